@@ -1,0 +1,46 @@
+# Everything a person or CI runs. Each target sets up what it needs on a fresh machine.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help setup demo test check bench docs format clean
+
+help:
+	@echo "make demo   train bare and guarded side by side, with faults injected"
+	@echo "make test   the whole test suite"
+	@echo "make check  format, lint and strict types"
+	@echo "make bench  every figure the docs claim (the GPU ones need a GPU)"
+	@echo "make docs   build the documentation into site/"
+
+setup: $(READY)
+
+# One pip command under the constraints: pip must never choose a torch by itself.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	@touch $(READY)
+
+demo: $(READY)
+	$(BIN)/python -m surefoot demo
+
+test: $(READY)
+	$(BIN)/python -m pytest --numprocesses 2
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)
+	$(BIN)/python benchmarks/false_alarms.py
+	$(BIN)/python benchmarks/guarded_step.py
+
+docs: $(READY)
+	$(BIN)/mkdocs build --strict --quiet
+
+clean:
+	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache .hypothesis

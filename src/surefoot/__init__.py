@@ -1,0 +1,1 @@
+"""surefoot keeps PyTorch training on its feet."""
