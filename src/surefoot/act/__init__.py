@@ -1,0 +1,1 @@
+"""Decision -> Outcome: clip, scale, skip, accumulate; what really changes gradients and weights."""

@@ -1,0 +1,83 @@
+"""Gradient accumulation that equals the large batch.
+
+Without weights every microbatch counts the same: the loss is divided by the window's length before backward, as people
+write it by hand, bit for bit. With weights (rows, tokens) the loss is multiplied by its weight instead, and the sum of
+weights is divided out of the gradient at the step; that is the mean over everything in the window, however uneven. A
+window that ends early is corrected the same way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from surefoot.errors import UsageError
+
+if TYPE_CHECKING:
+    from surefoot.types import Scalar
+
+
+@dataclass
+class AccumulationWindow:
+    """The microbatches since the last step."""
+
+    length: int
+    across_ranks: bool = False
+    """Whether weights are added up over ranks, so that they must share one unit."""
+    count: int = 0
+    loss_sum: Tensor | None = None
+    """Weighted sum of losses so far, on the device."""
+    unit: Scalar = 1.0
+    """Weight of the first microbatch; the others are relative to it, which keeps the loss in fp16's range."""
+    weight_sum: Scalar = field(default=0.0)
+    weighted: bool = False
+
+    def add(self, loss: Tensor, weight: Scalar | None) -> Tensor:
+        """Take one microbatch in; returns the loss to run backward on."""
+        self._check(weight)
+        if self.count == 0:
+            self.weighted = weight is not None
+            self.unit = 1.0 if weight is None or self.across_ranks else weight
+        relative: Scalar = 1.0 if weight is None else weight / self.unit
+        seen = loss.detach().to(torch.float32)
+        self.loss_sum = seen * relative if self.loss_sum is None else self.loss_sum + seen * relative
+        self.weight_sum = self.weight_sum + relative
+        self.count += 1
+        if self.weighted:
+            return loss if self.count == 1 and not self.across_ranks else loss * relative
+        return loss if self.length == 1 else loss / self.length
+
+    def _check(self, weight: Scalar | None) -> None:
+        if isinstance(weight, (int, float)) and not weight > 0:
+            raise UsageError(
+                f"`weight` must be positive; got {weight}. It is the number of rows or tokens the loss is a mean over; "
+                "leave a microbatch without any out of the window."
+            )
+        if self.count and self.weighted != (weight is not None):
+            raise UsageError(
+                "one microbatch of this window has a `weight` and another has none; give it to all of them or to none."
+            )
+
+    @property
+    def full(self) -> bool:
+        """Whether the window has all its microbatches."""
+        return self.count >= self.length
+
+    @property
+    def mean_loss(self) -> Tensor | None:
+        """Weighted mean of the losses, on the device; `None` before any."""
+        return None if self.loss_sum is None else self.loss_sum / self.weight_sum
+
+    @property
+    def divisor(self) -> Scalar:
+        """What the accumulated gradient still has to be divided by."""
+        if self.weighted:
+            return self.weight_sum
+        return self.count / self.length if self.count else 1.0
+
+    def cleared(self) -> AccumulationWindow:
+        """An empty window of the same kind."""
+        return AccumulationWindow(self.length, self.across_ranks)

@@ -1,0 +1,126 @@
+"""Loss scaling for fp16: keep small gradients above zero, back off when they overflow.
+
+The scale and its counters are device tensors; nothing here reads them. Overflow is judged on the gradients, before the
+step, and the step is skipped. A loss that is itself NaN or Inf is no overflow that a smaller scale would cure, so it
+does not lower the scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from surefoot.errors import require
+
+
+class LossScaler(Protocol):
+    """What the stabilizer asks of a loss scaler."""
+
+    @property
+    def floor(self) -> float:
+        """The smallest scale it will go to."""
+
+    def init(self) -> Any:
+        """The state before the first step."""
+
+    def scale_of(self, state: Any) -> Tensor:
+        """What the loss is multiplied by."""
+
+    def update(self, state: Any, overflow: Tensor) -> Any:
+        """The next state, after a step whose gradients did or did not overflow."""
+
+
+class LossScaleState(NamedTuple):
+    """The scale, the clean steps since it last changed or overflowed, and the overflows left before it backs off."""
+
+    scale: Tensor
+    clean: Tensor
+    patience: Tensor
+
+
+@dataclass(frozen=True)
+class DynamicLossScaler:
+    """Double the scale after a full window of clean steps, halve it on overflow."""
+
+    initial_scale: float = 2.0**16
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2_000
+    """Clean steps in a row before the scale grows."""
+    hysteresis: int = 1
+    """Overflows tolerated before the scale backs off; refilled when it grows."""
+    floor: float = 1.0
+    ceiling: float = 2.0**24
+
+    def __post_init__(self) -> None:
+        require(self.growth_factor > 1, f"`growth_factor` must be above 1; got {self.growth_factor}.")
+        require(0 < self.backoff_factor < 1, f"`backoff_factor` must lie in (0, 1); got {self.backoff_factor}.")
+        require(self.growth_interval >= 1, f"`growth_interval` must be at least 1; got {self.growth_interval}.")
+        require(self.hysteresis >= 1, f"`hysteresis` must be at least 1; got {self.hysteresis}.")
+        require(
+            0 < self.floor <= self.initial_scale <= self.ceiling,
+            f"`initial_scale` must lie between `floor` and `ceiling`; "
+            f"got {self.floor} <= {self.initial_scale} <= {self.ceiling}.",
+        )
+
+    def init(self) -> LossScaleState:
+        """The initial scale."""
+        return LossScaleState(
+            torch.full((), self.initial_scale), torch.zeros(()), torch.full((), float(self.hysteresis))
+        )
+
+    def scale_of(self, state: LossScaleState) -> Tensor:
+        """What the loss is multiplied by."""
+        return state.scale
+
+    def update(self, state: LossScaleState, overflow: Tensor) -> LossScaleState:
+        """Back off or grow."""
+        scale, clean, patience = (part.to(overflow.device) for part in state)
+        patience = torch.where(overflow, (patience - 1).clamp(min=0), patience)
+        clean = torch.where(overflow, 0, clean + 1)
+        back_off = overflow & (patience <= 0)
+        grow = clean >= self.growth_interval
+        scale = torch.where(back_off, (scale * self.backoff_factor).clamp(min=self.floor), scale)
+        scale = torch.where(grow, (scale * self.growth_factor).clamp(max=self.ceiling), scale)
+        return LossScaleState(
+            scale, torch.where(grow, 0, clean), torch.where(grow, float(self.hysteresis), patience)
+        )
+
+
+@dataclass(frozen=True)
+class TorchLossScaler:
+    """Drives a `torch.amp.GradScaler` that the user made, and may go on reading and saving."""
+
+    scaler: torch.amp.GradScaler
+    device: torch.device
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.scaler.is_enabled(), "the GradScaler is disabled (`enabled=False`); pass no scaler instead.")
+        if self.scaler._scale is None:  # type: ignore[has-type]
+            self.scaler._lazy_init_scale_growth_tracker(self.device)
+
+    def init(self) -> tuple[()]:
+        """The state lives in the GradScaler."""
+        return ()
+
+    def scale_of(self, state: tuple[()]) -> Tensor:
+        """The GradScaler's own scale."""
+        scale = self.scaler._scale
+        assert scale is not None
+        return scale
+
+    def update(self, state: tuple[()], overflow: Tensor) -> tuple[()]:
+        """What `GradScaler.update` does, with our overflow flag."""
+        torch._amp_update_scale_(
+            self.scale_of(state),
+            self.scaler._growth_tracker,
+            overflow.to(torch.float32),
+            self.scaler.get_growth_factor(),
+            self.scaler.get_backoff_factor(),
+            self.scaler.get_growth_interval(),
+        )
+        return state

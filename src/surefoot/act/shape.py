@@ -1,0 +1,107 @@
+"""Rules that change gradients in place, entry by entry or unit by unit. They cost a pass over the gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from surefoot.errors import require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from surefoot.types import NamedParameter
+
+
+@runtime_checkable
+class Shaper(Protocol):
+    """Changes the gradients of parameters in place."""
+
+    def shape(self, parameters: Sequence[NamedParameter]) -> None:
+        """Change `.grad` of every parameter that has one."""
+
+
+def _gradients(parameters: Iterable[NamedParameter]) -> list[Tensor]:
+    return [p.grad._values() if p.grad.is_sparse else p.grad for _, p in parameters if p.grad is not None]
+
+
+@dataclass(frozen=True)
+class ClipByValue:
+    """Clamp every entry to [-limit, limit].
+
+    This changes the direction of the gradient: large entries shrink, small ones do not. `ClipByNorm` keeps it.
+    """
+
+    limit: float
+
+    def __post_init__(self) -> None:
+        require(self.limit > 0, f"`limit` must be positive; got {self.limit}. To clip nothing, pass no clipper.")
+
+    @torch.no_grad()
+    def shape(self, parameters: Sequence[NamedParameter]) -> None:
+        """Clamp in place. NaN stays NaN."""
+        for gradient in _gradients(parameters):
+            gradient.clamp_(-self.limit, self.limit)
+
+
+@dataclass(frozen=True)
+class AdaptiveUnitClip:
+    """AGC (Brock et al., 2021, NFNets): clip each unit's gradient relative to the norm of its own weights.
+
+    A unit is what makes one output: a row of a matrix, a filter of a convolution; a vector is one unit.
+    """
+
+    factor: float = 0.01
+    """Largest ratio of gradient norm to weight norm."""
+    eps: float = 1e-3
+    """Floor of the weight norm, so that units that start at zero can leave it."""
+    vectors: bool = True
+    """Whether biases and gains (rank 0 and 1) are clipped too."""
+    exclude: tuple[str, ...] = ()
+    """Names left out, as shell patterns: `("head.*",)`. The paper leaves the last linear layer out."""
+
+    def __post_init__(self) -> None:
+        require(self.factor > 0, f"`factor` must be positive; got {self.factor}.")
+        require(self.eps > 0, f"`eps` must be positive, or weights at zero could never move; got {self.eps}.")
+
+    @torch.no_grad()
+    def shape(self, parameters: Sequence[NamedParameter]) -> None:
+        """Scale units in place. A unit whose gradient is not finite is left as it is."""
+        for name, parameter in parameters:
+            gradient = parameter.grad
+            if gradient is None or gradient.is_sparse or any(fnmatchcase(name, pattern) for pattern in self.exclude):
+                continue
+            if gradient.ndim <= 1 and not self.vectors:
+                continue
+            limit = self.factor * unit_norm(parameter.detach()).clamp(min=self.eps)
+            norm = unit_norm(gradient)
+            scale = torch.clamp(limit / norm.clamp(min=1e-6), max=1.0)
+            gradient.mul_(torch.where(torch.isfinite(norm), scale, 1.0))
+
+
+def unit_norm(tensor: Tensor) -> Tensor:
+    """The norm of each unit, in fp32 at least, shaped to broadcast against the tensor."""
+    dtype = tensor.dtype if tensor.dtype == torch.float64 else torch.float32
+    if tensor.ndim <= 1:
+        return torch.linalg.vector_norm(tensor, dtype=dtype)
+    return torch.linalg.vector_norm(tensor, dim=tuple(range(1, tensor.ndim)), keepdim=True, dtype=dtype)
+
+
+@dataclass(frozen=True)
+class CentralizeGradients:
+    """Gradient centralisation (Yong et al., 2020): subtract from each unit's gradient its mean.
+
+    Only tensors of rank two and more have units to centre; biases and gains are left alone.
+    """
+
+    @torch.no_grad()
+    def shape(self, parameters: Sequence[NamedParameter]) -> None:
+        """Centre in place."""
+        for _, parameter in parameters:
+            gradient = parameter.grad
+            if gradient is not None and not gradient.is_sparse and gradient.ndim > 1:
+                gradient.sub_(gradient.mean(dim=tuple(range(1, gradient.ndim)), keepdim=True))

@@ -1,0 +1,1 @@
+"""Verdict -> Decision: what to do about it, how often, and whether all ranks agree."""

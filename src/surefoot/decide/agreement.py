@@ -1,0 +1,69 @@
+"""Ranks agree before anyone acts: what one rank refuses, no rank applies.
+
+One small all-reduce per step carries every flag. It runs on the device's stream, so it is no host sync under NCCL.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor, nn
+
+
+def find_group(models: Sequence[nn.Module]) -> dist.ProcessGroup | None:
+    """The processes that train these models together; `None` for a model that trains alone.
+
+    A model wrapped in DDP, or one whose parameters are DTensors, is trained together. A process group that merely
+    exists says nothing: ranks may train different models.
+    """
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return None
+    for model in models:
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            return model.process_group  # type: ignore[no-any-return]
+        if any(hasattr(parameter, "to_local") for parameter in model.parameters()):
+            return dist.group.WORLD
+    return None
+
+
+def agree(flags: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """True where any rank says True."""
+    if group is None:
+        return flags
+    shared = flags.to(torch.float32)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
+    return shared > 0
+
+
+def add_up(value: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """The sum over the ranks."""
+    if group is None:
+        return value
+    shared = value.clone()
+    dist.all_reduce(shared, group=group)
+    return shared
+
+
+def set_gradient_sync(models: Sequence[nn.Module], sync: bool) -> None:
+    """Say whether the next backward averages gradients over ranks, as `no_sync()` does around a microbatch."""
+    for model in models:
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            model.require_backward_grad_sync = sync
+        elif hasattr(model, "set_requires_gradient_sync"):  # FSDP2
+            model.set_requires_gradient_sync(sync)
+
+
+@torch.no_grad()
+def average_gradients(gradients: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
+    """Average gradients that a window which ended early left unaveraged."""
+    if group is None:
+        return
+    for gradient in gradients:
+        dist.all_reduce(gradient, group=group)
+        gradient /= dist.get_world_size(group)

@@ -1,0 +1,118 @@
+"""Small functions that make detectors out of detectors.
+
+>>> import surefoot as sf
+>>> rule = sf.any_of(sf.NonFinite(), sf.sustained(sf.Spike(("loss",)), steps=3))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_, or_
+from typing import Any, Literal
+
+import numpy as np
+
+from surefoot.detect.arrays import library_of
+from surefoot.errors import require
+from surefoot.types import Detector, Severity, Signals, Verdict
+
+_RANK: dict[Severity, int] = {"info": 0, "warning": 1, "error": 2}
+
+
+@dataclass(frozen=True)
+class Combined:
+    """Several detectors judged together; made by `any_of` and `all_of`."""
+
+    parts: tuple[Detector, ...]
+    rule: Literal["any", "all"]
+
+    def __post_init__(self) -> None:
+        require(len(self.parts) > 0, f"`{self.rule}_of()` needs at least one detector; got none.")
+        for part in self.parts:
+            require(
+                isinstance(part, Detector),
+                f"`{self.rule}_of()` combines detectors (objects with `init` and `update`); got {part!r}.",
+            )
+
+    def init(self) -> tuple[Any, ...]:
+        """The states of the parts."""
+        return tuple(part.init() for part in self.parts)
+
+    def update(self, state: tuple[Any, ...], signals: Signals) -> tuple[tuple[Any, ...], Verdict]:
+        """Let every part judge the step: each keeps its own baseline, whatever the others say."""
+        results = [part.update(own, signals) for part, own in zip(self.parts, state, strict=True)]
+        verdicts = tuple(verdict for _, verdict in results)
+        anomalous = reduce(or_ if self.rule == "any" else and_, (verdict.anomalous for verdict in verdicts))
+        combined = Verdict(
+            f"{self.rule}_of",
+            anomalous,
+            severity=max((verdict.severity for verdict in verdicts), key=_RANK.__getitem__),
+            summary="; ".join(verdict.summary for verdict in verdicts if verdict.summary),
+            parts=verdicts,
+        )
+        return tuple(own for own, _ in results), combined
+
+
+def any_of(*detectors: Detector) -> Combined:
+    """Anomalous when at least one of the detectors says so."""
+    return Combined(detectors, "any")
+
+
+def all_of(*detectors: Detector) -> Combined:
+    """Anomalous when all of the detectors say so at the same step."""
+    return Combined(detectors, "all")
+
+
+@dataclass(frozen=True)
+class Sustained:
+    """A detector that must say so several steps in a row; made by `sustained`."""
+
+    detector: Detector
+    steps: int
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 1, f"`steps` must be at least 1; got {self.steps}.")
+
+    def init(self) -> tuple[Any, Any]:
+        """The detector's state, and how many steps in a row it has been anomalous."""
+        return self.detector.init(), np.zeros(())
+
+    def update(self, state: tuple[Any, Any], signals: Signals) -> tuple[tuple[Any, Any], Verdict]:
+        """Judge one step."""
+        own, verdict = self.detector.update(state[0], signals)
+        xp = library_of(signals)
+        run = xp.where(verdict.anomalous, xp.own(state[1]) + 1, 0.0)
+        return (own, run), replace(verdict, anomalous=run >= self.steps, parts=())
+
+
+def sustained(detector: Detector, steps: int) -> Sustained:
+    """Anomalous when the detector has said so `steps` steps in a row."""
+    return Sustained(detector, steps)
+
+
+@dataclass(frozen=True)
+class AfterWarmup:
+    """A detector that learns but stays silent at first; made by `after_warmup`."""
+
+    detector: Detector
+    steps: int
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 0, f"`steps` must not be negative; got {self.steps}.")
+
+    def init(self) -> Any:
+        """The detector's own state."""
+        return self.detector.init()
+
+    def update(self, state: Any, signals: Signals) -> tuple[Any, Verdict]:
+        """Judge one step; healthy until `steps` of them have passed."""
+        state, verdict = self.detector.update(state, signals)
+        if signals.step < self.steps:
+            verdict = replace(verdict, anomalous=verdict.anomalous & False, summary="", parts=())
+        return state, verdict
+
+
+def after_warmup(detector: Detector, steps: int) -> AfterWarmup:
+    """Let the detector learn for `steps` steps before it may speak."""
+    return AfterWarmup(detector, steps)

@@ -1,0 +1,68 @@
+"""A gradient norm far beyond anything the run has accepted.
+
+The reference is the largest norm accepted so far, fading slowly, and not an average: gradient norms have heavy tails,
+small batches and nearly solved tasks more than others, and a rule that compares with the middle of the distribution
+cries wolf in the tail. Compared with the maximum, a healthy stream has to exceed its own record many times over in one
+step. What is judged anomalous does not raise the reference; what keeps coming for `patience` steps is a new level, not
+an outlier, and is accepted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from surefoot.detect.arrays import Array, library_of
+from surefoot.errors import require
+from surefoot.types import Signals, Verdict
+
+
+class ExplosionState(NamedTuple):
+    """Fading maximum, how many steps were accepted, how many were refused in a row."""
+
+    peak: Array
+    accepted: Array
+    refused: Array
+
+
+@dataclass(frozen=True)
+class Explosion:
+    """The gradient norm exceeds `factor` times the largest norm accepted so far."""
+
+    factor: float = 50.0
+    """How far beyond the fading maximum is anomalous."""
+    half_life_steps: float = 2_000.0
+    """The maximum halves over this many steps, so that a rough start is forgotten."""
+    min_steps: int = 20
+    """Accepted steps before there is a verdict; until then only a norm that overflowed fp32 is anomalous."""
+    patience: int = 10
+    """After so many refusals in a row the norm is taken for a new level and accepted."""
+    signal: str = "grad_norm"
+
+    def __post_init__(self) -> None:
+        require(self.factor > 1, f"`factor` must be above 1; got {self.factor}. Every step would be anomalous.")
+        require(self.half_life_steps > 0, f"`half_life_steps` must be positive; got {self.half_life_steps}.")
+        require(self.min_steps >= 1, f"`min_steps` must be at least 1; got {self.min_steps}.")
+        require(self.patience >= 1, f"`patience` must be at least 1; got {self.patience}.")
+
+    def init(self) -> ExplosionState:
+        """No maximum yet."""
+        return ExplosionState(np.zeros(()), np.zeros(()), np.zeros(()))
+
+    def update(self, state: ExplosionState, signals: Signals) -> tuple[ExplosionState, Verdict]:
+        """Judge one step."""
+        xp = library_of(signals)
+        value = xp.scalar(signals.get(self.signal))
+        peak, accepted, refused = (xp.own(part) for part in state)
+        beyond = (value > self.factor * peak) & (peak > 0) & (accepted >= self.min_steps)
+        anomalous = (value == xp.inf) | (beyond & (refused < self.patience))
+        healthy = xp.isfinite(value) & ~anomalous
+        fading = xp.maximum(peak * 0.5 ** (1 / self.half_life_steps), value)
+        next_state = ExplosionState(
+            xp.where(healthy, fading, peak),
+            accepted + healthy,
+            xp.where(anomalous, refused + 1, xp.where(healthy, 0.0, refused)),
+        )
+        return next_state, Verdict("explosion", anomalous, severity="error")

@@ -1,0 +1,89 @@
+"""`LossStabilityMonitor`: is the loss of the last window stable?
+
+Everything is measured against the noise of the window itself (the median of successive differences), never against the
+mean, so losses that are negative or cross zero are judged like any other. Only a rise counts: a loss that falls fast is
+learning. The verdict is `insufficient_data`, `stable` or `unstable`; it comes with the window's mean, standard
+deviation and slope, and with the step it was made at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal, NamedTuple
+
+from surefoot.detect.windows import Window, host_float, noise, pushed, spread, trend
+from surefoot.errors import require
+from surefoot.types import Severity, Signals, Verdict
+
+Status = Literal["insufficient_data", "stable", "unstable"]
+
+
+class LossStabilityState(NamedTuple):
+    """The last losses, the level the run started at, and the lowest level since."""
+
+    window: Window = ()
+    first_level: float | None = None
+    best_level: float | None = None
+
+
+@dataclass(frozen=True)
+class LossStabilityMonitor:
+    """The loss of the last quarter of the window lies well above that of the quarters before."""
+
+    window_steps: int = 100
+    threshold: float = 6.0
+    """How many noise widths the recent level must lie above the earlier one."""
+    lost_share: float = 0.5
+    """… and how much of what the run had gained (first level minus best level) it must have lost."""
+    diverged_factor: float = 10.0
+    """From a rise of so many times the size of the first level on, the verdict is a warning and not a remark."""
+    signal: str = "loss"
+
+    def __post_init__(self) -> None:
+        require(
+            self.window_steps >= 8,
+            f"`window_steps` must be at least 8 to compare a recent quarter with the rest; got {self.window_steps}. "
+            "For a limit without history use `Explosion`.",
+        )
+        require(self.threshold > 0, f"`threshold` must be positive; got {self.threshold}.")
+        require(self.lost_share >= 0, f"`lost_share` must not be negative; got {self.lost_share}.")
+
+    def init(self) -> LossStabilityState:
+        """An empty window."""
+        return LossStabilityState()
+
+    def update(self, state: LossStabilityState, signals: Signals) -> tuple[LossStabilityState, Verdict]:
+        """Take one loss in and judge the window."""
+        window = pushed(state.window, host_float(signals.get(self.signal)), self.window_steps)
+        if len(window) < self.window_steps:
+            return state._replace(window=window), self._verdict("insufficient_data", window, signals.step)
+        split = len(window) * 3 // 4
+        earlier, recent = median(window[:split]), median(window[split:])
+        first = earlier if state.first_level is None else state.first_level
+        best = earlier if state.best_level is None else state.best_level
+        rise = recent - earlier
+        needed = max(self.threshold * noise(window[:split]), self.lost_share * (first - best))
+        status: Status = "unstable" if rise > needed else "stable"
+        if status == "stable":
+            best = min(best, recent)
+        far = rise > self.diverged_factor * max(abs(first), first - best)
+        return (
+            LossStabilityState(window, first, best),
+            self._verdict(status, window, signals.step, rise=rise, needed=needed, severity="warning" if far else "info"),
+        )
+
+    def _verdict(
+        self, status: Status, window: Window, step: int, severity: Severity = "info", **numbers: float
+    ) -> Verdict:
+        summary = ""
+        if status == "unstable":
+            summary = (
+                f"{self.signal} rose by {numbers['rise']:.4g} over the last {len(window)} steps; "
+                f"up to {numbers['needed']:.4g} is its noise"
+            )
+        evidence: dict[str, float | str] = {"status": status, "step": step, "steps_seen": len(window), **numbers}
+        if len(window) >= 2:
+            slope, mean = trend(window)
+            evidence |= {"mean": mean, "std": spread(window), "slope": slope}
+        return Verdict("loss_stability", status == "unstable", severity, summary, evidence)

@@ -1,0 +1,111 @@
+"""Several signals far above their own recent past at the same step, by a robust z-score.
+
+For each signal the last `window_steps` accepted values give a median and a spread (the interquartile range over 1.349,
+which is the standard deviation of a normal distribution and does not see the tails). A value is an outlier when it is
+
+- more than `threshold` spreads above the median, and
+- further above the median than `factor` times the furthest the run has been from its median, a maximum that fades
+  slowly. A run with heavy tails has shown them before; this is what keeps it from being flagged; and
+- more than `min_rise` of the median itself, so that a stream that hardly varies has no spikes of rounding noise.
+
+The step is anomalous when every named signal is an outlier at once: one signal alone is an alarm at most, never a
+reason to act. A refused value enters neither the window nor the maximum, each signal by itself; a level that stays for
+`patience` steps is accepted as the new one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from surefoot.detect.arrays import Array, Library, library_of
+from surefoot.errors import require
+from surefoot.types import Signals, Verdict
+
+IQR_OF_NORMAL = 1.349
+
+
+class SpikeState(NamedTuple):
+    """A row per signal."""
+
+    window: Array
+    """The last accepted values, oldest first; NaN where there is none yet."""
+    accepted: Array
+    furthest: Array
+    """Fading maximum of the distance from the median."""
+    refused: Array
+
+
+@dataclass(frozen=True)
+class Spike:
+    """Every one of `signals` is far above its own recent past at the same step."""
+
+    signals: tuple[str, ...] = ("loss", "grad_norm")
+    window_steps: int = 128
+    threshold: float = 10.0
+    """Robust z-score beyond which a value is an outlier."""
+    factor: float = 5.0
+    """… and how many times further out than the run has been."""
+    min_rise: float = 0.1
+    """… and by how much of the median's size."""
+    half_life_steps: float = 2_000.0
+    """The furthest distance halves over this many steps."""
+    min_steps: int = 50
+    """Accepted steps before there is a verdict."""
+    patience: int = 10
+    """After so many refusals in a row a value is taken for a new level and accepted."""
+
+    def __post_init__(self) -> None:
+        require(len(self.signals) > 0, "`signals` is empty; name at least one, such as ('loss', 'grad_norm').")
+        require(
+            self.window_steps >= 4,
+            f"`window_steps` must be at least 4 to have quartiles; got {self.window_steps}. "
+            "For a limit without history use `Explosion`.",
+        )
+        require(self.threshold > 0, f"`threshold` must be positive; got {self.threshold}.")
+        require(self.factor >= 1, f"`factor` must be at least 1; got {self.factor}.")
+        require(self.min_rise >= 0, f"`min_rise` must not be negative; got {self.min_rise}.")
+        require(self.half_life_steps > 0, f"`half_life_steps` must be positive; got {self.half_life_steps}.")
+        require(
+            4 <= self.min_steps, f"`min_steps` must be at least 4 to have quartiles; got {self.min_steps}."
+        )
+        require(self.patience >= 1, f"`patience` must be at least 1; got {self.patience}.")
+
+    def init(self) -> SpikeState:
+        """An empty window per signal."""
+        rows = len(self.signals)
+        return SpikeState(np.full((rows, self.window_steps), np.nan), np.zeros(rows), np.zeros(rows), np.zeros(rows))
+
+    def update(self, state: SpikeState, signals: Signals) -> tuple[SpikeState, Verdict]:
+        """Judge one step."""
+        xp = library_of(signals)
+        values = xp.stack([xp.scalar(signals.get(name)) for name in self.signals])
+        window, accepted, furthest, refused = (xp.own(part) for part in state)
+        low, median, high = _quartiles(xp, window, accepted.clip(0, self.window_steps))
+        distance = values - median
+        bar = xp.maximum(self.threshold / IQR_OF_NORMAL * (high - low), self.factor * furthest)
+        bar = xp.maximum(bar, self.min_rise * xp.abs(median))
+        finite = xp.isfinite(values)
+        outlier = (distance > bar) & (accepted >= self.min_steps) & finite
+        taken = finite & (~outlier | (refused >= self.patience))
+        moved = xp.concatenate([window[:, 1:], values[:, None]], 1)
+        reach = xp.maximum(furthest * 0.5 ** (1 / self.half_life_steps), xp.nan_to_num(xp.abs(distance)))
+        next_state = SpikeState(
+            xp.where(taken[:, None], moved, window),
+            accepted + taken,
+            xp.where(taken, reach, furthest),
+            xp.where(taken, 0.0, refused + outlier),
+        )
+        return next_state, Verdict("spike", (outlier & ~taken).all(), severity="warning")
+
+
+def _quartiles(xp: Library, window: Array, filled: Array) -> tuple[Array, Array, Array]:
+    """Lower quartile, median and upper quartile of the last `filled` values of each row.
+
+    By sorting, and not with `torch.nanmedian`, which has no deterministic form on CUDA.
+    """
+    places = (filled[:, None] - 1).clip(0) * xp.linspace(0.25, 0.75, 3)
+    picked = xp.pick(xp.sort_rows(window), places)
+    return picked[:, 0], picked[:, 1], picked[:, 2]

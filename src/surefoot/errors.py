@@ -1,0 +1,45 @@
+"""The exceptions surefoot raises, in one tree.
+
+::
+
+    SurefootError
+    ├── SettingError      (also a ValueError)    a setting that cannot work, found at construction
+    ├── UsageError        (also a RuntimeError)  the loop calls things in an order that cannot work
+    └── TrainingHalted    (also a RuntimeError)  every attempt to go on is used up; carries the incident
+
+A message says what was got, what was expected, and the way out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from surefoot.types import Incident
+
+
+class SurefootError(Exception):
+    """The root of everything surefoot raises on purpose."""
+
+
+class SettingError(SurefootError, ValueError):
+    """A setting that cannot work."""
+
+
+class UsageError(SurefootError, RuntimeError):
+    """Calls in an order, or on objects, that cannot work."""
+
+
+class TrainingHalted(SurefootError, RuntimeError):
+    """The run was stopped because every attempt to go on is used up."""
+
+    def __init__(self, message: str, incident: Incident) -> None:
+        super().__init__(message)
+        self.incident = incident
+        """What happened at the step that used up the last attempt."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `SettingError` with `message` unless `condition` holds."""
+    if not condition:
+        raise SettingError(message)

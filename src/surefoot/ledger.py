@@ -1,0 +1,187 @@
+"""The host's side of a run: takes in what became of each step, keeps the history, and says how far to go.
+
+On a GPU the numbers of a step arrive a few steps after it, always the same few, so that a run decides the same way
+every time. Whether a step is applied was settled on the device long before; here it is a matter of alarms, budgets,
+and of telling the person.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from surefoot.detect.combine import Combined, sustained
+from surefoot.detect.spike import Spike
+from surefoot.state import pack, unpack
+from surefoot.types import Action, Decision, Incident, Severity, StepRecord, format_number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from surefoot.decide.escalation import Escalation
+    from surefoot.detect.checker import StabilityChecker
+    from surefoot.types import Detector, Signals, Verdict
+
+log = logging.getLogger("surefoot")
+
+HISTORY_STEPS = 1_000
+INCIDENTS_KEPT = 200
+LOUD_INCIDENTS = 20
+"""Incidents of one kind that are logged one by one; later ones are only counted."""
+
+
+class Ledger:
+    """History, alarms and budgets of one run."""
+
+    def __init__(
+        self,
+        checker: StabilityChecker,
+        escalation: Escalation | None,
+        scale_floor: float | None,
+        first_of: Callable[[Any], str],
+    ) -> None:
+        self._look_back = Combined(checker.look_back, "any") if checker.look_back else None
+        self._look_back_state = self._look_back.init() if self._look_back else ()
+        self.escalation = escalation
+        self._escalation_state = escalation.init() if escalation else None
+        self._scale_floor = scale_floor
+        self._first_of = first_of
+        self._own: dict[str, tuple[Detector, Any]] = {}
+        self._active: set[str] = set()
+        self.history: deque[StepRecord] = deque(maxlen=HISTORY_STEPS)
+        self.incidents: deque[Incident] = deque(maxlen=INCIDENTS_KEPT)
+        self.counts: dict[str, int] = {"steps": 0, "applied": 0, "skipped": 0, "clipped": 0, "overflows": 0, "alarms": 0}
+        self.by_kind: dict[str, int] = {}
+
+    def account(self, record: StepRecord) -> Decision:
+        """Take one step in; returns what is to be done from here on."""
+        self.history.append(record)
+        self.counts["steps"] += 1
+        self.counts["skipped" if record.skipped else "applied"] += 1
+        self.counts["overflows"] += record.overflow
+        self.counts["clipped"] += not record.skipped and record.signals.clip_factor < 1.0  # type: ignore[operator]
+        self._watch_own_signals(record.signals)
+        if not record.skipped:
+            self._watch_behind(record.signals)
+        return self._escalate(record)
+
+    def note(
+        self,
+        signals: Signals,
+        kind: str,
+        severity: Severity,
+        summary: str,
+        action: Action = "none",
+        evidence: Any = None,
+    ) -> Incident:
+        """Record an incident and tell the person about it."""
+        incident = Incident(signals.step, kind, severity, summary, action, evidence or {}, signals)
+        self.incidents.append(incident)
+        self.by_kind[kind] = seen = self.by_kind.get(kind, 0) + 1
+        self.counts["alarms"] += severity != "info"
+        if severity != "info" and seen <= LOUD_INCIDENTS:
+            last = f" (later incidents of kind {kind!r} are counted, not logged)" if seen == LOUD_INCIDENTS else ""
+            log.warning("surefoot: %s%s", incident, last)
+        return incident
+
+    def _watch_behind(self, signals: Signals) -> None:
+        if self._look_back is None:
+            return
+        self._look_back_state, verdict = self._look_back.update(self._look_back_state, signals)
+        for part in verdict.parts:
+            self._alarm(part.detector, part, signals)
+
+    def _watch_own_signals(self, signals: Signals) -> None:
+        """The user's own signals get what ours get: NaN at once, a spike once it lasts."""
+        for name, value in signals.extra.items():
+            detector, state = self._own.get(name) or _fresh(name)
+            state, verdict = detector.update(state, signals)
+            self._own[name] = (detector, state)
+            if not math.isfinite(value):
+                verdict = replace(verdict, anomalous=True, summary=f"{name} is {value}")
+            elif verdict.anomalous:
+                verdict = replace(verdict, summary=f"{name} is {value:.4g}, far above its recent past")
+            self._alarm(f"signal.{name}", verdict, signals)
+
+    def _alarm(self, kind: str, verdict: Verdict, signals: Signals) -> None:
+        """An alarm is an incident when it starts, not for as long as it lasts."""
+        if not verdict.anomalous:
+            self._active.discard(kind)
+        elif kind not in self._active:
+            self._active.add(kind)
+            self.note(signals, kind, verdict.severity, verdict.summary, evidence=dict(verdict.evidence))
+
+    def _escalate(self, record: StepRecord) -> Decision:
+        stuck = record.overflow and self._at_floor(record.signals)
+        refused = record.skipped and (not record.overflow or stuck)
+        kind = "precision.scaler-stuck" if stuck else record.reasons[0] if record.reasons else "refused"
+        summary, evidence = self._explain(record, stuck) if refused else ("", {})
+        if self.escalation is None:
+            decision = Decision("skip" if refused else "none", summary)
+        else:
+            self._escalation_state, decision = self.escalation.update(self._escalation_state, refused, summary)  # type: ignore[arg-type]
+        if refused:
+            self.note(record.signals, kind, "error", summary, decision.action, evidence)
+        return decision
+
+    def _at_floor(self, signals: Signals) -> bool:
+        return self._scale_floor is not None and signals.loss_scale <= self._scale_floor  # type: ignore[operator,return-value]
+
+    def _explain(self, record: StepRecord, stuck: bool) -> tuple[str, dict[str, Any]]:
+        """One sentence and the numbers: what was broken, where it broke first."""
+        signals = record.signals
+        counts = signals.layers.nonfinite_counts() if signals.layers else {}
+        evidence: dict[str, Any] = {"loss": signals.loss, "grad_norm": signals.grad_norm, "reasons": record.reasons}
+        loss = format_number(signals.loss)
+        if stuck:
+            evidence["loss_scale"] = signals.loss_scale
+            return f"gradients overflow at loss scale {signals.loss_scale:g}, the lowest there is", evidence
+        if counts:
+            first = self._first_of(counts)
+            evidence |= {"first": first, "nonfinite": counts}
+            more = f" and {len(counts) - 1} more" if len(counts) > 1 else ""
+            where = f"{counts[first]:,} non-finite values in the gradient of {first}{more}"
+            return f"{where}; the loss is {loss}", evidence
+        if "nonfinite" in record.reasons:
+            return f"the loss is {loss} though no gradient of this rank is broken", evidence
+        typical = self._typical_norm()
+        evidence["typical_grad_norm"] = typical
+        compared = "" if typical is None else f", {signals.grad_norm / typical:,.0f} times its recent median"  # type: ignore[operator]
+        return f"gradient norm {format_number(signals.grad_norm)}{compared}; the loss is {loss}", evidence
+
+    def _typical_norm(self) -> float | None:
+        norms = sorted(r.signals.grad_norm for r in self.history if not r.skipped and r.signals.grad_norm)  # type: ignore[type-var]
+        return norms[len(norms) // 2] if norms else None  # type: ignore[return-value]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what happens next; the history itself is not part of it."""
+        return {
+            "look_back": pack(self._look_back_state),
+            "escalation": pack(self._escalation_state),
+            "own": {name: pack(state) for name, (_, state) in self._own.items()},
+            "active": sorted(self._active),
+            "counts": dict(self.counts),
+            "by_kind": dict(self.by_kind),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where a saved ledger stopped."""
+        if self._look_back:
+            self._look_back_state = unpack(self._look_back.init(), state["look_back"])
+        if self.escalation and state["escalation"] is not None:
+            self._escalation_state = unpack(self.escalation.init(), state["escalation"])
+        self._own = {}
+        for name, packed in state["own"].items():
+            detector, fresh = _fresh(name)
+            self._own[name] = (detector, unpack(fresh, packed))
+        self._active = set(state["active"])
+        self.counts = dict(state["counts"])
+        self.by_kind = dict(state["by_kind"])
+
+
+def _fresh(name: str) -> tuple[Detector, Any]:
+    detector = sustained(Spike((name,)), steps=2)
+    return detector, detector.init()

@@ -1,0 +1,73 @@
+"""Which parameters an optimizer updates, what they are called, and which of them have a gradient right now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from surefoot.observe.parameters import named_parameters, optimizer_parameters
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    from surefoot.types import NamedParameter
+
+
+class Layout:
+    """The parameters of one optimizer, under the names of the models they belong to."""
+
+    def __init__(self, models: Sequence[nn.Module], optimizer: Any) -> None:
+        self._models = models
+        self._optimizer = optimizer
+        self._count = 0
+        self._present: tuple[int, ...] = ()
+        self._positions: Tensor | None = None
+        self.parameters: list[NamedParameter] = []
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look again if the optimizer has been given more parameters, as when layers are unfrozen one by one."""
+        count = sum(len(group["params"]) for group in self._optimizer.param_groups)
+        if count == self._count:
+            return
+        names = {id(parameter): name for name, parameter in named_parameters(self._models)}
+        self.parameters = optimizer_parameters(self._optimizer.param_groups, names)
+        self._count = count
+        self.known = sum(id(parameter) in names for _, parameter in self.parameters)
+
+    @property
+    def home(self) -> torch.device:
+        """The device of the first parameter; small results are gathered there."""
+        return self.parameters[0].parameter.device
+
+    def with_gradient(self) -> tuple[list[NamedParameter], list[Tensor]]:
+        """The parameters that have a gradient now, and the gradients. Sparse ones are coalesced in place."""
+        present: list[int] = []
+        gradients: list[Tensor] = []
+        for i, (_, parameter) in enumerate(self.parameters):
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if gradient.is_sparse and not gradient.is_coalesced():
+                gradient = parameter.grad = gradient.coalesce()
+            present.append(i)
+            gradients.append(gradient)
+        if tuple(present) != self._present:
+            self._present, self._positions = tuple(present), None
+        if len(present) == len(self.parameters):
+            return self.parameters, gradients
+        return [self.parameters[i] for i in present], gradients
+
+    @property
+    def positions(self) -> Tensor | None:
+        """Where the gradients of the last call stand among all parameters; `None` if all had one."""
+        if len(self._present) == len(self.parameters):
+            return None
+        if self._positions is None:
+            table = torch.tensor(self._present, pin_memory=self.home.type == "cuda")
+            self._positions = table.to(self.home, non_blocking=True)
+        return self._positions

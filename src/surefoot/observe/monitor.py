@@ -1,0 +1,108 @@
+"""`GradientMonitor`: per-layer statistics of any loop, without the stabilizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from surefoot.errors import UsageError
+from surefoot.observe.parameters import named_parameters
+from surefoot.observe.readings import Reading, begin_reading
+from surefoot.observe.tensors import TensorMeter, dense_view, total_norm
+from surefoot.types import Layers, NamedParameter, format_number
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class GradientReport:
+    """Statistics of one step; reading them waits for the device once, making them does not."""
+
+    names: tuple[str, ...]
+    ranks: tuple[int, ...]
+    columns: tuple[str, ...]
+    reading: Reading
+
+    @property
+    def layers(self) -> Layers:
+        """Per layer: gradient norm, largest value, non-finite count, parameter norm, update norm."""
+        table = self.reading.wait().view(len(self.columns), len(self.names))
+        return Layers(self.names, self.ranks, **dict(zip(self.columns, table, strict=True)))
+
+    @property
+    def total_norm(self) -> float:
+        """Global gradient norm; NaN if any entry is not finite."""
+        return float(total_norm(self.layers.grad_norm))
+
+    def __str__(self) -> str:
+        return f"total gradient norm {format_number(self.total_norm)}\n{self.layers}"
+
+
+class GradientMonitor:
+    """Measures gradients, parameters and updates of a model in one pass each.
+
+    Call `observe()` after backward. With `updates=True` also `before_step()` and, after the step, `observe_update()`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._named = named_parameters([model])
+        self._meter = TensorMeter()
+        self._before: list[Tensor] | None = None
+
+    @torch.no_grad()
+    def observe(self) -> GradientReport:
+        """Measure the gradients and parameters as they are now."""
+        named = self._with_gradient()
+        gradients = [parameter.grad for _, parameter in named]
+        statistics = self._meter.measure([gradient for gradient in gradients if gradient is not None])
+        param_norm = TensorMeter().measure([parameter for _, parameter in named]).norm
+        return self._report(
+            named,
+            grad_norm=statistics.norm,
+            grad_largest=statistics.largest,
+            nonfinite=statistics.nonfinite,
+            param_norm=param_norm,
+        )
+
+    @torch.no_grad()
+    def before_step(self) -> None:
+        """Keep a copy of the parameters, to see how far the coming step moves them."""
+        self._before = [parameter.detach().clone() for _, parameter in self._named]
+
+    @torch.no_grad()
+    def observe_update(self) -> dict[str, float]:
+        """Update-to-weight ratio per parameter, after the step. Call `before_step()` before it."""
+        if self._before is None:
+            raise UsageError("`observe_update()` came without `before_step()`: there is nothing to compare with.")
+        before, self._before = self._before, None
+        now = [dense_view(parameter.detach()) for _, parameter in self._named]
+        moved = [after - dense_view(old) for after, old in zip(now, before, strict=True)]
+        weight = TensorMeter().measure(before).norm
+        ratio = TensorMeter().measure(moved).norm / weight
+        return dict(zip((name for name, _ in self._named), ratio.tolist(), strict=True))
+
+    def _with_gradient(self) -> list[NamedParameter]:
+        found = []
+        for name, parameter in self._named:
+            if parameter.grad is None:
+                continue
+            if parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.coalesce()
+            found.append(NamedParameter(name, parameter))
+        if not found:
+            raise UsageError("no parameter of the model has a gradient: call `observe()` after backward.")
+        return found
+
+    @staticmethod
+    def _report(named: list[NamedParameter], **columns: Tensor) -> GradientReport:
+        home = named[0].parameter.device
+        vector = torch.cat([column.to(home, torch.float32) for column in columns.values()])
+        return GradientReport(
+            tuple(name for name, _ in named),
+            tuple(parameter.ndim for _, parameter in named),
+            tuple(columns),
+            begin_reading(vector),
+        )

@@ -1,0 +1,108 @@
+"""Names of parameters, the order backward reaches them, and the parameter report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.types import NamedParameter, format_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+"""What DDP, torch.compile, FSDP and activation checkpointing put into names; the user never wrote it."""
+
+
+def plain_name(name: str) -> str:
+    """The name as the user's own code has it, without what wrappers added."""
+    parts = f"{name}.".split(".")
+    return ".".join(part for part in parts if part and f"{part}." not in _WRAPPERS)
+
+
+def named_parameters(models: Sequence[nn.Module]) -> list[NamedParameter]:
+    """Every parameter once, in order of registration; numbered by model where there are several."""
+    found: dict[int, NamedParameter] = {}
+    for i, model in enumerate(models):
+        prefix = f"{i}." if len(models) > 1 else ""
+        for name, parameter in model.named_parameters():
+            found.setdefault(id(parameter), NamedParameter(prefix + plain_name(name), parameter))
+    return list(found.values())
+
+
+def optimizer_parameters(param_groups: Iterable[dict[str, Any]], names: dict[int, str]) -> list[NamedParameter]:
+    """The parameters an optimizer updates, named as in the model, or by group and place if it does not know them."""
+    return [
+        NamedParameter(names.get(id(parameter), f"optimizer.group{g}.{i}"), parameter)
+        for g, group in enumerate(param_groups)
+        for i, parameter in enumerate(group["params"])
+    ]
+
+
+class BackwardOrder:
+    """Learns, over one backward pass, in which order gradients become ready.
+
+    The gradient that is ready first lies nearest the loss, so among several broken gradients it is the one that broke
+    first. Hooks are on for the first backward only.
+    """
+
+    def __init__(self, parameters: Sequence[NamedParameter]) -> None:
+        self.rank: dict[str, int] = {}
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(self._note(name))
+            for name, parameter in parameters
+            if parameter.requires_grad and parameter.is_leaf
+        ]
+
+    def _note(self, name: str) -> Any:
+        def hook(_: Tensor) -> None:
+            self.rank.setdefault(name, len(self.rank))
+
+        return hook
+
+    def stop(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def first(self, names: Iterable[str]) -> str:
+        """The one of `names` that backward reached first."""
+        return min(names, key=lambda name: self.rank.get(name, len(self.rank)))
+
+
+@dataclass(frozen=True)
+class ParameterReport:
+    """Shape, mean, standard deviation, norm and gradient norm of every parameter."""
+
+    rows: tuple[dict[str, Any], ...]
+
+    def __str__(self) -> str:
+        return format_table(self.rows)
+
+
+@torch.no_grad()
+def parameter_report(model: nn.Module) -> ParameterReport:
+    """Describe every parameter of a model as it is now. Reads the device once."""
+    parameters = named_parameters([model])
+    if not parameters:
+        return ParameterReport(())
+    home = parameters[0].parameter.device
+    table = torch.stack([_describe(parameter).to(home) for _, parameter in parameters]).tolist()
+    return ParameterReport(
+        tuple(
+            {"name": name, "shape": "x".join(map(str, parameter.shape)) or "scalar"}
+            | dict(zip(("mean", "std", "norm", "grad_norm"), values, strict=True))
+            for (name, parameter), values in zip(parameters, table, strict=True)
+        )
+    )
+
+
+def _describe(parameter: Tensor) -> Tensor:
+    data = parameter.detach().double().flatten()
+    grad = parameter.grad
+    grad_norm = data.new_full((), torch.nan) if grad is None else torch.linalg.vector_norm(grad.to_dense().double())
+    return torch.stack([data.mean(), data.std(correction=0), torch.linalg.vector_norm(data), grad_norm])

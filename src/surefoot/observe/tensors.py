@@ -1,0 +1,156 @@
+"""Norm, largest value and non-finite count of many tensors, measured together.
+
+This is the one place that reads gradients. Everything stays on the device; nothing here waits for it.
+
+- CUDA: one Triton pass over the memory (`observe/triton_pass.py`).
+- CPU: `torch._foreach_norm` and `torch.aminmax`, each one pass; entries are counted only in a tensor whose norm says
+  that something is wrong, since looking at a CPU scalar costs nothing.
+- Elsewhere: plain torch operations, three passes.
+
+Norms of bf16 and fp16 tensors are computed in fp32. A tensor with a NaN or an Inf gets the norm NaN; a finite tensor
+whose squares overflow fp32 is measured again in float64, so its norm is right as long as fp32 can hold it, and Inf
+beyond.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from surefoot.observe.triton_pass import TritonPass
+
+
+class TensorStatistics(NamedTuple):
+    """One entry per tensor, all on one device."""
+
+    norm: Tensor
+    largest: Tensor
+    nonfinite: Tensor
+
+    def rescaled(self, factor: Tensor) -> TensorStatistics:
+        """The statistics of the same tensors multiplied by `factor`."""
+        return TensorStatistics(self.norm * factor, self.largest * factor, self.nonfinite)
+
+
+def dense_view(tensor: Tensor) -> Tensor:
+    """The strided memory behind a tensor on this rank: the values of a sparse one, the local shard of a DTensor.
+
+    Sparse tensors must be coalesced, or entries that add up would be measured apart.
+    """
+    if tensor.is_sparse:
+        tensor = tensor._values()
+    elif hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def total_norm(norms: Tensor) -> Tensor:
+    """The global norm from the norms of the parts, exactly as `torch.nn.utils.clip_grad_norm_` combines them.
+
+    Where that overflows though every part is finite, it is combined in float64.
+    """
+    total = torch.linalg.vector_norm(norms)
+    if norms.dtype != torch.float32 or norms.device.type == "mps":
+        return total
+    wide = torch.linalg.vector_norm(norms, dtype=torch.float64).to(torch.float32)
+    return torch.where(torch.isinf(total), wide, total)
+
+
+class TensorMeter:
+    """Measures a list of tensors. Keeps the launch tables of the CUDA pass between steps."""
+
+    def __init__(self) -> None:
+        self._triton: TritonPass | None = None
+
+    def measure(self, tensors: Sequence[Tensor]) -> TensorStatistics:
+        """Measure every tensor; the result lies on the device of the first."""
+        views = [dense_view(tensor.detach()) for tensor in tensors]
+        home = views[0].device
+        if all(view.device == home for view in views):
+            return self._measure_on(home, views)
+        return self._measure_across(home, views)
+
+    def _measure_on(self, device: torch.device, views: list[Tensor]) -> TensorStatistics:
+        if device.type == "cpu":
+            return _measure_cpu(views)
+        if device.type == "cuda":
+            if self._triton is None:
+                self._triton = _load_triton_pass()
+            if self._triton is not None and self._triton.can_measure(views):
+                return TensorStatistics(*self._triton.measure(views))
+        return _measure_anywhere(views)
+
+    def _measure_across(self, home: torch.device, views: list[Tensor]) -> TensorStatistics:
+        """Tensors on several devices: each device measures its own, the small results come home."""
+        by_device: dict[torch.device, list[int]] = {}
+        for i, view in enumerate(views):
+            by_device.setdefault(view.device, []).append(i)
+        order = torch.tensor([i for members in by_device.values() for i in members])
+        parts = [TensorMeter()._measure_on(device, [views[i] for i in m]) for device, m in by_device.items()]
+        back = torch.argsort(order).to(home, non_blocking=True)
+        joined = [torch.cat([part.to(home, non_blocking=True) for part in column])[back] for column in zip(*parts)]
+        return TensorStatistics(*joined)
+
+
+def _load_triton_pass() -> TritonPass | None:
+    try:
+        from surefoot.observe.triton_pass import TritonPass
+    except ImportError:  # a torch build without Triton: the plain operations serve
+        return None
+    return TritonPass()
+
+
+def _measure_dtype(views: Sequence[Tensor]) -> torch.dtype:
+    return torch.float64 if any(view.dtype == torch.float64 for view in views) else torch.float32
+
+
+def _norms(views: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """L2 norms in at least fp32. fp32 tensors take the very call `clip_grad_norm_` takes, for the same bits."""
+    if all(view.dtype == dtype for view in views):
+        return torch.stack(torch._foreach_norm(views, 2))
+    return torch.stack(torch._foreach_norm(views, 2, dtype=dtype))
+
+
+def _largest(view: Tensor) -> Tensor:
+    if view.numel() == 0:
+        return view.new_zeros(())
+    low, high = torch.aminmax(view)
+    return torch.maximum(-low, high)
+
+
+def _measure_cpu(views: list[Tensor]) -> TensorStatistics:
+    dtype = _measure_dtype(views)
+    norm = _norms(views, dtype)
+    largest = torch.stack([_largest(view).to(dtype) for view in views])
+    nonfinite = torch.zeros_like(norm)
+    for i, value in enumerate(norm.tolist()):
+        if not math.isfinite(value):
+            _look_closer(views[i], i, norm, largest, nonfinite)
+    return TensorStatistics(norm, largest, nonfinite)
+
+
+def _look_closer(view: Tensor, i: int, norm: Tensor, largest: Tensor, nonfinite: Tensor) -> None:
+    """A norm that is not finite: count what is broken, or find the norm of what merely overflowed."""
+    finite = torch.isfinite(view)
+    nonfinite[i] = (~finite).sum()
+    largest[i] = _largest(torch.where(finite, view, 0))
+    norm[i] = torch.where(nonfinite[i] > 0, math.nan, torch.linalg.vector_norm(view, dtype=torch.float64))
+
+
+def _measure_anywhere(views: list[Tensor]) -> TensorStatistics:
+    """Plain operations for any device, with no look at a value."""
+    dtype = _measure_dtype(views)
+    finite = [torch.isfinite(view) for view in views]
+    nonfinite = torch.stack([(~mask).sum() for mask in finite]).to(dtype)
+    kept = [torch.where(mask, view, 0) for mask, view in zip(finite, views, strict=True)]
+    largest = torch.stack([_largest(view).to(dtype) for view in kept])
+    # Relative to the largest entry, so that squares cannot overflow.
+    unit = torch.where(largest > 0, largest, 1)
+    relative = torch.stack([torch.linalg.vector_norm(view / unit[i], dtype=dtype) for i, view in enumerate(kept)])
+    return TensorStatistics(torch.where(nonfinite > 0, math.nan, relative * unit), largest, nonfinite)

@@ -1,0 +1,108 @@
+"""What can be known to be wrong before the first step, said at construction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.act.clip import Clipper
+from surefoot.act.loss_scale import DynamicLossScaler, LossScaler, TorchLossScaler
+from surefoot.act.shape import Shaper
+from surefoot.errors import SettingError, UsageError, require
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
+
+
+def check_settings(
+    models: Sequence[object],
+    optimizer: Any,
+    scheduler: Any,
+    precision: object,
+    scaler: object,
+    accumulate: int,
+    lag_steps: int,
+) -> None:
+    """Raise `SettingError` for settings that cannot work, or cannot work together."""
+    for model in models:
+        require(isinstance(model, nn.Module), f"`model` must be a torch.nn.Module or several; got {_kind(model)}.")
+    for needed in ("step", "zero_grad", "param_groups"):
+        require(hasattr(optimizer, needed), f"`optimizer` has no `{needed}`; got {_kind(optimizer)}, not an optimizer.")
+    require(
+        precision in (None, "fp32", "bf16", "fp16"),
+        f"`precision` must be 'fp32', 'bf16', 'fp16' or None for an autocast of your own; got {precision!r}.",
+    )
+    require(
+        scaler is None or precision in (None, "fp16"),
+        f"`scaler` is for fp16; got precision={precision!r}. {precision} has the range of fp32 and needs no loss "
+        "scaling: drop the scaler.",
+    )
+    require(
+        isinstance(accumulate, int) and accumulate >= 1,
+        f"`accumulate` must be at least 1, the microbatches per optimizer step; got {accumulate!r}.",
+    )
+    require(isinstance(lag_steps, int) and lag_steps >= 0, f"`lag_steps` must not be negative; got {lag_steps!r}.")
+    if scheduler is not None:
+        require(hasattr(scheduler, "step"), f"`scheduler` has no `step`; got {_kind(scheduler)}.")
+        require(
+            not isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau),
+            "`ReduceLROnPlateau` needs a metric at each step: call `scheduler.step(metric)` yourself after evaluation.",
+        )
+        require(
+            getattr(scheduler, "optimizer", optimizer) is optimizer,
+            "the scheduler was built for another optimizer than the one given here; build it for this one.",
+        )
+
+
+def split_clip(clip: Any) -> tuple[tuple[Shaper, ...], Clipper | None]:
+    """Shapers first, then at most one clipper."""
+    parts = () if clip is None else tuple(clip) if isinstance(clip, (tuple, list)) else (clip,)
+    for part in parts:
+        if isinstance(part, (int, float)):
+            raise SettingError(f"`clip` takes a clipper; got the number {part}. Write `clip=ClipByNorm({part})`.")
+        require(
+            isinstance(part, (Clipper, Shaper)) and not isinstance(part, type),
+            f"`clip` takes clippers such as ClipByNorm(1.0) and shapers such as CentralizeGradients(); got {part!r}.",
+        )
+    shapers = tuple(part for part in parts if isinstance(part, Shaper))
+    clippers = tuple(part for part in parts if not isinstance(part, Shaper))
+    require(len(clippers) <= 1, f"`clip` takes one clipper beside shapers; got {len(clippers)}: {clippers}.")
+    require(
+        parts == shapers + clippers,
+        f"shapers come before the clipper, which scales what they leave; got {parts}.",
+    )
+    return shapers, clippers[0] if clippers else None
+
+
+def as_scaler(scaler: Any, precision: Precision | None, device: torch.device) -> LossScaler | None:
+    """The loss scaler to use: the given one, ours for fp16, or none."""
+    if isinstance(scaler, torch.amp.GradScaler):
+        return TorchLossScaler(scaler, device)
+    if scaler is None:
+        return DynamicLossScaler() if precision == "fp16" else None
+    require(
+        all(hasattr(scaler, name) for name in ("init", "update", "scale_of")),
+        f"`scaler` must be a DynamicLossScaler or a torch.amp.GradScaler; got {scaler!r}.",
+    )
+    return scaler  # type: ignore[no-any-return]
+
+
+def check_loss(loss: object) -> None:
+    """Raise `UsageError` for a loss that backward cannot run on."""
+    if not isinstance(loss, Tensor):
+        raise UsageError(f"`backward` takes the loss tensor; got {_kind(loss)}. Pass the loss itself, not `loss.item()`.")
+    if loss.numel() != 1:
+        raise UsageError(f"the loss must be one number; got shape {tuple(loss.shape)}. Reduce it with `.mean()` first.")
+    if not loss.requires_grad:
+        raise UsageError(
+            "the loss has no graph, so no gradient can flow: it was detached, made under `no_grad`, or depends on no "
+            "parameter that requires a gradient."
+        )
+
+
+def _kind(thing: object) -> str:
+    return type(thing).__name__

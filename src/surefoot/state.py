@@ -1,0 +1,87 @@
+"""Turn the state of any part into tensors and plain values, and back.
+
+States are made of named tuples, tuples, arrays and numbers. `pack` gives nested dictionaries and lists that hold
+tensors, numbers, strings and `None` only, so they can be saved without pickle. `unpack` follows a fresh state of the
+same part, which knows the types.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from surefoot.types import Layers, Signals, StepRecord
+
+
+def pack(state: Any) -> Any:
+    """Nested dictionaries and lists of tensors and plain values."""
+    if isinstance(state, Tensor):
+        return state.detach().cpu().clone()
+    if isinstance(state, (np.ndarray, np.generic)):
+        return torch.from_numpy(np.array(state))
+    if hasattr(state, "_asdict"):
+        return {key: pack(value) for key, value in state._asdict().items()}
+    if isinstance(state, (tuple, list)):
+        return [pack(value) for value in state]
+    return state
+
+
+def unpack(template: Any, packed: Any) -> Any:
+    """The state that `pack` was given; `template` is a fresh one of the same part."""
+    if isinstance(template, Tensor):
+        return torch.as_tensor(packed).to(template.device)
+    if isinstance(template, (np.ndarray, np.generic)):
+        return packed.numpy() if isinstance(packed, Tensor) else np.asarray(packed)
+    if hasattr(template, "_asdict"):
+        return type(template)(**{key: unpack(value, packed[key]) for key, value in template._asdict().items()})
+    if isinstance(packed, list):
+        if template and len(template) == len(packed):
+            return tuple(unpack(inner, value) for inner, value in zip(template, packed, strict=True))
+        return tuple(packed)
+    return packed
+
+
+def on_device(state: Any, device: torch.device) -> Any:
+    """The same state with its arrays as float32 tensors on a device."""
+    if isinstance(state, (np.ndarray, np.generic, Tensor)):
+        return torch.as_tensor(state, dtype=torch.float32).to(device)
+    if hasattr(state, "_asdict"):
+        return type(state)(*(on_device(value, device) for value in state))
+    if isinstance(state, tuple):
+        return tuple(on_device(value, device) for value in state)
+    return state
+
+
+def choose(keep_old: Any, old: Any, new: Any) -> Any:
+    """`old` where `keep_old` is true, else `new`: selected, never blended, without reading the flag off a device."""
+    if not isinstance(keep_old, Tensor):
+        return old if keep_old else new
+    if isinstance(new, Tensor):
+        return torch.where(keep_old, torch.as_tensor(old, dtype=new.dtype).to(new.device), new)
+    if hasattr(new, "_asdict"):
+        return type(new)(*(choose(keep_old, a, b) for a, b in zip(old, new, strict=True)))
+    if isinstance(new, tuple):
+        return tuple(choose(keep_old, a, b) for a, b in zip(old, new, strict=True))
+    return new
+
+
+def pack_record(record: StepRecord) -> dict[str, Any]:
+    """A step's record as nested dictionaries of tensors and plain values."""
+    signals = {each.name: getattr(record.signals, each.name) for each in fields(Signals)}
+    layers = record.signals.layers
+    signals["extra"] = dict(record.signals.extra)
+    signals["layers"] = None if layers is None else {each.name: pack(getattr(layers, each.name)) for each in fields(Layers)}
+    return {"signals": signals, "skipped": record.skipped, "reasons": list(record.reasons), "overflow": record.overflow}
+
+
+def unpack_record(packed: dict[str, Any]) -> StepRecord:
+    """The record that `pack_record` was given."""
+    signals = dict(packed["signals"])
+    if signals["layers"] is not None:
+        layers = dict(signals["layers"])
+        signals["layers"] = Layers(**layers | {"names": tuple(layers["names"]), "ranks": tuple(layers["ranks"])})
+    return StepRecord(Signals(**signals), packed["skipped"], tuple(packed["reasons"]), packed["overflow"])

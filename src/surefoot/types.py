@@ -1,0 +1,292 @@
+"""The values that travel between the stages: Signals, Verdict, Decision, Outcome, Incident.
+
+Most of them exist twice over: on the device while the step is being decided (fields are 0-d tensors, nothing is read),
+and on the host a few steps later (fields are floats). The same class serves both, so a detector written with tensor
+operations can decide a step without a host sync, and one written with floats can look back at leisure.
+
+`True` means anomalous, everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+from torch import Tensor
+
+from surefoot.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import torch
+
+Scalar: TypeAlias = "float | Tensor"
+Severity: TypeAlias = Literal["info", "warning", "error"]
+State = TypeVar("State")
+
+
+class GradientNorms(NamedTuple):
+    """The norm of all gradients together and of each one, on the device, before clipping."""
+
+    total: Tensor
+    each: Tensor
+
+
+class NamedParameter(NamedTuple):
+    """A parameter with the name its user knows it by."""
+
+    name: str
+    parameter: Tensor
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Per-layer statistics of one step, one entry per parameter that had a gradient."""
+
+    names: tuple[str, ...]
+    ranks: tuple[int, ...]
+    """Number of dimensions of each parameter: 1 for a bias or a gain."""
+    grad_norm: Tensor
+    """L2 norm of the gradient, unscaled, before clipping; NaN where the gradient has a non-finite value."""
+    grad_largest: Tensor
+    """Largest absolute value among the finite entries of the gradient."""
+    nonfinite: Tensor
+    """How many entries of the gradient are NaN or Inf."""
+    param_norm: Tensor | None = None
+    update_norm: Tensor | None = None
+
+    @property
+    def grad_to_param(self) -> Tensor | None:
+        """Gradient norm over parameter norm; `None` unless parameters are watched."""
+        return None if self.param_norm is None else self.grad_norm / self.param_norm
+
+    @property
+    def update_to_weight(self) -> Tensor | None:
+        """Norm of the applied update over parameter norm; `None` unless updates are watched."""
+        if self.param_norm is None or self.update_norm is None:
+            return None
+        return self.update_norm / self.param_norm
+
+    def nonfinite_counts(self) -> dict[str, int]:
+        """Name and count of every layer whose gradient has a non-finite value."""
+        return {name: int(n) for name, n in zip(self.names, self.nonfinite.tolist(), strict=True) if n > 0}
+
+    def weights(self) -> list[tuple[str, float]]:
+        """Name and gradient norm of the weights (rank two and more) that got any gradient, in order."""
+        norms = zip(self.names, self.ranks, self.grad_norm.tolist(), strict=True)
+        return [(name, norm) for name, rank, norm in norms if rank >= 2 and norm > 0]
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One plain dictionary per layer."""
+        columns = {
+            "grad_norm": self.grad_norm,
+            "grad_largest": self.grad_largest,
+            "nonfinite": self.nonfinite,
+            "param_norm": self.param_norm,
+            "grad_to_param": self.grad_to_param,
+            "update_norm": self.update_norm,
+            "update_to_weight": self.update_to_weight,
+        }
+        known = {key: values.tolist() for key, values in columns.items() if values is not None}
+        for i, name in enumerate(self.names):
+            yield {"name": name} | {key: values[i] for key, values in known.items()}
+
+    def __str__(self) -> str:
+        return format_table(list(self.rows()))
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What one optimizer step looked like. `None` means that nobody measured it."""
+
+    step: int
+    """The optimizer step, counted from 0, over attempts: a skipped step has its own number."""
+    loss: Scalar | None = None
+    """Mean loss over the step's microbatches, unscaled."""
+    grad_norm: Scalar | None = None
+    """Global L2 norm of the gradients, unscaled, before clipping. NaN if any entry is NaN or Inf."""
+    nonfinite: Scalar | None = None
+    """How many gradient entries are NaN or Inf."""
+    clip_factor: Scalar = 1.0
+    """What clipping multiplied the gradient by; 1 when it did nothing."""
+    lr: float | None = None
+    """Learning rate of the first parameter group, with any back-off applied."""
+    loss_scale: Scalar = 1.0
+    layers: Layers | None = None
+    extra: Mapping[str, Scalar] = field(default_factory=dict)
+    """The user's own signals, given to `TrainingStabilizer.observe`."""
+
+    def get(self, name: str) -> Scalar | None:
+        """Look a signal up by name, ours or the user's; `None` if there is none."""
+        value = self.extra.get(name, getattr(self, name, None))
+        return value if isinstance(value, (int, float, Tensor)) else None
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the signals lie; `None` when they are floats on the host."""
+        for value in (self.grad_norm, self.loss, *self.extra.values()):
+            if isinstance(value, Tensor):
+                return value.device
+        return None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a detector made of one step's signals. `anomalous` is the polarity everywhere: True is trouble."""
+
+    detector: str
+    anomalous: Any
+    """A bool, or a 0-d bool tensor while it is on the device."""
+    severity: Severity = "warning"
+    summary: str = ""
+    """One sentence with numbers; empty while healthy, and on the device, where numbers are not read."""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    parts: tuple[Verdict, ...] = ()
+    """The verdicts this one was combined from."""
+
+    def leaves(self) -> Iterator[Verdict]:
+        """The verdicts of single detectors that this one is made of, itself if it is one."""
+        if not self.parts:
+            yield self
+        for part in self.parts:
+            yield from part.leaves()
+
+
+@runtime_checkable
+class Detector(Protocol):
+    """Two pure functions and a state of fixed size. `state` is whatever `init` returned."""
+
+    def init(self) -> Any:
+        """The state before the first step."""
+
+    def update(self, state: Any, signals: Signals) -> tuple[Any, Verdict]:
+        """Judge one step; returns the next state and the verdict."""
+
+
+Action: TypeAlias = Literal["none", "skip", "back_off", "halt"]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to be done about a verdict."""
+
+    action: Action = "none"
+    reason: str = ""
+    lr_factor: float = 1.0
+    """What the learning rate is multiplied by from here on, the user's schedule left as it is."""
+
+
+@dataclass(frozen=True)
+class Incident:
+    """Something a person should know about: which step, what kind, the numbers."""
+
+    step: int
+    kind: str
+    """`nonfinite`, `explosion`, `spike`, …: the detector that raised it, or a cause code."""
+    severity: Severity
+    summary: str
+    action: Action = "none"
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    signals: Signals | None = None
+
+    def __str__(self) -> str:
+        done = {"none": "left alone", "skip": "step not applied", "back_off": "learning rate cut", "halt": "halted"}
+        return f"step {self.step}: {self.kind}: {self.summary} ({done[self.action]})"
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step as the host sees it, once its numbers have arrived."""
+
+    signals: Signals
+    skipped: bool
+    """Whether the weights, the moments and the step count were left as they were."""
+    reasons: tuple[str, ...] = ()
+    """The detectors that refused the step."""
+    overflow: bool = False
+    """Whether fp16 gradients overflowed, which costs a step and lowers the loss scale, and is no incident."""
+
+
+class Outcome:
+    """What became of one call of `step`. Reading a value waits for the device; making it does not."""
+
+    def __init__(self, step: int, read: Callable[[], StepRecord] | None) -> None:
+        self.step = step
+        self._read = read
+
+    @property
+    def accumulating(self) -> bool:
+        """Whether this call only closed a microbatch, and the optimizer step is yet to come."""
+        return self._read is None
+
+    @property
+    def record(self) -> StepRecord:
+        """Everything about the step."""
+        if self._read is None:
+            raise UsageError(f"step {self.step} is still accumulating: it has no numbers yet. See `accumulating`.")
+        return self._read()
+
+    @property
+    def applied(self) -> bool:
+        """Whether the weights were updated."""
+        return not self.accumulating and not self.record.skipped
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the step was left out."""
+        return not self.accumulating and self.record.skipped
+
+    @property
+    def clipped(self) -> bool:
+        """Whether the gradient was made smaller."""
+        return not self.accumulating and self.record.signals.clip_factor < 1.0  # type: ignore[operator]
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The detectors that refused the step."""
+        return () if self.accumulating else self.record.reasons
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss over the step's microbatches."""
+        return self.record.signals.loss  # type: ignore[return-value]
+
+    @property
+    def grad_norm(self) -> float | None:
+        """Global gradient norm before clipping."""
+        return self.record.signals.grad_norm  # type: ignore[return-value]
+
+    @property
+    def layers(self) -> Layers | None:
+        """Per-layer statistics."""
+        return self.record.signals.layers
+
+    def __repr__(self) -> str:
+        if self.accumulating:
+            return f"Outcome(step={self.step}, accumulating)"
+        record = self.record
+        state = f"skipped: {', '.join(record.reasons) or 'overflow'}" if record.skipped else "applied"
+        numbers = ", ".join(f"{key}={format_number(record.signals.get(key))}" for key in ("loss", "grad_norm"))
+        return f"Outcome(step={self.step}, {state}, {numbers})"
+
+
+def format_number(value: object) -> str:
+    """Four significant digits, or the plain text of what is not a float."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
+
+
+def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Align rows of equal keys under their names."""
+    if not rows:
+        return "(nothing)"
+    head = list(rows[0])
+    cells = [[format_number(row[key]) for key in head] for row in rows]
+    widths = [max(len(line[i]) for line in [head, *cells]) for i in range(len(head))]
+    lines = [
+        "  ".join(text.ljust(width) if i == 0 else text.rjust(width) for i, (text, width) in enumerate(zip(line, widths)))
+        for line in [head, *cells]
+    ]
+    return "\n".join(line.rstrip() for line in lines)
