@@ -9,8 +9,8 @@ from surefoot.act.clip import (
     ClipByNorm,
     ClipByQuantile,
     ClipByZScore,
-    ClipPerTensor,
     Clipper,
+    ClipPerTensor,
 )
 from surefoot.act.loss_scale import DynamicLossScaler
 from surefoot.act.shape import AdaptiveUnitClip, CentralizeGradients, ClipByValue, Shaper

@@ -53,7 +53,14 @@ class Ledger:
         self._active: set[str] = set()
         self.history: deque[StepRecord] = deque(maxlen=HISTORY_STEPS)
         self.incidents: deque[Incident] = deque(maxlen=INCIDENTS_KEPT)
-        self.counts: dict[str, int] = {"steps": 0, "applied": 0, "skipped": 0, "clipped": 0, "overflows": 0, "alarms": 0}
+        self.counts: dict[str, int] = {
+            "steps": 0,
+            "applied": 0,
+            "skipped": 0,
+            "clipped": 0,
+            "overflows": 0,
+            "alarms": 0,
+        }
         self.by_kind: dict[str, int] = {}
 
     def account(self, record: StepRecord) -> Decision:
@@ -62,7 +69,7 @@ class Ledger:
         self.counts["steps"] += 1
         self.counts["skipped" if record.skipped else "applied"] += 1
         self.counts["overflows"] += record.overflow
-        self.counts["clipped"] += not record.skipped and record.signals.clip_factor < 1.0  # type: ignore[operator]
+        self.counts["clipped"] += not record.skipped and bool(record.signals.clip_factor < 1.0)
         self._watch_own_signals(record.signals)
         if not record.skipped:
             self._watch_behind(record.signals)
@@ -128,7 +135,7 @@ class Ledger:
         return decision
 
     def _at_floor(self, signals: Signals) -> bool:
-        return self._scale_floor is not None and signals.loss_scale <= self._scale_floor  # type: ignore[operator,return-value]
+        return self._scale_floor is not None and signals.loss_scale <= self._scale_floor  # type: ignore[return-value]
 
     def _explain(self, record: StepRecord, stuck: bool) -> tuple[str, dict[str, Any]]:
         """One sentence and the numbers: what was broken, where it broke first."""
@@ -153,7 +160,7 @@ class Ledger:
         return f"gradient norm {format_number(signals.grad_norm)}{compared}; the loss is {loss}", evidence
 
     def _typical_norm(self) -> float | None:
-        norms = sorted(r.signals.grad_norm for r in self.history if not r.skipped and r.signals.grad_norm)  # type: ignore[type-var]
+        norms = sorted(r.signals.grad_norm for r in self.history if not r.skipped and r.signals.grad_norm)
         return norms[len(norms) // 2] if norms else None  # type: ignore[return-value]
 
     def state_dict(self) -> dict[str, Any]:

@@ -90,9 +90,7 @@ class _Arriving:
         return StepRecord(signals, skip > 0, _reasons(self._judged, flags), overflow > 0)
 
 
-def layers_of(
-    named: Sequence[Any], norm: Tensor, largest: Tensor, nonfinite: Tensor, **more: Tensor | None
-) -> Layers:
+def layers_of(named: Sequence[Any], norm: Tensor, largest: Tensor, nonfinite: Tensor, **more: Tensor | None) -> Layers:
     """Per-layer statistics under the parameters' names."""
     return Layers(
         tuple(name for name, _ in named),

@@ -94,7 +94,9 @@ def as_scaler(scaler: Any, precision: Precision | None, device: torch.device) ->
 def check_loss(loss: object) -> None:
     """Raise `UsageError` for a loss that backward cannot run on."""
     if not isinstance(loss, Tensor):
-        raise UsageError(f"`backward` takes the loss tensor; got {_kind(loss)}. Pass the loss itself, not `loss.item()`.")
+        raise UsageError(
+            f"`backward` takes the loss tensor; got {_kind(loss)}. Pass the loss itself, not `loss.item()`."
+        )
     if loss.numel() != 1:
         raise UsageError(f"the loss must be one number; got shape {tuple(loss.shape)}. Reduce it with `.mean()` first.")
     if not loss.requires_grad:

@@ -126,7 +126,9 @@ class TrainingStabilizer:
         self._rules = Combined(rules, "any") if rules else None
         self._meter = TensorMeter()
         self._order = BackwardOrder(self._layout.parameters)
-        self._ledger = Ledger(self._checker, escalation, self._scaler.floor if self._scaler else None, self._order.first)
+        self._ledger = Ledger(
+            self._checker, escalation, self._scaler.floor if self._scaler else None, self._order.first
+        )
         self._rules_state = self._placed(self._rules.init()) if self._rules else ()
         self._clip_state = self._placed(self._clipper.init(len(self._layout.parameters))) if self._clipper else ()
         self._scale_state = on_device(self._scaler.init(), self._home) if self._scaler else ()
@@ -402,7 +404,7 @@ class TrainingStabilizer:
             flags = [part.anomalous for part in verdict.parts]
         rules = tuple(part.detector for part in verdict.parts) if flags else ()
         broken = signals.nonfinite > 0  # type: ignore[operator]
-        sound_loss = True if signals.loss is None else abs(signals.loss) < torch.inf
+        sound_loss: Any = True if signals.loss is None else abs(signals.loss) < torch.inf  # type: ignore[operator]
         overflow = broken & sound_loss if self._scaler is not None else broken & False
         if self._group is not None or self._on_device:
             stacked = torch.stack([torch.as_tensor(flag, device=self._home) for flag in [*flags, overflow]])

@@ -42,7 +42,9 @@ class Running:
 
     def update(self, step: int | None = None, **signals: Any) -> Verdict:
         """Let a detector judge one step, given its signals by name."""
-        known = {name: signals.pop(name) for name in ("loss", "grad_norm", "nonfinite", "clip_factor") if name in signals}
+        known = {
+            name: signals.pop(name) for name in ("loss", "grad_norm", "nonfinite", "clip_factor") if name in signals
+        }
         step = self.steps if step is None else step
         if self.state is None:
             self.state = self.part.init()  # type: ignore[call-arg]

@@ -74,7 +74,9 @@ def pack_record(record: StepRecord) -> dict[str, Any]:
     signals = {each.name: getattr(record.signals, each.name) for each in fields(Signals)}
     layers = record.signals.layers
     signals["extra"] = dict(record.signals.extra)
-    signals["layers"] = None if layers is None else {each.name: pack(getattr(layers, each.name)) for each in fields(Layers)}
+    signals["layers"] = (
+        None if layers is None else {each.name: pack(getattr(layers, each.name)) for each in fields(Layers)}
+    )
     return {"signals": signals, "skipped": record.skipped, "reasons": list(record.reasons), "overflow": record.overflow}
 
 

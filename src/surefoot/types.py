@@ -240,7 +240,7 @@ class Outcome:
     @property
     def clipped(self) -> bool:
         """Whether the gradient was made smaller."""
-        return not self.accumulating and self.record.signals.clip_factor < 1.0  # type: ignore[operator]
+        return not self.accumulating and bool(self.record.signals.clip_factor < 1.0)
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -286,7 +286,10 @@ def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
     cells = [[format_number(row[key]) for key in head] for row in rows]
     widths = [max(len(line[i]) for line in [head, *cells]) for i in range(len(head))]
     lines = [
-        "  ".join(text.ljust(width) if i == 0 else text.rjust(width) for i, (text, width) in enumerate(zip(line, widths)))
+        "  ".join(
+            text.ljust(width) if i == 0 else text.rjust(width)
+            for i, (text, width) in enumerate(zip(line, widths, strict=True))
+        )
         for line in [head, *cells]
     ]
     return "\n".join(line.rstrip() for line in lines)

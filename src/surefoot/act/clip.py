@@ -9,13 +9,15 @@ would break every gradient, and skipping such a step is somebody else's decision
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from surefoot.errors import require
-from surefoot.types import GradientNorms
+
+if TYPE_CHECKING:
+    from surefoot.types import GradientNorms
 
 
 @runtime_checkable
@@ -259,7 +261,9 @@ class ClipPerTensor:
         own = torch.where(known, torch.clamp(self.factor * means / each, max=1.0), 1.0)
         factor = torch.where(warming, together, own)
         clipped = factor * each
-        settled = torch.where(warming, torch.minimum(means, clipped), self.momentum * means + (1 - self.momentum) * clipped)
+        settled = torch.where(
+            warming, torch.minimum(means, clipped), self.momentum * means + (1 - self.momentum) * clipped
+        )
         settled = torch.where(known, settled, clipped)
         usable = torch.isfinite(norms.total)
         means = torch.where(usable & (clipped > 0), settled, means)

@@ -85,9 +85,7 @@ class DynamicLossScaler:
         grow = clean >= self.growth_interval
         scale = torch.where(back_off, (scale * self.backoff_factor).clamp(min=self.floor), scale)
         scale = torch.where(grow, (scale * self.growth_factor).clamp(max=self.ceiling), scale)
-        return LossScaleState(
-            scale, torch.where(grow, 0, clean), torch.where(grow, float(self.hysteresis), patience)
-        )
+        return LossScaleState(scale, torch.where(grow, 0, clean), torch.where(grow, float(self.hysteresis), patience))
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ class TorchLossScaler:
 
     def __post_init__(self) -> None:
         require(self.scaler.is_enabled(), "the GradScaler is disabled (`enabled=False`); pass no scaler instead.")
-        if self.scaler._scale is None:  # type: ignore[has-type]
+        if self.scaler._scale is None:
             self.scaler._lazy_init_scale_growth_tracker(self.device)
 
     def init(self) -> tuple[()]:
@@ -115,9 +113,11 @@ class TorchLossScaler:
 
     def update(self, state: tuple[()], overflow: Tensor) -> tuple[()]:
         """What `GradScaler.update` does, with our overflow flag."""
+        growth_tracker = self.scaler._growth_tracker
+        assert growth_tracker is not None
         torch._amp_update_scale_(
             self.scale_of(state),
-            self.scaler._growth_tracker,
+            growth_tracker,
             overflow.to(torch.float32),
             self.scaler.get_growth_factor(),
             self.scaler.get_backoff_factor(),

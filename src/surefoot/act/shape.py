@@ -86,9 +86,9 @@ class AdaptiveUnitClip:
 def unit_norm(tensor: Tensor) -> Tensor:
     """The norm of each unit, in fp32 at least, shaped to broadcast against the tensor."""
     dtype = tensor.dtype if tensor.dtype == torch.float64 else torch.float32
-    if tensor.ndim <= 1:
-        return torch.linalg.vector_norm(tensor, dtype=dtype)
-    return torch.linalg.vector_norm(tensor, dim=tuple(range(1, tensor.ndim)), keepdim=True, dtype=dtype)
+    dims = None if tensor.ndim <= 1 else tuple(range(1, tensor.ndim))
+    norm: Tensor = torch.linalg.vector_norm(tensor, dim=dims, keepdim=True, dtype=dtype)
+    return norm
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def find_group(models: Sequence[nn.Module]) -> dist.ProcessGroup | None:
         return None
     for model in models:
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            return model.process_group  # type: ignore[no-any-return]
+            return model.process_group
         if any(hasattr(parameter, "to_local") for parameter in model.parameters()):
             return dist.group.WORLD
     return None
@@ -56,7 +56,7 @@ def set_gradient_sync(models: Sequence[nn.Module], sync: bool) -> None:
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             model.require_backward_grad_sync = sync
         elif hasattr(model, "set_requires_gradient_sync"):  # FSDP2
-            model.set_requires_gradient_sync(sync)
+            model.set_requires_gradient_sync(sync)  # type: ignore[operator]
 
 
 @torch.no_grad()

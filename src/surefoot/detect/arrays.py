@@ -15,6 +15,8 @@ import torch
 if TYPE_CHECKING:
     from surefoot.types import Scalar, Signals
 
+_QUARTERS = np.array((0.25, 0.5, 0.75))
+
 Array: TypeAlias = Any
 """A numpy array or a torch tensor."""
 
@@ -54,13 +56,14 @@ class Library:
             return np.take_along_axis(rows, np.rint(places).astype(np.int64), axis=1)
         return rows.gather(1, places.round().to(torch.int64))
 
-    def linspace(self, start: float, end: float, count: int) -> Array:
-        """Evenly spaced numbers."""
-        if self.device is None:
-            return np.linspace(start, end, count)
-        return torch.linspace(start, end, count, device=self.device)
+    def quarters(self) -> Array:
+        """One, two and three quarters."""
+        return _QUARTERS if self.device is None else torch.linspace(0.25, 0.75, 3, device=self.device)
+
+
+_ON_HOST = Library(None)
 
 
 def library_of(signals: Signals) -> Library:
     """The library the signals of this step live in."""
-    return Library(signals.device)
+    return _ON_HOST if signals.device is None else Library(signals.device)

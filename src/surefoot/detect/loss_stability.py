@@ -20,11 +20,13 @@ Status = Literal["insufficient_data", "stable", "unstable"]
 
 
 class LossStabilityState(NamedTuple):
-    """The last losses, the level the run started at, and the lowest level since."""
+    """The last losses, the level the run started at, the lowest level since, and the last verdict."""
 
     window: Window = ()
+    seen: int = 0
     first_level: float | None = None
     best_level: float | None = None
+    status: Status = "insufficient_data"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class LossStabilityMonitor:
     """… and how much of what the run had gained (first level minus best level) it must have lost."""
     diverged_factor: float = 10.0
     """From a rise of so many times the size of the first level on, the verdict is a warning and not a remark."""
+    every_steps: int = 8
+    """How often the window is judged; in between the last verdict stands."""
     signal: str = "loss"
 
     def __post_init__(self) -> None:
@@ -48,6 +52,7 @@ class LossStabilityMonitor:
         )
         require(self.threshold > 0, f"`threshold` must be positive; got {self.threshold}.")
         require(self.lost_share >= 0, f"`lost_share` must not be negative; got {self.lost_share}.")
+        require(self.every_steps >= 1, f"`every_steps` must be at least 1; got {self.every_steps}.")
 
     def init(self) -> LossStabilityState:
         """An empty window."""
@@ -56,34 +61,31 @@ class LossStabilityMonitor:
     def update(self, state: LossStabilityState, signals: Signals) -> tuple[LossStabilityState, Verdict]:
         """Take one loss in and judge the window."""
         window = pushed(state.window, host_float(signals.get(self.signal)), self.window_steps)
-        if len(window) < self.window_steps:
-            return state._replace(window=window), self._verdict("insufficient_data", window, signals.step)
+        state = state._replace(window=window, seen=state.seen + 1)
+        if len(window) < self.window_steps or (state.first_level is not None and state.seen % self.every_steps):
+            return state, self._verdict(state.status, signals.step, {})
         split = len(window) * 3 // 4
         earlier, recent = median(window[:split]), median(window[split:])
         first = earlier if state.first_level is None else state.first_level
         best = earlier if state.best_level is None else state.best_level
         rise = recent - earlier
         needed = max(self.threshold * noise(window[:split]), self.lost_share * (first - best))
-        status: Status = "unstable" if rise > needed else "stable"
-        if status == "stable":
-            best = min(best, recent)
-        far = rise > self.diverged_factor * max(abs(first), first - best)
-        return (
-            LossStabilityState(window, first, best),
-            self._verdict(status, window, signals.step, rise=rise, needed=needed, severity="warning" if far else "info"),
+        slope, mean = trend(window)
+        numbers = {"rise": rise, "needed": needed, "mean": mean, "std": spread(window), "slope": slope}
+        unstable = rise > needed
+        state = LossStabilityState(
+            window, state.seen, first, best if unstable else min(best, recent), "unstable" if unstable else "stable"
         )
+        far = rise > self.diverged_factor * max(abs(first), first - best)
+        return state, self._verdict(state.status, signals.step, numbers, "warning" if far else "info")
 
-    def _verdict(
-        self, status: Status, window: Window, step: int, severity: Severity = "info", **numbers: float
-    ) -> Verdict:
+    def _verdict(self, status: Status, step: int, numbers: dict[str, float], severity: Severity = "info") -> Verdict:
         summary = ""
-        if status == "unstable":
+        if status == "unstable" and numbers:
             summary = (
-                f"{self.signal} rose by {numbers['rise']:.4g} over the last {len(window)} steps; "
-                f"up to {numbers['needed']:.4g} is its noise"
+                f"{self.signal} rose by {numbers['rise']:.4g} within {self.window_steps} steps; "
+                f"up to {numbers['needed']:.4g} would be its noise"
             )
-        evidence: dict[str, float | str] = {"status": status, "step": step, "steps_seen": len(window), **numbers}
-        if len(window) >= 2:
-            slope, mean = trend(window)
-            evidence |= {"mean": mean, "std": spread(window), "slope": slope}
-        return Verdict("loss_stability", status == "unstable", severity, summary, evidence)
+        return Verdict(
+            "loss_stability", status == "unstable", severity, summary, {"status": status, "step": step, **numbers}
+        )

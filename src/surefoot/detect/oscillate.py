@@ -8,6 +8,7 @@ and the jumps are as large as a good part of everything it has gained since the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -17,9 +18,10 @@ from surefoot.types import Signals, Verdict
 
 
 class OscillationState(NamedTuple):
-    """The last losses, the level the run started at, and how many steps in a row were anomalous."""
+    """The last losses, the level the run started at, and how many judgements in a row were anomalous."""
 
     window: Window = ()
+    seen: int = 0
     first_level: float | None = None
     run: int = 0
 
@@ -33,8 +35,10 @@ class Oscillation:
     """Correlation of successive losses below which they alternate. White noise gives about 0 +- 0.13."""
     share: float = 0.5
     """How large the jumps must be, as a share of what the run has gained since the start."""
-    steps: int = 10
-    """How many steps in a row it must hold."""
+    every_steps: int = 8
+    """How often the window is judged."""
+    times: int = 3
+    """How many judgements in a row it must hold."""
 
     def __post_init__(self) -> None:
         require(
@@ -43,7 +47,8 @@ class Oscillation:
         )
         require(-1 < self.correlation < 0, f"`correlation` must lie between -1 and 0; got {self.correlation}.")
         require(self.share > 0, f"`share` must be positive; got {self.share}.")
-        require(self.steps >= 1, f"`steps` must be at least 1; got {self.steps}.")
+        require(self.every_steps >= 1, f"`every_steps` must be at least 1; got {self.every_steps}.")
+        require(self.times >= 1, f"`times` must be at least 1; got {self.times}.")
 
     def init(self) -> OscillationState:
         """An empty window."""
@@ -52,17 +57,18 @@ class Oscillation:
     def update(self, state: OscillationState, signals: Signals) -> tuple[OscillationState, Verdict]:
         """Judge one step."""
         window = pushed(state.window, host_float(signals.loss), self.window_steps)
-        if len(window) < self.window_steps:
-            return state._replace(window=window), Verdict("oscillation", False)
+        state = state._replace(window=window, seen=state.seen + 1)
+        if len(window) < self.window_steps or state.seen % self.every_steps:
+            return state, Verdict("oscillation", state.run >= self.times)
         half = self.window_steps // 2
         before, now = median(window[:half]), median(window[half:])
         first = before if state.first_level is None else state.first_level
-        jump = median(abs(b - a) for a, b in zip(window, window[1:], strict=False))
+        jump = median(abs(b - a) for a, b in pairwise(window))
         correlation = autocorrelation(window)
         wide = jump > self.share * max(first - now, 0.0) and jump > 0.01 * abs(now)
         run = state.run + 1 if correlation < self.correlation and wide and now > before - 0.1 * jump else 0
-        next_state = OscillationState(window, first, run)
-        if run < self.steps:
+        next_state = OscillationState(window, state.seen, first, run)
+        if run < self.times:
             return next_state, Verdict("oscillation", False)
         return next_state, Verdict(
             "oscillation",

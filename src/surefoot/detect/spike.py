@@ -68,9 +68,7 @@ class Spike:
         require(self.factor >= 1, f"`factor` must be at least 1; got {self.factor}.")
         require(self.min_rise >= 0, f"`min_rise` must not be negative; got {self.min_rise}.")
         require(self.half_life_steps > 0, f"`half_life_steps` must be positive; got {self.half_life_steps}.")
-        require(
-            4 <= self.min_steps, f"`min_steps` must be at least 4 to have quartiles; got {self.min_steps}."
-        )
+        require(self.min_steps >= 4, f"`min_steps` must be at least 4 to have quartiles; got {self.min_steps}.")
         require(self.patience >= 1, f"`patience` must be at least 1; got {self.patience}.")
 
     def init(self) -> SpikeState:
@@ -91,7 +89,7 @@ class Spike:
         outlier = (distance > bar) & (accepted >= self.min_steps) & finite
         taken = finite & (~outlier | (refused >= self.patience))
         moved = xp.concatenate([window[:, 1:], values[:, None]], 1)
-        reach = xp.maximum(furthest * 0.5 ** (1 / self.half_life_steps), xp.nan_to_num(xp.abs(distance)))
+        reach = xp.fmax(furthest * 0.5 ** (1 / self.half_life_steps), xp.abs(distance))  # ignores a NaN median
         next_state = SpikeState(
             xp.where(taken[:, None], moved, window),
             accepted + taken,
@@ -106,6 +104,6 @@ def _quartiles(xp: Library, window: Array, filled: Array) -> tuple[Array, Array,
 
     By sorting, and not with `torch.nanmedian`, which has no deterministic form on CUDA.
     """
-    places = (filled[:, None] - 1).clip(0) * xp.linspace(0.25, 0.75, 3)
+    places = (filled[:, None] - 1).clip(0) * xp.quarters()
     picked = xp.pick(xp.sort_rows(window), places)
     return picked[:, 0], picked[:, 1], picked[:, 2]

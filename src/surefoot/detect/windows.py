@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from statistics import median
 
 Window = tuple[float, ...]
@@ -19,7 +20,7 @@ def noise(window: Window) -> float:
     """Standard deviation of the noise around a slow trend, from the median of successive differences."""
     if len(window) < 2:
         return 0.0
-    steps = [abs(b - a) for a, b in zip(window, window[1:], strict=False)]
+    steps = [abs(b - a) for a, b in pairwise(window)]
     return median(steps) / (0.6745 * math.sqrt(2))
 
 
@@ -31,7 +32,7 @@ def autocorrelation(window: Window) -> float:
     total = math.fsum(r * r for r in rest)
     if total == 0.0:
         return 0.0
-    return math.fsum(a * b for a, b in zip(rest, rest[1:], strict=False)) / total
+    return math.fsum(a * b for a, b in pairwise(rest)) / total
 
 
 def trend(window: Window) -> tuple[float, float]:

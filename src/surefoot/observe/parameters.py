@@ -52,7 +52,7 @@ class BackwardOrder:
     def __init__(self, parameters: Sequence[NamedParameter]) -> None:
         self.rank: dict[str, int] = {}
         self._handles = [
-            parameter.register_post_accumulate_grad_hook(self._note(name))
+            parameter.register_post_accumulate_grad_hook(self._note(name))  # type: ignore[no-untyped-call]
             for name, parameter in parameters
             if parameter.requires_grad and parameter.is_leaf
         ]

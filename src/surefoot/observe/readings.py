@@ -30,7 +30,7 @@ def begin_reading(vector: Tensor) -> Reading:
     if vector.device.type == "cuda":
         host = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
         host.copy_(vector, non_blocking=True)
-        arrived = torch.cuda.Event()
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record(torch.cuda.current_stream(vector.device))
         return Reading(host, arrived)
     return Reading(vector.detach().to("cpu"), None)

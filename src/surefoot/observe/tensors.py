@@ -55,7 +55,7 @@ def total_norm(norms: Tensor) -> Tensor:
 
     Where that overflows though every part is finite, it is combined in float64.
     """
-    total = torch.linalg.vector_norm(norms)
+    total: Tensor = torch.linalg.vector_norm(norms)
     if norms.dtype != torch.float32 or norms.device.type == "mps":
         return total
     wide = torch.linalg.vector_norm(norms, dtype=torch.float64).to(torch.float32)
@@ -94,7 +94,10 @@ class TensorMeter:
         order = torch.tensor([i for members in by_device.values() for i in members])
         parts = [TensorMeter()._measure_on(device, [views[i] for i in m]) for device, m in by_device.items()]
         back = torch.argsort(order).to(home, non_blocking=True)
-        joined = [torch.cat([part.to(home, non_blocking=True) for part in column])[back] for column in zip(*parts)]
+        joined = [
+            torch.cat([part.to(home, non_blocking=True) for part in column])[back]
+            for column in zip(*parts, strict=True)
+        ]
         return TensorStatistics(*joined)
 
 
@@ -117,17 +120,18 @@ def _norms(views: list[Tensor], dtype: torch.dtype) -> Tensor:
     return torch.stack(torch._foreach_norm(views, 2, dtype=dtype))
 
 
-def _largest(view: Tensor) -> Tensor:
-    if view.numel() == 0:
-        return view.new_zeros(())
-    low, high = torch.aminmax(view)
+def _largest(views: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Largest absolute value of each; NaN where there is a NaN."""
+    ends = [torch.aminmax(view) if view.numel() else (view.new_zeros(()),) * 2 for view in views]
+    same = all(view.dtype == dtype for view in views)
+    low, high = (torch.stack([end if same else end.to(dtype) for end in side]) for side in zip(*ends, strict=True))
     return torch.maximum(-low, high)
 
 
 def _measure_cpu(views: list[Tensor]) -> TensorStatistics:
     dtype = _measure_dtype(views)
     norm = _norms(views, dtype)
-    largest = torch.stack([_largest(view).to(dtype) for view in views])
+    largest = _largest(views, dtype)
     nonfinite = torch.zeros_like(norm)
     for i, value in enumerate(norm.tolist()):
         if not math.isfinite(value):
@@ -139,7 +143,7 @@ def _look_closer(view: Tensor, i: int, norm: Tensor, largest: Tensor, nonfinite:
     """A norm that is not finite: count what is broken, or find the norm of what merely overflowed."""
     finite = torch.isfinite(view)
     nonfinite[i] = (~finite).sum()
-    largest[i] = _largest(torch.where(finite, view, 0))
+    largest[i] = torch.where(finite, view, 0).abs().amax()
     norm[i] = torch.where(nonfinite[i] > 0, math.nan, torch.linalg.vector_norm(view, dtype=torch.float64))
 
 
@@ -149,7 +153,7 @@ def _measure_anywhere(views: list[Tensor]) -> TensorStatistics:
     finite = [torch.isfinite(view) for view in views]
     nonfinite = torch.stack([(~mask).sum() for mask in finite]).to(dtype)
     kept = [torch.where(mask, view, 0) for mask, view in zip(finite, views, strict=True)]
-    largest = torch.stack([_largest(view).to(dtype) for view in kept])
+    largest = _largest(kept, dtype)
     # Relative to the largest entry, so that squares cannot overflow.
     unit = torch.where(largest > 0, largest, 1)
     relative = torch.stack([torch.linalg.vector_norm(view / unit[i], dtype=dtype) for i, view in enumerate(kept)])

@@ -28,7 +28,7 @@ BLOCK = LANES * LOOPS
 _DTYPES: dict[torch.dtype, Any] = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _blocks_kernel(  # type: ignore[no-untyped-def]
     pointers,
     sizes,
@@ -72,7 +72,7 @@ def _blocks_kernel(  # type: ignore[no-untyped-def]
     tl.store(nonfinite + block, tl.sum(bad, 0))
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _tensors_kernel(  # type: ignore[no-untyped-def]
     squares,
     largest,
