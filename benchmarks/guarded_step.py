@@ -32,7 +32,7 @@ FAR = 1e6
 def median_ms(variants: dict[str, Callable[[], None]], rounds: int, steps: int, cuda: bool) -> dict[str, float]:
     """Median milliseconds per call, the variants taking turns."""
     seen: dict[str, list[float]] = {name: [] for name in variants}
-    for name, run in variants.items():
+    for run in variants.values():
         for _ in range(3):
             run()
     for _ in range(rounds):
@@ -152,7 +152,10 @@ def host_syncs(steps: int = 100) -> int:
             stabilizer.backward((model(x) - x).square().mean())
             stabilizer.step()
         torch.cuda.set_sync_debug_mode("default")
-    return sum("synchronizing" in str(warning.message) for warning in caught)
+    syncs = [warning for warning in caught if "synchronizing" in str(warning.message)]
+    for warning in syncs:
+        print(f"  sync at {warning.filename}:{warning.lineno}")
+    return len(syncs)
 
 
 def show(title: str, times: dict[str, float], base: str = "bare") -> None:
