@@ -152,7 +152,7 @@ def host_syncs(steps: int = 100) -> int:
             stabilizer.backward((model(x) - x).square().mean())
             stabilizer.step()
         torch.cuda.set_sync_debug_mode("default")
-    syncs = [warning for warning in caught if "synchronizing" in str(warning.message)]
+    syncs = [warning for warning in caught if "called a synchronizing" in str(warning.message)]
     for warning in syncs:
         print(f"  sync at {warning.filename}:{warning.lineno}")
     return len(syncs)

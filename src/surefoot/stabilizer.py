@@ -36,7 +36,7 @@ from surefoot.observe.layout import Layout
 from surefoot.observe.parameters import BackwardOrder
 from surefoot.observe.seal import GradientSeal
 from surefoot.observe.shards import combine_shards
-from surefoot.observe.tensors import TensorMeter, TensorStatistics, dense_view
+from surefoot.observe.tensors import TensorMeter, TensorStatistics
 from surefoot.observe.watch import UpdateMeter, Watch
 from surefoot.settings import as_scaler, check_loss, check_settings, split_clip
 from surefoot.state import pack_record, unpack_record
@@ -200,7 +200,7 @@ class TrainingStabilizer:
         if self._window.count == 0:
             return None
         if not self._window.full:
-            average_gradients([dense_view(g) for g in self._layout.with_gradient()[1]], self._group)
+            average_gradients(dense_views(self._layout.with_gradient()[1]), self._group)
         return self._finish_window()
 
     # ---- what happened --------------------------------------------------------------------------------------------
@@ -332,8 +332,8 @@ class TrainingStabilizer:
 
     def _guarded_step(self, named: list[NamedParameter], gradients: list[Tensor]) -> StepNumbers:
         """Measure, judge, clip, and apply or leave out."""
-        views = [dense_view(gradient) for gradient in gradients]
-        measured = combine_shards(self._meter.measure(gradients), gradients)
+        views = dense_views(gradients)
+        measured = combine_shards(self._meter.measure(views), gradients)
         positions = self._layout.positions if self._judge.clipper is not None else None
         given = StepInput(self._steps, measured, self._window.mean_loss, self._divisor(), self._own_signals, positions)
         vector = None
@@ -370,7 +370,7 @@ class TrainingStabilizer:
                 scale_gradients(views, 1 / divide)
             for shaper in self._shapers:
                 shaper.shape(named)
-            return combine_shards(self._meter.measure(gradients), gradients)
+            return combine_shards(self._meter.measure(views), gradients)
 
         return reshape
 
@@ -460,8 +460,8 @@ class TrainingStabilizer:
         if not gradients:
             raise UsageError("the closure left no gradient: it must call `stabilizer.backward(loss)`.")
         states = self._judge.states
-        views = [dense_view(gradient) for gradient in gradients]
-        measured = combine_shards(self._meter.measure(gradients), gradients)
+        views = dense_views(gradients)
+        measured = combine_shards(self._meter.measure(views), gradients)
         positions = self._layout.positions if self._judge.clipper is not None else None
         given = StepInput(self._steps, measured, self._window.mean_loss, 1.0, self._own_signals, positions)
         judged = self._judge.judge(given, self._reshape(named, gradients, views))

@@ -11,7 +11,7 @@ from surefoot.act.apply import scale_gradients
 from surefoot.act.clip import ClipByNorm
 from surefoot.errors import UsageError
 from surefoot.observe.shards import combine_shards
-from surefoot.observe.tensors import TensorMeter, dense_view, total_norm
+from surefoot.observe.tensors import TensorMeter, dense_views, total_norm
 from surefoot.settings import split_clip
 from surefoot.state import pack, unpack
 from surefoot.types import GradientNorms, NamedParameter, Signals, Verdict
@@ -105,7 +105,7 @@ def clip_gradients(
     if clipper is not None:
         norms = GradientNorms(norm, statistics.norm)
         factor = running.factor(norms) if running else clipper.update(clipper.init(len(gradients)), norms)[1]
-        scale_gradients([dense_view(gradient) for gradient in gradients], factor)
+        scale_gradients(dense_views(gradients), factor)
     return norm
 
 

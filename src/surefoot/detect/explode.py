@@ -58,7 +58,7 @@ class Explosion:
         peak, accepted, refused = (xp.own(part) for part in state)
         beyond = (value > self.factor * peak) & (peak > 0) & (accepted >= self.min_steps)
         anomalous = (value == xp.inf) | (beyond & (refused < self.patience))
-        healthy = xp.isfinite(value) & ~anomalous
+        healthy = xp.is_finite(value) & ~anomalous
         fading = xp.maximum(peak * 0.5 ** (1 / self.half_life_steps), value)
         next_state = ExplosionState(
             xp.where(healthy, fading, peak),

@@ -85,7 +85,7 @@ class Spike:
         distance = values - median
         bar = xp.maximum(self.threshold / IQR_OF_NORMAL * (high - low), self.factor * furthest)
         bar = xp.maximum(bar, self.min_rise * xp.abs(median))
-        finite = xp.isfinite(values)
+        finite = xp.is_finite(values)
         outlier = (distance > bar) & (accepted >= self.min_steps) & finite
         taken = finite & (~outlier | (refused >= self.patience))
         moved = xp.concatenate([window[:, 1:], values[:, None]], 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from surefoot.errors import require
-from surefoot.observe.tensors import TensorMeter, dense_view
+from surefoot.observe.tensors import TensorMeter, dense_views
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +49,5 @@ class UpdateMeter:
         """The norms, and if watched those of what the step did; call after it."""
         if self._before is None:
             return {"param_norm": self._param_norm}
-        now = [dense_view(tensor) for tensor in self._tensors]
-        moved = [after - dense_view(before) for after, before in zip(now, self._before, strict=True)]
+        moved = [a - b for a, b in zip(dense_views(self._tensors), dense_views(self._before), strict=True)]
         return {"param_norm": self._param_norm, "update_norm": TensorMeter().measure(moved).norm}
