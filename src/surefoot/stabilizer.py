@@ -36,7 +36,7 @@ from surefoot.observe.layout import Layout
 from surefoot.observe.parameters import BackwardOrder
 from surefoot.observe.seal import GradientSeal
 from surefoot.observe.shards import combine_shards
-from surefoot.observe.tensors import TensorMeter, TensorStatistics
+from surefoot.observe.tensors import TensorMeter, TensorStatistics, dense_views
 from surefoot.observe.watch import UpdateMeter, Watch
 from surefoot.settings import as_scaler, check_loss, check_settings, split_clip
 from surefoot.state import pack_record, unpack_record

@@ -28,7 +28,7 @@ BLOCK = LANES * LOOPS
 _DTYPES: dict[torch.dtype, Any] = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _take_in(values, sum_plain, sum_small, top, bad):  # type: ignore[no-untyped-def]
     """Add one vector of values to the running sums."""
     magnitude = tl.abs(values.to(tl.float32))
