@@ -169,7 +169,8 @@ class ClipByZScore:
         weight = torch.where(warming, 1 / (seen + 1), 1 - self.momentum)
         step = clipped - mean
         next_mean = mean + weight * step
-        next_variance = (1 - weight) * variance + weight * torch.where(warming, step * (clipped - next_mean), step**2)
+        rest = clipped - next_mean
+        next_variance = (1 - weight) * variance + weight * rest * torch.where(warming, step, rest)
         usable = torch.isfinite(norm)
         state = ZScoreState(
             torch.where(usable, next_mean, mean), torch.where(usable, next_variance, variance), seen + usable
