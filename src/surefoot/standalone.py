@@ -17,7 +17,7 @@ from surefoot.state import pack, unpack
 from surefoot.types import GradientNorms, NamedParameter, Signals, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from surefoot.act.clip import Clipper
     from surefoot.act.shape import Shaper
@@ -79,7 +79,8 @@ def _is_clipper(part: Any) -> bool:
 
 @torch.no_grad()
 def clip_gradients(
-    parameters: Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]], clip: float | Clipper | Shaper | Running
+    parameters: Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]],
+    clip: float | Clipper | Shaper | Running | Sequence[Clipper | Shaper],
 ) -> Tensor:
     """Clip gradients in place; returns the global norm before clipping, on the device.
 
@@ -102,8 +103,10 @@ def clip_gradients(
     shapers, clipper = split_clip(rule)
     for shaper in shapers:
         shaper.shape(with_gradient)
+    if shapers and clipper is not None:
+        statistics = combine_shards(TensorMeter().measure(gradients), gradients)
     if clipper is not None:
-        norms = GradientNorms(norm, statistics.norm)
+        norms = GradientNorms(total_norm(statistics.norm), statistics.norm)
         factor = running.factor(norms) if running else clipper.update(clipper.init(len(gradients)), norms)[1]
         scale_gradients([dense_view(gradient) for gradient in gradients], factor)
     return norm
