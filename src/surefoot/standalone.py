@@ -79,7 +79,7 @@ def _is_clipper(part: Any) -> bool:
 
 @torch.no_grad()
 def clip_gradients(
-    parameters: Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]],
+    parameters: torch.nn.Module | Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]],
     clip: float | Clipper | Shaper | Running | Sequence[Clipper | Shaper],
 ) -> Tensor:
     """Clip gradients in place; returns the global norm before clipping, on the device.
@@ -115,4 +115,4 @@ def clip_gradients(
 def _listed(parameters: Any) -> list[Any]:
     if isinstance(parameters, Tensor):
         return [parameters]
-    return list(parameters.parameters()) if isinstance(parameters, torch.nn.Module) else list(parameters)
+    return list(parameters.named_parameters() if isinstance(parameters, torch.nn.Module) else parameters)
