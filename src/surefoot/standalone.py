@@ -89,7 +89,8 @@ def clip_gradients(
     which keeps its state between calls.
     """
     named = [item if isinstance(item, tuple) else ("", item) for item in _listed(parameters)]
-    with_gradient = [NamedParameter(name, p) for name, p in named if p.grad is not None]
+    present = [i for i, (_, parameter) in enumerate(named) if parameter.grad is not None]
+    with_gradient = [NamedParameter(*named[i]) for i in present]
     if not with_gradient:
         return torch.zeros(())
     for _, parameter in with_gradient:
@@ -106,8 +107,14 @@ def clip_gradients(
     if shapers and clipper is not None:
         statistics = combine_shards(TensorMeter().measure(gradients), gradients)
     if clipper is not None:
-        norms = GradientNorms(total_norm(statistics.norm), statistics.norm)
-        factor = running.factor(norms) if running else clipper.update(clipper.init(len(gradients)), norms)[1]
+        each, places = statistics.norm, None
+        if len(present) < len(named):  # one entry per parameter all the same: a history stays with its own tensor
+            places = torch.tensor(present).to(each.device, non_blocking=True)
+            each = each.new_zeros(len(named)).index_copy(0, places, each)
+        norms = GradientNorms(total_norm(statistics.norm), each)
+        factor = running.factor(norms) if running else clipper.update(clipper.init(len(named)), norms)[1]
+        if places is not None and factor.ndim:
+            factor = factor[places]
         scale_gradients([dense_view(gradient) for gradient in gradients], factor)
     return norm
 
