@@ -82,8 +82,10 @@ class Sustained:
         """Judge one step."""
         own, verdict = self.detector.update(state[0], signals)
         xp = library_of(signals)
-        run = xp.where(verdict.anomalous, xp.own(state[1]) + 1, 0.0)
-        return (own, run), replace(verdict, anomalous=run >= self.steps, parts=())
+        run = xp.where(xp.own(verdict.anomalous) > 0, xp.own(state[1]) + 1, 0.0)
+        held = run >= self.steps
+        summary = verdict.summary if xp.device is not None or held else ""
+        return (own, run), replace(verdict, anomalous=held, summary=summary, parts=())
 
 
 def sustained(detector: Detector, steps: int) -> Sustained:
