@@ -160,7 +160,9 @@ def test_clip_by_quantile_is_autoclip_over_a_window(stream, clipper):
     np.testing.assert_allclose(factors(clipper, stream), autoclip(stream, clipper), rtol=1e-5)
 
 
-rows = st.lists(st.tuples(*[st.sampled_from([0.0, 0.25, 0.5, 1.0, 1.125, 4.0, 1e4, NAN, INF])] * 3), max_size=40)
+rows = st.lists(
+    st.tuples(*[st.sampled_from([0.0, 0.25, 0.5, 1.0, 1.125, 4.0, 1e4, NAN, INF])] * 3), min_size=12, max_size=40
+)
 
 
 @given(rows)
@@ -171,9 +173,7 @@ def test_clip_per_tensor_is_adagc(stream):
         each = torch.tensor(row)
         state, factor = clipper.update(state, GradientNorms(torch.linalg.vector_norm(each), each))
         found.append(factor.expand(3).tolist())
-    assert len(found) == len(stream)
-    if stream:
-        np.testing.assert_allclose(found, adagc(stream, clipper), rtol=1e-5)
+    np.testing.assert_allclose(found, adagc(stream, clipper), rtol=1e-5)
 
 
 # ---- what holds for every clipper -----------------------------------------------------------------------------------

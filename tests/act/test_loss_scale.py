@@ -10,8 +10,8 @@ from surefoot.act.loss_scale import TorchLossScaler
 from surefoot.state import pack, unpack
 
 CPU = torch.device("cpu")
-overflows = st.lists(st.booleans(), max_size=60)
-mostly_clean = st.lists(st.sampled_from([False] * 6 + [True]), max_size=80)
+overflows = st.lists(st.booleans(), min_size=10, max_size=60)
+mostly_clean = st.lists(st.sampled_from([False] * 6 + [True]), min_size=20, max_size=80)
 
 
 def scales(scaler, stream, state=None):
