@@ -27,6 +27,7 @@ class LossStabilityState(NamedTuple):
     first_level: float | None = None
     best_level: float | None = None
     status: Status = "insufficient_data"
+    severity: Severity = "info"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class LossStabilityMonitor:
         window = pushed(state.window, host_float(signals.get(self.signal)), self.window_steps)
         state = state._replace(window=window, seen=state.seen + 1)
         if len(window) < self.window_steps or (state.first_level is not None and state.seen % self.every_steps):
-            return state, self._verdict(state.status, signals.step, {})
+            return state, self._verdict(state, signals.step, {})
         split = len(window) * 3 // 4
         earlier, recent = median(window[:split]), median(window[split:])
         first = earlier if state.first_level is None else state.first_level
@@ -73,19 +74,24 @@ class LossStabilityMonitor:
         slope, mean = trend(window)
         numbers = {"rise": rise, "needed": needed, "mean": mean, "std": spread(window), "slope": slope}
         unstable = rise > needed
-        state = LossStabilityState(
-            window, state.seen, first, best if unstable else min(best, recent), "unstable" if unstable else "stable"
-        )
         far = rise > self.diverged_factor * max(abs(first), first - best)
-        return state, self._verdict(state.status, signals.step, numbers, "warning" if far else "info")
+        state = LossStabilityState(
+            window,
+            state.seen,
+            first,
+            best if unstable else min(best, recent),
+            "unstable" if unstable else "stable",
+            "warning" if far else "info",
+        )
+        return state, self._verdict(state, signals.step, numbers)
 
-    def _verdict(self, status: Status, step: int, numbers: dict[str, float], severity: Severity = "info") -> Verdict:
-        summary = ""
-        if status == "unstable" and numbers:
+    def _verdict(self, state: LossStabilityState, step: int, numbers: dict[str, float]) -> Verdict:
+        summary, unstable = "", state.status == "unstable"
+        if unstable and numbers:
             summary = (
                 f"{self.signal} rose by {numbers['rise']:.4g} within {self.window_steps} steps; "
                 f"up to {numbers['needed']:.4g} would be its noise"
             )
         return Verdict(
-            "loss_stability", status == "unstable", severity, summary, {"status": status, "step": step, **numbers}
+            "loss_stability", unstable, state.severity, summary, {"status": state.status, "step": step, **numbers}
         )
