@@ -14,7 +14,7 @@ from torch import Tensor
 
 from surefoot.decide.agreement import agree
 from surefoot.observe.tensors import TensorStatistics, total_norm
-from surefoot.state import choose, on_device, pack, unpack
+from surefoot.state import choose, grown, on_device, pack, unpack
 from surefoot.types import GradientNorms, Scalar, Signals
 
 if TYPE_CHECKING:
@@ -101,6 +101,12 @@ class Judge:
 
     def _placed(self, state: Any) -> Any:
         return on_device(state, self._home) if self._tensors else state
+
+    def grow(self, count: int) -> None:
+        """Make room for parameters that were added behind the others; their history is empty."""
+        self._count = count
+        if self.clipper:
+            self.clip_state = grown(self.clip_state, self._placed(self.clipper.init(count)))
 
     @property
     def states(self) -> tuple[Any, Any, Any]:

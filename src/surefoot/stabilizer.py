@@ -281,10 +281,15 @@ class TrainingStabilizer:
         if self._window.length > 1:
             set_gradient_sync(self._models, self._window.count == self._window.length - 1)
 
-    @torch.no_grad()
-    def _finish_window(self) -> Outcome:
+    def _look_for_new_parameters(self) -> None:
         if self._layout.refresh():
             self._folds = can_fold(self.optimizer)
+            self._judge.grow(len(self._layout.parameters))
+            self._graphed.forget()
+
+    @torch.no_grad()
+    def _finish_window(self) -> Outcome:
+        self._look_for_new_parameters()
         named, gradients = self._layout.with_gradient()
         numbers = self._guarded_step(named, gradients) if gradients else self._empty_step()
         if self._zero_grad:
@@ -422,7 +427,7 @@ class TrainingStabilizer:
         """Step with a closure; a refused step leaves parameters and optimizer state as they were."""
         if self._window.length > 1 or self._judge.scaler is not None:
             raise UsageError("a closure evaluates the loss several times a step: use accumulate=1 and no loss scaling.")
-        self._layout.refresh()
+        self._look_for_new_parameters()
         before = StepCopy(self._layout.parameters, self.optimizer)
         evaluations: list[StepNumbers] = []
 
