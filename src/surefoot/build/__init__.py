@@ -17,7 +17,7 @@ from surefoot.build.clip_advice import ClipAdvice, clip_advice
 from surefoot.build.decay import decay_groups
 from surefoot.build.find_lr import LRRange, find_lr
 from surefoot.build.images import IMAGENET_MEAN, IMAGENET_STD, normalize_images
-from surefoot.build.init.apply import InitReport, InitRow, init_for
+from surefoot.build.init.apply import init_for
 from surefoot.build.init.recipes import (
     critical_,
     he_normal_,
@@ -28,6 +28,7 @@ from surefoot.build.init.recipes import (
     small_normal_,
     xavier_normal_,
 )
+from surefoot.build.init.report import InitReport, InitRow
 from surefoot.build.learning_rate import LRSuggestion, suggest_lr
 from surefoot.build.masks import find_fully_masked, mask_fill_value, masked_softmax
 from surefoot.build.normalization import NormAdvice, advise_normalization

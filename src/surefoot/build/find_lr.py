@@ -1,8 +1,9 @@
 """Learning-rate range test: train a little at ever larger rates, see where the loss falls fastest and where it jumps.
 
-Smith 2017 (arXiv:1506.01186). The rate grows by the same factor each step; the loss is smoothed with a moving average
-corrected for its start, so that the first values count in full. The test ends when the loss is no longer finite, or
-above its best by three times its size. The suggestion is the rate of steepest descent before the smoothed minimum.
+Smith 2017 (arXiv:1506.01186). The rate grows by the same factor each step, and the test ends when the loss is no longer
+finite, or above its best by three times its size. The suggestion is the rate of steepest descent of the smoothed loss.
+The smoothing looks both ways: the usual running average lags by ten steps, in which the rate grows several-fold, and so
+suggests a rate that is several times too high.
 
 The test really trains, then model, optimizer, random streams and the loader's generators are put back bitwise.
 
@@ -23,8 +24,11 @@ from surefoot.build.untouched import untouched
 
 Batch = TypeVar("Batch")
 
-_SMOOTHING = 0.9
+_SMOOTHING = 0.8
+"""Weight of a neighbour, per step of distance."""
+
 _BLOWN_UP = 3.0
+"""How many times the size of the losses so far a jump must have to end the test."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,6 @@ def find_lr(
     growth = (highest / lowest) ** (1.0 / (steps - 1))
     rates: list[float] = []
     losses: list[float] = []
-    smoothed: list[float] = []
     diverged_at = None
     with untouched(model, optimizer, _generators(batches)), torch.enable_grad():
         model.train()
@@ -104,14 +107,14 @@ def find_lr(
             optimizer.zero_grad()
             loss = loss_of(model, batch)
             value = float(loss.detach())
-            if _blew_up(value, smoothed):
+            if _blew_up(value, losses):
                 diverged_at = rate
                 break
             torch.autograd.backward(loss)
             optimizer.step()
             rates.append(rate)
             losses.append(value)
-            smoothed.append(_smooth(losses))
+    smoothed = [_smooth(losses, at) for at in range(len(losses))]
     result = LRRange(tuple(rates), tuple(losses), tuple(smoothed), _steepest(rates, smoothed), diverged_at)
     if show:
         print(result)
@@ -151,26 +154,23 @@ def _set_rate(optimizer: torch.optim.Optimizer, rate: float, shares: list[float]
             group["lr"] = rate * share
 
 
-def _blew_up(loss: float, smoothed: list[float]) -> bool:
+def _blew_up(loss: float, losses: list[float]) -> bool:
     """Judge by the size of the losses so far, so that negative ones work too."""
-    if not smoothed:
+    if not losses:
         return not math.isfinite(loss)
-    best = min(smoothed)
-    return not loss <= best + _BLOWN_UP * max(abs(best), abs(smoothed[0]))
+    best = min(losses)
+    return not loss <= best + _BLOWN_UP * max(abs(best), abs(losses[0]))
 
 
-def _smooth(losses: list[float]) -> float:
-    """Average with weights that fall by `_SMOOTHING` per step back, corrected for the missing past."""
-    weights = [_SMOOTHING**age for age in range(len(losses))]
-    return sum(weight * loss for weight, loss in zip(weights, reversed(losses), strict=True)) / sum(weights)
+def _smooth(losses: list[float], at: int) -> float:
+    """Average around one step, nearer steps counting more."""
+    weights = [_SMOOTHING ** abs(step - at) for step in range(len(losses))]
+    return sum(weight * loss for weight, loss in zip(weights, losses, strict=True)) / sum(weights)
 
 
 def _steepest(rates: list[float], smoothed: list[float]) -> float | None:
-    if len(smoothed) < 3:
-        return None
-    lowest = min(range(len(smoothed)), key=smoothed.__getitem__)
-    if lowest < 2:
-        return None
-    slopes = {step: smoothed[step + 1] - smoothed[step - 1] for step in range(1, lowest)}
-    best = min(slopes, key=slopes.__getitem__)
-    return rates[best] if slopes[best] < 0.0 else None
+    """Find the step around which the loss falls most, over a twentieth of the test on each side."""
+    reach = max(1, len(smoothed) // 20)
+    falls = {step: smoothed[step - reach] - smoothed[step + reach] for step in range(reach, len(smoothed) - reach)}
+    best = max(falls, key=falls.__getitem__, default=None)
+    return rates[best] if best is not None and falls[best] > 0.0 else None

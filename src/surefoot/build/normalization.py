@@ -10,6 +10,7 @@ Left out: what only a forward could tell, such as a feature map that shrinks to 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from torch import nn
@@ -85,9 +86,7 @@ def _one_channel_each(name: str, channels: int) -> NormAdvice:
 
 
 def _neighbours(name: str, sequence: nn.Sequential) -> Iterator[NormAdvice]:
-    for (_, before), (key, after) in zip(
-        list(sequence.named_children()), list(sequence.named_children())[1:], strict=False
-    ):
+    for (_, before), (key, after) in pairwise(sequence.named_children()):
         where = f"{name}.{key}" if name else key
         if not isinstance(after, _BatchNorm | _InstanceNorm):
             continue

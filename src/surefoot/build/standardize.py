@@ -91,7 +91,7 @@ class Standardizer:
         if self.mean.shape != other.mean.shape:
             raise ValueError(f"Expected {len(self.mean)} features in every part; got {len(other.mean)}.")
         count = self.count + other.count
-        weight = other.count / count.clamp(min=1)
+        weight = other.count.double() / count.clamp(min=1)  # integers would divide in float32
         gap = other.mean - self.mean
         return Standardizer(
             count,
@@ -111,7 +111,7 @@ class Standardizer:
     @property
     def scale(self) -> Tensor:
         """The standard deviation of each feature, and 1 for a constant one."""
-        deviation = (self.spread / self.count).sqrt()
+        deviation = (self.spread / self.count.double()).sqrt()
         return deviation.where(~self.constant & (deviation > 0.0), 1.0)
 
     def __call__(self, data: Array) -> Tensor:

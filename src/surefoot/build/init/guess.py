@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from surefoot.build.init.trace import Role, Trace
 
@@ -55,14 +56,19 @@ def _leaves(sequence: nn.Sequential) -> Iterator[nn.Module]:
             yield child
 
 
-def _weight(module: nn.Module) -> Tensor | None:
-    return module.weight if isinstance(module, nn.Linear | Conv) else None
+def weight_of(module: nn.Module) -> Tensor | None:
+    """Give the parameter behind a layer's weight; under `weight_norm` that is the direction."""
+    if not isinstance(module, nn.Linear | Conv):
+        return None
+    if parametrize.is_parametrized(module, "weight"):
+        return dict(module.named_parameters()).get("parametrizations.weight.original1")
+    return module._parameters.get("weight")
 
 
 def _read_sequence(leaves: list[nn.Module], roles: dict[Tensor, Role], *, whole: bool) -> None:
     fed_by_activation = False
     for place, leaf in enumerate(leaves):
-        weight = _weight(leaf)
+        weight = weight_of(leaf)
         if weight is not None and weight not in roles:
             role = _look_ahead(leaves[place + 1 :], ends=whole, fed_by_activation=fed_by_activation)
             if role is not None:
@@ -79,7 +85,7 @@ def _look_ahead(leaves: list[nn.Module], *, ends: bool, fed_by_activation: bool)
     for leaf in leaves:
         if type(leaf) in _NAMES:
             return Role(_NAMES[type(leaf)], float(getattr(leaf, "negative_slope", 0.0)), fed_by=fed_by)
-        if _weight(leaf) is not None:
+        if weight_of(leaf) is not None:
             return Role(fed_by=fed_by)
         if any(leaf.children()):  # something with a forward of its own
             return None
@@ -99,7 +105,7 @@ def _read_transformer_layer(layer: nn.TransformerEncoderLayer | nn.TransformerDe
 def _settle_the_rest(model: nn.Module, roles: dict[Tensor, Role]) -> None:
     kinds = {_NAMES[type(module)] for module in model.modules() if type(module) in _NAMES}
     slopes = [module.negative_slope for module in model.modules() if isinstance(module, nn.LeakyReLU)]
-    weights = [weight for module in model.modules() if (weight := _weight(module)) is not None]
+    weights = [weight for module in model.modules() if (weight := weight_of(module)) is not None]
     common = Role(kinds.pop(), slopes[0] if slopes else 0.0, "activation") if len(kinds) == 1 else Role("unknown")
     for weight in weights:
         roles.setdefault(weight, Role(fed_by="activation") if weight is weights[-1] else common)

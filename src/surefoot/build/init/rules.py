@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 from surefoot.build.init import recipes
 from surefoot.build.init.fresh import Default
 from surefoot.build.init.gains import gain_for
-from surefoot.build.init.guess import Conv, Norm
+from surefoot.build.init.guess import Conv, Norm, weight_of
 from surefoot.build.init.trace import Role, Trace
 
 Fill = Callable[[Tensor, torch.Generator | None], object]
@@ -134,10 +134,10 @@ def _fans(module: nn.Module, weight: Tensor) -> recipes.Fans:
 
 
 def _layer(module: nn.Module, attribute: str, parameter: Tensor, found: Trace) -> Rule:
-    weight = module.weight
+    weight, owner = module.weight, weight_of(module)
     if not isinstance(weight, Tensor) or attribute not in ("weight", "bias"):
         return left(f"no rule for `{attribute}` of {type(module).__name__}")
-    role = found.roles.get(weight, Role())
+    role = Role() if owner is None else found.roles.get(owner, Role())
     small = isinstance(module, nn.Linear) and found.attention
     gain = gain_for(role.activation, role.slope).for_layer(
         has_bias=module.bias is not None, fed_by_activation=role.fed_by == "activation"
