@@ -1,6 +1,7 @@
 """One thread for every test here (the models are small), and a way to load the repository's scripts."""
 
-import importlib.util
+import importlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,14 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def script():
-    """Load a script of the repository as a module, by its path."""
+    """Load a script of the repository as a module, by its path, with its folder importable as when it is run."""
 
     def load(path):
-        spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
+        folder = str((ROOT / path).parent)
+        sys.path.insert(0, folder)
+        try:
+            return importlib.import_module(Path(path).stem)
+        finally:
+            sys.path.remove(folder)
 
     return load

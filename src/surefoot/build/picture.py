@@ -12,8 +12,8 @@ from xml.sax.saxutils import escape
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
 """Okabe and Ito's palette, told apart by colour-blind readers too."""
 
-_WIDTH, _HEIGHT = 760, 380
-_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 16, 40, 52
+_WIDTH, _HEIGHT = 860, 360
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 210, 40, 52
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,7 @@ def to_svg(chart: Chart) -> str:
             points = " ".join(f"{across(x):.1f},{down(y):.1f}" for x, y in run)
             parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts.append(
-            f'<text x="{_WIDTH - _RIGHT - 6}" y="{_TOP + 16 + 16 * index}" text-anchor="end" '
-            f'fill="{colour}">{escape(line.name)}</text>'
+            f'<text x="{_WIDTH - _RIGHT + 12}" y="{_TOP + 12 + 18 * index}" fill="{colour}">{escape(line.name)}</text>'
         )
     return "\n".join([*parts, "</svg>\n"])
 
