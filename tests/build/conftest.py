@@ -1,4 +1,4 @@
-"""One thread for every test here (the models are small), and a way to load the repository's scripts."""
+"""One thread and one seed for every test here, and a way to load the repository's scripts."""
 
 import importlib
 import sys
@@ -11,9 +11,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
+def one_thread_and_seed():
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # the models are small: threads would only fight over the cores
+    torch.manual_seed(0)
     yield
     torch.set_num_threads(before)
 

@@ -17,6 +17,7 @@ class Everything(nn.Module):
         self.block = ScaledResidual(nn.Linear(8, 8), 0.1, learnable_features=8)
         self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
         self.places = nn.Parameter(torch.zeros(1, 5, 8))
+        self.pos_embed = nn.Parameter(torch.zeros(1, 5, 8))
         self.temperature = nn.Parameter(torch.tensor(1.0))
         self.regression = nn.Linear(8, 1)
         self.head = nn.Linear(8, 10, bias=False)

@@ -364,3 +364,24 @@ def test_calibration_holds_each_layer_to_its_aim_on_the_example():
 def test_our_own_pre_norm_blocks_are_recognised_as_residual():
     model = nn.Sequential(PreNormMLP(16), PreNormMLP(16))
     assert "2 residual branches" in init_for(model, torch.randn(2, 16))["1.mlp.2.weight"].why
+
+
+def test_a_model_that_changes_its_input_in_place_can_be_traced_and_the_example_is_unharmed():
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8))
+    example = torch.randn(4, 8)
+    before = example.clone()
+    assert init_for(model, example)["1.weight"].recipe == "he"
+    assert torch.equal(example, before)
+    assert not example.requires_grad
+
+
+def test_a_layer_the_forward_never_uses_is_said_to_be_unseen():
+    class Spare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.spare = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.used(x)
+
+    assert "not seen" in init_for(Spare(), torch.randn(2, 8))["spare.weight"].why

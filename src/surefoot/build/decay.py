@@ -5,6 +5,8 @@ rows of an embedding that no batch touches would fade away. Each parameter goes 
 one parameter (tied to an embedding, it is not decayed), and frozen ones are in too, because an optimizer skips what has
 no gradient, and leaving them out would lose them on the day they are unfrozen.
 
+A parameter of a module's own is known by its name if that says `embed` (`pos_embed`), else by its shape.
+
 Left out: per-layer rates. The groups are plain dicts: add keys as you like.
 """
 
@@ -32,7 +34,7 @@ def decay_groups(
     Args:
         model: Every parameter of it ends up in exactly one group.
         weight_decay: The decay of the first group; the second has 0.
-        no_decay: Names or patterns of further parameters to spare, such as `"pos_embed"` or `"*.temperature"`.
+        no_decay: Names or patterns of further parameters to spare, such as `"places"` or `"*.temperature"`.
         include_frozen: Whether parameters that require no gradient are in the groups.
     """
     if weight_decay < 0.0:
@@ -59,7 +61,7 @@ def decay_groups(
 
 
 def _decays(module: nn.Module, attribute: str, parameter: Tensor) -> bool:
-    if isinstance(module, _UNDECAYED) or "bias" in attribute:
+    if isinstance(module, _UNDECAYED) or "bias" in attribute or "embed" in attribute:
         return False
     if isinstance(module, _MATRICES) and attribute != "weight_g":
         return parameter.ndim > 1

@@ -73,6 +73,9 @@ class _Axis:
     def ticks(self) -> list[float]:
         if self.log:
             first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
+            if last - first < 2:  # too few decades to read a scale off
+                between = [unit * 10.0**power for power in range(first - 1, last + 1) for unit in (1, 2, 5)]
+                return [tick for tick in between if self.low <= tick <= self.high]
             stride = max(1, math.ceil((last - first + 1) / 8))
             return [10.0**power for power in range(first, last + 1, stride)]
         raw = (self.high - self.low) / 6

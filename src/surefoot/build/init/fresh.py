@@ -59,16 +59,17 @@ def freshness(tensor: Tensor, defaults: tuple[Default, ...]) -> Freshness:
 def looks_fresh(tensor: Tensor, default: Default) -> bool:
     """Whether `tensor` could be PyTorch's own default draw."""
     shape, scale = default
-    values = tensor.detach().flatten().double()
+    values = tensor.detach().flatten()
     if values.numel() == 0 or shape == "constant":
         return bool((values == scale).all())
-    if scale == 0.0 or not bool(values.isfinite().all()):
+    low, high = (float(end) for end in values.aminmax())
+    if scale == 0.0 or not (math.isfinite(low) and math.isfinite(high)):
         return False
     slack = 1.0 + 2.0 * torch.finfo(tensor.dtype).eps
-    if shape == "uniform" and float(values.abs().max()) > scale * slack:
+    if shape == "uniform" and max(-low, high) > scale * slack:
         return False
     stride = max(1, values.numel() // _SAMPLE)
-    ordered = (values[::stride] / scale).sort().values
+    ordered = (values[::stride].double() / scale).sort().values
     return _scale_fits(ordered, shape) and _shape_fits(ordered, shape, tensor.dtype)
 
 

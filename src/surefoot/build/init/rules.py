@@ -137,7 +137,8 @@ def _layer(module: nn.Module, attribute: str, parameter: Tensor, found: Trace) -
     weight, owner = module.weight, weight_of(module)
     if not isinstance(weight, Tensor) or attribute not in ("weight", "bias"):
         return left(f"no rule for `{attribute}` of {type(module).__name__}")
-    role = Role() if owner is None else found.roles.get(owner, Role())
+    unseen = Role("unknown")
+    role = unseen if owner is None else found.roles.get(owner, unseen)
     small = isinstance(module, nn.Linear) and found.attention
     gain = gain_for(role.activation, role.slope).for_layer(
         has_bias=module.bias is not None, fed_by_activation=role.fed_by == "activation"

@@ -51,7 +51,7 @@ class Role:
     """What surrounds one weight."""
 
     activation: str = "none"
-    """The activation its output meets before the next layer; `none` when there is none."""
+    """What its output meets before the next layer: an activation, `none`, or `unknown` when it could not be seen."""
 
     slope: float = 0.0
     """The negative slope, for a leaky ReLU."""
@@ -107,7 +107,7 @@ def call(model: nn.Module, example: Any) -> Any:
 
     def watched(value: Any) -> Any:  # a float input becomes a leaf, so that a shortcut from it shows in the graph
         if isinstance(value, Tensor) and value.is_floating_point():
-            return value.detach().clone().requires_grad_()
+            return value.detach().requires_grad_().clone()  # a copy, which the model may also change in place
         return value
 
     if isinstance(example, Mapping):
@@ -195,7 +195,7 @@ class _Graph:
         """Read the surroundings of the weight that enters the graph at `leaf`."""
         product = self._first_ahead(leaf, _PRODUCTS)
         if product is None:
-            return Role()
+            return Role("unknown")
         fed_by = self._fed_by(product)
         rescaled = False
         for node in self._walk(product, self.users):
