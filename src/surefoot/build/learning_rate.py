@@ -35,14 +35,14 @@ class LRSuggestion:
 
 _TABLE: dict[tuple[str, Task], LRSuggestion] = {
     ("sgd", "vision"): LRSuggestion(0.01, 0.1, 0.5, "ResNet on ImageNet, momentum 0.9, batch 256 (arXiv:1706.02677)"),
-    ("sgd", "language"): LRSuggestion(0.1, 1.0, 20.0, "LSTM language models, plain SGD, clipped (arXiv:1708.02182)"),
+    ("sgd", "language"): LRSuggestion(1.0, 20.0, 30.0, "LSTM, plain SGD, clipped: AWD-LSTM uses 30 (arXiv:1708.02182)"),
     ("sgd", "fine-tuning"): LRSuggestion(1e-4, 3e-3, 0.03, "BiT transfer, momentum 0.9 (arXiv:1912.11370)"),
-    ("sgd", "tabular"): LRSuggestion(1e-3, 0.01, 0.1, "standardised inputs, momentum 0.9 (scikit-learn's MLP)"),
-    ("sgd", "rnn"): LRSuggestion(0.1, 1.0, 20.0, "LSTM, gradient norm clipped at 0.25 (arXiv:1708.02182)"),
+    ("sgd", "tabular"): LRSuggestion(1e-4, 1e-3, 0.1, "scikit-learn's MLP, momentum 0.9, standardised inputs"),
+    ("sgd", "rnn"): LRSuggestion(1.0, 20.0, 30.0, "LSTM, plain SGD, norm clipped at 0.25 (arXiv:1708.02182)"),
     ("adam", "vision"): LRSuggestion(3e-4, 1e-3, 3e-3, "ViT with AdamW, batch 4096, warm-up (arXiv:2010.11929)"),
     ("adam", "language"): LRSuggestion(6e-5, 3e-4, 6e-4, "GPT-3: 6e-4 at 125M down to 6e-5 at 175B (arXiv:2005.14165)"),
     ("adam", "fine-tuning"): LRSuggestion(1e-5, 3e-5, 1e-4, "BERT: 2e-5 to 5e-5, warm-up (arXiv:1810.04805)"),
-    ("adam", "tabular"): LRSuggestion(1e-4, 1e-3, 1e-2, "tabular ResNet and MLP sweeps (arXiv:2106.11959)"),
+    ("adam", "tabular"): LRSuggestion(1e-5, 1e-3, 1e-2, "the sweep for tabular networks of arXiv:2106.11959"),
     ("adam", "rnn"): LRSuggestion(3e-4, 1e-3, 3e-3, "Adam's own default (arXiv:1412.6980), gradient norm clipped"),
     ("adam", "gan"): LRSuggestion(1e-5, 2e-4, 4e-4, "DCGAN: 2e-4 with beta1 0.5 (arXiv:1511.06434)"),
     ("adam", "rl"): LRSuggestion(3e-5, 3e-4, 1e-3, "PPO on continuous control, 3e-4 (arXiv:1707.06347)"),
