@@ -31,7 +31,7 @@ def norm(tensor):
     return np.linalg.norm(tensor.detach().double().numpy())
 
 
-# ---- GradientMonitor -------------------------------------------------------------------------------------------------
+# ---- GradientMonitor ------------------------------------------------------------------------------------------------
 
 
 def test_every_layer_has_its_norms_and_their_ratio():
@@ -137,7 +137,7 @@ def test_sparse_gradients_are_measured():
     assert report.total_norm == pytest.approx(norm(net.weight.grad.to_dense()))
 
 
-# ---- parameter_report ------------------------------------------------------------------------------------------------
+# ---- parameter_report -----------------------------------------------------------------------------------------------
 
 
 def test_the_parameter_report_is_that_of_float64():
