@@ -69,7 +69,7 @@ def tokens(targets):
     return int((targets != IGNORED).sum())
 
 
-# ---- through the stabilizer ------------------------------------------------------------------------------------------
+# ---- through the stabilizer -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
@@ -163,7 +163,7 @@ def test_the_scheduler_steps_once_per_optimizer_step():
     assert stabilizer.steps == 2
 
 
-# ---- the arithmetic --------------------------------------------------------------------------------------------------
+# ---- the arithmetic -------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.tuples(st.floats(-10, 10), st.integers(1, 1_000)), min_size=1, max_size=8))

@@ -22,7 +22,7 @@ CLIPPERS = [
 every_clipper = pytest.mark.parametrize("clipper", CLIPPERS, ids=lambda clipper: type(clipper).__name__)
 
 
-# ---- the formulas, in float64 ---------------------------------------------------------------------------------------
+# ---- the formulas, in float64 --------------------------------------------------------------------------------------
 
 
 def pull_to(limit, norm):
@@ -176,7 +176,7 @@ def test_clip_per_tensor_is_adagc(stream):
     np.testing.assert_allclose(found, adagc(stream, clipper), rtol=1e-5)
 
 
-# ---- what holds for every clipper -----------------------------------------------------------------------------------
+# ---- what holds for every clipper ----------------------------------------------------------------------------------
 
 
 @every_clipper
@@ -207,7 +207,7 @@ def test_limit_factor_is_1_where_the_limit_is_not_finite():
     assert limit_factor(torch.full((3,), 4.0), limits).tolist() == pytest.approx([1.0, 1.0, 0.25])
 
 
-# ---- AdaptiveGradientClipper ----------------------------------------------------------------------------------------
+# ---- AdaptiveGradientClipper ---------------------------------------------------------------------------------------
 
 
 def settled(clipper, norm=1.0, count=40):
@@ -289,7 +289,7 @@ def test_the_hard_limit_holds_whatever_the_history_says():
     np.testing.assert_allclose(found, 0.125, rtol=1e-5)
 
 
-# ---- ClipByQuantile, ClipByZScore, ClipPerTensor --------------------------------------------------------------------
+# ---- ClipByQuantile, ClipByZScore, ClipPerTensor -------------------------------------------------------------------
 
 
 @given(st.floats(1e3, 2.0**100, width=32))

@@ -17,7 +17,7 @@ def rounding(dtype):
     return max(2 * torch.finfo(dtype).eps, 1e-6)
 
 
-# ---- ClipByValue -----------------------------------------------------------------------------------------------------
+# ---- ClipByValue ----------------------------------------------------------------------------------------------------
 
 
 @every_dtype
@@ -55,7 +55,7 @@ def test_the_values_of_a_sparse_gradient_are_clamped():
     assert dense.max() == 1.0
 
 
-# ---- AdaptiveUnitClip ------------------------------------------------------------------------------------------------
+# ---- AdaptiveUnitClip -----------------------------------------------------------------------------------------------
 
 
 def agc(weight, gradient, factor, eps):
@@ -136,7 +136,7 @@ def test_a_broken_unit_does_not_break_the_others(bad):
     np.testing.assert_allclose(unit_norm(named.parameter.grad)[1].item(), 0.01 * np.sqrt(2), rtol=1e-5)
 
 
-# ---- CentralizeGradients ---------------------------------------------------------------------------------------------
+# ---- CentralizeGradients --------------------------------------------------------------------------------------------
 
 
 @every_dtype
@@ -161,7 +161,7 @@ def test_only_tensors_of_rank_above_1_are_centralised(shape):
     assert torch.equal(named.parameter.grad, gradient)
 
 
-# ---- all of them -----------------------------------------------------------------------------------------------------
+# ---- all of them ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

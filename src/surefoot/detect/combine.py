@@ -17,7 +17,7 @@ from surefoot.detect.arrays import library_of
 from surefoot.errors import require
 from surefoot.types import Detector, Severity, Signals, Verdict
 
-_RANK: dict[Severity, int] = {"info": 0, "warning": 1, "error": 2}
+_SEVERITIES: tuple[Severity, ...] = ("info", "warning", "error")
 
 
 def require_detector(where: str, part: object) -> None:
@@ -52,7 +52,7 @@ class Combined:
         combined = Verdict(
             f"{self.rule}_of",
             anomalous,
-            severity=max((verdict.severity for verdict in verdicts), key=_RANK.__getitem__),
+            severity=_SEVERITIES[max(_SEVERITIES.index(verdict.severity) for verdict in verdicts)],
             summary="; ".join(verdict.summary for verdict in verdicts if verdict.summary),
             parts=verdicts,
         )

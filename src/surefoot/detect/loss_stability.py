@@ -53,6 +53,7 @@ class LossStabilityMonitor:
         )
         require(self.threshold > 0, f"`threshold` must be positive; got {self.threshold}.")
         require(self.lost_share >= 0, f"`lost_share` must not be negative; got {self.lost_share}.")
+        require(self.diverged_factor >= 0, f"`diverged_factor` must not be negative; got {self.diverged_factor}.")
         require(self.every_steps >= 1, f"`every_steps` must be at least 1; got {self.every_steps}.")
 
     def init(self) -> LossStabilityState:
