@@ -153,7 +153,9 @@ class Ledger:
             where = f"{counts[first]:,} non-finite values in the gradient of {first}{more}"
             return f"{where}; the loss is {loss}", evidence
         if "nonfinite" in record.reasons:
-            return f"the loss is {loss} though no gradient of this rank is broken", evidence
+            if signals.loss is not None and math.isfinite(signals.loss):
+                return f"another rank's loss or gradient is not finite; here the loss is {loss}", evidence
+            return f"the loss is {loss}, though every gradient is finite", evidence
         typical = self._typical_norm()
         evidence["typical_grad_norm"] = typical
         compared = "" if typical is None else f", {signals.grad_norm / typical:,.0f} times its recent median"  # type: ignore[operator]
