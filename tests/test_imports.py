@@ -81,3 +81,18 @@ def test_importing_surefoot_loads_nothing_beyond_torch_and_numpy():
 def test_everything_that_is_exported_is_there_and_sorted():
     assert sorted(surefoot.__all__) == list(surefoot.__all__)
     assert [name for name in surefoot.__all__ if not hasattr(surefoot, name)] == []
+
+
+def test_the_stub_for_type_checkers_names_what_the_package_exports():
+    tree = ast.parse((ROOT / "__init__.pyi").read_text())
+    declared = {
+        name.name: node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names
+    }
+    assert declared == surefoot._MODULE_OF
+    assert all(getattr(surefoot, name) is not None for name in surefoot.__all__)
+
+
+def test_help_does_not_import_torch():
+    code = "import sys; from typer.testing import CliRunner; from surefoot.cli import app; "
+    code += "assert CliRunner().invoke(app, ['--help']).exit_code == 0; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

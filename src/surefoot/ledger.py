@@ -158,7 +158,7 @@ class Ledger:
             return f"the loss is {loss}, though every gradient is finite", evidence
         typical = self._typical_norm()
         evidence["typical_grad_norm"] = typical
-        compared = "" if typical is None else f", {signals.grad_norm / typical:,.0f} times its recent median"  # type: ignore[operator]
+        compared = "" if typical is None else f", {_times(signals.grad_norm / typical)} its recent median"  # type: ignore[operator]
         return f"gradient norm {format_number(signals.grad_norm)}{compared}; the loss is {loss}", evidence
 
     def _typical_norm(self) -> float | None:
@@ -194,6 +194,10 @@ class Ledger:
         self._active = set(state["active"])
         self.counts = dict(state["counts"])
         self.by_kind = dict(state["by_kind"])
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f} times" if ratio < 1e6 else f"{ratio:.0e} times"
 
 
 def _fresh(name: str) -> tuple[Detector, Any]:
