@@ -35,6 +35,7 @@ _NAMES_BY_MODULE = {
     "observe.monitor": "GradientMonitor",
     "observe.parameters": "parameter_report",
     "observe.watch": "Watch",
+    "presets": "for_deep_cnn for_fine_tuning for_gan for_rl for_rnn for_transformer",
     "stabilizer": "TrainingStabilizer",
     "standalone": "Running clip_gradients",
     "types": "Decision Detector Incident Layers Outcome Signals StepRecord Verdict",

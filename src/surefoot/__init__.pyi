@@ -49,6 +49,7 @@ from surefoot.errors import SettingError, SurefootError, TrainingHalted, UsageEr
 from surefoot.observe.monitor import GradientMonitor
 from surefoot.observe.parameters import parameter_report
 from surefoot.observe.watch import Watch
+from surefoot.presets import for_deep_cnn, for_fine_tuning, for_gan, for_rl, for_rnn, for_transformer
 from surefoot.stabilizer import TrainingStabilizer
 from surefoot.standalone import Running, clip_gradients
 from surefoot.types import Decision, Detector, Incident, Layers, Outcome, Signals, StepRecord, Verdict
@@ -107,6 +108,12 @@ __all__ = [
     "decay_groups",
     "find_fully_masked",
     "find_lr",
+    "for_deep_cnn",
+    "for_fine_tuning",
+    "for_gan",
+    "for_rl",
+    "for_rnn",
+    "for_transformer",
     "init_for",
     "mask_fill_value",
     "masked_softmax",

@@ -158,7 +158,7 @@ class Ledger:
             return f"the loss is {loss}, though every gradient is finite", evidence
         typical = self._typical_norm()
         evidence["typical_grad_norm"] = typical
-        compared = "" if typical is None else f", {_times(signals.grad_norm / typical)} its recent median"  # type: ignore[operator]
+        compared = "" if typical is None else f", {_times(signals.grad_norm / typical)} its recent median"  # type: ignore[arg-type,operator]
         return f"gradient norm {format_number(signals.grad_norm)}{compared}; the loss is {loss}", evidence
 
     def _typical_norm(self) -> float | None:
