@@ -52,6 +52,8 @@ class Result:
     loss: float
     accuracy: float
     seconds: float
+    losses: list[float]
+    """Training loss of each step."""
     incidents: list[Incident] = field(default_factory=list)
 
 
@@ -109,10 +111,12 @@ def train(name: str, data: Digits, steps: int, seed: int, faults: Faults | None,
     net = build_net()
     optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3, fused=True)
     stabilizer = TrainingStabilizer(net, optimizer, clip=ClipByNorm(5.0)) if guard else None
+    losses: list[Tensor] = []
     start = time.perf_counter()
     for step, (x, y) in enumerate(data.batches(steps, seed)):
         logits = net(faults.spoil_batch(step, x) if faults else x)
         loss = F.cross_entropy(faults.spoil_logits(step, logits) if faults else logits, y)
+        losses.append(loss.detach())
         if stabilizer is not None:
             stabilizer.backward(loss)
             stabilizer.step()
@@ -125,7 +129,8 @@ def train(name: str, data: Digits, steps: int, seed: int, faults: Faults | None,
         logits = net(data.test_x)
         test_loss = F.cross_entropy(logits, data.test_y).item()
         accuracy = (logits.argmax(1) == data.test_y).float().mean().item()
-    return Result(name, test_loss, accuracy, seconds, stabilizer.incidents if stabilizer else [])
+    incidents = stabilizer.incidents if stabilizer else []
+    return Result(name, test_loss, accuracy, seconds, torch.stack(losses).tolist(), incidents)
 
 
 def run_demo(steps: int, seed: int) -> None:
