@@ -127,6 +127,18 @@ def test_the_head_can_be_left_out_by_name():
     assert body.parameter.grad.max() < 1e-4
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("value", [1e20, 1e37])
+def test_an_explosion_whose_squares_overflow_is_clipped_like_any_other(value, dtype):
+    weight = torch.ones(2, 4, dtype=dtype)
+    gradient = torch.tensor([[value] * 4, [1e-3] * 4], dtype=dtype)
+    named = with_gradient(gradient, weight)
+    sf.AdaptiveUnitClip(0.01).shape([named])
+    np.testing.assert_allclose(
+        named.parameter.grad.double(), agc(weight, gradient, 0.01, 1e-3), rtol=rounding(dtype), atol=1e-7
+    )
+
+
 @pytest.mark.parametrize("bad", [NAN, INF])
 def test_a_broken_unit_does_not_break_the_others(bad):
     named = with_gradient(torch.tensor([[bad, 1.0], [3.0, 4.0]]), torch.ones(2, 2))
