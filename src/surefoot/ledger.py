@@ -164,9 +164,13 @@ class Ledger:
         norms = sorted(r.signals.grad_norm for r in self.history if not r.skipped and r.signals.grad_norm)
         return norms[len(norms) // 2] if norms else None  # type: ignore[return-value]
 
+    def _settings(self) -> dict[str, str]:
+        return {"look_back": repr(self._look_back), "escalation": repr(self.escalation)}
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what happens next; the history itself is not part of it."""
         return {
+            "settings": self._settings(),
             "look_back": pack(self._look_back_state),
             "escalation": pack(self._escalation_state),
             "own": {name: pack(state) for name, (_, state) in self._own.items()},
@@ -177,9 +181,10 @@ class Ledger:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where a saved ledger stopped."""
-        if self._look_back:
+        same = {part: state["settings"].get(part) == now for part, now in self._settings().items()}
+        if self._look_back and same["look_back"]:
             self._look_back_state = unpack(self._look_back.init(), state["look_back"])
-        if self.escalation and state["escalation"] is not None:
+        if self.escalation and same["escalation"]:
             self._escalation_state = unpack(self.escalation.init(), state["escalation"])
         self._own = {}
         for name, packed in state["own"].items():

@@ -1,11 +1,7 @@
-"""One step's numbers as a single vector on the device, and the record it becomes on the host.
-
-Head, flags of the step rules, the user's own tensors, then the per-layer columns: one copy brings all of it over.
-"""
+"""One step's numbers on their way from the device to the host, and the record they become there."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,88 +11,79 @@ from surefoot.observe.readings import Reading, begin_reading
 from surefoot.types import Layers, Signals, StepRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-_HEAD = ("loss", "grad_norm", "nonfinite", "clip_factor", "loss_scale")
-_LAYER_COLUMNS = ("grad_norm", "grad_largest", "nonfinite", "param_norm", "update_norm")
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """Whether a step is to be left out, and why: tensors on the device, or bools on the host."""
-
-    skip: Any
-    overflow: Any
-    flags: Sequence[Any]
-    """One per step rule."""
-    rules: tuple[str, ...]
-    """What the step rules are called."""
+    from surefoot.judge import Judged
+    from surefoot.types import NamedParameter, Scalar
 
 
 class StepNumbers:
     """What became of one step; read on demand, once."""
 
-    def __init__(self, read: StepRecord | _Arriving) -> None:
-        self._read = read
+    def __init__(self, source: StepRecord | Arriving) -> None:
+        self._source = source
 
     def record(self) -> StepRecord:
         """The record on the host. Waits for the device if the numbers have not arrived."""
-        if not isinstance(self._read, StepRecord):
-            self._read = self._read.record()
-        return self._read
+        if not isinstance(self._source, StepRecord):
+            self._source = self._source.record()
+        return self._source
 
 
-def collect(signals: Signals, judged: Judgement) -> StepNumbers:
-    """Bring a step's numbers to the host: at once if they are there, else by one asynchronous copy."""
-    if signals.device is None:
-        record = StepRecord(signals, bool(judged.skip), _reasons(judged, judged.flags), bool(judged.overflow))
-        return StepNumbers(record)
-    return StepNumbers(_Arriving(signals, judged))
+def at_hand(
+    judged: Judged,
+    rules: Sequence[str],
+    named: Sequence[NamedParameter],
+    watched: Mapping[str, Tensor],
+    **facts: Any,
+) -> StepRecord:
+    """The record of a step that was decided on the host."""
+    layers = _layers(named, *judged.statistics, **watched)
+    numbers = {name: getattr(judged, name) for name in judged.head}
+    signals = Signals(layers=layers, **numbers, **facts)
+    return StepRecord(signals, bool(judged.skip), _flagged(rules, judged.flags), bool(judged.overflow))
 
 
-def _reasons(judged: Judgement, flags: Sequence[Any]) -> tuple[str, ...]:
-    return tuple(name for name, flag in zip(judged.rules, flags, strict=True) if flag)
+class Arriving:
+    """A step that was decided on the device, whose numbers are being copied."""
 
-
-class _Arriving:
-    """A step whose numbers are on their way."""
-
-    def __init__(self, signals: Signals, judged: Judgement) -> None:
-        device = signals.device
-        assert device is not None
-        self._signals, self._judged = signals, judged
-        self._heads = [name for name in _HEAD if isinstance(getattr(signals, name), Tensor)]
-        self._own = [name for name, value in signals.extra.items() if isinstance(value, Tensor)]
-        scalars = [getattr(signals, name) for name in self._heads] + [signals.extra[name] for name in self._own]
-        flags = [judged.skip, judged.overflow, *judged.flags]
-        parts = [torch.stack([value.detach().to(device, torch.float32) for value in [*flags, *scalars]])]
-        layers = signals.layers
-        self._columns = [name for name in _LAYER_COLUMNS if layers is not None and getattr(layers, name) is not None]
-        parts += [getattr(layers, name).to(torch.float32) for name in self._columns]
-        self._reading: Reading = begin_reading(torch.cat(parts))
+    def __init__(
+        self,
+        judged: Judged,
+        vector: Tensor,
+        rules: Sequence[str],
+        named: Sequence[NamedParameter],
+        watched: Mapping[str, Tensor],
+        own: Mapping[str, Scalar],
+        **facts: Any,
+    ) -> None:
+        self._head, self._flag_count, self._rules = judged.head, len(judged.flags), rules
+        self._named, self._watched, self._facts = named, tuple(watched), facts
+        self._own_floats = {name: value for name, value in own.items() if not isinstance(value, Tensor)}
+        self._own_tensors = {name: value for name, value in own.items() if isinstance(value, Tensor)}
+        parts = [vector, *(column.to(vector) for column in watched.values())]
+        parts += [value.to(vector).reshape(1) for value in self._own_tensors.values()]
+        self._reading: Reading = begin_reading(vector if len(parts) == 1 else torch.cat(parts))
 
     def record(self) -> StepRecord:
+        """Wait for the numbers and sort them out."""
         vector = self._reading.wait()
-        flag_count, layers = len(self._judged.flags), self._signals.layers
-        scalar_count = 2 + flag_count + len(self._heads) + len(self._own)
+        scalar_count = 2 + self._flag_count + len(self._head)
         skip, overflow, *rest = vector[:scalar_count].tolist()
-        flags, scalars = rest[:flag_count], rest[flag_count:]
-        head = dict(zip(self._heads, scalars, strict=False))
-        own = dict(zip(self._own, scalars[len(self._heads) :], strict=True))
-        if layers is not None:
-            table = vector[scalar_count:].view(len(self._columns), len(layers.names))
-            layers = replace(layers, **dict(zip(self._columns, table, strict=True)))
-        signals: Signals = replace(self._signals, **head, extra={**self._signals.extra, **own}, layers=layers)
-        return StepRecord(signals, skip > 0, _reasons(self._judged, flags), overflow > 0)
+        flags, numbers = rest[: self._flag_count], rest[self._flag_count :]
+        columns, count = 3 + len(self._watched), len(self._named)
+        end = scalar_count + columns * count
+        table = vector[scalar_count:end].view(columns, count)
+        own = self._own_floats | dict(zip(self._own_tensors, vector[end:].tolist(), strict=True))
+        layers = _layers(self._named, *table[:3], **dict(zip(self._watched, table[3:], strict=True)))
+        signals = Signals(layers=layers, **dict(zip(self._head, numbers, strict=True)), extra=own, **self._facts)
+        return StepRecord(signals, skip > 0, _flagged(self._rules, flags), overflow > 0)
 
 
-def layers_of(named: Sequence[Any], norm: Tensor, largest: Tensor, nonfinite: Tensor, **more: Tensor | None) -> Layers:
-    """Per-layer statistics under the parameters' names."""
-    return Layers(
-        tuple(name for name, _ in named),
-        tuple(parameter.ndim for _, parameter in named),
-        norm,
-        largest,
-        nonfinite,
-        **more,
-    )
+def _flagged(rules: Sequence[str], flags: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(name for name, flag in zip(rules, flags, strict=True) if flag)
+
+
+def _layers(named: Sequence[NamedParameter], norm: Tensor, largest: Tensor, nonfinite: Tensor, **more: Any) -> Layers:
+    names = tuple(name for name, _ in named)
+    return Layers(names, tuple(parameter.ndim for _, parameter in named), norm, largest, nonfinite, **more)

@@ -23,22 +23,24 @@ from surefoot.act.accumulate import AccumulationWindow
 from surefoot.act.apply import can_fold, folded_step, lacks_momentum, scale_gradients, scaled_lr
 from surefoot.act.closure import ClosureRefused, StepCopy
 from surefoot.act.loss_scale import TorchLossScaler
-from surefoot.decide.agreement import add_up, agree, average_gradients, find_group, set_gradient_sync
+from surefoot.decide.agreement import add_up, average_gradients, find_group, set_gradient_sync
 from surefoot.decide.escalation import Escalation
 from surefoot.detect.checker import StabilityChecker
 from surefoot.detect.combine import Combined
 from surefoot.errors import TrainingHalted, UsageError, require
+from surefoot.graphed import GraphedJudge
+from surefoot.judge import Judge, Judged, StepInput
 from surefoot.ledger import Ledger
-from surefoot.numbers import Judgement, StepNumbers, collect, layers_of
+from surefoot.numbers import Arriving, StepNumbers, at_hand
 from surefoot.observe.layout import Layout
 from surefoot.observe.parameters import BackwardOrder
 from surefoot.observe.seal import GradientSeal
 from surefoot.observe.shards import combine_shards
-from surefoot.observe.tensors import TensorMeter, TensorStatistics, dense_view, total_norm
+from surefoot.observe.tensors import TensorMeter, TensorStatistics, dense_views
 from surefoot.observe.watch import UpdateMeter, Watch
 from surefoot.settings import as_scaler, check_loss, check_settings, split_clip
-from surefoot.state import choose, on_device, pack, pack_record, unpack, unpack_record
-from surefoot.types import GradientNorms, Incident, Outcome, Scalar, Signals, StepRecord, format_table
+from surefoot.state import pack_record, unpack_record
+from surefoot.types import Incident, Outcome, Scalar, Signals, StepRecord, format_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -114,24 +116,30 @@ class TrainingStabilizer:
             "it would train nothing of it. Build the optimizer from `model.parameters()`.",
         )
         self._home = self._layout.home
+        self._folds = can_fold(optimizer)
         self._on_device = decide_on == "device" or (decide_on == "auto" and self._home.type != "cpu")
         self._lag_steps = lag_steps if self._on_device else 0
         self._precision, self._watch, self._zero_grad = precision, watch, zero_grad
         self._group = find_group(models)
         self._window = AccumulationWindow(accumulate, across_ranks=self._group is not None)
-        self._shapers, self._clipper = split_clip(clip)
-        self._scaler = as_scaler(scaler, precision, self._home)
         self._checker = checker or StabilityChecker()
         rules = self._checker.step_rules
-        self._rules = Combined(rules, "any") if rules else None
+        self._shapers, clipper = split_clip(clip)
+        self._judge = Judge(
+            Combined(rules, "any") if rules else None,
+            clipper,
+            as_scaler(scaler, precision, self._home),
+            count=len(self._layout.parameters),
+            home=self._home,
+            decides_on_device=self._on_device,
+            group=self._group,
+        )
+        self._rule_names = self._judge.rule_names
+        self._graphed = GraphedJudge(self._judge)
         self._meter = TensorMeter()
         self._order = BackwardOrder(self._layout.parameters)
-        self._ledger = Ledger(
-            self._checker, escalation, self._scaler.floor if self._scaler else None, self._order.first
-        )
-        self._rules_state = self._placed(self._rules.init()) if self._rules else ()
-        self._clip_state = self._placed(self._clipper.init(len(self._layout.parameters))) if self._clipper else ()
-        self._scale_state = on_device(self._scaler.init(), self._home) if self._scaler else ()
+        floor = self._judge.scaler.floor if self._judge.scaler else None
+        self._ledger = Ledger(self._checker, escalation, floor, self._order.first)
         self._lr_factor = 1.0
         self._steps = 0
         self._own_signals: dict[str, Scalar] = {}
@@ -156,10 +164,11 @@ class TrainingStabilizer:
         """
         check_loss(loss)
         scaled = self._window.add(loss, weight)
-        if self._scaler is not None:
-            scaled = scaled * self._scaler.scale_of(self._scale_state).to(scaled.device)
+        scale = self._judge.loss_scale()
+        if scale is not None:
+            scaled = scaled * scale.to(scaled.device)
         scaled.backward(**options)  # type: ignore[no-untyped-call]
-        if self._scaler is not None:
+        if scale is not None:
             self._seal = GradientSeal(self._layout.parameters)
 
     def observe(self, **signals: Scalar) -> None:
@@ -176,7 +185,7 @@ class TrainingStabilizer:
         """
         if closure is not None:
             return self._closure_step(closure)
-        if self._window.count == 0 and (self._scaler is not None or self._window.length > 1):
+        if self._window.count == 0 and (self._judge.scaler is not None or self._window.length > 1):
             raise UsageError(
                 "`step()` came without a `backward()` since the last one. With loss scaling or accumulation the loss "
                 "must go through `stabilizer.backward(loss)`, not `loss.backward()`."
@@ -191,7 +200,7 @@ class TrainingStabilizer:
         if self._window.count == 0:
             return None
         if not self._window.full:
-            average_gradients([dense_view(g) for g in self._layout.with_gradient()[1]], self._group)
+            average_gradients(dense_views(self._layout.with_gradient()[1]), self._group)
         return self._finish_window()
 
     # ---- what happened --------------------------------------------------------------------------------------------
@@ -237,16 +246,13 @@ class TrainingStabilizer:
         Model, optimizer and scheduler are the user's and saved as ever. Save between optimizer steps: gradients of a
         window that is under way are not part of it.
         """
-        scaler = self._scaler.scaler.state_dict() if isinstance(self._scaler, TorchLossScaler) else None
+        scaler = self._judge.scaler
         return {
             "schema": SCHEMA,
-            "settings": self._settings(),
             "steps": self._steps,
             "lr_factor": self._lr_factor,
-            "rules": pack(self._rules_state),
-            "clip": pack(self._clip_state),
-            "scale": pack(self._scale_state),
-            "grad_scaler": scaler,
+            "judge": self._judge.state_dict(),
+            "grad_scaler": scaler.scaler.state_dict() if isinstance(scaler, TorchLossScaler) else None,
             "ledger": self._ledger.state_dict(),
             "pending": [pack_record(numbers.record()) for numbers in self._pending],
         }
@@ -257,37 +263,18 @@ class TrainingStabilizer:
             state.get("schema") == SCHEMA,
             f"the state has schema {state.get('schema')!r}; this version of surefoot reads schema {SCHEMA}.",
         )
-        same = {part: state["settings"].get(part) == now for part, now in self._settings().items()}
         self._steps, self._lr_factor = state["steps"], state["lr_factor"]
-        if self._rules and same["rules"]:
-            self._rules_state = self._placed(unpack(self._rules.init(), state["rules"]))
-        if self._clipper and same["clip"]:
-            fresh = self._clipper.init(len(self._layout.parameters))
-            self._clip_state = self._placed(unpack(fresh, state["clip"]))
-        if isinstance(self._scaler, TorchLossScaler) and state["grad_scaler"] is not None:
-            self._scaler.scaler.load_state_dict(state["grad_scaler"])
-        elif self._scaler and same["scaler"]:
-            self._scale_state = on_device(unpack(self._scaler.init(), state["scale"]), self._home)
-        if same["look_back"] and same["escalation"]:
-            self._ledger.load_state_dict(state["ledger"])
+        self._judge.load_state_dict(state["judge"])
+        self._graphed.forget()
+        scaler = self._judge.scaler
+        if isinstance(scaler, TorchLossScaler) and state["grad_scaler"] is not None:
+            scaler.scaler.load_state_dict(state["grad_scaler"])
+        self._ledger.load_state_dict(state["ledger"])
         self._pending = deque(StepNumbers(unpack_record(packed)) for packed in state["pending"])
         self._window = self._window.cleared()
         self._announce_gradient_sync()
 
-    def _settings(self) -> dict[str, str]:
-        return {
-            "rules": repr(self._checker.step_rules),
-            "clip": repr(self._clipper),
-            "scaler": repr(self._scaler),
-            "look_back": repr(self._checker.look_back),
-            "escalation": repr(self._ledger.escalation),
-        }
-
     # ---- one optimizer step ---------------------------------------------------------------------------------------
-
-    def _placed(self, state: Any) -> Any:
-        """A state where it will be used: on the device if steps are decided there."""
-        return on_device(state, self._home) if self._on_device else state
 
     def _announce_gradient_sync(self) -> None:
         """Under DDP and FSDP2, only the last microbatch of a window averages gradients over ranks."""
@@ -296,7 +283,8 @@ class TrainingStabilizer:
 
     @torch.no_grad()
     def _finish_window(self) -> Outcome:
-        self._layout.refresh()
+        if self._layout.refresh():
+            self._folds = can_fold(self.optimizer)
         named, gradients = self._layout.with_gradient()
         numbers = self._guarded_step(named, gradients) if gradients else self._empty_step()
         if self._zero_grad:
@@ -340,55 +328,59 @@ class TrainingStabilizer:
         if "optim.no-gradient" not in self._ledger.by_kind:
             self._ledger.note(signals, "optim.no-gradient", "warning", "no parameter of the optimizer has a gradient")
         self.optimizer.step()
-        return collect(signals, Judgement(False, False, (), ()))
+        return StepNumbers(StepRecord(signals, skipped=False))
 
     def _guarded_step(self, named: list[NamedParameter], gradients: list[Tensor]) -> StepNumbers:
         """Measure, judge, clip, and apply or leave out."""
-        views = [dense_view(gradient) for gradient in gradients]
-        divide = self._divide_by()
-        measured = combine_shards(self._meter.measure(gradients), gradients)
-        statistics = measured if divide is None else measured.rescaled(1 / divide)
-        signals = self._signals(statistics)
-        judged = self._judge(signals)
-        if self._shapers:
-            named, divide, statistics = self._shape(named, gradients, views, divide, statistics)
-        factor = self._clip(statistics, judged.skip)
+        views = dense_views(gradients)
+        measured = combine_shards(self._meter.measure(views), gradients)
+        positions = self._layout.positions if self._judge.clipper is not None else None
+        given = StepInput(self._steps, measured, self._window.mean_loss, self._divisor(), self._own_signals, positions)
+        vector = None
+        if self._on_device and not self._shapers:
+            judged, vector = self._graphed.judge(given)
+        else:
+            judged = self._judge.judge(given, self._reshape(named, gradients, views))
+            vector = judged.packed() if self._on_device else None
         updates = UpdateMeter(self._watch, named) if self._watch.due(self._steps) else None
         with scaled_lr(self.optimizer, self._lr_factor):
-            self._apply(views, divide, factor, judged.skip)
-        loss_scale = self._update_scale(signals, judged)
-        layers = layers_of(
-            named,
-            *statistics,
-            param_norm=updates.param_norm if updates else None,
-            update_norm=updates.update_norm() if updates else None,
-        )
-        clip_factor: Scalar = 1.0 if factor is None else factor.min()
-        if signals.device is None and isinstance(clip_factor, Tensor):
-            clip_factor = float(clip_factor)
-        return collect(replace(signals, layers=layers, clip_factor=clip_factor, loss_scale=loss_scale), judged)
+            self._apply(views, judged)
+        watched = updates.columns() if updates else {}
+        return self._numbers(judged, vector, named, watched)
 
-    def _divide_by(self) -> Tensor | None:
-        """What the gradients still have to be divided by: loss scale times what accumulation left over."""
+    def _numbers(
+        self, judged: Judged, vector: Tensor | None, named: list[NamedParameter], watched: dict[str, Tensor]
+    ) -> StepNumbers:
+        facts = {"step": self._steps, "lr": self._lr()}
+        if vector is None:
+            own = {name: float(value) for name, value in self._own_signals.items()}
+            return StepNumbers(at_hand(judged, self._rule_names, named, watched, extra=own, **facts))
+        own_signals = self._own_signals
+        return StepNumbers(Arriving(judged, vector, self._rule_names, named, watched, own_signals, **facts))
+
+    def _reshape(
+        self, named: list[NamedParameter], gradients: list[Tensor], views: list[Tensor]
+    ) -> Callable[[Tensor | None], TensorStatistics] | None:
+        """What shapers do between the verdict and the clipper; `None` if there are none."""
+        if not self._shapers:
+            return None
+
+        def reshape(divide: Tensor | None) -> TensorStatistics:
+            if divide is not None:
+                scale_gradients(views, 1 / divide)
+            for shaper in self._shapers:
+                shaper.shape(named)
+            return combine_shards(self._meter.measure(views), gradients)
+
+        return reshape
+
+    def _divisor(self) -> Scalar:
+        """What accumulation left to divide the gradients by; weights are added up over the ranks."""
         divisor = self._window.divisor
-        if self._window.weighted and self._group is not None:
-            total = torch.as_tensor(divisor, dtype=torch.float32, device=self._home)
-            divisor = add_up(total, self._group) / torch.distributed.get_world_size(self._group)
-        if self._scaler is not None:
-            return self._scaler.scale_of(self._scale_state) * divisor
-        if isinstance(divisor, Tensor):
-            return divisor.to(self._home, torch.float32)
-        return None if divisor == 1 else torch.full((), divisor, device=self._home)
-
-    def _signals(self, statistics: TensorStatistics) -> Signals:
-        loss, total, broken = self._window.mean_loss, total_norm(statistics.norm), statistics.nonfinite.sum()
-        own = dict(self._own_signals)
-        if self._on_device:
-            loss = None if loss is None else loss.to(self._home)
-            return Signals(self._steps, loss, total, broken, lr=self._lr(), extra=own)
-        own = {name: float(value) for name, value in own.items()}
-        known_loss = None if loss is None else float(loss)
-        return Signals(self._steps, known_loss, float(total), float(broken), lr=self._lr(), extra=own)
+        if not self._window.weighted or self._group is None:
+            return divisor
+        total = torch.as_tensor(divisor, dtype=torch.float32, device=self._home)
+        return add_up(total, self._group) / torch.distributed.get_world_size(self._group)
 
     def _lr(self) -> float | None:
         lr = self.optimizer.param_groups[0].get("lr")
@@ -396,56 +388,10 @@ class TrainingStabilizer:
             return None
         return None if lr is None else float(lr) * self._lr_factor
 
-    def _judge(self, signals: Signals) -> Judgement:
-        """Let the step rules judge, and let the ranks agree."""
-        flags: list[Any] = []
-        if self._rules is not None:
-            self._rules_state, verdict = self._rules.update(self._rules_state, signals)
-            flags = [part.anomalous for part in verdict.parts]
-        rules = tuple(part.detector for part in verdict.parts) if flags else ()
-        broken = signals.nonfinite > 0  # type: ignore[operator]
-        sound_loss: Any = True if signals.loss is None else abs(signals.loss) < torch.inf  # type: ignore[operator]
-        overflow = broken & sound_loss if self._scaler is not None else broken & False
-        if self._group is not None or self._on_device:
-            stacked = torch.stack([torch.as_tensor(flag, device=self._home) for flag in [*flags, overflow]])
-            stacked = agree(stacked, self._group)
-            *flags, overflow = stacked.unbind() if self._on_device else stacked.tolist()
-        skip = overflow
-        for flag in flags:
-            skip = skip | flag
-        return Judgement(skip, overflow, flags, rules)
-
-    def _shape(
-        self,
-        named: list[NamedParameter],
-        gradients: list[Tensor],
-        views: list[Tensor],
-        divide: Tensor | None,
-        statistics: TensorStatistics,
-    ) -> tuple[list[NamedParameter], None, TensorStatistics]:
-        """Change the gradients in place, unscaled; a clipper that follows sees what came of it."""
-        if divide is not None:
-            scale_gradients(views, 1 / divide)
-        for shaper in self._shapers:
-            shaper.shape(named)
-        if self._clipper is not None:
-            statistics = combine_shards(self._meter.measure(gradients), gradients)
-        return named, None, statistics
-
-    def _clip(self, statistics: TensorStatistics, skip: Any) -> Tensor | None:
-        """The clipper's factor. Its history does not take a refused step in."""
-        if self._clipper is None:
-            return None
-        each, positions = statistics.norm, self._layout.positions
-        if positions is not None:
-            each = each.new_zeros(len(self._layout.parameters)).index_copy(0, positions, each)
-        state, factor = self._clipper.update(self._clip_state, GradientNorms(total_norm(statistics.norm), each))
-        self._clip_state = choose(skip, self._clip_state, state)
-        return factor if positions is None or factor.ndim == 0 else factor[positions]
-
-    def _apply(self, views: list[Tensor], divide: Tensor | None, factor: Tensor | None, skip: Any) -> None:
+    def _apply(self, views: list[Tensor], judged: Judged) -> None:
         self._warn_if_clipped_outside()
-        if can_fold(self.optimizer) and not (self._on_device and lacks_momentum(self.optimizer)):
+        skip, divide, factor = judged.skip, judged.divide, judged.factor
+        if self._folds and not (self._on_device and lacks_momentum(self.optimizer)):
             if factor is not None and factor.ndim:
                 scale_gradients(views, factor)
                 factor = None
@@ -458,15 +404,6 @@ class TrainingStabilizer:
             if factor is not None:
                 scale_gradients(views, factor)
             self.optimizer.step()
-
-    def _update_scale(self, signals: Signals, judged: Judgement) -> Scalar:
-        """Move the loss scale on; returns the one this step was run with."""
-        if self._scaler is None:
-            return 1.0
-        used = self._scaler.scale_of(self._scale_state).clone()
-        overflow = torch.as_tensor(judged.overflow, device=self._home)
-        self._scale_state = self._scaler.update(self._scale_state, overflow)
-        return used if self._on_device else float(used)
 
     def _warn_if_clipped_outside(self) -> None:
         kind = "clip.before-unscale"
@@ -483,11 +420,11 @@ class TrainingStabilizer:
 
     def _closure_step(self, closure: Callable[[], Tensor]) -> Outcome:
         """Step with a closure; a refused step leaves parameters and optimizer state as they were."""
-        if self._window.length > 1 or self._scaler is not None:
+        if self._window.length > 1 or self._judge.scaler is not None:
             raise UsageError("a closure evaluates the loss several times a step: use accumulate=1 and no loss scaling.")
         self._layout.refresh()
         before = StepCopy(self._layout.parameters, self.optimizer)
-        evaluations: list[tuple[Signals, Judgement]] = []
+        evaluations: list[StepNumbers] = []
 
         def evaluate() -> Tensor:
             self._window = self._window.cleared()
@@ -495,8 +432,8 @@ class TrainingStabilizer:
                 loss = closure()
             if self._window.count == 0:
                 self._window.add(loss, None)
-            evaluations.append(self._judge_evaluation(evaluations))
-            if evaluations[0][1].skip:
+            evaluations.append(self._evaluated(first=not evaluations))
+            if evaluations[0].record().skipped:
                 raise ClosureRefused
             return loss
 
@@ -507,14 +444,14 @@ class TrainingStabilizer:
             before.restore()
         if not evaluations:
             raise UsageError("the optimizer did not call the closure it was given.")
-        signals, judged = evaluations[0]
-        if len(evaluations) > 1 and not judged.skip and self._parameters_broken():
+        record = evaluations[0].record()
+        if len(evaluations) > 1 and not record.skipped and self._parameters_broken():
             before.restore()
-            judged = Judgement(True, False, (*judged.flags, True), (*judged.rules, "nonfinite"))
-        return self._close_step(collect(signals, judged))
+            record = replace(record, skipped=True, reasons=("nonfinite",))
+        return self._close_step(StepNumbers(record))
 
     @torch.no_grad()
-    def _judge_evaluation(self, earlier: Sequence[tuple[Signals, Judgement]]) -> tuple[Signals, Judgement]:
+    def _evaluated(self, first: bool) -> StepNumbers:
         """Judge the first evaluation of a step, and clip every one.
 
         Later ones are the optimizer's own search: a bad trial point is its business as long as it ends on a good one.
@@ -522,25 +459,17 @@ class TrainingStabilizer:
         named, gradients = self._layout.with_gradient()
         if not gradients:
             raise UsageError("the closure left no gradient: it must call `stabilizer.backward(loss)`.")
-        statistics = combine_shards(self._meter.measure(gradients), gradients)
-        views = [dense_view(gradient) for gradient in gradients]
-        if earlier:
-            signals, judged = earlier[0]
-        else:
-            signals = replace(self._signals(statistics), layers=layers_of(named, *statistics))
-            judged = self._judge(signals)
-            judged = replace(judged, skip=bool(judged.skip))
-        state = self._clip_state
-        if self._shapers:
-            _, _, statistics = self._shape(named, gradients, views, None, statistics)
-        factor = self._clip(statistics, judged.skip)
-        if factor is not None:
-            scale_gradients(views, factor)
-            if earlier:
-                self._clip_state = state
-            else:
-                signals = replace(signals, clip_factor=factor.min() if self._on_device else float(factor.min()))
-        return signals, judged
+        states = self._judge.states
+        views = dense_views(gradients)
+        measured = combine_shards(self._meter.measure(views), gradients)
+        positions = self._layout.positions if self._judge.clipper is not None else None
+        given = StepInput(self._steps, measured, self._window.mean_loss, 1.0, self._own_signals, positions)
+        judged = self._judge.judge(given, self._reshape(named, gradients, views))
+        if judged.factor is not None:
+            scale_gradients(views, judged.factor)
+        if not first:
+            self._judge.states = states
+        return self._numbers(judged, judged.packed() if self._on_device else None, named, {})
 
     def _parameters_broken(self) -> bool:
         measured = self._meter.measure([parameter for _, parameter in self._layout.parameters])

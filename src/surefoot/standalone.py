@@ -11,13 +11,13 @@ from surefoot.act.apply import scale_gradients
 from surefoot.act.clip import ClipByNorm
 from surefoot.errors import UsageError
 from surefoot.observe.shards import combine_shards
-from surefoot.observe.tensors import TensorMeter, dense_view, total_norm
+from surefoot.observe.tensors import TensorMeter, dense_views, total_norm
 from surefoot.settings import split_clip
 from surefoot.state import pack, unpack
 from surefoot.types import GradientNorms, NamedParameter, Signals, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from surefoot.act.clip import Clipper
     from surefoot.act.shape import Shaper
@@ -79,7 +79,8 @@ def _is_clipper(part: Any) -> bool:
 
 @torch.no_grad()
 def clip_gradients(
-    parameters: Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]], clip: float | Clipper | Shaper | Running
+    parameters: torch.nn.Module | Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]],
+    clip: float | Clipper | Shaper | Running | Sequence[Clipper | Shaper],
 ) -> Tensor:
     """Clip gradients in place; returns the global norm before clipping, on the device.
 
@@ -88,7 +89,8 @@ def clip_gradients(
     which keeps its state between calls.
     """
     named = [item if isinstance(item, tuple) else ("", item) for item in _listed(parameters)]
-    with_gradient = [NamedParameter(name, p) for name, p in named if p.grad is not None]
+    present = [i for i, (_, parameter) in enumerate(named) if parameter.grad is not None]
+    with_gradient = [NamedParameter(*named[i]) for i in present]
     if not with_gradient:
         return torch.zeros(())
     for _, parameter in with_gradient:
@@ -102,14 +104,22 @@ def clip_gradients(
     shapers, clipper = split_clip(rule)
     for shaper in shapers:
         shaper.shape(with_gradient)
+    if shapers and clipper is not None:
+        statistics = combine_shards(TensorMeter().measure(gradients), gradients)
     if clipper is not None:
-        norms = GradientNorms(norm, statistics.norm)
-        factor = running.factor(norms) if running else clipper.update(clipper.init(len(gradients)), norms)[1]
-        scale_gradients([dense_view(gradient) for gradient in gradients], factor)
+        each, places = statistics.norm, None
+        if len(present) < len(named):  # one entry per parameter all the same: a history stays with its own tensor
+            places = torch.tensor(present).to(each.device, non_blocking=True)
+            each = each.new_zeros(len(named)).index_copy(0, places, each)
+        norms = GradientNorms(total_norm(statistics.norm), each)
+        factor = running.factor(norms) if running else clipper.update(clipper.init(len(named)), norms)[1]
+        if places is not None and factor.ndim:
+            factor = factor[places]
+        scale_gradients(dense_views(gradients), factor)
     return norm
 
 
 def _listed(parameters: Any) -> list[Any]:
     if isinstance(parameters, Tensor):
         return [parameters]
-    return list(parameters.parameters()) if isinstance(parameters, torch.nn.Module) else list(parameters)
+    return list(parameters.named_parameters() if isinstance(parameters, torch.nn.Module) else parameters)

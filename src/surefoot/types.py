@@ -10,6 +10,7 @@ operations can decide a step without a host sync, and one written with floats ca
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from torch import Tensor
@@ -120,7 +121,7 @@ class Signals:
     def get(self, name: str) -> Scalar | None:
         """Look a signal up by name, ours or the user's; `None` if there is none."""
         value = self.extra.get(name, getattr(self, name, None))
-        return value if isinstance(value, (int, float, Tensor)) else None
+        return value if isinstance(value, (Real, Tensor)) else None  # type: ignore[return-value]
 
     @property
     def device(self) -> torch.device | None:

@@ -119,7 +119,7 @@ class AdaptiveGradientClipper:
         weight = torch.where(warming, seen / (seen + 1), self.momentum)
         moved = weight * mean + (1 - weight) * clipped
         moved = torch.where(warming, moved, torch.minimum(moved, self.max_growth * mean))
-        usable = torch.isfinite(clipped)
+        usable = torch.isfinite(norm)
         state = AdaptiveState(torch.where(usable, moved, mean), seen + usable)
         return state, torch.where(torch.isinf(limit), 1.0, limit_factor(norm, limit))
 
@@ -169,8 +169,9 @@ class ClipByZScore:
         weight = torch.where(warming, 1 / (seen + 1), 1 - self.momentum)
         step = clipped - mean
         next_mean = mean + weight * step
-        next_variance = (1 - weight) * variance + weight * torch.where(warming, step * (clipped - next_mean), step**2)
-        usable = torch.isfinite(clipped)
+        rest = clipped - next_mean
+        next_variance = (1 - weight) * variance + weight * rest * torch.where(warming, step, rest)
+        usable = torch.isfinite(norm)
         state = ZScoreState(
             torch.where(usable, next_mean, mean), torch.where(usable, next_variance, variance), seen + usable
         )

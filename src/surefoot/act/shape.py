@@ -79,7 +79,7 @@ class AdaptiveUnitClip:
                 continue
             limit = self.factor * unit_norm(parameter.detach()).clamp(min=self.eps)
             norm = unit_norm(gradient)
-            scale = torch.clamp(limit / norm.clamp(min=1e-6), max=1.0)
+            scale = torch.clamp(limit / norm, max=1.0)  # a gradient of 0 gives Inf, and so 1
             gradient.mul_(torch.where(torch.isfinite(norm), scale, 1.0))
 
 

@@ -46,6 +46,10 @@ class Library:
             return array.cpu().numpy() if isinstance(array, torch.Tensor) else array
         return torch.as_tensor(array, dtype=torch.float32, device=self.device)
 
+    def is_finite(self, values: Array) -> Array:
+        """False for NaN and Inf; two kernels where `torch.isfinite` launches four."""
+        return abs(values) < np.inf
+
     def sort_rows(self, rows: Array) -> Array:
         """Each row in ascending order, NaN last."""
         return np.sort(rows, axis=1) if self.device is None else torch.sort(rows, dim=1).values

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from surefoot.detect.clipping import ClippingSaturated
-from surefoot.detect.combine import Combined
+from surefoot.detect.combine import Combined, require_detector
 from surefoot.detect.explode import Explosion
 from surefoot.detect.loss_stability import LossStabilityMonitor
 from surefoot.detect.nonfinite import NonFinite
@@ -39,6 +39,11 @@ class StabilityChecker:
     plateau: Detector | None = field(default_factory=Plateau)
     no_learning: Detector | None = field(default_factory=NoLearning)
     clipping: Detector | None = field(default_factory=ClippingSaturated)
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if getattr(self, each.name) is not None:
+                require_detector(each.name, getattr(self, each.name))
 
     @property
     def step_rules(self) -> tuple[Detector, ...]:

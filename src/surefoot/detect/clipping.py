@@ -37,8 +37,9 @@ class ClippingSaturated:
         """Judge one step."""
         factor = host_float(signals.clip_factor)
         window = pushed(state.window, factor, self.window_steps)
-        leaving = len(state.window) == self.window_steps and state.window[0] < 1.0
-        clipped = state.clipped + (factor is not None and factor < 1.0) - leaving
+        entered = window is not state.window  # what is not finite does not
+        leaving = entered and len(state.window) == self.window_steps and state.window[0] < 1.0
+        clipped = state.clipped + (entered and window[-1] < 1.0) - leaving
         state = ClippingState(window, clipped)
         if len(window) < self.window_steps or clipped <= self.share * len(window):
             return state, Verdict("clipping_saturated", False, "info")

@@ -20,6 +20,14 @@ from surefoot.types import Detector, Severity, Signals, Verdict
 _RANK: dict[Severity, int] = {"info": 0, "warning": 1, "error": 2}
 
 
+def require_detector(where: str, part: object) -> None:
+    """Raise `SettingError` unless `part` can judge: an object, not a class, with `init` and `update`."""
+    require(
+        isinstance(part, Detector) and not isinstance(part, type),
+        f"`{where}` takes a detector such as `NonFinite()`, an object with `init` and `update`; got {part!r}.",
+    )
+
+
 @dataclass(frozen=True)
 class Combined:
     """Several detectors judged together; made by `any_of` and `all_of`."""
@@ -30,10 +38,7 @@ class Combined:
     def __post_init__(self) -> None:
         require(len(self.parts) > 0, f"`{self.rule}_of()` needs at least one detector; got none.")
         for part in self.parts:
-            require(
-                isinstance(part, Detector),
-                f"`{self.rule}_of()` combines detectors (objects with `init` and `update`); got {part!r}.",
-            )
+            require_detector(f"{self.rule}_of()", part)
 
     def init(self) -> tuple[Any, ...]:
         """The states of the parts."""
@@ -72,6 +77,7 @@ class Sustained:
     steps: int
 
     def __post_init__(self) -> None:
+        require_detector("sustained()", self.detector)
         require(self.steps >= 1, f"`steps` must be at least 1; got {self.steps}.")
 
     def init(self) -> tuple[Any, Any]:
@@ -82,8 +88,10 @@ class Sustained:
         """Judge one step."""
         own, verdict = self.detector.update(state[0], signals)
         xp = library_of(signals)
-        run = xp.where(verdict.anomalous, xp.own(state[1]) + 1, 0.0)
-        return (own, run), replace(verdict, anomalous=run >= self.steps, parts=())
+        run = xp.where(xp.own(verdict.anomalous) > 0, xp.own(state[1]) + 1, 0.0)
+        held = run >= self.steps
+        summary = verdict.summary if xp.device is not None or held else ""
+        return (own, run), replace(verdict, anomalous=held, summary=summary, parts=())
 
 
 def sustained(detector: Detector, steps: int) -> Sustained:
@@ -99,6 +107,7 @@ class AfterWarmup:
     steps: int
 
     def __post_init__(self) -> None:
+        require_detector("after_warmup()", self.detector)
         require(self.steps >= 0, f"`steps` must not be negative; got {self.steps}.")
 
     def init(self) -> Any:

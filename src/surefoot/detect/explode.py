@@ -68,7 +68,7 @@ class Explosion:
         peak, accepted, refused = (xp.own(part) for part in state)
         beyond = (value > self.factor * peak) & (peak > 0) & (accepted >= self.min_steps)
         anomalous = (value == xp.inf) | (beyond & (refused < self.patience))
-        healthy = xp.isfinite(value) & ~anomalous
+        healthy = xp.is_finite(value) & ~anomalous
         telling = healthy & (value > 0)
         next_state = ExplosionState(
             xp.where(telling, xp.maximum(peak * fade(accepted, self.half_life_steps), value), peak),

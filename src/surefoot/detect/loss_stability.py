@@ -8,8 +8,8 @@ deviation and slope, and with the step it was made at.
 How bad a rise is depends on the scale of the run: the largest loss of its first window, or all it has gained since.
 The first window counts from the first loss that is not 0, since zeros (no reward found yet) have no scale. A fast rise
 out of the window's own noise is a warning from `diverged_factor` scales on. A slow one drowns in that noise, which
-grows with it; so a level `runaway_factor` scales above the first one is a warning too, however it got there. In between
-it is a remark: a value loss rises as returns do.
+grows with it; so a level `runaway_factor` scales above the first one is a warning too, however it got there, and again
+each time it has doubled. In between it is a remark: a value loss rises as returns do.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class LossStabilityState(NamedTuple):
     first_level: float | None = None
     best_level: float | None = None
     scale: float = 0.0
+    runaway_level: float | None = None
+    """The level that was last called a runaway."""
     status: Status = "insufficient_data"
     severity: Severity = "info"
 
@@ -76,7 +78,7 @@ class LossStabilityMonitor:
         window = pushed(state.window, None if loss == 0.0 and not state.window else loss, self.window_steps)
         state = state._replace(window=window, seen=state.seen + 1)
         if len(window) < self.window_steps or (state.first_level is not None and state.seen % self.every_steps):
-            return state, self._verdict(state.status, signals.step, {}, state.severity)
+            return state, self._verdict(state, signals.step, {})
         split = len(window) * 3 // 4
         earlier, recent = median(window[:split]), median(window[split:])
         first = earlier if state.first_level is None else state.first_level
@@ -95,23 +97,25 @@ class LossStabilityMonitor:
             "std": spread(window),
             "slope": slope,
         }
-        runaway = recent - first > self.runaway_factor * scale
+        lost, lost_before = recent - first, (state.runaway_level or first) - first
+        runaway = lost > max(self.runaway_factor * scale, 2 * lost_before)
         unstable = rise > needed or runaway
         far = runaway or rise > self.diverged_factor * scale
         best = best if unstable else min(best, recent)
         status: Status = "unstable" if unstable else "stable"
         severity: Severity = "warning" if far else "info"
-        state = LossStabilityState(window, state.seen, first, best, size, status, severity)
-        return state, self._verdict(status, signals.step, numbers, severity)
+        runaway_level = recent if runaway else state.runaway_level
+        state = LossStabilityState(window, state.seen, first, best, size, runaway_level, status, severity)
+        return state, self._verdict(state, signals.step, numbers)
 
-    def _verdict(self, status: Status, step: int, numbers: dict[str, float], severity: Severity = "info") -> Verdict:
-        summary = ""
-        if status == "unstable" and numbers:
+    def _verdict(self, state: LossStabilityState, step: int, numbers: dict[str, float]) -> Verdict:
+        summary, unstable = "", state.status == "unstable"
+        if unstable and numbers:
             summary = (
                 f"{self.signal} rose by {numbers['rise']:.4g} within {self.window_steps} steps, "
                 f"to {numbers['level']:.4g}; up to {numbers['needed']:.4g} would be its noise, "
                 f"and it started at {numbers['first_level']:.4g}"
             )
         return Verdict(
-            "loss_stability", status == "unstable", severity, summary, {"status": status, "step": step, **numbers}
+            "loss_stability", unstable, state.severity, summary, {"status": state.status, "step": step, **numbers}
         )

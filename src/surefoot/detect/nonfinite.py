@@ -24,9 +24,9 @@ class NonFinite:
         xp = library_of(signals)
         broken = xp.scalar(0.0) > 0
         if signals.loss is not None:
-            broken = broken | ~xp.isfinite(xp.scalar(signals.loss))
+            broken = broken | ~xp.is_finite(xp.scalar(signals.loss))
         if signals.nonfinite is not None:
             broken = broken | (xp.scalar(signals.nonfinite) > 0)
         elif signals.grad_norm is not None:
-            broken = broken | ~xp.isfinite(xp.scalar(signals.grad_norm))
+            broken = broken | ~xp.is_finite(xp.scalar(signals.grad_norm))
         return state, Verdict("nonfinite", broken, severity="error")

@@ -16,10 +16,11 @@ from surefoot.types import Signals, Verdict
 
 
 class PlateauState(NamedTuple):
-    """The last losses and how many have been seen."""
+    """The last losses, how many have been seen, and the last verdict."""
 
     window: Window = ()
     seen: int = 0
+    flat: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,15 @@ class Plateau:
         return PlateauState()
 
     def update(self, state: PlateauState, signals: Signals) -> tuple[PlateauState, Verdict]:
-        """Take one loss in; judge once per half window, since a verdict sorts it."""
+        """Take one loss in; judge once per half window, since a verdict sorts it. In between the last one stands."""
         window = pushed(state.window, host_float(signals.loss), self.window_steps)
         half = self.window_steps // 2
-        state = PlateauState(window, state.seen + 1)
+        state = state._replace(window=window, seen=state.seen + 1)
         if len(window) < self.window_steps or state.seen % half:
-            return state, Verdict("plateau", False, "info")
+            return state, Verdict("plateau", state.flat, "info")
         gain, width = median(window[:half]) - median(window[half:]), noise(window)
-        if gain > self.min_gain * width:
+        state = state._replace(flat=gain <= self.min_gain * width)
+        if not state.flat:
             return state, Verdict("plateau", False, "info")
         return state, Verdict(
             "plateau",
@@ -58,11 +60,12 @@ class Plateau:
 
 
 class NoLearningState(NamedTuple):
-    """The first losses, the last losses, and whether the loss ever left its first level."""
+    """The first losses, the last losses, whether the loss ever left its first level, and the last verdict."""
 
     first: Window = ()
     last: Window = ()
     learned: bool = False
+    flat: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,21 +87,21 @@ class NoLearning:
         return NoLearningState()
 
     def update(self, state: NoLearningState, signals: Signals) -> tuple[NoLearningState, Verdict]:
-        """Take one loss in; judge once per window."""
+        """Take one loss in; judge once per window. In between the last verdict stands."""
         loss = host_float(signals.loss)
         if state.learned or loss is None:
-            return state, Verdict("no_learning", False, "info")
+            return state, Verdict("no_learning", state.flat, "info")
         if len(state.first) < self.window_steps:
             return state._replace(first=pushed(state.first, loss, self.window_steps)), Verdict(
                 "no_learning", False, "info"
             )
         last = pushed(state.last, loss, self.window_steps)
         if len(last) < self.window_steps or signals.step % self.window_steps:
-            return state._replace(last=last), Verdict("no_learning", False, "info")
+            return state._replace(last=last), Verdict("no_learning", state.flat, "info")
         fall, width = median(state.first) - median(last), noise(state.first)
-        state = NoLearningState(state.first, last, learned=fall > 0.5 * width)
-        flat = not state.learned and signals.step >= self.after_steps
-        if not flat:
+        learned = fall > 0.5 * width
+        state = NoLearningState(state.first, last, learned, flat=not learned and signals.step >= self.after_steps)
+        if not state.flat:
             return state, Verdict("no_learning", False, "info")
         return state, Verdict(
             "no_learning",

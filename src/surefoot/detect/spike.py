@@ -103,7 +103,7 @@ class Spike:
         factor = xp.sqrt(furthest / spread.clip(_TINY)).clip(self.factor, self.max_factor)
         bar = xp.maximum(self.threshold * spread, factor * furthest)
         bar = xp.maximum(bar, self.min_rise * xp.abs(median))
-        finite = xp.isfinite(values)
+        finite = xp.is_finite(values)
         outlier = (distance > bar) & (accepted >= self.min_steps) & finite
         taken = finite & (~outlier | (refused >= self.patience))
         telling = taken & (values != 0)
@@ -123,7 +123,7 @@ def _quartiles(xp: Library, window: Array) -> tuple[Array, Array, Array]:
 
     By sorting, and not with `torch.nanmedian`, which has no deterministic form on CUDA.
     """
-    filled = xp.isfinite(window).sum(1)
+    filled = xp.is_finite(window).sum(1)
     places = (filled[:, None] - 1).clip(0) * xp.quarters()
     picked = xp.pick(xp.sort_rows(window), places)
     return picked[:, 0], picked[:, 1], picked[:, 2]

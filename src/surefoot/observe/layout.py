@@ -29,15 +29,16 @@ class Layout:
         self.parameters: list[NamedParameter] = []
         self.refresh()
 
-    def refresh(self) -> None:
+    def refresh(self) -> bool:
         """Look again if the optimizer has been given more parameters, as when layers are unfrozen one by one."""
         count = sum(len(group["params"]) for group in self._optimizer.param_groups)
         if count == self._count:
-            return
+            return False
         names = {id(parameter): name for name, parameter in named_parameters(self._models)}
         self.parameters = optimizer_parameters(self._optimizer.param_groups, names)
         self._count = count
         self.known = sum(id(parameter) in names for _, parameter in self.parameters)
+        return True
 
     @property
     def home(self) -> torch.device:

@@ -10,7 +10,7 @@ import torch
 from surefoot.errors import UsageError
 from surefoot.observe.parameters import named_parameters
 from surefoot.observe.readings import Reading, begin_reading
-from surefoot.observe.tensors import TensorMeter, dense_view, total_norm
+from surefoot.observe.tensors import TensorMeter, dense_views, total_norm
 from surefoot.types import Layers, NamedParameter, format_number
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ class GradientMonitor:
         if self._before is None:
             raise UsageError("`observe_update()` came without `before_step()`: there is nothing to compare with.")
         before, self._before = self._before, None
-        now = [dense_view(parameter.detach()) for _, parameter in self._named]
-        moved = [after - dense_view(old) for after, old in zip(now, before, strict=True)]
+        now = dense_views([parameter.detach() for _, parameter in self._named])
+        moved = [after - old for after, old in zip(now, dense_views(before), strict=True)]
         weight = TensorMeter().measure(before).norm
         ratio = TensorMeter().measure(moved).norm / weight
         return dict(zip((name for name, _ in self._named), ratio.tolist(), strict=True))

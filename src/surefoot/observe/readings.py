@@ -22,6 +22,7 @@ class Reading:
         if self._arrived is not None:
             self._arrived.synchronize()
             self._arrived = None
+            self._host = self._host.clone()  # give the pinned memory back: allocating more of it would sync
         return self._host
 
 

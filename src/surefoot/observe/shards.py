@@ -20,6 +20,8 @@ def combine_shards(local: TensorStatistics, gradients: Sequence[Tensor]) -> Tens
 
     Two small collectives per mesh dimension that shards anything; plain tensors are left as they are.
     """
+    if all(type(gradient) is torch.Tensor for gradient in gradients):
+        return local
     sharded: dict[tuple[Any, int], list[int]] = {}
     for i, gradient in enumerate(gradients):
         for dim, placement in enumerate(getattr(gradient, "placements", ())):

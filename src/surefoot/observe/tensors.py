@@ -38,11 +38,21 @@ class TensorStatistics(NamedTuple):
         return TensorStatistics(self.norm * factor, self.largest * factor, self.nonfinite)
 
 
-def dense_view(tensor: Tensor) -> Tensor:
-    """The strided memory behind a tensor on this rank: the values of a sparse one, the local shard of a DTensor.
+def dense_views(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The strided memory behind each tensor on this rank: what is measured, and what is scaled in place.
 
-    Sparse tensors must be coalesced, or entries that add up would be measured apart.
+    The values of a sparse one, which must be coalesced, or entries that add up would be measured apart; the local shard
+    of a DTensor; real and imaginary parts of a complex one.
     """
+    return [tensor if _is_plain(tensor) else _dense_view(tensor) for tensor in tensors]
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    known = type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
+    return known and tensor.layout is torch.strided and not tensor.dtype.is_complex
+
+
+def _dense_view(tensor: Tensor) -> Tensor:
     if tensor.is_sparse:
         tensor = tensor._values()
     elif hasattr(tensor, "to_local"):
@@ -68,9 +78,10 @@ class TensorMeter:
     def __init__(self) -> None:
         self._triton: TritonPass | None = None
 
+    @torch.no_grad()
     def measure(self, tensors: Sequence[Tensor]) -> TensorStatistics:
         """Measure every tensor; the result lies on the device of the first."""
-        views = [dense_view(tensor.detach()) for tensor in tensors]
+        views = dense_views(tensors)
         home = views[0].device
         if all(view.device == home for view in views):
             return self._measure_on(home, views)

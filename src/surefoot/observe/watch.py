@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from surefoot.errors import require
-from surefoot.observe.tensors import TensorMeter, dense_view
+from surefoot.observe.tensors import TensorMeter, dense_views
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,13 +42,12 @@ class UpdateMeter:
     def __init__(self, watch: Watch, parameters: Sequence[NamedParameter]) -> None:
         self._tensors = [parameter.detach() for _, parameter in parameters]
         self._before = [tensor.clone() for tensor in self._tensors] if watch.updates else None
-        self.param_norm = TensorMeter().measure(self._tensors).norm
+        self._param_norm = TensorMeter().measure(self._tensors).norm
 
     @torch.no_grad()
-    def update_norm(self) -> Tensor | None:
-        """Norm of what the step did; call after it."""
+    def columns(self) -> dict[str, Tensor]:
+        """The norms, and if watched those of what the step did; call after it."""
         if self._before is None:
-            return None
-        now = [dense_view(tensor) for tensor in self._tensors]
-        moved = [after - dense_view(before) for after, before in zip(now, self._before, strict=True)]
-        return TensorMeter().measure(moved).norm
+            return {"param_norm": self._param_norm}
+        moved = [a - b for a, b in zip(dense_views(self._tensors), dense_views(self._before), strict=True)]
+        return {"param_norm": self._param_norm, "update_norm": TensorMeter().measure(moved).norm}

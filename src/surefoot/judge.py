@@ -1,0 +1,240 @@
+"""From the statistics of a step's gradients to what is done with it: apply or leave out, and by what to scale.
+
+`Judge` holds the step rules, the clipper and the loss scaler with their states, and advances all of them by one step.
+It works on tensors, without reading one, when steps are decided on the device, and on floats when the host decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from surefoot.decide.agreement import agree
+from surefoot.observe.tensors import TensorStatistics, total_norm
+from surefoot.state import choose, on_device, pack, unpack
+from surefoot.types import GradientNorms, Scalar, Signals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch.distributed as dist
+
+    from surefoot.act.clip import Clipper
+    from surefoot.act.loss_scale import LossScaler
+    from surefoot.detect.combine import Combined
+
+_HEAD = ("loss", "grad_norm", "nonfinite", "clip_factor", "loss_scale")
+
+
+@dataclass(frozen=True)
+class StepInput:
+    """What is known of a step before it is judged."""
+
+    step: int
+    statistics: TensorStatistics
+    """Of the gradients as they lie in memory, still scaled."""
+    loss: Tensor | None
+    divisor: Scalar
+    """What accumulation left to divide the gradients by."""
+    own: Mapping[str, Scalar]
+    """The user's own signals."""
+    positions: Tensor | None = None
+    """Where the gradients stand among all parameters, if some have none."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What is to be done with a step. Flags are tensors on the device, or bools on the host."""
+
+    skip: Any
+    overflow: Any
+    flags: tuple[Any, ...]
+    """One per step rule."""
+    loss: Scalar | None
+    grad_norm: Scalar
+    nonfinite: Scalar
+    clip_factor: Scalar
+    loss_scale: Scalar
+    statistics: TensorStatistics
+    """Of the unscaled gradients."""
+    divide: Tensor | None
+    """What the gradients still have to be divided by."""
+    factor: Tensor | None
+    """What the clipper multiplies them by, once or per tensor."""
+
+    def packed(self) -> Tensor:
+        """All numbers of the step in one vector on the device, to be copied at once."""
+        scalars = [self.skip, self.overflow, *self.flags, *(getattr(self, name) for name in self.head)]
+        device = self.statistics.norm.device
+        numbers = [value if isinstance(value, Tensor) else torch.full((), value, device=device) for value in scalars]
+        return torch.cat([torch.stack([number.to(torch.float32) for number in numbers]), *self.statistics]).float()
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        """The scalars that were measured."""
+        return tuple(name for name in _HEAD if getattr(self, name) is not None)
+
+
+class Judge:
+    """Step rules, clipper and loss scaler, with their states."""
+
+    def __init__(
+        self,
+        rules: Combined | None,
+        clipper: Clipper | None,
+        scaler: LossScaler | None,
+        *,
+        count: int,
+        home: torch.device,
+        decides_on_device: bool,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        self.rules, self.clipper, self.scaler = rules, clipper, scaler
+        self.group = group
+        self._count, self._home, self._tensors = count, home, decides_on_device
+        self.rules_state = self._placed(rules.init()) if rules else ()
+        self.clip_state = self._placed(clipper.init(count)) if clipper else ()
+        self.scale_state = on_device(scaler.init(), home) if scaler else ()
+
+    def _placed(self, state: Any) -> Any:
+        return on_device(state, self._home) if self._tensors else state
+
+    @property
+    def states(self) -> tuple[Any, Any, Any]:
+        """The states of the rules, the clipper and the scaler."""
+        return self.rules_state, self.clip_state, self.scale_state
+
+    @states.setter
+    def states(self, states: tuple[Any, Any, Any]) -> None:
+        self.rules_state, self.clip_state, self.scale_state = states
+
+    @property
+    def rule_names(self) -> tuple[str, ...]:
+        """What the step rules are called, in the order of the flags."""
+        return tuple(_name_of(rule) for rule in self.rules.parts) if self.rules else ()
+
+    def loss_scale(self) -> Tensor | None:
+        """What the loss is multiplied by before backward."""
+        return self.scaler.scale_of(self.scale_state) if self.scaler else None
+
+    def judge(self, given: StepInput, reshape: Callable[[Tensor | None], TensorStatistics] | None = None) -> Judged:
+        """Advance everything by one step.
+
+        `reshape` changes the gradients in place between the verdict and the clipper, given what they must be divided
+        by first; the clipper then sees the statistics it returns.
+        """
+        divide = self._divide_by(given.divisor)
+        statistics = given.statistics if divide is None else given.statistics.rescaled(1 / divide)
+        signals = self._signals(given, statistics)
+        skip, overflow, flags = self._verdict(signals)
+        seen = statistics
+        if reshape is not None:
+            seen, divide = reshape(divide), None
+        factor = self._clip(seen, given.positions, skip)
+        smallest: Scalar = 1.0 if factor is None else factor.min()
+        used = self._advance_scale(overflow)
+        if not self._tensors:
+            smallest, used = float(smallest), float(used)
+        return Judged(
+            skip,
+            overflow,
+            flags,
+            signals.loss,
+            signals.grad_norm,  # type: ignore[arg-type]
+            signals.nonfinite,  # type: ignore[arg-type]
+            smallest,
+            used,
+            statistics,
+            divide,
+            factor,
+        )
+
+    def _divide_by(self, divisor: Scalar) -> Tensor | None:
+        """Loss scale times what accumulation left over; `None` if that is 1."""
+        scale = self.loss_scale()
+        if scale is not None:
+            return scale * divisor
+        if isinstance(divisor, Tensor):
+            return divisor.to(self._home, torch.float32)
+        return None if divisor == 1 else torch.full((), divisor, device=self._home)
+
+    def _signals(self, given: StepInput, statistics: TensorStatistics) -> Signals:
+        total, broken = total_norm(statistics.norm), statistics.nonfinite.sum()
+        if self._tensors:
+            loss = None if given.loss is None else given.loss.to(self._home)
+            return Signals(given.step, loss, total, broken, extra=given.own)
+        own = {name: float(value) for name, value in given.own.items()}
+        return Signals(
+            given.step, None if given.loss is None else float(given.loss), float(total), float(broken), extra=own
+        )
+
+    def _verdict(self, signals: Signals) -> tuple[Any, Any, tuple[Any, ...]]:
+        """Let the step rules judge, and let the ranks agree: skip, overflow, and a flag per rule."""
+        flags: list[Any] = []
+        if self.rules is not None:
+            self.rules_state, verdict = self.rules.update(self.rules_state, signals)
+            flags = [part.anomalous for part in verdict.parts]
+        overflow: Any = signals.nonfinite > 0  # type: ignore[operator]
+        if self.scaler is None:
+            overflow = overflow & False
+        elif signals.loss is not None:  # a broken loss is no overflow that a smaller scale would cure
+            overflow = overflow & (abs(signals.loss) < torch.inf)  # type: ignore[operator]
+        if self.group is not None:
+            together = torch.stack([torch.as_tensor(flag, device=self._home) for flag in [*flags, overflow]])
+            together = agree(together, self.group)
+            *flags, overflow = together.unbind() if self._tensors else together.tolist()
+        skip = overflow
+        for flag in flags:
+            skip = skip | flag
+        return skip, overflow, tuple(flags)
+
+    def _clip(self, statistics: TensorStatistics, positions: Tensor | None, skip: Any) -> Tensor | None:
+        """The clipper's factor. Its history does not take a refused step in."""
+        if self.clipper is None:
+            return None
+        each = statistics.norm
+        if positions is not None:
+            each = each.new_zeros(self._count).index_copy(0, positions, each)
+        state, factor = self.clipper.update(self.clip_state, GradientNorms(total_norm(statistics.norm), each))
+        self.clip_state = choose(skip, self.clip_state, state)
+        return factor if positions is None or factor.ndim == 0 else factor[positions]
+
+    def _advance_scale(self, overflow: Any) -> Scalar:
+        """Move the loss scale on; returns the one this step was run with."""
+        if self.scaler is None:
+            return 1.0
+        used = self.scaler.scale_of(self.scale_state).clone()
+        self.scale_state = self.scaler.update(self.scale_state, torch.as_tensor(overflow, device=self._home))
+        return used
+
+    def settings(self) -> dict[str, str]:
+        """What the parts are set to, to tell whether a saved state still fits."""
+        return {"rules": repr(self.rules), "clip": repr(self.clipper), "scaler": repr(self.scaler)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of the parts as tensors and plain values."""
+        return {
+            "settings": self.settings(),
+            "rules": pack(self.rules_state),
+            "clip": pack(self.clip_state),
+            "scaler": pack(self.scale_state),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where a saved judge stopped. A part whose settings have changed starts anew."""
+        same = {part: state["settings"].get(part) == now for part, now in self.settings().items()}
+        if self.rules and same["rules"]:
+            self.rules_state = self._placed(unpack(self.rules.init(), state["rules"]))
+        if self.clipper and same["clip"]:
+            self.clip_state = self._placed(unpack(self.clipper.init(self._count), state["clip"]))
+        if self.scaler and same["scaler"]:
+            self.scale_state = on_device(unpack(self.scaler.init(), state["scaler"]), self._home)
+
+
+def _name_of(rule: Any) -> str:
+    """The name a rule's verdicts carry, learned by letting a fresh one judge nothing."""
+    _, verdict = rule.update(rule.init(), Signals(0))
+    return str(verdict.detector)

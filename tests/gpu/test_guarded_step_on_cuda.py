@@ -1,0 +1,193 @@
+"""What only a CUDA device can show. Left out where there is none."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import surefoot as sf
+from surefoot.observe.tensors import TensorMeter, _measure_cpu
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def small_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8)).cuda()
+
+
+@pytest.fixture
+def no_syncs():
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+OPTIMIZERS = {
+    "adamw": lambda p: torch.optim.AdamW(p, fused=True),
+    "adam": lambda p: torch.optim.Adam(p, fused=True, amsgrad=True),
+    "sgd": lambda p: torch.optim.SGD(p, lr=1e-2, fused=True),
+}
+
+
+CLIPS = {
+    "none": None,
+    "norm": sf.ClipByNorm(0.5),
+    "adaptive": sf.AdaptiveGradientClipper(),
+    "z-score": sf.ClipByZScore(),
+    "quantile": sf.ClipByQuantile(window_steps=64),
+    "per tensor": sf.ClipPerTensor(),
+    "value": sf.ClipByValue(0.1),
+    "unit": sf.AdaptiveUnitClip(),
+    "centred": (sf.CentralizeGradients(), sf.ClipByNorm(0.5)),
+}
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_hundred_guarded_steps_never_wait_for_the_device(optimizer, clip, no_syncs):
+    torch.cuda.set_sync_debug_mode("default")
+    model = small_model()
+    stabilizer = sf.TrainingStabilizer(model, OPTIMIZERS[optimizer](model.parameters()), clip=CLIPS[clip])
+    x = torch.randn(16, 32, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    for _ in range(100):
+        loss = model(x).square().mean()
+        stabilizer.observe(entropy=loss.detach() * 2)
+        stabilizer.backward(loss)
+        stabilizer.step()
+    torch.cuda.set_sync_debug_mode("default")
+    assert stabilizer.counts["applied"] == 100
+
+
+def test_fp16_with_loss_scaling_never_waits_for_the_device(no_syncs):
+    torch.cuda.set_sync_debug_mode("default")
+    model = small_model()
+    stabilizer = sf.TrainingStabilizer(
+        model,
+        torch.optim.AdamW(model.parameters(), fused=True),
+        precision="fp16",
+        clip=sf.ClipByNorm(1.0),
+        accumulate=2,
+    )
+    x = torch.randn(16, 32, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    for _ in range(100):
+        with stabilizer.autocast():
+            loss = model(x).square().mean()
+        stabilizer.backward(loss)
+        stabilizer.step()
+    torch.cuda.set_sync_debug_mode("default")
+    assert stabilizer.counts["steps"] == 50
+
+
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "sgd with momentum", "plain adamw"])
+@pytest.mark.parametrize("bad_step", [0, 7])
+def test_a_skipped_step_on_cuda_is_bitwise_no_step(optimizer, bad_step):
+    build = (
+        OPTIMIZERS.get(optimizer)
+        or {
+            "sgd with momentum": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, fused=True),
+            "plain adamw": lambda p: torch.optim.AdamW(p),
+        }[optimizer]
+    )
+    model = small_model()
+    adam = build(model.parameters())
+    stabilizer = sf.TrainingStabilizer(model, adam, clip=sf.ClipByNorm(0.5))
+    generator = torch.Generator("cuda").manual_seed(0)
+    for step in range(12):
+        x = torch.randn(16, 32, device="cuda", generator=generator)
+        before = [p.detach().clone() for p in model.parameters()]
+        state = copy.deepcopy(adam.state_dict()["state"])
+        loss = model(x).square().mean() * (math.nan if step == bad_step else 1.0)
+        stabilizer.backward(loss)
+        outcome = stabilizer.step()
+        assert outcome.skipped == (step == bad_step)
+        same = all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        assert same == (step == bad_step)
+        if step == bad_step and step > 0:
+            after = adam.state_dict()["state"]
+            for index, entry in state.items():
+                for key, value in entry.items():
+                    assert torch.equal(torch.as_tensor(value), torch.as_tensor(after[index][key])), key
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "plain"])
+def test_a_healthy_run_on_cuda_is_bitwise_the_bare_run(optimizer, compiled):
+    build = OPTIMIZERS.get(optimizer, lambda p: torch.optim.AdamW(p))
+
+    def train(guard: bool) -> list[torch.Tensor]:
+        model = small_model()
+        forward = torch.compile(model) if compiled else model
+        opt = build(model.parameters())
+        stabilizer = sf.TrainingStabilizer(model, opt) if guard else None
+        generator = torch.Generator("cuda").manual_seed(0)
+        for _ in range(200):
+            x = torch.randn(16, 32, device="cuda", generator=generator)
+            loss = (forward(x) - x[:, :8]).square().mean()
+            if stabilizer is None:
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+            else:
+                stabilizer.backward(loss)
+                stabilizer.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(train(False), train(True), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, "mixed"])
+def test_the_cuda_pass_agrees_with_the_cpu(dtype):
+    torch.manual_seed(0)
+    dtypes = [torch.float32, torch.bfloat16, torch.float16]
+    shapes = [(3,), (1000, 37), (0,), (64, 3, 7, 7), (40_000,), (), (33_000, 5)]
+    tensors = [
+        torch.randn(shape).to(dtypes[i % 3] if dtype == "mixed" else dtype) * 10.0 ** (i - 3)
+        for i, shape in enumerate(shapes)
+    ]
+    tensors[1].view(-1)[5] = math.nan
+    tensors[4].view(-1)[[1, 39_999]] = math.inf
+    tensors[3] = tensors[3].to(memory_format=torch.channels_last)
+    tensors.append(tensors[6].float().t()[:2])  # strided, not dense
+    expected = _measure_cpu(tensors)
+    found = TensorMeter().measure([tensor.cuda() for tensor in tensors[:-1]] + [tensors[6].float().cuda().t()[:2]])
+    for want, got in zip(expected, found, strict=True):
+        torch.testing.assert_close(got.cpu(), want, rtol=1e-5, atol=0, equal_nan=True)
+
+
+def test_squares_beyond_fp32_do_not_overflow_on_cuda():
+    tensor = torch.full((100_000,), 1e30, device="cuda")
+    norm = TensorMeter().measure([tensor]).norm
+    assert norm.item() == pytest.approx(1e30 * math.sqrt(100_000), rel=1e-5)
+
+
+def test_misaligned_views_are_measured_right():
+    storage = torch.randn(4097, device="cuda")
+    view = storage[1:]
+    assert TensorMeter().measure([view]).norm.item() == pytest.approx(view.double().norm().item(), rel=1e-5)
+
+
+def test_an_explosion_is_refused_on_the_device(no_syncs):
+    torch.cuda.set_sync_debug_mode("default")
+    model = small_model()
+    stabilizer = sf.TrainingStabilizer(model, torch.optim.AdamW(model.parameters(), fused=True))
+    x = torch.randn(16, 32, device="cuda")
+    factors = [torch.full((), 1e5 if step == 60 else 1.0, device="cuda") for step in range(80)]
+    torch.cuda.set_sync_debug_mode("error")
+    for factor in factors:
+        stabilizer.backward((model(x) - x[:, :8]).square().mean() * factor)
+        stabilizer.step()
+    torch.cuda.set_sync_debug_mode("default")
+    assert [record.signals.step for record in stabilizer.history if record.skipped] == [60]
+    assert stabilizer.incidents[0].kind == "explosion"
