@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from healthy_runs import HEALTHY
-from training_loops import Batch, Fault, Result, train_bare, train_guarded
+from training_loops import Batch, Fault, Result, Run, train_bare, train_guarded
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -60,7 +60,7 @@ class Injected(Fault):
         return batch
 
     def loss(self, step: int, loss: Tensor) -> Tensor:
-        return loss + math.inf if step == self.at and self.kind == "Inf loss" else loss
+        return loss * math.inf if step == self.at and self.kind == "Inf loss" else loss
 
     def gradients(self, step: int, model: nn.Module) -> None:
         if step != self.at:
@@ -104,6 +104,14 @@ def end_loss(result: Result) -> float:
     return median(value if math.isfinite(value) else math.inf for value in last)
 
 
+def _train_until_crash(run: Run, seed: int, steps: int, fault: Fault) -> Result:
+    """The bare loop; a crash (sampling from NaN probabilities) is as bad an end as any."""
+    try:
+        return train_bare(run, seed, steps, fault)
+    except RuntimeError:
+        return Result([math.inf], [])
+
+
 def ratio(part: float, whole: float) -> float:
     return part / whole if whole > 0 else math.nan
 
@@ -127,7 +135,7 @@ def main() -> None:
             if not fault.touches(run(options.seed, options.steps)[0].batch()):
                 continue
             guarded = train_guarded(run, options.seed, options.steps, fault)
-            bare = train_bare(run, options.seed, options.steps, fault)
+            bare = _train_until_crash(run, options.seed, options.steps, fault)
             found.append(caught(fault, guarded, clean[name]))
             base = end_loss(clean[name])
             guarded_ratios.append(ratio(end_loss(guarded), base))

@@ -19,20 +19,21 @@ healthy = st.lists(ordinary, min_size=6, max_size=30)
 
 def reference(stream, rule):
     """One signal, in the module's own words, in float64: is each value an outlier that is refused?"""
-    window, accepted, furthest, refused, found = [], 0, 0.0, 0.0, []
+    window, accepted, furthest, highest, refused, found = [], 0, 0.0, 0.0, 0.0, []
     for value in np.float64(stream):
         low, median, high = _quartiles(window)
         spread = (high - low) / IQR_OF_NORMAL
-        factor = min(max(math.sqrt(furthest / max(spread, 1e-30)), rule.factor), rule.max_factor)
-        bar = max(rule.threshold * spread, factor * furthest, rule.min_rise * abs(median))
+        tail = min(max(math.sqrt(highest / max(spread, 1e-30)), 1.0), rule.max_tail_factor)
+        bar = max(rule.threshold * spread, rule.factor * furthest, tail * highest, rule.min_rise * abs(median))
         outlier = bool(accepted >= rule.min_steps and math.isfinite(value) and value - median > bar)
         taken = math.isfinite(value) and (not outlier or refused >= rule.patience)
         if taken:
-            distance = abs(value - median) if window else 0.0
+            distance = value - median if window else 0.0
             window, refused = [*window, value][-rule.window_steps :], 0.0 if outlier else max(refused - 0.05, 0.0)
             if value != 0:
                 fade = max(0.5 ** (1 / rule.half_life_steps), accepted / (accepted + 1))
-                furthest, accepted = max(furthest * fade, distance), accepted + 1
+                furthest, highest = max(furthest * fade, abs(distance)), max(highest * fade, distance)
+                accepted += 1
         else:
             refused += outlier
         found.append(outlier and not taken)
@@ -78,7 +79,7 @@ def test_what_is_refused_enters_no_window(history, size):
     state, _ = judge(ONE, losses(history))
     after, verdict = ONE.update(state, Signals(0, loss=size))
     assert verdict.anomalous
-    for part in ("window", "accepted", "furthest"):
+    for part in ("window", "accepted", "furthest", "highest"):
         assert same(pack(getattr(after, part)), pack(getattr(state, part)))
     assert flags(ONE, losses([min(history), size]), after) == [False, True]
 

@@ -5,10 +5,10 @@ which is the standard deviation of a normal distribution and does not see the ta
 
 - more than `threshold` spreads above the median, and
 - further above the median than `factor` times the furthest the run has been from its median, a maximum that fades
-  slowly. A run with heavy tails has shown them before; this is what keeps it from being flagged. How far the maximum
-  itself lies out, in spreads, tells how heavy the tail is, and so how far beyond its last record the next one may
-  fall: with a power law that gap is a power of the first. The factor grows with the square root of it, up to
-  `max_factor`; and
+  slowly. A run with heavy tails has shown them before; this is what keeps it from being flagged; and
+- further than the highest it has been above its median, times how heavy that tail is. The number of spreads the record
+  lies out tells: with a power law, the gap to the next record is a power of it. The square root is taken, up to
+  `max_tail_factor`. Only values above the median count here: a loss that falls fast has no heavy upper tail; and
 - more than `min_rise` of the median itself, so that a stream that hardly varies has no spikes of rounding noise.
 
 The step is anomalous when every named signal is an outlier at once: one signal alone is an alarm at most, never a
@@ -46,6 +46,8 @@ class SpikeState(NamedTuple):
     """How many values other than 0 were accepted."""
     furthest: Array
     """Fading maximum of the distance from the median."""
+    highest: Array
+    """… and of the distance above it."""
     refused: Array
 
 
@@ -58,9 +60,9 @@ class Spike:
     threshold: float = 10.0
     """Robust z-score beyond which a value is an outlier."""
     factor: float = 5.0
-    """… and how many times further out than the run has been, when its tails are light …"""
-    max_factor: float = 50.0
-    """… and at most, however heavy they are."""
+    """… and how many times further out than the run has been."""
+    max_tail_factor: float = 50.0
+    """… and how many times higher at most, when the tail is heavy."""
     min_rise: float = 0.1
     """… and by how much of the median's size."""
     half_life_steps: float = 2_000.0
@@ -79,10 +81,7 @@ class Spike:
         )
         require(self.threshold > 0, f"`threshold` must be positive; got {self.threshold}.")
         require(self.factor >= 1, f"`factor` must be at least 1; got {self.factor}.")
-        require(
-            self.max_factor >= self.factor,
-            f"`max_factor` must be at least `factor`; got {self.max_factor} and {self.factor}.",
-        )
+        require(self.max_tail_factor >= 1, f"`max_tail_factor` must be at least 1; got {self.max_tail_factor}.")
         require(self.min_rise >= 0, f"`min_rise` must not be negative; got {self.min_rise}.")
         require(self.half_life_steps > 0, f"`half_life_steps` must be positive; got {self.half_life_steps}.")
         require(self.min_steps >= 4, f"`min_steps` must be at least 4 to have quartiles; got {self.min_steps}.")
@@ -91,28 +90,29 @@ class Spike:
     def init(self) -> SpikeState:
         """An empty window per signal."""
         rows = len(self.signals)
-        return SpikeState(np.full((rows, self.window_steps), np.nan), np.zeros(rows), np.zeros(rows), np.zeros(rows))
+        return SpikeState(np.full((rows, self.window_steps), np.nan), *(np.zeros(rows) for _ in range(4)))
 
     def update(self, state: SpikeState, signals: Signals) -> tuple[SpikeState, Verdict]:
         """Judge one step."""
         xp = library_of(signals)
         values = xp.stack([xp.scalar(signals.get(name)) for name in self.signals])
-        window, accepted, furthest, refused = (xp.own(part) for part in state)
+        window, accepted, furthest, highest, refused = (xp.own(part) for part in state)
         low, median, high = _quartiles(xp, window)
         distance, spread = values - median, (high - low) / IQR_OF_NORMAL
-        factor = xp.sqrt(furthest / spread.clip(_TINY)).clip(self.factor, self.max_factor)
-        bar = xp.maximum(self.threshold * spread, factor * furthest)
-        bar = xp.maximum(bar, self.min_rise * xp.abs(median))
+        tail = xp.sqrt(highest / spread.clip(_TINY)).clip(1.0, self.max_tail_factor)
+        bar = xp.maximum(self.threshold * spread, self.factor * furthest)
+        bar = xp.maximum(xp.maximum(bar, tail * highest), self.min_rise * xp.abs(median))
         finite = xp.is_finite(values)
         outlier = (distance > bar) & (accepted >= self.min_steps) & finite
         taken = finite & (~outlier | (refused >= self.patience))
         telling = taken & (values != 0)
         moved = xp.concatenate([window[:, 1:], values[:, None]], 1)
-        reach = xp.fmax(furthest * fade(accepted, self.half_life_steps), xp.abs(distance))  # ignores a NaN median
+        kept = fade(accepted, self.half_life_steps)
         next_state = SpikeState(
             xp.where(taken[:, None], moved, window),
             accepted + telling,
-            xp.where(telling, reach, furthest),
+            xp.where(telling, xp.fmax(furthest * kept, xp.abs(distance)), furthest),  # ignores a NaN median
+            xp.where(telling, xp.fmax(highest * kept, distance), highest),
             xp.where(taken, forgive(refused, outlier), refused + outlier),
         )
         return next_state, Verdict("spike", (outlier & ~taken).all(), severity="warning")
