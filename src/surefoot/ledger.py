@@ -114,11 +114,12 @@ class Ledger:
             self._alarm(f"signal.{name}", verdict, signals)
 
     def _alarm(self, kind: str, verdict: Verdict, signals: Signals) -> None:
-        """An alarm is an incident when it starts, not for as long as it lasts."""
+        """An alarm is an incident when it starts, and when a remark becomes a warning; not for as long as it lasts."""
+        known = f"{kind}/{verdict.severity}"
         if not verdict.anomalous:
-            self._active.discard(kind)
-        elif kind not in self._active:
-            self._active.add(kind)
+            self._active -= {f"{kind}/{severity}" for severity in ("info", "warning", "error")}
+        elif known not in self._active:
+            self._active.add(known)
             self.note(signals, kind, verdict.severity, verdict.summary, evidence=dict(verdict.evidence))
 
     def _escalate(self, record: StepRecord) -> Decision:

@@ -17,14 +17,17 @@ healthy = st.lists(ordinary, min_size=5, max_size=30)
 
 def reference(stream, rule):
     """The module's own words, in float64."""
-    peak, accepted, refused, found = 0.0, 0, 0, []
+    peak, accepted, refused, found = 0.0, 0, 0.0, []
     for norm in np.float64(stream):
         beyond = peak > 0 and accepted >= rule.min_steps and norm > rule.factor * peak
         anomalous = norm == INF or (beyond and refused < rule.patience)
         if anomalous:
             refused += 1
         elif math.isfinite(norm):
-            peak, accepted, refused = max(peak * 0.5 ** (1 / rule.half_life_steps), norm), accepted + 1, 0
+            refused = 0.0 if beyond else max(refused - 0.05, 0.0)
+            if norm > 0:
+                fade = max(0.5 ** (1 / rule.half_life_steps), accepted / (accepted + 1))
+                peak, accepted = max(peak * fade, norm), accepted + 1
         found.append(bool(anomalous))
     return found, peak
 
@@ -83,6 +86,24 @@ def test_a_constant_stream_never_alarms(norm, count):
 
 def test_gradients_that_were_all_zero_are_no_reference():
     assert not any(flags(RULE, norms([0.0] * 30 + [1.0])))
+
+
+def test_a_hard_example_after_a_long_silence_is_no_explosion():
+    rule, silence = sf.Explosion(), [0.0] * 40_000
+    assert not any(flags(rule, norms([*[1.0, 1.5] * 100, *silence, 2.0])))
+    solved = [1e-5] * 20_000
+    assert not any(flags(rule, norms([*[1.0, 1.5] * 100, *solved, 1.0])))
+
+
+def test_the_first_gradients_after_zeros_need_as_many_steps_as_a_fresh_run():
+    assert not any(flags(RULE, norms([*[0.0] * 30, 1e-6, 1.0, 1e-3, 10.0])))
+
+
+def test_what_keeps_coming_is_accepted_though_not_in_a_row_and_what_is_rare_never():
+    often, rare = [1e4, *[1.0] * 9] * 20, [1e4, *[1.0] * 99] * 20
+    rule = sf.Explosion(factor=10.0, min_steps=5, patience=3)
+    assert sum(flags(rule, norms([*[1.0] * 20, *often]))) < 8
+    assert sum(flags(rule, norms([*[1.0] * 20, *rare]))) == 20
 
 
 def test_a_rough_start_is_forgotten():

@@ -102,6 +102,20 @@ def test_a_new_level_that_stays_becomes_stable_again():
     assert found[-1] == "stable"
 
 
+def test_a_slow_divergence_that_drowns_in_its_own_noise_is_a_warning():
+    noisy = np.random.default_rng(2).lognormal(sigma=1.5, size=600)
+    rising = sf.LossStabilityMonitor(runaway_factor=float("1e30")), sf.LossStabilityMonitor()
+    stream = noisy * np.exp(np.arange(600) / 60)
+    assert [bool(alarms(rule, losses(stream))) for rule in rising] == [False, True]
+    assert not alarms(sf.LossStabilityMonitor(), losses(noisy))
+
+
+def test_zeros_before_the_first_reward_are_no_scale_to_measure_a_rise_by():
+    rewards = np.random.default_rng(4).exponential(size=400)
+    assert not alarms(RULE, losses([*[0.0] * 300, *rewards]))
+    assert statuses([0.0] * 40) == ["insufficient_data"] * 40
+
+
 def test_a_rise_is_a_remark_and_a_divergence_is_a_warning():
     assert not alarms(RULE, losses([*[1.0] * 32, *[2.0] * 16]))
     assert any(flags(RULE, losses([*[1.0] * 32, *[2.0] * 16])))

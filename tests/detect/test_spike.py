@@ -19,16 +19,21 @@ healthy = st.lists(ordinary, min_size=6, max_size=30)
 
 def reference(stream, rule):
     """One signal, in the module's own words, in float64: is each value an outlier that is refused?"""
-    window, accepted, furthest, refused, found = [], 0, 0.0, 0, []
+    window, accepted, furthest, highest, refused, found = [], 0, 0.0, 0.0, 0.0, []
     for value in np.float64(stream):
         low, median, high = _quartiles(window)
-        bar = max(rule.threshold * (high - low) / IQR_OF_NORMAL, rule.factor * furthest, rule.min_rise * abs(median))
+        spread = (high - low) / IQR_OF_NORMAL
+        tail = min(max(math.sqrt(highest / max(spread, 1e-30)), 1.0), rule.max_tail_factor)
+        bar = max(rule.threshold * spread, rule.factor * furthest, tail * highest, rule.min_rise * abs(median))
         outlier = bool(accepted >= rule.min_steps and math.isfinite(value) and value - median > bar)
         taken = math.isfinite(value) and (not outlier or refused >= rule.patience)
         if taken:
-            distance = abs(value - median) if window else 0.0
-            window, accepted, refused = [*window, value][-rule.window_steps :], accepted + 1, 0
-            furthest = max(furthest * 0.5 ** (1 / rule.half_life_steps), distance)
+            distance = value - median if window else 0.0
+            window, refused = [*window, value][-rule.window_steps :], 0.0 if outlier else max(refused - 0.05, 0.0)
+            if value != 0:
+                fade = max(0.5 ** (1 / rule.half_life_steps), accepted / (accepted + 1))
+                furthest, highest = max(furthest * fade, abs(distance)), max(highest * fade, distance)
+                accepted += 1
         else:
             refused += outlier
         found.append(outlier and not taken)
@@ -74,7 +79,7 @@ def test_what_is_refused_enters_no_window(history, size):
     state, _ = judge(ONE, losses(history))
     after, verdict = ONE.update(state, Signals(0, loss=size))
     assert verdict.anomalous
-    for part in ("window", "accepted", "furthest"):
+    for part in ("window", "accepted", "furthest", "highest"):
         assert same(pack(getattr(after, part)), pack(getattr(state, part)))
     assert flags(ONE, losses([min(history), size]), after) == [False, True]
 
@@ -118,6 +123,21 @@ def test_a_run_with_heavy_tails_has_shown_them_before(history):
     tail = [1.0, 40.0, 1.0]
     early, late = [*history[:3], *tail, *[1.0] * 6], [60.0]
     assert not any(flags(ONE, losses(early + late)))
+
+
+@pytest.mark.parametrize("tail", [1.0, 1.5, 2.0, 3.0])
+def test_power_laws_are_hardly_ever_spikes(tail):
+    stream = np.random.default_rng(7).random(10_000) ** (-1 / tail)
+    assert sum(flags(sf.Spike(("loss",)), losses(stream))) <= 1
+
+
+def test_zeros_are_no_baseline_for_the_first_real_value():
+    rewards = np.where(np.arange(600) % 7 == 0, np.random.default_rng(5).exponential(size=600), 0.0)
+    assert not any(flags(sf.Spike(("loss",)), losses([*[0.0] * 500, *rewards])))
+
+
+def test_a_kept_margin_does_not_fade_what_the_run_has_shown():
+    assert not any(flags(ONE, losses([*[1.0, 1.5, 0.0, 3.0] * 10, *[0.0] * 2_000, 3.0])))
 
 
 def test_there_is_no_verdict_before_min_steps():

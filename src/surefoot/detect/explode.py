@@ -5,6 +5,13 @@ small batches and nearly solved tasks more than others, and a rule that compares
 cries wolf in the tail. Compared with the maximum, a healthy stream has to exceed its own record many times over in one
 step. What is judged anomalous does not raise the reference; what keeps coming for `patience` steps is a new level, not
 an outlier, and is accepted.
+
+- The record fades over `half_life_steps`, but no faster than the run gets longer: a run of `n` steps has to allow for
+  the hard example that comes once in `n` steps, which a fixed half-life would have forgotten by then.
+- A gradient of exactly 0 (a hinge loss with its margin kept, a reward not yet found) says nothing about the size of
+  gradients, so it neither counts as a step nor lets the record fade.
+- Refusals need not be strictly in a row to count as a level: a healthy step takes back a twentieth of one, so an
+  "outlier" that is more than one step in twenty is accepted in the end, and a bad batch once an epoch is not.
 """
 
 from __future__ import annotations
@@ -15,12 +22,13 @@ from typing import NamedTuple
 import numpy as np
 
 from surefoot.detect.arrays import Array, library_of
+from surefoot.detect.records import fade, forgive
 from surefoot.errors import require
 from surefoot.types import Signals, Verdict
 
 
 class ExplosionState(NamedTuple):
-    """Fading maximum, how many steps were accepted, how many were refused in a row."""
+    """Fading maximum, how many steps with a gradient were accepted, how many were refused (nearly) in a row."""
 
     peak: Array
     accepted: Array
@@ -34,11 +42,13 @@ class Explosion:
     factor: float = 50.0
     """How far beyond the fading maximum is anomalous."""
     half_life_steps: float = 2_000.0
-    """The maximum halves over this many steps, so that a rough start is forgotten."""
+    """The maximum halves over this many steps, so that a rough start is forgotten, or over as many as the run has
+    behind it, whichever is longer."""
     min_steps: int = 20
-    """Accepted steps before there is a verdict; until then only a norm that overflowed fp32 is anomalous."""
+    """Accepted steps with a gradient before there is a verdict; until then only a norm that overflowed fp32 is
+    anomalous."""
     patience: int = 10
-    """After so many refusals in a row the norm is taken for a new level and accepted."""
+    """After so many refusals in a row, or nearly so, the norm is taken for a new level and accepted."""
     signal: str = "grad_norm"
 
     def __post_init__(self) -> None:
@@ -59,10 +69,10 @@ class Explosion:
         beyond = (value > self.factor * peak) & (peak > 0) & (accepted >= self.min_steps)
         anomalous = (value == xp.inf) | (beyond & (refused < self.patience))
         healthy = xp.is_finite(value) & ~anomalous
-        fading = xp.maximum(peak * 0.5 ** (1 / self.half_life_steps), value)
+        telling = healthy & (value > 0)
         next_state = ExplosionState(
-            xp.where(healthy, fading, peak),
-            accepted + healthy,
-            xp.where(anomalous, refused + 1, xp.where(healthy, 0.0, refused)),
+            xp.where(telling, xp.maximum(peak * fade(accepted, self.half_life_steps), value), peak),
+            accepted + telling,
+            xp.where(anomalous, refused + 1, xp.where(healthy, forgive(refused, beyond), refused)),
         )
         return next_state, Verdict("explosion", anomalous, severity="error")

@@ -1,0 +1,105 @@
+"""How often surefoot cries wolf: every healthy run under `TrainingStabilizer` with default settings.
+
+    python benchmarks/false_alarms.py
+    python benchmarks/false_alarms.py --steps 20000 --seeds 5 --only hinge_mostly_zero batch_of_four
+
+Nothing is wrong with any of these runs, so every step that is not applied and every alarm above `info` is false. Each
+run also trains in the bare loop, and without a clipper the parameters must come out the same, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+from multiprocessing import get_context
+from typing import NamedTuple
+
+import torch
+from healthy_runs import HEALTHY
+from training_loops import Result, same_bits, train_bare, train_guarded
+
+
+class Row(NamedTuple):
+    """One run under one seed."""
+
+    name: str
+    steps: int
+    """Optimizer steps of all its learners."""
+    result: Result
+    same_bits: bool | None
+    """`None` with a clipper, whose arithmetic is not the bare loop's to the last bit."""
+
+
+def measure(name: str, seed: int, steps: int) -> Row:
+    """Train bare and guarded."""
+    torch.set_num_threads(1)
+    run = HEALTHY[name]
+    guarded = train_guarded(run, seed, steps)
+    learners = run(seed, steps)
+    clipped = any(learner.max_norm is not None for learner in learners)
+    same = None if clipped else same_bits(guarded, train_bare(run, seed, steps))
+    guarded.parameters = []
+    return Row(name, len(guarded.losses) * len(learners), guarded, same)
+
+
+def table(rows: list[Row]) -> list[str]:
+    """One line per run, all seeds together, and the rate over everything."""
+    lines = [f"{'run':<28}{'steps':>8}{'skipped':>9}{'alarms':>8}{'remarks':>9}  {'bare bits':<10}kinds"]
+    for name in dict.fromkeys(row.name for row in rows):
+        own = [row for row in rows if row.name == name]
+        alarms, remarks = _add(row.result.alarms for row in own), _add(row.result.remarks for row in own)
+        bits = "clipped" if own[0].same_bits is None else "same" if all(row.same_bits for row in own) else "DIFFERENT"
+        kinds = [f"{kind} {count}!" for kind, count in alarms.items()] + [f"{k} {n}" for k, n in remarks.items()]
+        lines.append(
+            f"{name:<28}{sum(row.steps for row in own):>8}{sum(row.result.skipped for row in own):>9}"
+            f"{alarms.total():>8}{remarks.total():>9}  {bits:<10}{', '.join(kinds)}"
+        )
+    steps = sum(row.steps for row in rows)
+    skipped = sum(row.result.skipped for row in rows)
+    alarms = sum(row.result.alarms.total() for row in rows)
+    different = sum(row.same_bits is False for row in rows)
+    rate = 100_000 / max(steps, 1)
+    return [
+        *lines,
+        f"{steps:,} healthy steps: {skipped} skipped, {alarms} alarms, {different} trainings off the bare loop",
+        f"false alarms per 100,000 steps: {alarms * rate:.2f} (false skips: {skipped * rate:.2f})",
+    ]
+
+
+def _add(counters: object) -> Counter[str]:
+    return sum(counters, Counter())  # type: ignore[call-overload, no-any-return]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=800, help="optimizer steps of each run")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2, help="processes, with one thread each")
+    parser.add_argument("--only", nargs="*", choices=sorted(HEALTHY), default=None, metavar="RUN")
+    parser.add_argument("--incidents", action="store_true", help="print every alarm in full")
+    options = parser.parse_args()
+    began = time.perf_counter()
+    tasks = [
+        (name, seed)
+        for name in options.only or HEALTHY
+        for seed in range(options.first_seed, options.first_seed + options.seeds)
+    ]
+    names, seeds = zip(*tasks, strict=True)
+    if options.jobs == 1:
+        rows = list(map(measure, names, seeds, repeat(options.steps)))
+    else:
+        with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+            rows = list(pool.map(measure, names, seeds, repeat(options.steps)))
+    if options.incidents:
+        print(*(f"{row.name}: {line}" for row in rows for line in row.result.incidents), sep="\n")
+    print(*table(rows), sep="\n")
+    print(f"{time.perf_counter() - began:.0f} s")
+    return int(any(row.result.alarms or row.result.skipped or row.same_bits is False for row in rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
