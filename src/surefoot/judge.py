@@ -94,6 +94,8 @@ class Judge:
     ) -> None:
         self.rules, self.clipper, self.scaler = rules, clipper, scaler
         self.group = group
+        self.rule_names = tuple(_name_of(rule) for rule in rules.parts) if rules else ()
+        """What the step rules are called, in the order of the flags."""
         self._count, self._home, self._tensors = count, home, decides_on_device
         self.rules_state = self._placed(rules.init()) if rules else ()
         self.clip_state = self._placed(clipper.init(count)) if clipper else ()
@@ -116,11 +118,6 @@ class Judge:
     @states.setter
     def states(self, states: tuple[Any, Any, Any]) -> None:
         self.rules_state, self.clip_state, self.scale_state = states
-
-    @property
-    def rule_names(self) -> tuple[str, ...]:
-        """What the step rules are called, in the order of the flags."""
-        return tuple(_name_of(rule) for rule in self.rules.parts) if self.rules else ()
 
     def loss_scale(self) -> Tensor | None:
         """What the loss is multiplied by before backward."""
