@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("surefoot")
 
 HISTORY_STEPS = 1_000
+LAYERS_KEPT = 100
+"""How many of them keep their per-layer statistics, which of a large model are the bulk."""
 INCIDENTS_KEPT = 200
 LOUD_INCIDENTS = 20
 """Incidents of one kind that are logged one by one; later ones are only counted."""
@@ -65,7 +67,7 @@ class Ledger:
 
     def account(self, record: StepRecord) -> Decision:
         """Take one step in; returns what is to be done from here on."""
-        self.history.append(record)
+        self._remember(record)
         self.counts["steps"] += 1
         self.counts["skipped" if record.skipped else "applied"] += 1
         self.counts["overflows"] += record.overflow
@@ -74,6 +76,13 @@ class Ledger:
         if not record.skipped:
             self._watch_behind(record.signals)
         return self._escalate(record)
+
+    def _remember(self, record: StepRecord) -> None:
+        """Append to the history; what is a while back keeps its numbers and gives up its layers."""
+        self.history.append(record)
+        if len(self.history) > LAYERS_KEPT:
+            old = self.history[-LAYERS_KEPT - 1]
+            self.history[-LAYERS_KEPT - 1] = replace(old, signals=replace(old.signals, layers=None))
 
     def note(
         self,

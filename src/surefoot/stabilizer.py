@@ -214,7 +214,7 @@ class TrainingStabilizer:
 
     @property
     def history(self) -> list[StepRecord]:
-        """The last 1,000 steps, oldest first. Waits for numbers still on their way."""
+        """The last 1,000 steps, oldest first, the last 100 with their layers. Waits for numbers still on their way."""
         self._drain()
         return list(self._ledger.history)
 
