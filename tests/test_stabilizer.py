@@ -448,6 +448,65 @@ def test_sparse_gradients_are_clipped_and_guarded():
     assert stabilizer.step().skipped
 
 
+def test_sparse_gradients_that_are_not_clipped_keep_the_bare_loops_bits():
+    def train(guard: bool) -> Tensor:
+        torch.manual_seed(0)
+        net = nn.Embedding(50, 4, sparse=True)
+        opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        stabilizer = sf.TrainingStabilizer(net, opt) if guard else None
+        for _ in range(50):
+            loss = net(torch.randint(50, (200,))).square().mean()
+            if stabilizer is not None:
+                stabilizer.backward(loss)
+                stabilizer.step()
+                continue
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+        return net.weight.detach()
+
+    assert torch.equal(train(False), train(True))
+
+
+def test_gradients_that_another_models_backward_left_are_not_applied():
+    def train(guard: bool) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        maker, critic = nn.Linear(2, 4), nn.Linear(4, 1)
+        make_opt, judge_opt = (torch.optim.Adam(m.parameters(), fused=True) for m in (maker, critic))
+        make, judge = sf.for_gan(maker, make_opt, critic, judge_opt) if guard else (None, None)
+        for _ in range(30):
+            noise = torch.randn(8, 2)
+            for opt, stabilizer, loss_of in (
+                (judge_opt, judge, lambda noise=noise: critic(maker(noise).detach()).square().mean()),
+                (make_opt, make, lambda noise=noise: -critic(maker(noise)).mean()),
+            ):
+                if stabilizer is not None:
+                    stabilizer.backward(loss_of())
+                    stabilizer.step()
+                    continue
+                opt.zero_grad()
+                loss_of().backward()
+                opt.step()
+        return everything(nn.Sequential(maker, critic), judge_opt)
+
+    assert differences(train(False), train(True)) == []
+
+
+def test_a_first_reward_after_a_long_silence_is_learned_from():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 16))
+    stabilizer = sf.TrainingStabilizer(net, torch.optim.Adam(net.parameters(), lr=1e-2), checker=sf.StabilityChecker())
+    for _ in range(400):
+        x = torch.randn(8, 4)
+        policy = torch.distributions.Categorical(logits=net(x))
+        action = policy.sample()
+        reward = 10.0 * ((action == 3) & (x[:, 0] > 1.5))
+        stabilizer.backward(-(policy.log_prob(action) * reward).mean() - 1e-3 * policy.entropy().mean())
+        stabilizer.step()
+    assert "explosion" not in {incident.kind for incident in stabilizer.incidents}
+    assert stabilizer.counts["skipped"] <= 6
+
+
 def test_parameters_without_a_gradient_are_left_alone_and_may_come_and_go():
     torch.manual_seed(0)
     net = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))

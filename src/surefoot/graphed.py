@@ -112,7 +112,7 @@ class _Recording:
 
 
 def _tensors_of(given: StepInput) -> list[Tensor]:
-    found = list(given.statistics)
+    found = [*given.statistics, given.param_norm]
     if given.loss is not None:
         found.append(given.loss)
     if isinstance(given.divisor, Tensor):
@@ -121,10 +121,11 @@ def _tensors_of(given: StepInput) -> list[Tensor]:
 
 
 def _with_tensors(given: StepInput, tensors: list[Tensor]) -> StepInput:
-    norm, largest, nonfinite, *rest = tensors
+    norm, largest, nonfinite, param_norm, *rest = tensors
     loss = rest.pop(0) if given.loss is not None else None
     divisor = rest.pop(0) if isinstance(given.divisor, Tensor) else given.divisor
-    return replace(given, statistics=TensorStatistics(norm, largest, nonfinite), loss=loss, divisor=divisor, own={})
+    statistics = TensorStatistics(norm, largest, nonfinite)
+    return replace(given, statistics=statistics, loss=loss, divisor=divisor, param_norm=param_norm, own={})
 
 
 def _leaves(state: Any) -> list[Tensor]:

@@ -19,7 +19,7 @@ from surefoot.graphed import GraphedJudge
 from surefoot.judge import Judge, Judged, StepInput
 from surefoot.numbers import Arriving, StepNumbers, at_hand
 from surefoot.observe.shards import combine_shards
-from surefoot.observe.tensors import TensorMeter, TensorStatistics, dense_views
+from surefoot.observe.tensors import TensorMeter, TensorStatistics, dense_views, total_norm
 from surefoot.observe.watch import UpdateMeter, Watch
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from surefoot.act.shape import Shaper
     from surefoot.observe.layout import Layout
     from surefoot.types import NamedParameter, Scalar
+
+
+PARAM_NORM_EVERY = 100
+"""How often the norm of the parameters is measured: it is a yardstick, and moves slowly."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class GuardedOptimizer:
         self._graphed = GraphedJudge(judge)
         self._meter = TensorMeter()
         self._folds = can_fold(optimizer)
+        self._param_norm: Tensor | None = None
 
     def look_for_new_parameters(self) -> None:
         """Take in parameters that were added to the optimizer, as when layers are unfrozen one by one."""
@@ -107,11 +112,17 @@ class GuardedOptimizer:
         if not gradients:
             return None
         views = dense_views(gradients)
-        return _Measured(named, gradients, views, combine_shards(self._meter.measure(views), gradients))
+        return _Measured(named, gradients, views, combine_shards(self._meter.measure(gradients), gradients))
 
     def _given(self, facts: StepFacts, measured: _Measured) -> StepInput:
+        if self._param_norm is None or facts.step % PARAM_NORM_EVERY == 0:
+            own = measured.named
+            statistics = self._meter.measure([parameter.detach() for _, parameter in own])
+            self._param_norm = total_norm(combine_shards(statistics, [parameter for _, parameter in own]).norm)
         positions = self.layout.positions if self.judge.clipper is not None else None
-        return StepInput(facts.step, measured.statistics, facts.loss, facts.divisor, facts.own, positions)
+        return StepInput(
+            facts.step, measured.statistics, facts.loss, facts.divisor, facts.own, self._param_norm, positions
+        )
 
     def _judged_in_pieces(self, given: StepInput, measured: _Measured) -> tuple[Judged, Tensor | None]:
         """Judge with the shapers in between; on the device, with the numbers as one vector."""
@@ -121,7 +132,9 @@ class GuardedOptimizer:
                 scale_gradients(measured.views, 1 / divide)
             for shaper in self._shapers:
                 shaper.shape(measured.named)
-            return combine_shards(self._meter.measure(measured.views), measured.gradients)
+            measured.gradients[:] = [p.grad for _, p in measured.named if p.grad is not None]
+            measured.views[:] = dense_views(measured.gradients)  # a shaper may have coalesced a sparse one
+            return combine_shards(self._meter.measure(measured.gradients), measured.gradients)
 
         judged = self.judge.judge(given, reshape if self._shapers else None)
         return judged, judged.packed() if self._on_device else None

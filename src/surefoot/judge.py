@@ -41,6 +41,8 @@ class StepInput:
     """What accumulation left to divide the gradients by."""
     own: Mapping[str, Scalar]
     """The user's own signals."""
+    param_norm: Tensor
+    """Norm of the parameters, measured now and then."""
     positions: Tensor | None = None
     """Where the gradients stand among all parameters, if some have none."""
 
@@ -168,11 +170,10 @@ class Judge:
         total, broken = total_norm(statistics.norm), statistics.nonfinite.sum()
         if self._tensors:
             loss = None if given.loss is None else given.loss.to(self._home)
-            return Signals(given.step, loss, total, broken, extra=given.own)
+            return Signals(given.step, loss, total, broken, given.param_norm, extra=given.own)
         own = {name: float(value) for name, value in given.own.items()}
-        return Signals(
-            given.step, None if given.loss is None else float(given.loss), float(total), float(broken), extra=own
-        )
+        loss_now = None if given.loss is None else float(given.loss)
+        return Signals(given.step, loss_now, float(total), float(broken), float(given.param_norm), extra=own)
 
     def _verdict(self, signals: Signals) -> tuple[Any, Any, tuple[Any, ...]]:
         """Let the step rules judge, and let the ranks agree: skip, overflow, and a flag per rule."""

@@ -98,7 +98,8 @@ class TrainingStabilizer:
             decide_on: where a step is decided. `"host"` reads its numbers at once; `"device"` reads none until
                 `lag_steps` later. `"auto"`: host on a CPU, device elsewhere.
             lag_steps: how many steps later the host looks at a step that was decided on the device.
-            zero_grad: set gradients to `None` after each step.
+            zero_grad: set gradients to `None` after each step, and before the first `backward()` of the next, since
+                another model's backward may have left some (a GAN's generator does, in the discriminator).
         """
         models = [model] if isinstance(model, nn.Module) else list(model)
         check_settings(models, optimizer, scheduler, precision, scaler, accumulate, lag_steps)
@@ -155,6 +156,8 @@ class TrainingStabilizer:
             options: passed on to `torch.Tensor.backward`, such as `retain_graph=True`.
         """
         check_loss(loss)
+        if self._zero_grad and self._window.loss_sum is None:
+            self.optimizer.zero_grad(set_to_none=True)  # what another model's backward left, as in a GAN
         scaled = self._window.scaled(loss, weight)
         scale = self._judge.loss_scale()
         if scale is not None:
@@ -339,7 +342,7 @@ class TrainingStabilizer:
             incident = self._ledger.incidents[-1]
             raise TrainingHalted(
                 f"halted at step {incident.step} after every attempt to go on: {decision.reason}. "
-                "The weights are those of the last healthy step. See `.incident` on this error; "
+                "The weights are those of the last step that was applied. See `.incident` on this error; "
                 "`escalation=None` goes on skipping instead.",
                 incident,
             )

@@ -93,9 +93,6 @@ def clip_gradients(
     with_gradient = [NamedParameter(*named[i]) for i in present]
     if not with_gradient:
         return torch.zeros(())
-    for _, parameter in with_gradient:
-        if parameter.grad is not None and parameter.grad.is_sparse:
-            parameter.grad = parameter.grad.coalesce()
     gradients = [parameter.grad for _, parameter in with_gradient if parameter.grad is not None]
     statistics = combine_shards(TensorMeter().measure(gradients), gradients)
     norm = total_norm(statistics.norm)
@@ -104,6 +101,8 @@ def clip_gradients(
     shapers, clipper = split_clip(rule)
     for shaper in shapers:
         shaper.shape(with_gradient)
+    if shapers:
+        gradients = [parameter.grad for _, parameter in with_gradient if parameter.grad is not None]
     if shapers and clipper is not None:
         statistics = combine_shards(TensorMeter().measure(gradients), gradients)
     if clipper is not None:

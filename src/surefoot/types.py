@@ -109,6 +109,8 @@ class Signals:
     """Global L2 norm of the gradients, unscaled, before clipping. NaN if any entry is NaN or Inf."""
     nonfinite: Scalar | None = None
     """How many gradient entries are NaN or Inf."""
+    param_norm: Scalar | None = None
+    """Global L2 norm of the parameters, measured now and then."""
     clip_factor: Scalar = 1.0
     """What clipping multiplied the gradient by; 1 when it did nothing."""
     lr: float | None = None
@@ -192,7 +194,12 @@ class Incident:
     signals: Signals | None = None
 
     def __str__(self) -> str:
-        done = {"none": "left alone", "skip": "step not applied", "back_off": "learning rate cut", "halt": "halted"}
+        done = {
+            "none": "left alone",
+            "skip": "step not applied",
+            "back_off": "step not applied, learning rate cut",
+            "halt": "halted",
+        }
         return f"step {self.step}: {self.kind}: {self.summary} ({done[self.action]})"
 
 

@@ -19,7 +19,8 @@ def reference(stream, rule):
     """The module's own words, in float64."""
     peak, accepted, refused, found = 0.0, 0, 0.0, []
     for norm in np.float64(stream):
-        beyond = peak > 0 and accepted >= rule.min_steps and norm > rule.factor * peak
+        factor = rule.factor if accepted >= rule.min_steps else rule.early_factor
+        beyond = peak > 0 and accepted >= 3 and norm > factor * peak
         anomalous = norm == INF or (beyond and refused < rule.patience)
         if anomalous:
             refused += math.isfinite(norm)
@@ -113,8 +114,18 @@ def test_a_rough_start_is_forgotten():
     assert flags(rule, norms([*rough, *[1.0] * 100, 500.0]))[-1]
 
 
-def test_there_is_no_verdict_before_min_steps():
-    assert not any(flags(RULE, norms([1.0, 1.0, 1.0, 1e9])))
+def test_before_min_steps_only_what_is_out_of_all_proportion_is_refused():
+    assert not any(flags(RULE, norms([1.0, 1.0, 1.0, 999.0])))
+    assert flags(RULE, norms([1.0, 1.0, 1.0, 1001.0])) == [False, False, False, True]
+    assert not any(flags(RULE, norms([1.0, 1.0, 1e9])))
+
+
+def test_a_gradient_no_larger_than_the_weights_is_no_explosion_however_unusual():
+    quiet, first_reward = [1e-5] * 60, [2.0]
+    assert flags(RULE, norms(quiet + first_reward))[-1]
+    known = steps(grad_norm=quiet + first_reward, param_norm=[5.0] * 61)
+    assert not any(flags(RULE, known))
+    assert flags(RULE, steps(grad_norm=quiet + [6.0], param_norm=[5.0] * 61))[-1]
 
 
 def test_any_signal_can_be_watched():

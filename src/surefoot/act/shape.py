@@ -12,7 +12,7 @@ from torch import Tensor
 from surefoot.errors import require
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from surefoot.types import NamedParameter
 
@@ -25,7 +25,10 @@ class Shaper(Protocol):
         """Change `.grad` of every parameter that has one."""
 
 
-def _gradients(parameters: Iterable[NamedParameter]) -> list[Tensor]:
+def _gradients(parameters: Sequence[NamedParameter]) -> list[Tensor]:
+    for _, parameter in parameters:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()  # entries that add up are one entry
     return [p.grad._values() if p.grad.is_sparse else p.grad for _, p in parameters if p.grad is not None]
 
 

@@ -6,6 +6,10 @@ cries wolf in the tail. Compared with the maximum, a healthy stream has to excee
 step. What is judged anomalous does not raise the reference; what keeps coming for `patience` steps is a new level, not
 an outlier, and is accepted.
 
+- A gradient no larger than the weights is ordinary in size, however unusual for the run: before its first reward, a
+  policy that explores has gradients of next to nothing, and the first real one is what it has been waiting for. So the
+  norm must also exceed `min_to_weights` times the norm of the parameters, where that is known.
+- In the first `min_steps` steps, when a record has hardly been set, `early_factor` takes the place of `factor`.
 - The record fades over `half_life_steps`, but no faster than the run gets longer: a run of `n` steps has to allow for
   the hard example that comes once in `n` steps, which a fixed half-life would have forgotten by then.
 - A gradient of exactly 0 (a hinge loss with its margin kept, a reward not yet found) says nothing about the size of
@@ -26,6 +30,9 @@ from surefoot.detect.records import fade, forgive
 from surefoot.errors import require
 from surefoot.types import Signals, Verdict
 
+EARLIEST = 3
+"""Accepted steps with a gradient before any comparison is made."""
+
 
 class ExplosionState(NamedTuple):
     """Fading maximum, how many steps with a gradient were accepted, how many were refused (nearly) in a row."""
@@ -44,9 +51,12 @@ class Explosion:
     half_life_steps: float = 2_000.0
     """The maximum halves over this many steps, so that a rough start is forgotten, or over as many as the run has
     behind it, whichever is longer."""
+    min_to_weights: float = 1.0
+    """… and beyond how many times the norm of the parameters."""
     min_steps: int = 20
-    """Accepted steps with a gradient before there is a verdict; until then only a norm that overflowed fp32 is
-    anomalous."""
+    """Accepted steps with a gradient before `factor` holds."""
+    early_factor: float = 1_000.0
+    """What holds until then, from the third on. Before that only a norm that overflowed fp32 is anomalous."""
     patience: int = 10
     """After so many refusals in a row, or nearly so, the norm is taken for a new level and accepted."""
     signal: str = "grad_norm"
@@ -54,6 +64,11 @@ class Explosion:
     def __post_init__(self) -> None:
         require(self.factor > 1, f"`factor` must be above 1; got {self.factor}. Every step would be anomalous.")
         require(self.half_life_steps > 0, f"`half_life_steps` must be positive; got {self.half_life_steps}.")
+        require(
+            self.early_factor >= self.factor,
+            f"`early_factor` must be at least `factor`; got {self.early_factor} and {self.factor}.",
+        )
+        require(self.min_to_weights >= 0, f"`min_to_weights` must not be negative; got {self.min_to_weights}.")
         require(self.min_steps >= 1, f"`min_steps` must be at least 1; got {self.min_steps}.")
         require(self.patience >= 1, f"`patience` must be at least 1; got {self.patience}.")
 
@@ -66,7 +81,10 @@ class Explosion:
         xp = library_of(signals)
         value = xp.scalar(signals.get(self.signal))
         peak, accepted, refused = (xp.own(part) for part in state)
-        beyond = (value > self.factor * peak) & (peak > 0) & (accepted >= self.min_steps)
+        factor = xp.where(accepted >= self.min_steps, self.factor, self.early_factor)
+        beyond = (value > factor * peak) & (peak > 0) & (accepted >= EARLIEST)
+        if signals.param_norm is not None:
+            beyond = beyond & (value > self.min_to_weights * xp.scalar(signals.param_norm))
         anomalous = (value == xp.inf) | (beyond & (refused < self.patience))
         healthy = xp.is_finite(value) & ~anomalous
         telling = healthy & (value > 0)

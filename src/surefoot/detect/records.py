@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from surefoot.detect.arrays import Array
 
 FORGIVEN = 0.05
-"""What one healthy step takes off the count of refusals."""
+"""What one healthy step takes off the count of refusals, if a rule does not say otherwise."""
 
 
 def fade(steps: Array, half_life_steps: float) -> Array:
@@ -16,6 +16,6 @@ def fade(steps: Array, half_life_steps: float) -> Array:
     return (steps / (steps + 1)).clip(0.5 ** (1 / half_life_steps))
 
 
-def forgive(refused: Array, outlier: Array) -> Array:
+def forgive(refused: Array, outlier: Array, forgiven: float = FORGIVEN) -> Array:
     """The count of refusals after an accepted step: 0 once an outlier was accepted as a new level, else a bit less."""
-    return (refused - FORGIVEN).clip(0.0) * ~outlier
+    return (refused - forgiven).clip(0.0) * ~outlier

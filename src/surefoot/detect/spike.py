@@ -33,6 +33,8 @@ from surefoot.errors import require
 from surefoot.types import Signals, Verdict
 
 IQR_OF_NORMAL = 1.349
+FORGIVEN = 0.001
+"""What one healthy step takes off the count of refusals."""
 _TINY = 1e-30
 """Stands in for a spread of 0; representable in fp32."""
 
@@ -69,8 +71,9 @@ class Spike:
     """The furthest distance halves over this many steps, or over as many as the run has behind it, if that is more."""
     min_steps: int = 50
     """Accepted values other than 0 before there is a verdict."""
-    patience: int = 10
-    """After so many refusals in a row, or nearly so, a value is taken for a new level and accepted."""
+    patience: int = 3
+    """After so many refusals within about a thousand steps, values of that kind are the run's own and accepted: unlike
+    an explosion, a spike of ordinary size that keeps coming back is something to learn from."""
 
     def __post_init__(self) -> None:
         require(len(self.signals) > 0, "`signals` is empty; name at least one, such as ('loss', 'grad_norm').")
@@ -113,7 +116,7 @@ class Spike:
             accepted + telling,
             xp.where(telling, xp.fmax(furthest * kept, xp.abs(distance)), furthest),  # ignores a NaN median
             xp.where(telling, xp.fmax(highest * kept, distance), highest),
-            xp.where(taken, forgive(refused, outlier), refused + outlier),
+            xp.where(taken, forgive(refused, outlier, FORGIVEN), refused + outlier),
         )
         return next_state, Verdict("spike", (outlier & ~taken).all(), severity="warning")
 

@@ -90,8 +90,6 @@ class GradientMonitor:
         for name, parameter in self._named:
             if parameter.grad is None:
                 continue
-            if parameter.grad.is_sparse:
-                parameter.grad = parameter.grad.coalesce()
             found.append(NamedParameter(name, parameter))
         if not found:
             raise UsageError("no parameter of the model has a gradient: call `observe()` after backward.")

@@ -39,12 +39,16 @@ class TensorStatistics(NamedTuple):
 
 
 def dense_views(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The strided memory behind each tensor on this rank: what is measured, and what is scaled in place.
+    """The strided memory behind each tensor on this rank, to be scaled in place.
 
-    The values of a sparse one, which must be coalesced, or entries that add up would be measured apart; the local shard
-    of a DTensor; real and imaginary parts of a complex one.
+    The values of a sparse one, the local shard of a DTensor, real and imaginary parts of a complex one.
     """
     return [tensor if _is_plain(tensor) else _dense_view(tensor) for tensor in tensors]
+
+
+def measurable(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same, to be measured: entries of a sparse tensor that add up are added up first, in a copy."""
+    return dense_views([t.coalesce() if t.layout is torch.sparse_coo else t for t in tensors])
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -81,7 +85,7 @@ class TensorMeter:
     @torch.no_grad()
     def measure(self, tensors: Sequence[Tensor]) -> TensorStatistics:
         """Measure every tensor; the result lies on the device of the first."""
-        views = dense_views(tensors)
+        views = measurable(tensors)
         home = views[0].device
         if all(view.device == home for view in views):
             return self._measure_on(home, views)
