@@ -8,7 +8,7 @@ settings.register_profile(
     "surefoot",
     derandomize=True,
     deadline=None,
-    max_examples=50,
+    max_examples=30,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("surefoot")

@@ -26,12 +26,12 @@ losses = st.one_of(ordinary, st.floats(-2.0, 2.0, width=32), st.sampled_from([0.
 """Losses, zero-crossing ones among them."""
 
 
-def norm_streams(min_size: int = 20, max_size: int = 60) -> st.SearchStrategy[list[float]]:
+def norm_streams(min_size: int = 20, max_size: int = 40) -> st.SearchStrategy[list[float]]:
     """Gradient norms, step by step."""
     return st.lists(norms, min_size=min_size, max_size=max_size)
 
 
-def loss_streams(min_size: int = 30, max_size: int = 100) -> st.SearchStrategy[list[float]]:
+def loss_streams(min_size: int = 30, max_size: int = 70) -> st.SearchStrategy[list[float]]:
     """Losses, step by step."""
     return st.lists(losses, min_size=min_size, max_size=max_size)
 

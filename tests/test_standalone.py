@@ -18,7 +18,7 @@ def norm_of(gradients):
     return np.sqrt(sum(np.square(gradient.detach().to_dense().double().numpy()).sum() for gradient in gradients))
 
 
-# ---- clip_gradients --------------------------------------------------------------------------------------------------
+# ---- clip_gradients -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("max_norm", [0.01, 1.0, 17.0, 1e6])
@@ -181,7 +181,7 @@ def test_something_that_is_no_clipper_is_refused_and_named():
         sf.clip_gradients(parameters, 0)
 
 
-# ---- Running ---------------------------------------------------------------------------------------------------------
+# ---- Running --------------------------------------------------------------------------------------------------------
 
 
 def test_running_counts_the_steps_and_takes_a_real_step_over():

@@ -1,83 +1,56 @@
 """surefoot keeps PyTorch training on its feet.
 
 It sits beside a training loop, sees trouble before it reaches the weights, recovers by itself, and explains the cause
-with evidence. This module is the whole public surface.
+with evidence. This is the whole public surface. A name is loaded when it is first used, so that the command line can
+answer without importing torch; `__init__.pyi` says the same to type checkers.
 """
 
-from surefoot.act.clip import (
-    AdaptiveGradientClipper,
-    ClipByNorm,
-    ClipByQuantile,
-    ClipByZScore,
-    Clipper,
-    ClipPerTensor,
-)
-from surefoot.act.loss_scale import DynamicLossScaler
-from surefoot.act.shape import AdaptiveUnitClip, CentralizeGradients, ClipByValue, Shaper
-from surefoot.decide.escalation import Escalation
-from surefoot.detect.checker import StabilityChecker
-from surefoot.detect.clipping import ClippingSaturated
-from surefoot.detect.combine import after_warmup, all_of, any_of, sustained
-from surefoot.detect.explode import Explosion
-from surefoot.detect.loss_stability import LossStabilityMonitor
-from surefoot.detect.nonfinite import NonFinite
-from surefoot.detect.oscillate import Oscillation
-from surefoot.detect.plateau import NoLearning, Plateau
-from surefoot.detect.spike import Spike
-from surefoot.detect.vanish import Vanishing
-from surefoot.errors import SettingError, SurefootError, TrainingHalted, UsageError
-from surefoot.observe.monitor import GradientMonitor
-from surefoot.observe.parameters import parameter_report
-from surefoot.observe.watch import Watch
-from surefoot.stabilizer import TrainingStabilizer
-from surefoot.standalone import Running, clip_gradients
-from surefoot.types import Decision, Detector, Incident, Layers, Outcome, Signals, StepRecord, Verdict
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AdaptiveGradientClipper",
-    "AdaptiveUnitClip",
-    "CentralizeGradients",
-    "ClipByNorm",
-    "ClipByQuantile",
-    "ClipByValue",
-    "ClipByZScore",
-    "ClipPerTensor",
-    "Clipper",
-    "ClippingSaturated",
-    "Decision",
-    "Detector",
-    "DynamicLossScaler",
-    "Escalation",
-    "Explosion",
-    "GradientMonitor",
-    "Incident",
-    "Layers",
-    "LossStabilityMonitor",
-    "NoLearning",
-    "NonFinite",
-    "Oscillation",
-    "Outcome",
-    "Plateau",
-    "Running",
-    "SettingError",
-    "Shaper",
-    "Signals",
-    "Spike",
-    "StabilityChecker",
-    "StepRecord",
-    "SurefootError",
-    "TrainingHalted",
-    "TrainingStabilizer",
-    "UsageError",
-    "Vanishing",
-    "Verdict",
-    "Watch",
-    "after_warmup",
-    "all_of",
-    "any_of",
-    "clip_gradients",
-    "parameter_report",
-    "sustained",
-]
+_NAMES_BY_MODULE = {
+    "act.clip": "AdaptiveGradientClipper ClipByNorm ClipByQuantile ClipByZScore ClipPerTensor Clipper",
+    "act.loss_scale": "DynamicLossScaler",
+    "act.shape": "AdaptiveUnitClip CentralizeGradients ClipByValue Shaper",
+    "build": "ConvGroupNorm PreNormMLP ScaledResidual Standardizer advise_normalization clip_advice decay_groups "
+    "find_fully_masked find_lr init_for mask_fill_value masked_softmax normalize_images seed_everything "
+    "seed_worker suggest_lr warmup_constant warmup_cosine warmup_inverse_sqrt warmup_linear "
+    "warmup_stable_decay warmup_step",
+    "decide.escalation": "Escalation",
+    "detect.checker": "StabilityChecker",
+    "detect.clipping": "ClippingSaturated",
+    "detect.combine": "after_warmup all_of any_of sustained",
+    "detect.explode": "Explosion",
+    "detect.loss_stability": "LossStabilityMonitor",
+    "detect.nonfinite": "NonFinite",
+    "detect.oscillate": "Oscillation",
+    "detect.plateau": "NoLearning Plateau",
+    "detect.spike": "Spike",
+    "detect.vanish": "Vanishing",
+    "errors": "SettingError SurefootError TrainingHalted UsageError",
+    "observe.monitor": "GradientMonitor",
+    "observe.parameters": "parameter_report",
+    "observe.watch": "Watch",
+    "presets": "for_deep_cnn for_fine_tuning for_gan for_rl for_rnn for_transformer",
+    "stabilizer": "TrainingStabilizer",
+    "standalone": "Running clip_gradients",
+    "types": "Decision Detector Incident Layers Outcome Signals StepRecord Verdict",
+}
+_MODULE_OF = {name: f"surefoot.{module}" for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
+
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'surefoot' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from surefoot.decide.agreement import agree
 from surefoot.observe.tensors import TensorStatistics, total_norm
-from surefoot.state import choose, on_device, pack, unpack
+from surefoot.state import choose, grown, on_device, pack, unpack
 from surefoot.types import GradientNorms, Scalar, Signals
 
 if TYPE_CHECKING:
@@ -94,6 +94,8 @@ class Judge:
     ) -> None:
         self.rules, self.clipper, self.scaler = rules, clipper, scaler
         self.group = group
+        self.rule_names = tuple(_name_of(rule) for rule in rules.parts) if rules else ()
+        """What the step rules are called, in the order of the flags."""
         self._count, self._home, self._tensors = count, home, decides_on_device
         self.rules_state = self._placed(rules.init()) if rules else ()
         self.clip_state = self._placed(clipper.init(count)) if clipper else ()
@@ -101,6 +103,12 @@ class Judge:
 
     def _placed(self, state: Any) -> Any:
         return on_device(state, self._home) if self._tensors else state
+
+    def grow(self, count: int) -> None:
+        """Make room for parameters that were added behind the others; their history is empty."""
+        self._count = count
+        if self.clipper:
+            self.clip_state = grown(self.clip_state, self._placed(self.clipper.init(count)))
 
     @property
     def states(self) -> tuple[Any, Any, Any]:
@@ -110,11 +118,6 @@ class Judge:
     @states.setter
     def states(self, states: tuple[Any, Any, Any]) -> None:
         self.rules_state, self.clip_state, self.scale_state = states
-
-    @property
-    def rule_names(self) -> tuple[str, ...]:
-        """What the step rules are called, in the order of the flags."""
-        return tuple(_name_of(rule) for rule in self.rules.parts) if self.rules else ()
 
     def loss_scale(self) -> Tensor | None:
         """What the loss is multiplied by before backward."""

@@ -154,10 +154,12 @@ class Ledger:
             where = f"{counts[first]:,} non-finite values in the gradient of {first}{more}"
             return f"{where}; the loss is {loss}", evidence
         if "nonfinite" in record.reasons:
-            return f"the loss is {loss} though no gradient of this rank is broken", evidence
+            if signals.loss is not None and math.isfinite(signals.loss):
+                return f"another rank's loss or gradient is not finite; here the loss is {loss}", evidence
+            return f"the loss is {loss}, though every gradient is finite", evidence
         typical = self._typical_norm()
         evidence["typical_grad_norm"] = typical
-        compared = "" if typical is None else f", {signals.grad_norm / typical:,.0f} times its recent median"  # type: ignore[operator]
+        compared = "" if typical is None else f", {_times(signals.grad_norm / typical)} its recent median"  # type: ignore[arg-type,operator]
         return f"gradient norm {format_number(signals.grad_norm)}{compared}; the loss is {loss}", evidence
 
     def _typical_norm(self) -> float | None:
@@ -193,6 +195,10 @@ class Ledger:
         self._active = set(state["active"])
         self.counts = dict(state["counts"])
         self.by_kind = dict(state["by_kind"])
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f} times" if ratio < 1e6 else f"{ratio:.0e} times"
 
 
 def _fresh(name: str) -> tuple[Detector, Any]:

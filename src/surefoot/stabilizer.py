@@ -13,31 +13,27 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from surefoot.act.accumulate import AccumulationWindow
-from surefoot.act.apply import can_fold, folded_step, lacks_momentum, scale_gradients, scaled_lr
-from surefoot.act.closure import ClosureRefused, StepCopy
 from surefoot.act.loss_scale import TorchLossScaler
 from surefoot.decide.agreement import add_up, average_gradients, find_group, set_gradient_sync
 from surefoot.decide.escalation import Escalation
 from surefoot.detect.checker import StabilityChecker
 from surefoot.detect.combine import Combined
 from surefoot.errors import TrainingHalted, UsageError, require
-from surefoot.graphed import GraphedJudge
-from surefoot.judge import Judge, Judged, StepInput
+from surefoot.guarded import GuardedOptimizer, StepFacts
+from surefoot.judge import Judge
 from surefoot.ledger import Ledger
-from surefoot.numbers import Arriving, StepNumbers, at_hand
+from surefoot.numbers import StepNumbers
 from surefoot.observe.layout import Layout
 from surefoot.observe.parameters import BackwardOrder
 from surefoot.observe.seal import GradientSeal
-from surefoot.observe.shards import combine_shards
-from surefoot.observe.tensors import TensorMeter, TensorStatistics, dense_views
-from surefoot.observe.watch import UpdateMeter, Watch
+from surefoot.observe.tensors import dense_views
+from surefoot.observe.watch import Watch
 from surefoot.settings import as_scaler, check_loss, check_settings, split_clip
 from surefoot.state import pack_record, unpack_record
 from surefoot.types import Incident, Outcome, Scalar, Signals, StepRecord, format_table
@@ -50,7 +46,6 @@ if TYPE_CHECKING:
     from surefoot.act.loss_scale import LossScaler
     from surefoot.act.shape import Shaper
     from surefoot.settings import Precision
-    from surefoot.types import NamedParameter
 
 _AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 SCHEMA = 1
@@ -116,27 +111,24 @@ class TrainingStabilizer:
             "it would train nothing of it. Build the optimizer from `model.parameters()`.",
         )
         self._home = self._layout.home
-        self._folds = can_fold(optimizer)
-        self._on_device = decide_on == "device" or (decide_on == "auto" and self._home.type != "cpu")
-        self._lag_steps = lag_steps if self._on_device else 0
-        self._precision, self._watch, self._zero_grad = precision, watch, zero_grad
+        on_device = decide_on == "device" or (decide_on == "auto" and self._home.type != "cpu")
+        self._lag_steps = lag_steps if on_device else 0
+        self._precision, self._zero_grad = precision, zero_grad
         self._group = find_group(models)
         self._window = AccumulationWindow(accumulate, across_ranks=self._group is not None)
         self._checker = checker or StabilityChecker()
         rules = self._checker.step_rules
-        self._shapers, clipper = split_clip(clip)
+        shapers, clipper = split_clip(clip)
         self._judge = Judge(
             Combined(rules, "any") if rules else None,
             clipper,
             as_scaler(scaler, precision, self._home),
             count=len(self._layout.parameters),
             home=self._home,
-            decides_on_device=self._on_device,
+            decides_on_device=on_device,
             group=self._group,
         )
-        self._rule_names = self._judge.rule_names
-        self._graphed = GraphedJudge(self._judge)
-        self._meter = TensorMeter()
+        self._guarded = GuardedOptimizer(optimizer, self._layout, self._judge, shapers, watch, on_device)
         self._order = BackwardOrder(self._layout.parameters)
         floor = self._judge.scaler.floor if self._judge.scaler else None
         self._ledger = Ledger(self._checker, escalation, floor, self._order.first)
@@ -163,11 +155,12 @@ class TrainingStabilizer:
             options: passed on to `torch.Tensor.backward`, such as `retain_graph=True`.
         """
         check_loss(loss)
-        scaled = self._window.add(loss, weight)
+        scaled = self._window.scaled(loss, weight)
         scale = self._judge.loss_scale()
         if scale is not None:
             scaled = scaled * scale.to(scaled.device)
         scaled.backward(**options)  # type: ignore[no-untyped-call]
+        self._window.add(loss, weight)
         if scale is not None:
             self._seal = GradientSeal(self._layout.parameters)
 
@@ -185,18 +178,21 @@ class TrainingStabilizer:
         """
         if closure is not None:
             return self._closure_step(closure)
-        if self._window.count == 0 and (self._judge.scaler is not None or self._window.length > 1):
+        if not self._window.open and (self._judge.scaler is not None or self._window.length > 1):
             raise UsageError(
                 "`step()` came without a `backward()` since the last one. With loss scaling or accumulation the loss "
                 "must go through `stabilizer.backward(loss)`, not `loss.backward()`."
             )
-        if self._window.count and not self._window.full:
+        self._window.close()
+        if not self._window.full:
             self._announce_gradient_sync()
             return Outcome(self._steps, None)
         return self._finish_window()
 
     def flush(self) -> Outcome | None:
         """Step on a window that ended early, at the end of an epoch; `None` if there is nothing to step on."""
+        if self._window.open:
+            self._window.close()
         if self._window.count == 0:
             return None
         if not self._window.full:
@@ -265,7 +261,7 @@ class TrainingStabilizer:
         )
         self._steps, self._lr_factor = state["steps"], state["lr_factor"]
         self._judge.load_state_dict(state["judge"])
-        self._graphed.forget()
+        self._guarded.forget_recordings()
         scaler = self._judge.scaler
         if isinstance(scaler, TorchLossScaler) and state["grad_scaler"] is not None:
             scaler.scaler.load_state_dict(state["grad_scaler"])
@@ -281,15 +277,41 @@ class TrainingStabilizer:
         if self._window.length > 1:
             set_gradient_sync(self._models, self._window.count == self._window.length - 1)
 
-    @torch.no_grad()
+    def _facts(self) -> StepFacts:
+        return StepFacts(self._steps, self._window.mean_loss, self._divisor(), self._own_signals, self._lr_factor)
+
+    def _divisor(self) -> Scalar:
+        """What accumulation left to divide the gradients by; weights are added up over the ranks."""
+        divisor = self._window.divisor
+        if not self._window.weighted or self._group is None:
+            return divisor
+        total = torch.as_tensor(divisor, dtype=torch.float32, device=self._home)
+        return add_up(total, self._group) / torch.distributed.get_world_size(self._group)
+
     def _finish_window(self) -> Outcome:
-        if self._layout.refresh():
-            self._folds = can_fold(self.optimizer)
-        named, gradients = self._layout.with_gradient()
-        numbers = self._guarded_step(named, gradients) if gradients else self._empty_step()
+        self._guarded.look_for_new_parameters()
+        self._warn_if_clipped_outside()
+        numbers = self._guarded.step(self._facts())
+        if numbers is None:
+            numbers = self._empty_step()
         if self._zero_grad:
             self.optimizer.zero_grad(set_to_none=True)
         return self._close_step(numbers)
+
+    def _closure_step(self, closure: Callable[[], Tensor]) -> Outcome:
+        if self._window.length > 1 or self._judge.scaler is not None:
+            raise UsageError("a closure evaluates the loss several times a step: use accumulate=1 and no loss scaling.")
+        self._guarded.look_for_new_parameters()
+
+        def evaluate() -> Tensor:
+            self._window = self._window.cleared()
+            with torch.enable_grad():
+                loss = closure()
+            if not self._window.open:
+                self._window.add(loss, None)
+            return loss
+
+        return self._close_step(self._guarded.step_with_closure(evaluate, self._facts))
 
     def _close_step(self, numbers: StepNumbers) -> Outcome:
         outcome = Outcome(self._steps, numbers.record)
@@ -323,87 +345,11 @@ class TrainingStabilizer:
             )
 
     def _empty_step(self) -> StepNumbers:
-        """No parameter has a gradient: do what the bare loop does, and say so."""
-        signals = Signals(self._steps, lr=self._lr())
+        """No parameter had a gradient: the bare loop's step was taken, and it is said once."""
+        signals = Signals(self._steps, lr=self._guarded.lr(self._lr_factor))
         if "optim.no-gradient" not in self._ledger.by_kind:
             self._ledger.note(signals, "optim.no-gradient", "warning", "no parameter of the optimizer has a gradient")
-        self.optimizer.step()
         return StepNumbers(StepRecord(signals, skipped=False))
-
-    def _guarded_step(self, named: list[NamedParameter], gradients: list[Tensor]) -> StepNumbers:
-        """Measure, judge, clip, and apply or leave out."""
-        views = dense_views(gradients)
-        measured = combine_shards(self._meter.measure(views), gradients)
-        positions = self._layout.positions if self._judge.clipper is not None else None
-        given = StepInput(self._steps, measured, self._window.mean_loss, self._divisor(), self._own_signals, positions)
-        vector = None
-        if self._on_device and not self._shapers:
-            judged, vector = self._graphed.judge(given)
-        else:
-            judged = self._judge.judge(given, self._reshape(named, gradients, views))
-            vector = judged.packed() if self._on_device else None
-        updates = UpdateMeter(self._watch, named) if self._watch.due(self._steps) else None
-        with scaled_lr(self.optimizer, self._lr_factor):
-            self._apply(views, judged)
-        watched = updates.columns() if updates else {}
-        return self._numbers(judged, vector, named, watched)
-
-    def _numbers(
-        self, judged: Judged, vector: Tensor | None, named: list[NamedParameter], watched: dict[str, Tensor]
-    ) -> StepNumbers:
-        facts = {"step": self._steps, "lr": self._lr()}
-        if vector is None:
-            own = {name: float(value) for name, value in self._own_signals.items()}
-            return StepNumbers(at_hand(judged, self._rule_names, named, watched, extra=own, **facts))
-        own_signals = self._own_signals
-        return StepNumbers(Arriving(judged, vector, self._rule_names, named, watched, own_signals, **facts))
-
-    def _reshape(
-        self, named: list[NamedParameter], gradients: list[Tensor], views: list[Tensor]
-    ) -> Callable[[Tensor | None], TensorStatistics] | None:
-        """What shapers do between the verdict and the clipper; `None` if there are none."""
-        if not self._shapers:
-            return None
-
-        def reshape(divide: Tensor | None) -> TensorStatistics:
-            if divide is not None:
-                scale_gradients(views, 1 / divide)
-            for shaper in self._shapers:
-                shaper.shape(named)
-            return combine_shards(self._meter.measure(views), gradients)
-
-        return reshape
-
-    def _divisor(self) -> Scalar:
-        """What accumulation left to divide the gradients by; weights are added up over the ranks."""
-        divisor = self._window.divisor
-        if not self._window.weighted or self._group is None:
-            return divisor
-        total = torch.as_tensor(divisor, dtype=torch.float32, device=self._home)
-        return add_up(total, self._group) / torch.distributed.get_world_size(self._group)
-
-    def _lr(self) -> float | None:
-        lr = self.optimizer.param_groups[0].get("lr")
-        if isinstance(lr, Tensor) and lr.device.type != "cpu":
-            return None
-        return None if lr is None else float(lr) * self._lr_factor
-
-    def _apply(self, views: list[Tensor], judged: Judged) -> None:
-        self._warn_if_clipped_outside()
-        skip, divide, factor = judged.skip, judged.divide, judged.factor
-        if self._folds and not (self._on_device and lacks_momentum(self.optimizer)):
-            if factor is not None and factor.ndim:
-                scale_gradients(views, factor)
-                factor = None
-            grad_scale = divide if factor is None else (1 if divide is None else divide) / factor
-            if self._on_device or not skip:
-                folded_step(self.optimizer, grad_scale, skip if self._on_device else None)
-        elif not bool(skip):
-            if divide is not None:
-                factor = 1 / divide if factor is None else factor / divide
-            if factor is not None:
-                scale_gradients(views, factor)
-            self.optimizer.step()
 
     def _warn_if_clipped_outside(self) -> None:
         kind = "clip.before-unscale"
@@ -415,62 +361,3 @@ class TrainingStabilizer:
                 "gradients were changed in place between backward() and step(), while they are still multiplied by the "
                 "loss scale: a limit applied there means nothing. Pass `clip=` instead",
             )
-
-    # ---- optimizers that evaluate the loss themselves -------------------------------------------------------------
-
-    def _closure_step(self, closure: Callable[[], Tensor]) -> Outcome:
-        """Step with a closure; a refused step leaves parameters and optimizer state as they were."""
-        if self._window.length > 1 or self._judge.scaler is not None:
-            raise UsageError("a closure evaluates the loss several times a step: use accumulate=1 and no loss scaling.")
-        self._layout.refresh()
-        before = StepCopy(self._layout.parameters, self.optimizer)
-        evaluations: list[StepNumbers] = []
-
-        def evaluate() -> Tensor:
-            self._window = self._window.cleared()
-            with torch.enable_grad():
-                loss = closure()
-            if self._window.count == 0:
-                self._window.add(loss, None)
-            evaluations.append(self._evaluated(first=not evaluations))
-            if evaluations[0].record().skipped:
-                raise ClosureRefused
-            return loss
-
-        try:
-            with scaled_lr(self.optimizer, self._lr_factor):
-                self.optimizer.step(evaluate)
-        except ClosureRefused:
-            before.restore()
-        if not evaluations:
-            raise UsageError("the optimizer did not call the closure it was given.")
-        record = evaluations[0].record()
-        if len(evaluations) > 1 and not record.skipped and self._parameters_broken():
-            before.restore()
-            record = replace(record, skipped=True, reasons=("nonfinite",))
-        return self._close_step(StepNumbers(record))
-
-    @torch.no_grad()
-    def _evaluated(self, first: bool) -> StepNumbers:
-        """Judge the first evaluation of a step, and clip every one.
-
-        Later ones are the optimizer's own search: a bad trial point is its business as long as it ends on a good one.
-        """
-        named, gradients = self._layout.with_gradient()
-        if not gradients:
-            raise UsageError("the closure left no gradient: it must call `stabilizer.backward(loss)`.")
-        states = self._judge.states
-        views = dense_views(gradients)
-        measured = combine_shards(self._meter.measure(views), gradients)
-        positions = self._layout.positions if self._judge.clipper is not None else None
-        given = StepInput(self._steps, measured, self._window.mean_loss, 1.0, self._own_signals, positions)
-        judged = self._judge.judge(given, self._reshape(named, gradients, views))
-        if judged.factor is not None:
-            scale_gradients(views, judged.factor)
-        if not first:
-            self._judge.states = states
-        return self._numbers(judged, judged.packed() if self._on_device else None, named, {})
-
-    def _parameters_broken(self) -> bool:
-        measured = self._meter.measure([parameter for _, parameter in self._layout.parameters])
-        return bool(measured.nonfinite.sum() > 0)

@@ -56,6 +56,15 @@ def on_device(state: Any, device: torch.device) -> Any:
     return state
 
 
+def grown(state: Any, fresh: Any) -> Any:
+    """`state` in the shape of `fresh`, which has room for more entries behind the old ones."""
+    if isinstance(fresh, Tensor):
+        if fresh.shape == state.shape:
+            return state
+        return torch.cat([state.to(fresh), fresh[len(state) :]])
+    return type(fresh)(*(grown(a, b) for a, b in zip(state, fresh, strict=True))) if fresh else fresh
+
+
 def choose(keep_old: Any, old: Any, new: Any) -> Any:
     """`old` where `keep_old` is true, else `new`: selected, never blended, without reading the flag off a device."""
     if not isinstance(keep_old, Tensor):

@@ -75,8 +75,8 @@ class Layers:
 
     def weights(self) -> list[tuple[str, float]]:
         """Name and gradient norm of the weights (rank two and more) that got any gradient, in order."""
-        norms = zip(self.names, self.ranks, self.grad_norm.tolist(), strict=True)
-        return [(name, norm) for name, rank, norm in norms if rank >= 2 and norm > 0]
+        rows = zip(self.names, self.ranks, self.grad_norm.tolist(), self.grad_largest.tolist(), strict=True)
+        return [(name, norm) for name, rank, norm, largest in rows if rank >= 2 and largest > 0]
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One plain dictionary per layer."""

@@ -7,6 +7,15 @@ from hypothesis import strategies as st
 import surefoot as sf
 from surefoot.act.accumulate import AccumulationWindow
 
+
+def taken(window, loss, weight):
+    """One microbatch of one loss; gives what backward was run on."""
+    scaled = window.scaled(loss, weight)
+    window.add(loss, weight)
+    window.close()
+    return scaled
+
+
 sizes = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 
 
@@ -69,7 +78,7 @@ def tokens(targets):
     return int((targets != IGNORED).sum())
 
 
-# ---- through the stabilizer ------------------------------------------------------------------------------------------
+# ---- through the stabilizer -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
@@ -163,14 +172,14 @@ def test_the_scheduler_steps_once_per_optimizer_step():
     assert stabilizer.steps == 2
 
 
-# ---- the arithmetic --------------------------------------------------------------------------------------------------
+# ---- the arithmetic -------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.tuples(st.floats(-10, 10), st.integers(1, 1_000)), min_size=1, max_size=8))
 def test_the_mean_loss_is_the_weighted_mean(microbatches):
     window = AccumulationWindow(len(microbatches))
     for loss, weight in microbatches:
-        window.add(torch.tensor(loss, dtype=torch.float64), weight)
+        taken(window, torch.tensor(loss, dtype=torch.float64), weight)
     losses, weights = zip(*microbatches, strict=True)
     assert window.full
     assert window.mean_loss.item() == pytest.approx(np.average(losses, weights=weights), rel=1e-5, abs=1e-5)
@@ -179,7 +188,7 @@ def test_the_mean_loss_is_the_weighted_mean(microbatches):
 @given(st.lists(st.integers(1, 1_000), min_size=1, max_size=8))
 def test_what_backward_gets_over_the_divisor_adds_up_to_the_mean(weights):
     window = AccumulationWindow(len(weights))
-    scaled = [window.add(torch.ones((), dtype=torch.float64), weight).item() for weight in weights]
+    scaled = [taken(window, torch.ones((), dtype=torch.float64), weight).item() for weight in weights]
     np.testing.assert_allclose(np.array(scaled) / window.divisor, np.array(weights) / sum(weights), rtol=1e-12)
     assert scaled[0] == 1.0
 
@@ -188,34 +197,74 @@ def test_what_backward_gets_over_the_divisor_adds_up_to_the_mean(weights):
 def test_a_window_that_ends_early_is_divided_by_what_it_holds(length, data):
     count = data.draw(st.integers(1, length))
     window = AccumulationWindow(length)
-    scaled = [window.add(torch.ones((), dtype=torch.float64), None).item() for _ in range(count)]
+    scaled = [taken(window, torch.ones((), dtype=torch.float64), None).item() for _ in range(count)]
     assert sum(scaled) / window.divisor == pytest.approx(1.0, rel=1e-12)
     assert window.full == (count == length)
 
 
 def test_a_cleared_window_is_empty_and_of_the_same_kind():
     window = AccumulationWindow(3, across_ranks=True)
-    window.add(torch.tensor(1.0), 5)
+    taken(window, torch.tensor(1.0), 5)
     assert window.cleared() == AccumulationWindow(3, across_ranks=True)
     assert window.cleared().mean_loss is None
 
 
 def test_ranks_share_one_unit_so_that_their_weights_can_be_added():
     window = AccumulationWindow(2, across_ranks=True)
-    assert window.add(torch.tensor(1.0), 4).item() == 4.0
-    assert window.add(torch.tensor(1.0), 6).item() == 6.0
+    assert taken(window, torch.tensor(1.0), 4).item() == 4.0
+    assert taken(window, torch.tensor(1.0), 6).item() == 6.0
     assert window.divisor == 10.0
 
 
 @pytest.mark.parametrize("weight", [0, -3, 0.0, float("nan")])
 def test_a_weight_that_is_not_positive_is_refused_with_the_way_out(weight):
     with pytest.raises(sf.UsageError, match=f"`weight` must be positive; got {weight}.*leave a microbatch"):
-        AccumulationWindow(2).add(torch.tensor(1.0), weight)
+        taken(AccumulationWindow(2), torch.tensor(1.0), weight)
 
 
 @pytest.mark.parametrize("weights", [(3, None), (None, 3)])
 def test_a_window_half_weighted_is_refused(weights):
     window = AccumulationWindow(2)
-    window.add(torch.tensor(1.0), weights[0])
+    taken(window, torch.tensor(1.0), weights[0])
     with pytest.raises(sf.UsageError, match="give it to all of them or to none"):
-        window.add(torch.tensor(1.0), weights[1])
+        taken(window, torch.tensor(1.0), weights[1])
+
+
+def test_two_losses_of_one_microbatch_add_up_as_their_gradients_do():
+    def update(guard):
+        model, inputs, targets = model_and_data(6)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        stabilizer = sf.TrainingStabilizer(model, optimizer) if guard else None
+        start = copies(model)
+        losses = [mean_loss(model(inputs[:4]), targets[:4]), mean_loss(model(inputs[4:]), targets[4:]) * 3]
+        for loss in losses:
+            stabilizer.backward(loss) if guard else loss.backward()
+        if guard:
+            assert stabilizer.step().loss == pytest.approx(float(sum(losses).detach()))
+        else:
+            optimizer.step()
+        return updates(model, start)
+
+    for ours, bare in zip(update(True), update(False), strict=True):
+        np.testing.assert_array_equal(ours, bare)
+
+
+def test_a_microbatch_is_what_lies_between_two_steps_however_many_losses_it_has():
+    model, inputs, targets = model_and_data(8)
+    stabilizer = sf.TrainingStabilizer(model, torch.optim.SGD(model.parameters(), lr=1.0), accumulate=2)
+    for part in range(4):
+        for _ in range(3):
+            stabilizer.backward(mean_loss(model(inputs[2 * part : 2 * part + 2]), targets[2 * part : 2 * part + 2]))
+        assert stabilizer.step().accumulating == (part % 2 == 0)
+    assert stabilizer.steps == 2
+
+
+def test_a_backward_that_raised_is_not_counted():
+    model, inputs, targets = model_and_data(4)
+    stabilizer = sf.TrainingStabilizer(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    loss = mean_loss(model(inputs), targets)
+    loss.register_hook(lambda gradient: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        stabilizer.backward(loss)
+    stabilizer.backward(mean_loss(model(inputs), targets))
+    assert stabilizer.step().loss == pytest.approx(float(loss.detach()))

@@ -22,7 +22,7 @@ CLIPPERS = [
 every_clipper = pytest.mark.parametrize("clipper", CLIPPERS, ids=lambda clipper: type(clipper).__name__)
 
 
-# ---- the formulas, in float64 ---------------------------------------------------------------------------------------
+# ---- the formulas, in float64 --------------------------------------------------------------------------------------
 
 
 def pull_to(limit, norm):
@@ -44,7 +44,10 @@ def adaptive(stream, clipper):
         limit = min(limit, clipper.max_norm or INF)
         found.append(min(1.0, limit / (norm + 1e-6)))
         clipped = min(norm, limit)
+        if norm == 0:
+            continue
         if warming:
+            clipped = min(clipped, 10 * mean) if seen else clipped
             mean = (seen * mean + clipped) / (seen + 1)
         else:
             moved = clipper.momentum * mean + (1 - clipper.momentum) * clipped
@@ -176,7 +179,7 @@ def test_clip_per_tensor_is_adagc(stream):
     np.testing.assert_allclose(found, adagc(stream, clipper), rtol=1e-5)
 
 
-# ---- what holds for every clipper -----------------------------------------------------------------------------------
+# ---- what holds for every clipper ----------------------------------------------------------------------------------
 
 
 @every_clipper
@@ -207,7 +210,7 @@ def test_limit_factor_is_1_where_the_limit_is_not_finite():
     assert limit_factor(torch.full((3,), 4.0), limits).tolist() == pytest.approx([1.0, 1.0, 0.25])
 
 
-# ---- AdaptiveGradientClipper ----------------------------------------------------------------------------------------
+# ---- AdaptiveGradientClipper ---------------------------------------------------------------------------------------
 
 
 def settled(clipper, norm=1.0, count=40):
@@ -289,7 +292,7 @@ def test_the_hard_limit_holds_whatever_the_history_says():
     np.testing.assert_allclose(found, 0.125, rtol=1e-5)
 
 
-# ---- ClipByQuantile, ClipByZScore, ClipPerTensor --------------------------------------------------------------------
+# ---- ClipByQuantile, ClipByZScore, ClipPerTensor -------------------------------------------------------------------
 
 
 @given(st.floats(1e3, 2.0**100, width=32))
@@ -326,3 +329,17 @@ def test_one_tensor_exploding_leaves_the_others_alone():
     spiked = torch.tensor([1.0, 2_000.0, 0.5])
     state, factor = clipper.update(state, GradientNorms(torch.linalg.vector_norm(spiked), spiked))
     np.testing.assert_allclose(factor.tolist(), [1.0, 1.05 * 2 / 2_000, 1.0], rtol=1e-5)
+
+
+def test_an_explosion_during_warm_up_does_not_make_the_first_threshold():
+    clipper = sf.Running(sf.AdaptiveGradientClipper(warmup_steps=10))
+    for norm in (1.0, 1.0, 1.0, 1e6, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0):
+        clipper.factor(total(norm))
+    assert float(clipper.factor(total(100.0))) < 0.1
+
+
+def test_gradients_of_exactly_zero_leave_the_threshold_where_it_was():
+    clipper = sf.Running(sf.AdaptiveGradientClipper(warmup_steps=3))
+    for norm in (0.0, 1.0, 1.0, 1.0, *[0.0] * 500):
+        clipper.factor(total(norm))
+    assert float(clipper.factor(total(1.5))) == 1.0

@@ -75,7 +75,7 @@ def test_a_saved_scale_goes_on_where_it_stopped(stream, data):
     assert scales(scaler, stream[cut:], again) == scales(scaler, stream)[cut:]
 
 
-# ---- over torch's own ------------------------------------------------------------------------------------------------
+# ---- over torch's own -----------------------------------------------------------------------------------------------
 
 
 @given(mostly_clean, st.integers(1, 5))

@@ -17,7 +17,7 @@ def rounding(dtype):
     return max(2 * torch.finfo(dtype).eps, 1e-6)
 
 
-# ---- ClipByValue -----------------------------------------------------------------------------------------------------
+# ---- ClipByValue ----------------------------------------------------------------------------------------------------
 
 
 @every_dtype
@@ -55,7 +55,7 @@ def test_the_values_of_a_sparse_gradient_are_clamped():
     assert dense.max() == 1.0
 
 
-# ---- AdaptiveUnitClip ------------------------------------------------------------------------------------------------
+# ---- AdaptiveUnitClip -----------------------------------------------------------------------------------------------
 
 
 def agc(weight, gradient, factor, eps):
@@ -127,6 +127,18 @@ def test_the_head_can_be_left_out_by_name():
     assert body.parameter.grad.max() < 1e-4
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("value", [1e20, 1e37])
+def test_an_explosion_whose_squares_overflow_is_clipped_like_any_other(value, dtype):
+    weight = torch.ones(2, 4, dtype=dtype)
+    gradient = torch.tensor([[value] * 4, [1e-3] * 4], dtype=dtype)
+    named = with_gradient(gradient, weight)
+    sf.AdaptiveUnitClip(0.01).shape([named])
+    np.testing.assert_allclose(
+        named.parameter.grad.double(), agc(weight, gradient, 0.01, 1e-3), rtol=rounding(dtype), atol=1e-7
+    )
+
+
 @pytest.mark.parametrize("bad", [NAN, INF])
 def test_a_broken_unit_does_not_break_the_others(bad):
     named = with_gradient(torch.tensor([[bad, 1.0], [3.0, 4.0]]), torch.ones(2, 2))
@@ -136,7 +148,7 @@ def test_a_broken_unit_does_not_break_the_others(bad):
     np.testing.assert_allclose(unit_norm(named.parameter.grad)[1].item(), 0.01 * np.sqrt(2), rtol=1e-5)
 
 
-# ---- CentralizeGradients ---------------------------------------------------------------------------------------------
+# ---- CentralizeGradients --------------------------------------------------------------------------------------------
 
 
 @every_dtype
@@ -161,7 +173,7 @@ def test_only_tensors_of_rank_above_1_are_centralised(shape):
     assert torch.equal(named.parameter.grad, gradient)
 
 
-# ---- all of them -----------------------------------------------------------------------------------------------------
+# ---- all of them ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def reference(stream, rule):
         beyond = peak > 0 and accepted >= rule.min_steps and norm > rule.factor * peak
         anomalous = norm == INF or (beyond and refused < rule.patience)
         if anomalous:
-            refused += 1
+            refused += math.isfinite(norm)
         elif math.isfinite(norm):
             refused = 0.0 if beyond else max(refused - 0.05, 0.0)
             if norm > 0:
@@ -133,3 +133,8 @@ def test_a_signal_nobody_measured_is_healthy_and_changes_nothing():
 @given(norm_streams())
 def test_floats_and_tensors_give_the_same_verdicts(stream):
     assert flags(RULE, norms(stream)) == flags(RULE, norms([torch.tensor(norm) for norm in stream]))
+
+
+def test_norms_that_overflowed_do_not_make_a_level():
+    stream = [1.0] * 10 + [INF] * 50 + [1e6]
+    assert flags(RULE, norms(stream))[-51:] == [True] * 51

@@ -82,3 +82,8 @@ def test_autocorrelation_is_its_formula(values):
     assume(np.abs(rest).max() > 1e-6)
     expected = (rest[1:] * rest[:-1]).sum() / (rest**2).sum()
     assert autocorrelation(tuple(values)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_rounding_noise_that_alternates_around_a_level_is_no_alarm():
+    assert not any(flags(RULE, losses(alternating(10.0, 0.01, 40))))
+    assert any(flags(RULE, losses(alternating(10.0, 0.2, 40))))

@@ -4,11 +4,14 @@ Without weights every microbatch counts the same: the loss is divided by the win
 write it by hand, bit for bit. With weights (rows, tokens) the loss is multiplied by its weight instead, and the sum of
 weights is divided out of the gradient at the step; that is the mean over everything in the window, however uneven. A
 window that ends early is corrected the same way.
+
+A microbatch is what lies between two calls of `step`, however many losses it has: two losses that are run backward one
+after the other add up, as their gradients do.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,41 +25,56 @@ if TYPE_CHECKING:
 
 @dataclass
 class AccumulationWindow:
-    """The microbatches since the last step."""
+    """The microbatches since the last optimizer step."""
 
     length: int
     across_ranks: bool = False
     """Whether weights are added up over ranks, so that they must share one unit."""
     count: int = 0
-    loss_sum: Tensor | None = None
-    """Weighted sum of losses so far, on the device."""
+    """Microbatches that are complete."""
+    open: bool = False
+    """Whether the next microbatch has been begun."""
+    weighted: bool = False
     unit: Scalar = 1.0
     """Weight of the first microbatch; the others are relative to it, which keeps the loss in fp16's range."""
-    weight_sum: Scalar = field(default=0.0)
-    weighted: bool = False
+    loss_sum: Tensor | None = None
+    """Weighted sum of losses so far, on the device."""
+    weight_sum: Scalar = 0.0
 
-    def add(self, loss: Tensor, weight: Scalar | None) -> Tensor:
-        """Take one microbatch in; returns the loss to run backward on."""
+    def scaled(self, loss: Tensor, weight: Scalar | None) -> Tensor:
+        """The loss to run backward on."""
         self._check(weight)
-        if self.count == 0:
+        if self.loss_sum is None:
             self.weighted = weight is not None
             self.unit = 1.0 if weight is None or self.across_ranks else weight
-        relative: Scalar = 1.0 if weight is None else weight / self.unit
-        seen = loss.detach().to(torch.float32)
-        self.loss_sum = seen * relative if self.loss_sum is None else self.loss_sum + seen * relative
-        self.weight_sum = self.weight_sum + relative
+        if not self.weighted:
+            return loss if self.length == 1 else loss / self.length
+        return loss if self.loss_sum is None and not self.across_ranks else loss * self._relative(weight)
+
+    def add(self, loss: Tensor, weight: Scalar | None) -> None:
+        """Take in a loss whose backward is done."""
+        relative = self._relative(weight)
+        seen = loss.detach().reshape(()).to(torch.float32) * relative
+        self.loss_sum = seen if self.loss_sum is None else self.loss_sum + seen
+        if not self.open:
+            self.weight_sum = self.weight_sum + relative
+        self.open = True
+
+    def close(self) -> None:
+        """The microbatch is complete."""
         self.count += 1
-        if self.weighted:
-            return loss if self.count == 1 and not self.across_ranks else loss * relative
-        return loss if self.length == 1 else loss / self.length
+        self.open = False
+
+    def _relative(self, weight: Scalar | None) -> Scalar:
+        return 1.0 if weight is None else weight / self.unit
 
     def _check(self, weight: Scalar | None) -> None:
-        if isinstance(weight, (int, float)) and not weight > 0:
+        if isinstance(weight, (int, float)) and not 0 < weight < float("inf"):
             raise UsageError(
                 f"`weight` must be positive; got {weight}. It is the number of rows or tokens the loss is a mean over; "
                 "leave a microbatch without any out of the window."
             )
-        if self.count and self.weighted != (weight is not None):
+        if self.loss_sum is not None and self.weighted != (weight is not None):
             raise UsageError(
                 "one microbatch of this window has a `weight` and another has none; give it to all of them or to none."
             )
@@ -68,7 +86,7 @@ class AccumulationWindow:
 
     @property
     def mean_loss(self) -> Tensor | None:
-        """Weighted mean of the losses, on the device; `None` before any."""
+        """Weighted mean over the microbatches, on the device; `None` before any loss."""
         return None if self.loss_sum is None else self.loss_sum / self.weight_sum
 
     @property

@@ -66,6 +66,10 @@ class ClipByNorm:
         return state, limit_factor(norms.total, self.max_norm)
 
 
+WARMUP_REACH = 10.0
+"""How many times its running mean a norm counts for at most, while `AdaptiveGradientClipper` warms up."""
+
+
 class AdaptiveState(NamedTuple):
     """Running mean of the clipped norm, and how many steps it has seen."""
 
@@ -116,10 +120,12 @@ class AdaptiveGradientClipper:
         if self.max_norm is not None:
             limit = limit.clamp(max=self.max_norm)
         clipped = torch.minimum(norm, limit)
+        # The first average is not to be made by one explosion either.
+        clipped = torch.where(warming & (seen > 0), torch.minimum(clipped, WARMUP_REACH * mean), clipped)
         weight = torch.where(warming, seen / (seen + 1), self.momentum)
         moved = weight * mean + (1 - weight) * clipped
         moved = torch.where(warming, moved, torch.minimum(moved, self.max_growth * mean))
-        usable = torch.isfinite(norm)
+        usable = torch.isfinite(norm) & (norm > 0)  # a gradient of exactly 0 says nothing about the size of others
         state = AdaptiveState(torch.where(usable, moved, mean), seen + usable)
         return state, torch.where(torch.isinf(limit), 1.0, limit_factor(norm, limit))
 

@@ -88,7 +88,8 @@ def unit_norm(tensor: Tensor) -> Tensor:
     dtype = tensor.dtype if tensor.dtype == torch.float64 else torch.float32
     dims = None if tensor.ndim <= 1 else tuple(range(1, tensor.ndim))
     norm: Tensor = torch.linalg.vector_norm(tensor, dim=dims, keepdim=True, dtype=dtype)
-    return norm
+    small = torch.linalg.vector_norm(tensor * 2.0**-80, dim=dims, keepdim=True, dtype=dtype)
+    return torch.where(torch.isinf(norm), small * 2.0**80, norm)  # where squares overflow and the norm does not
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from surefoot.detect.arrays import library_of
 from surefoot.errors import require
 from surefoot.types import Detector, Severity, Signals, Verdict
 
-_RANK: dict[Severity, int] = {"info": 0, "warning": 1, "error": 2}
+_SEVERITIES: tuple[Severity, ...] = ("info", "warning", "error")
 
 
 def require_detector(where: str, part: object) -> None:
@@ -52,11 +52,17 @@ class Combined:
         combined = Verdict(
             f"{self.rule}_of",
             anomalous,
-            severity=max((verdict.severity for verdict in verdicts), key=_RANK.__getitem__),
+            severity=_worst(verdicts, known=signals.device is None),
             summary="; ".join(verdict.summary for verdict in verdicts if verdict.summary),
             parts=verdicts,
         )
         return tuple(own for own, _ in results), combined
+
+
+def _worst(verdicts: tuple[Verdict, ...], known: bool) -> Severity:
+    """The worst severity among the verdicts that are anomalous; among all, where that is not known on the host."""
+    told = [verdict for verdict in verdicts if verdict.anomalous] if known else []
+    return _SEVERITIES[max(_SEVERITIES.index(verdict.severity) for verdict in told or verdicts)]
 
 
 def any_of(*detectors: Detector) -> Combined:

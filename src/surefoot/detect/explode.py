@@ -73,6 +73,7 @@ class Explosion:
         next_state = ExplosionState(
             xp.where(telling, xp.maximum(peak * fade(accepted, self.half_life_steps), value), peak),
             accepted + telling,
-            xp.where(anomalous, refused + 1, xp.where(healthy, forgive(refused, beyond), refused)),
+            # A norm that overflowed is no level that could be accepted, so it does not count towards one.
+            xp.where(healthy, forgive(refused, beyond), refused + (anomalous & xp.is_finite(value))),
         )
         return next_state, Verdict("explosion", anomalous, severity="error")

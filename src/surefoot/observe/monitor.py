@@ -44,7 +44,8 @@ class GradientReport:
 class GradientMonitor:
     """Measures gradients, parameters and updates of a model in one pass each.
 
-    Call `observe()` after backward. With `updates=True` also `before_step()` and, after the step, `observe_update()`.
+    Call `observe()` after backward. To see updates too, call `before_step()` before the step and `observe_update()`
+    after it.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -102,7 +102,13 @@ def parameter_report(model: nn.Module) -> ParameterReport:
 
 
 def _describe(parameter: Tensor) -> Tensor:
-    data = parameter.detach().double().flatten()
-    grad = parameter.grad
-    grad_norm = data.new_full((), torch.nan) if grad is None else torch.linalg.vector_norm(grad.to_dense().double())
-    return torch.stack([data.mean(), data.std(correction=0), torch.linalg.vector_norm(data), grad_norm])
+    data, grad = _parts(parameter.detach()), parameter.grad
+    nan = data.new_full((), torch.nan)
+    grad_norm = nan if grad is None else torch.linalg.vector_norm(_parts(grad.to_dense()))
+    std = data.std(correction=0) if data.numel() else nan  # torch warns about the spread of nothing
+    return torch.stack([data.mean(), std, torch.linalg.vector_norm(data), grad_norm])
+
+
+def _parts(tensor: Tensor) -> Tensor:
+    """All entries in float64; real and imaginary parts one by one."""
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double().flatten()

@@ -167,5 +167,5 @@ def _measure_anywhere(views: list[Tensor]) -> TensorStatistics:
     largest = _largest(kept, dtype)
     # Relative to the largest entry, so that squares cannot overflow.
     unit = torch.where(largest > 0, largest, 1)
-    relative = torch.stack([torch.linalg.vector_norm(view / unit[i], dtype=dtype) for i, view in enumerate(kept)])
+    relative = torch.stack([torch.linalg.vector_norm(view.to(dtype) / unit[i]) for i, view in enumerate(kept)])
     return TensorStatistics(torch.where(nonfinite > 0, math.nan, relative * unit), largest, nonfinite)

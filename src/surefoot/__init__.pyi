@@ -1,0 +1,132 @@
+"""The public surface for type checkers; `__init__.py` loads the same names when they are first used."""
+
+from surefoot.act.clip import (
+    AdaptiveGradientClipper,
+    ClipByNorm,
+    ClipByQuantile,
+    ClipByZScore,
+    Clipper,
+    ClipPerTensor,
+)
+from surefoot.act.loss_scale import DynamicLossScaler
+from surefoot.act.shape import AdaptiveUnitClip, CentralizeGradients, ClipByValue, Shaper
+from surefoot.build import (
+    ConvGroupNorm,
+    PreNormMLP,
+    ScaledResidual,
+    Standardizer,
+    advise_normalization,
+    clip_advice,
+    decay_groups,
+    find_fully_masked,
+    find_lr,
+    init_for,
+    mask_fill_value,
+    masked_softmax,
+    normalize_images,
+    seed_everything,
+    seed_worker,
+    suggest_lr,
+    warmup_constant,
+    warmup_cosine,
+    warmup_inverse_sqrt,
+    warmup_linear,
+    warmup_stable_decay,
+    warmup_step,
+)
+from surefoot.decide.escalation import Escalation
+from surefoot.detect.checker import StabilityChecker
+from surefoot.detect.clipping import ClippingSaturated
+from surefoot.detect.combine import after_warmup, all_of, any_of, sustained
+from surefoot.detect.explode import Explosion
+from surefoot.detect.loss_stability import LossStabilityMonitor
+from surefoot.detect.nonfinite import NonFinite
+from surefoot.detect.oscillate import Oscillation
+from surefoot.detect.plateau import NoLearning, Plateau
+from surefoot.detect.spike import Spike
+from surefoot.detect.vanish import Vanishing
+from surefoot.errors import SettingError, SurefootError, TrainingHalted, UsageError
+from surefoot.observe.monitor import GradientMonitor
+from surefoot.observe.parameters import parameter_report
+from surefoot.observe.watch import Watch
+from surefoot.presets import for_deep_cnn, for_fine_tuning, for_gan, for_rl, for_rnn, for_transformer
+from surefoot.stabilizer import TrainingStabilizer
+from surefoot.standalone import Running, clip_gradients
+from surefoot.types import Decision, Detector, Incident, Layers, Outcome, Signals, StepRecord, Verdict
+
+__version__: str
+
+__all__ = [
+    "AdaptiveGradientClipper",
+    "AdaptiveUnitClip",
+    "CentralizeGradients",
+    "ClipByNorm",
+    "ClipByQuantile",
+    "ClipByValue",
+    "ClipByZScore",
+    "ClipPerTensor",
+    "Clipper",
+    "ClippingSaturated",
+    "ConvGroupNorm",
+    "Decision",
+    "Detector",
+    "DynamicLossScaler",
+    "Escalation",
+    "Explosion",
+    "GradientMonitor",
+    "Incident",
+    "Layers",
+    "LossStabilityMonitor",
+    "NoLearning",
+    "NonFinite",
+    "Oscillation",
+    "Outcome",
+    "Plateau",
+    "PreNormMLP",
+    "Running",
+    "ScaledResidual",
+    "SettingError",
+    "Shaper",
+    "Signals",
+    "Spike",
+    "StabilityChecker",
+    "Standardizer",
+    "StepRecord",
+    "SurefootError",
+    "TrainingHalted",
+    "TrainingStabilizer",
+    "UsageError",
+    "Vanishing",
+    "Verdict",
+    "Watch",
+    "advise_normalization",
+    "after_warmup",
+    "all_of",
+    "any_of",
+    "clip_advice",
+    "clip_gradients",
+    "decay_groups",
+    "find_fully_masked",
+    "find_lr",
+    "for_deep_cnn",
+    "for_fine_tuning",
+    "for_gan",
+    "for_rl",
+    "for_rnn",
+    "for_transformer",
+    "init_for",
+    "mask_fill_value",
+    "masked_softmax",
+    "normalize_images",
+    "parameter_report",
+    "seed_everything",
+    "seed_worker",
+    "suggest_lr",
+    "sustained",
+    "warmup_constant",
+    "warmup_cosine",
+    "warmup_inverse_sqrt",
+    "warmup_linear",
+    "warmup_stable_decay",
+    "warmup_step",
+]

@@ -1,0 +1,83 @@
+"""Which parameters weight decay may pull on: matrices and kernels, not norms, biases and embeddings.
+
+Decay pulls a value to zero whether or not it has a gradient. A norm's gain belongs near one, a bias shifts, and the
+rows of an embedding that no batch touches would fade away. Each parameter goes into exactly one group: a tied weight is
+one parameter (tied to an embedding, it is not decayed), and frozen ones are in too, because an optimizer skips what has
+no gradient, and leaving them out would lose them on the day they are unfrozen.
+
+A parameter of a module's own is known by its name if that says `embed` (`pos_embed`), else by its shape.
+
+Left out: per-layer rates. The groups are plain dicts: add keys as you like.
+"""
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
+
+_MATRICES = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+_UNDECAYED = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
+
+
+def decay_groups(
+    model: nn.Module,
+    weight_decay: float,
+    *,
+    no_decay: str | Iterable[str] = (),
+    include_frozen: bool = True,
+) -> list[dict[str, Any]]:
+    """Split the parameters into a group that decays and one that does not, ready for any torch optimizer.
+
+    Args:
+        model: Every parameter of it ends up in exactly one group.
+        weight_decay: The decay of the first group; the second has 0.
+        no_decay: Names or patterns of further parameters to spare, such as `"places"` or `"*.temperature"`.
+        include_frozen: Whether parameters that require no gradient are in the groups.
+    """
+    if weight_decay < 0.0:
+        raise ValueError(f"`weight_decay` must not be negative; got {weight_decay}.")
+    spared = _spared(model, [no_decay] if isinstance(no_decay, str) else list(no_decay))
+    found: dict[Tensor, None] = {}
+    for module in model.modules():
+        for attribute, parameter in module.named_parameters(recurse=False):
+            if is_lazy(parameter):
+                raise ValueError(f"`{attribute}` of {type(module).__name__} has no shape yet: run one forward first.")
+            if not _decays(module, attribute, parameter):
+                spared.add(parameter)
+            found.setdefault(parameter)
+    kept = [parameter for parameter in found if include_frozen or parameter.requires_grad]
+    groups = [
+        {
+            "name": "decay",
+            "params": [parameter for parameter in kept if parameter not in spared],
+            "weight_decay": weight_decay,
+        },
+        {"name": "no_decay", "params": [parameter for parameter in kept if parameter in spared], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _decays(module: nn.Module, attribute: str, parameter: Tensor) -> bool:
+    if isinstance(module, _UNDECAYED) or "bias" in attribute or "embed" in attribute:
+        return False
+    if isinstance(module, _MATRICES) and attribute != "weight_g":
+        return parameter.ndim > 1
+    # A vector in disguise is a gain: LayerScale as (C, 1, 1), the length under weight_norm as (out, 1).
+    return parameter.ndim > 1 and parameter.numel() > max(parameter.shape)
+
+
+def _spared(model: nn.Module, patterns: list[str]) -> set[Tensor]:
+    spared = set[Tensor]()
+    named = list(model.named_parameters(remove_duplicate=False))
+    for pattern in patterns:
+        hits = [p for name, p in named if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")]
+        if not hits:
+            raise ValueError(
+                f"`no_decay` has {pattern!r}, which matches no parameter; the first names are "
+                f"{[name for name, _ in named[:5]]}."
+            )
+        spared.update(hits)
+    return spared

@@ -1,0 +1,176 @@
+"""Learning-rate range test: train a little at ever larger rates, see where the loss falls fastest and where it jumps.
+
+Smith 2017 (arXiv:1506.01186). The rate grows by the same factor each step, and the test ends when the loss is no longer
+finite, or above its best by three times its size. The suggestion is the rate of steepest descent of the smoothed loss.
+The smoothing looks both ways: the usual running average lags by ten steps, in which the rate grows several-fold, and so
+suggests a rate that is several times too high.
+
+The test really trains, then model, optimizer, random streams and the loader's generators are put back bitwise.
+
+Left out: gradient scalers. For half precision open `autocast` inside `loss_of` with bfloat16, which needs none.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.build.picture import Chart, Series, to_svg, to_text
+from surefoot.build.untouched import untouched
+
+Batch = TypeVar("Batch")
+
+_SMOOTHING = 0.8
+"""Weight of a neighbour, per step of distance."""
+
+_BLOWN_UP = 3.0
+"""How many times the size of the losses so far a jump must have to end the test."""
+
+
+@dataclass(frozen=True)
+class LRRange:
+    """What the range test saw."""
+
+    rates: tuple[float, ...]
+    """The learning rate of each step taken."""
+
+    losses: tuple[float, ...]
+    """The loss of each step, before its update."""
+
+    smoothed: tuple[float, ...]
+    """The losses smoothed."""
+
+    suggested: float | None
+    """The rate of steepest descent; `None` when the loss never fell."""
+
+    diverged_at: float | None
+    """The rate at which the loss blew up; `None` when it never did."""
+
+    def chart(self) -> Chart:
+        """The curve, with the suggestion marked."""
+        marks = () if self.suggested is None else ((self.suggested, f"suggested {self.suggested:.2g}"),)
+        lines = (Series("smoothed", self.rates, self.smoothed), Series("loss", self.rates, self.losses))
+        return Chart("Learning-rate range test", "learning rate", "loss", lines, log_x=True, marks=marks)
+
+    def __str__(self) -> str:
+        if self.suggested is None:
+            verdict = "The loss never fell: check data, labels and loss first, or try lower rates."
+        else:
+            verdict = f"Suggested learning rate: {self.suggested:.2g} (steepest descent)."
+        if self.diverged_at is not None:
+            verdict += f" Blew up at {self.diverged_at:.2g}."
+        return f"{to_text(self.chart())}\n{verdict}"
+
+
+def find_lr(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[Batch],
+    loss_of: Callable[[nn.Module, Batch], Tensor],
+    *,
+    lowest: float = 1e-6,
+    highest: float = 1.0,
+    steps: int = 100,
+    show: bool = True,
+    picture: str | Path | None = None,
+) -> LRRange:
+    """Run the range test, leave everything as it was, and return the curve.
+
+    Args:
+        model: Trained for a few steps, then put back.
+        optimizer: Steps `model`, then put back. Groups keep the ratios between their rates; the rates reported are the
+            largest group's.
+        batches: A loader or a list, gone through again when it ends before `steps`.
+        loss_of: `loss_of(model, batch)` gives the loss to descend.
+        lowest: The rate of the first step.
+        highest: The rate of the last.
+        steps: How many steps in between; more is smoother.
+        show: Print the curve to the terminal.
+        picture: Also write it as SVG to this file.
+    """
+    if not 0.0 < lowest < highest or steps < 10:
+        raise ValueError(f"Expected 0 < lowest < highest and steps >= 10; got {lowest=}, {highest=}, {steps=}.")
+    growth = (highest / lowest) ** (1.0 / (steps - 1))
+    rates: list[float] = []
+    losses: list[float] = []
+    diverged_at = None
+    with untouched(model, optimizer, _generators(batches)), torch.enable_grad():
+        model.train()
+        shares = _shares(optimizer)
+        for step, batch in zip(range(steps), _again_and_again(batches), strict=False):
+            rate = lowest * growth**step
+            _set_rate(optimizer, rate, shares)
+            optimizer.zero_grad()
+            loss = loss_of(model, batch)
+            value = float(loss.detach())
+            if _blew_up(value, losses):
+                diverged_at = rate
+                break
+            torch.autograd.backward(loss)
+            optimizer.step()
+            rates.append(rate)
+            losses.append(value)
+    smoothed = [_smooth(losses, at) for at in range(len(losses))]
+    result = LRRange(tuple(rates), tuple(losses), tuple(smoothed), _steepest(rates, smoothed), diverged_at)
+    if show:
+        print(result)
+    if picture is not None:
+        Path(picture).write_text(to_svg(result.chart()), encoding="utf-8")
+    return result
+
+
+def _again_and_again(batches: Iterable[Batch]) -> Iterator[Batch]:
+    while True:
+        empty = True
+        for batch in batches:
+            empty = False
+            yield batch
+        if empty:
+            raise ValueError("`batches` gave nothing, or was an iterator that ended. Give a loader or a list.")
+
+
+def _generators(batches: Any) -> list[torch.Generator]:
+    """Find the generators a `DataLoader` shuffles by; they are random streams too."""
+    sources = (batches, getattr(batches, "sampler", None), getattr(batches, "batch_sampler", None))
+    inner = getattr(sources[2], "sampler", None)
+    found = [getattr(source, "generator", None) for source in (*sources, inner)]
+    return [generator for generator in dict.fromkeys(found) if isinstance(generator, torch.Generator)]
+
+
+def _shares(optimizer: torch.optim.Optimizer) -> list[float]:
+    own = [float(group["lr"]) for group in optimizer.param_groups]
+    return [rate / max(own) if max(own) > 0.0 else 1.0 for rate in own]
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, rate: float, shares: list[float]) -> None:
+    for group, share in zip(optimizer.param_groups, shares, strict=True):
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate * share)
+        else:
+            group["lr"] = rate * share
+
+
+def _blew_up(loss: float, losses: list[float]) -> bool:
+    """Judge by the size of the losses so far, so that negative ones work too."""
+    if not losses:
+        return not math.isfinite(loss)
+    best = min(losses)
+    return not loss <= best + _BLOWN_UP * max(abs(best), abs(losses[0]))
+
+
+def _smooth(losses: list[float], at: int) -> float:
+    """Average around one step, nearer steps counting more."""
+    weights = [_SMOOTHING ** abs(step - at) for step in range(len(losses))]
+    return sum(weight * loss for weight, loss in zip(weights, losses, strict=True)) / sum(weights)
+
+
+def _steepest(rates: list[float], smoothed: list[float]) -> float | None:
+    """Find the step around which the loss falls most, over a twentieth of the test on each side."""
+    reach = max(1, len(smoothed) // 20)
+    falls = {step: smoothed[step - reach] - smoothed[step + reach] for step in range(reach, len(smoothed) - reach)}
+    best = max(falls, key=falls.__getitem__, default=None)
+    return rates[best] if best is not None and falls[best] > 0.0 else None

@@ -1,0 +1,149 @@
+"""`init_for(model)`: look at the model, choose a recipe per parameter, write it, and say what was done and why.
+
+How it decides what surrounds a layer: `trace` (with an example input) or `guess` (without). What it does about it:
+`rules`. What it keeps its hands off: parameters that are frozen, that `only` and `skip` exclude, that have no rule, and
+those of modules that do not look as PyTorch made them, because then somebody loaded, trained or set them (`fresh`).
+
+Left out: sharded tensors (initialise first, then wrap in FSDP) and lazy modules before their first forward.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.build.init.calibrate import rescale
+from surefoot.build.init.entries import Entry, Patterns, entries_of, refuse_lazy, selected
+from surefoot.build.init.fresh import Freshness, freshness
+from surefoot.build.init.guess import guess
+from surefoot.build.init.report import InitReport, InitRow
+from surefoot.build.init.rules import Rule, is_weight_norm, left, rule_for, weight_norm_rule, with_orthogonal_directions
+from surefoot.build.init.trace import Trace, trace
+
+
+def init_for(
+    model: nn.Module,
+    example: Any = None,
+    *,
+    only: Patterns | None = None,
+    skip: Patterns = (),
+    overwrite: bool = False,
+    calibrate: bool = False,
+    dry_run: bool = False,
+    generator: torch.Generator | None = None,
+) -> InitReport:
+    """Initialise `model` by what it is made of, and return the table of what was done to which parameter and why.
+
+    Args:
+        model: The model; its parameters are written in place, so tied weights stay tied.
+        example: An input to trace (a tensor, a tuple of arguments, or a dict of keyword arguments). It shows functional
+            activations and residual branches that the list of modules does not. The trace leaves no mark.
+        only: Names or patterns (`"head"`, `"blocks.*.mlp"`) of what may be written; everything else is left.
+        skip: Names or patterns of what must be left.
+        overwrite: Also write parameters that do not look like PyTorch's default, and so were loaded, trained or set.
+        calibrate: Take `example` for real, standardised data: draw the layers before ReLU, GELU or SiLU with orthogonal
+            directions and rescale each until its output on `example` has the variance its recipe aims at. Worth it for
+            deep convolutional networks without norms.
+        dry_run: Print the table, write nothing, and draw no random number.
+        generator: Draws from this instead of the global stream.
+    """
+    if calibrate and example is None:
+        raise ValueError("`calibrate=True` measures layers on real data; got no `example`. Give a batch of it.")
+    model = getattr(model, "_orig_mod", model)  # look inside torch.compile
+    refuse_lazy(model)
+    entries = entries_of(model)
+    allowed = selected(entries, only, skip)
+    found = guess(model) if example is None else trace(model, example)
+    modules = dict(model.named_modules())
+    plan = [(entry, _decide(entry, modules, found, allowed=entry.names[0] in allowed)) for entry in entries]
+    if not overwrite:
+        plan = _spare_what_was_set(plan, modules, named_by_user=only is not None)
+    aims: dict[Tensor, float] = {}
+    for entry, rule in plan:
+        if rule.fill is None or dry_run:
+            continue
+        if calibrate and rule.aim is not None:
+            aims[entry.parameter] = rule.aim
+            rule = with_orthogonal_directions(rule)
+        _write(entry, rule, modules, generator)
+    if aims:
+        rescale(model, example, aims)
+    report = InitReport(tuple(_row(entry, rule) for entry, rule in plan))
+    if dry_run:
+        print(report)
+    return report
+
+
+def _row(entry: Entry, rule: Rule) -> InitRow:
+    also = f" (tied: {', '.join(entry.names[1:])})" if len(entry.names) > 1 else ""
+    return InitRow(entry.names[0], tuple(entry.parameter.shape), rule.recipe, rule.std, rule.why + also)
+
+
+def _decide(entry: Entry, modules: dict[str, nn.Module], found: Trace, *, allowed: bool) -> Rule:
+    if not allowed:
+        return left("excluded by `only` or `skip`")
+    if not entry.parameter.requires_grad:
+        return left("frozen: requires_grad is False")
+    if not is_weight_norm(entry.module):
+        return rule_for(entry.module, entry.attribute, entry.parameter, found=found, tied=entry.tied_embedding)
+    if entry.attribute == "original0":
+        return left("length under weight_norm: follows from its direction, original1")
+    return weight_norm_rule(*_behind_weight_norm(entry, modules), found)
+
+
+def _spare_what_was_set(
+    plan: list[tuple[Entry, Rule]], modules: dict[str, nn.Module], *, named_by_user: bool
+) -> list[tuple[Entry, Rule]]:
+    """Turn the rule into `left` for every parameter of a module that somebody has loaded, trained or set by hand.
+
+    A module is judged as a whole: a short bias alone says nothing. Where other modules were set, one that is too small
+    or too smooth to judge is spared too, unless the user named what to write: fresh values left are harmless, and
+    trained ones lost are not.
+    """
+    verdicts: dict[str, Freshness] = {}
+    for entry, rule in plan:
+        if rule.fill is not None and not entry.parameter.is_meta:
+            verdict = freshness(_value(entry, modules), rule.defaults)
+            verdicts[entry.module_name] = verdict.joined(verdicts.get(entry.module_name))
+    some_were_set = Freshness.SET in verdicts.values()
+
+    def spared(entry: Entry, rule: Rule) -> Rule:
+        verdict = verdicts.get(entry.module_name)
+        if rule.fill is None or verdict in (None, Freshness.FRESH):
+            return rule
+        if verdict is Freshness.SET:
+            return left("not PyTorch's default draw, so loaded, trained or set by hand (`overwrite=True` writes it)")
+        if some_were_set and not named_by_user:
+            return left("other modules were loaded or trained, and this one cannot be told (name it in `only`)")
+        return rule
+
+    return [(entry, spared(entry, rule)) for entry, rule in plan]
+
+
+def _value(entry: Entry, modules: dict[str, nn.Module]) -> Tensor:
+    if not is_weight_norm(entry.module):
+        return entry.parameter
+    parent, attribute = _behind_weight_norm(entry, modules)
+    value: Tensor = getattr(parent, attribute)
+    return value
+
+
+def _behind_weight_norm(entry: Entry, modules: dict[str, nn.Module]) -> tuple[nn.Module, str]:
+    parent, _, attribute = entry.module_name.rpartition("parametrizations.")
+    return modules[parent.rstrip(".")], attribute
+
+
+def _write(entry: Entry, rule: Rule, modules: dict[str, nn.Module], generator: torch.Generator | None) -> None:
+    if entry.parameter.is_meta:
+        raise ValueError(
+            f"{entry.names[0]} is on the meta device and has no memory to write. Call "
+            "`model.to_empty(device=...)` first; `dry_run=True` shows the table without memory."
+        )
+    assert rule.fill is not None
+    if not is_weight_norm(entry.module):
+        rule.fill(entry.parameter, generator)
+        return
+    parent, attribute = _behind_weight_norm(entry, modules)
+    value = torch.empty_like(getattr(parent, attribute), requires_grad=False)
+    rule.fill(value, generator)
+    setattr(parent, attribute, value)  # the parametrization splits it into length and direction

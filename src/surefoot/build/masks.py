@@ -1,0 +1,53 @@
+"""Masks that do not make NaN.
+
+Everywhere here `keep` is a boolean tensor in which **True takes part**, as in `scaled_dot_product_attention`. The
+`key_padding_mask` of `nn.MultiheadAttention` is the opposite: pass `~key_padding_mask`.
+
+The classic accident is a row with nothing to attend to (an empty sequence in a padded batch): softmax over minus
+infinity everywhere is 0 / 0, and its NaN reaches every weight through the gradient even if the row itself is thrown
+away later, because 0 × NaN is NaN.
+"""
+
+import torch
+from torch import Tensor
+
+
+def mask_fill_value(dtype: torch.dtype) -> float:
+    """Give a value for `masked_fill` or an additive mask that is far below any score and overflows nothing.
+
+    Half the most negative number of the type: adding it to a score still fits, where the full one (or `-1e9` in
+    float16) becomes minus infinity.
+    """
+    if not dtype.is_floating_point:
+        raise TypeError(f"Scores are floating point; got {dtype}. For an integer tensor, mask after the cast.")
+    return float(torch.finfo(dtype).min) / 2.0
+
+
+def masked_softmax(scores: Tensor, keep: Tensor, dim: int = -1) -> Tensor:
+    """Softmax over the entries where `keep` is True; the others are exactly 0, and so is a row with nothing to keep.
+
+    The gradient is finite everywhere, and zero wherever `keep` is False, whatever was in the scores there. Half
+    precision is computed in float32 and cast back.
+    """
+    if keep.dtype != torch.bool:
+        raise TypeError(
+            f"`keep` must be boolean, True where an entry takes part; got {keep.dtype}. "
+            "For an additive mask use `mask == 0`."
+        )
+    if not scores.is_floating_point():
+        raise TypeError(f"`scores` must be floating point; got {scores.dtype}.")
+    keep = keep & (scores != float("-inf"))  # masked by hand already: the same thing, said otherwise
+    some = keep.any(dim=dim, keepdim=True)
+    # Select, never multiply: what sits in a masked place may be NaN. A row with nothing kept becomes zeros, not -inf.
+    filled = scores.masked_fill(~keep, float("-inf")).masked_fill(~some, 0.0)
+    wide = torch.float32 if scores.dtype.itemsize < 4 else scores.dtype
+    return torch.softmax(filled, dim=dim, dtype=wide).masked_fill(~keep, 0.0).to(scores.dtype)
+
+
+def find_fully_masked(mask: Tensor, dim: int = -1) -> Tensor:
+    """Find the rows along `dim` with nothing to keep: the indices, one row of the result each.
+
+    `mask` is boolean with True taking part, or additive (0 for what takes part, very negative for the rest).
+    """
+    keep = mask if mask.dtype == torch.bool else mask > mask_fill_value(mask.dtype)
+    return (~keep.any(dim=dim)).nonzero()

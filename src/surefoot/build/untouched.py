@@ -1,0 +1,120 @@
+"""Look, then put everything back: model, optimizer and random streams bitwise as they were.
+
+A probe (a traced forward, a learning-rate range test) runs the user's real objects, because copies lie: a deep copy of
+an optimizer that has a scheduler steps the *original*, and closures keep pointing at the original model. So the state
+is cloned beside, the probe runs, and the clones are written back into the same tensors, even if the probe raised.
+
+Covered: parameters, buffers, gradients, training flags, optimizer state and hyper-parameters, the Python, NumPy and
+torch random streams of every device, and any extra `torch.Generator` handed in. Left out: state a forward keeps
+outside parameters and buffers (a Python list on a module, a file), which nobody can see from here.
+"""
+
+import copy
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+Undo = Callable[[], None]
+
+
+@contextmanager
+def untouched(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    generators: Iterable[torch.Generator] = (),
+) -> Iterator[None]:
+    """Run the body, then restore everything named in the module's docstring."""
+    undo = [_keep_streams(generators), _keep_model(model)]
+    if optimizer is not None:
+        undo.append(_keep_optimizer(optimizer))
+    try:
+        yield
+    finally:
+        for put_back in undo:
+            put_back()
+
+
+def _keep_streams(generators: Iterable[torch.Generator]) -> Undo:
+    python, legacy_numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    cuda = torch.cuda.get_rng_state_all() if in_use else None
+    mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+    own = [(generator, generator.get_state()) for generator in generators]
+
+    def put_back() -> None:
+        random.setstate(python)
+        np.random.set_state(legacy_numpy)
+        torch.set_rng_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
+        if mps is not None:
+            torch.mps.set_rng_state(mps)
+        for generator, state in own:
+            generator.set_state(state)
+
+    return put_back
+
+
+def _keep_model(model: nn.Module) -> Undo:
+    tensors = [*model.parameters(), *model.buffers()]
+    values = [tensor.detach().clone() for tensor in tensors]
+    gradients = [(p, p.grad, None if p.grad is None else p.grad.detach().clone()) for p in model.parameters()]
+    slots = [(module, dict(module._buffers)) for module in model.modules()]
+    modes = [(module, module.training) for module in model.modules()]
+
+    def put_back() -> None:
+        with torch.no_grad():
+            for module, buffers in slots:  # a forward may also put a new tensor in a buffer's place
+                module._buffers.clear()
+                module._buffers.update(buffers)
+            for tensor, value in zip(tensors, values, strict=True):
+                tensor.copy_(value)
+            for parameter, gradient, saved in gradients:
+                parameter.grad = gradient if saved is None or gradient is None else gradient.copy_(saved)
+        for module, mode in modes:
+            module.training = mode
+
+    return put_back
+
+
+def _keep_optimizer(optimizer: torch.optim.Optimizer) -> Undo:
+    groups = [
+        {key: _keep(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+    ]
+    states = {parameter: {k: _keep(v) for k, v in state.items()} for parameter, state in optimizer.state.items()}
+    # A scheduler notes on the optimizer that it has stepped, and warns by it later.
+    stepped = getattr(optimizer, "_opt_called", None)
+
+    def put_back() -> None:
+        for group, saved in zip(optimizer.param_groups, groups, strict=True):
+            for key in set(group) - set(saved) - {"params"}:
+                del group[key]
+            group.update({key: restore() for key, restore in saved.items()})
+        optimizer.state.clear()
+        for parameter, state in states.items():
+            optimizer.state[parameter] = {key: restore() for key, restore in state.items()}
+        if stepped is not None:
+            optimizer._opt_called = stepped  # type: ignore[attr-defined]
+        elif hasattr(optimizer, "_opt_called"):
+            del optimizer._opt_called
+
+    return put_back
+
+
+def _keep(value: Any) -> Callable[[], Any]:
+    """Remember a value; a tensor comes back as the same object with its old contents."""
+    if not isinstance(value, Tensor):
+        saved = copy.deepcopy(value)
+        return lambda: saved
+    contents = value.detach().clone()
+
+    def restore() -> Tensor:
+        with torch.no_grad():
+            return value.copy_(contents)
+
+    return restore

@@ -1,0 +1,210 @@
+"""One optimizer behind its guard: measure the gradients, judge them, and apply them or leave them out.
+
+`GuardedOptimizer` joins the stages for a single step and knows nothing of the loop around it: no accumulation, no
+schedule, no history. What became of the step comes back as `StepNumbers`, which on a GPU are still on their way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from surefoot.act.apply import can_fold, folded_step, lacks_momentum, scale_gradients, scaled_lr
+from surefoot.act.closure import ClosureRefused, StepCopy
+from surefoot.errors import UsageError
+from surefoot.graphed import GraphedJudge
+from surefoot.judge import Judge, Judged, StepInput
+from surefoot.numbers import Arriving, StepNumbers, at_hand
+from surefoot.observe.shards import combine_shards
+from surefoot.observe.tensors import TensorMeter, TensorStatistics, dense_views
+from surefoot.observe.watch import UpdateMeter, Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from surefoot.act.shape import Shaper
+    from surefoot.observe.layout import Layout
+    from surefoot.types import NamedParameter, Scalar
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """What the loop knows of a step."""
+
+    step: int
+    loss: Tensor | None
+    divisor: Scalar
+    """What accumulation left to divide the gradients by."""
+    own: Mapping[str, Scalar]
+    """The user's own signals."""
+    lr_factor: float
+    """What the learning rates are multiplied by for this step."""
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """The gradients of a step: whose they are, where they lie, and their statistics."""
+
+    named: list[NamedParameter]
+    gradients: list[Tensor]
+    views: list[Tensor]
+    statistics: TensorStatistics
+
+
+class GuardedOptimizer:
+    """An optimizer whose steps are judged before they are applied."""
+
+    def __init__(
+        self, optimizer: Any, layout: Layout, judge: Judge, shapers: tuple[Shaper, ...], watch: Watch, on_device: bool
+    ) -> None:
+        self.optimizer, self.layout, self.judge = optimizer, layout, judge
+        self._shapers, self._watch, self._on_device = shapers, watch, on_device
+        self._graphed = GraphedJudge(judge)
+        self._meter = TensorMeter()
+        self._folds = can_fold(optimizer)
+
+    def look_for_new_parameters(self) -> None:
+        """Take in parameters that were added to the optimizer, as when layers are unfrozen one by one."""
+        if self.layout.refresh():
+            self._folds = can_fold(self.optimizer)
+            self.judge.grow(len(self.layout.parameters))
+            self.forget_recordings()
+
+    def forget_recordings(self) -> None:
+        """Drop what was recorded for states that have been replaced."""
+        self._graphed.forget()
+
+    def lr(self, factor: float) -> float | None:
+        """The learning rate of the first group, unless reading it would need a sync."""
+        lr = self.optimizer.param_groups[0].get("lr")
+        if lr is None or (isinstance(lr, Tensor) and lr.device.type != "cpu"):
+            return None
+        return float(lr) * factor
+
+    @torch.no_grad()
+    def step(self, facts: StepFacts) -> StepNumbers | None:
+        """Judge the gradients as they are now, and apply them or not; `None` if no parameter has one."""
+        measured = self._measure()
+        if measured is None:
+            self.optimizer.step()
+            return None
+        given = self._given(facts, measured)
+        vector: Tensor | None
+        if self._on_device and not self._shapers:
+            judged, vector = self._graphed.judge(given)
+        else:
+            judged, vector = self._judged_in_pieces(given, measured)
+        updates = UpdateMeter(self._watch, measured.named) if self._watch.due(facts.step) else None
+        with scaled_lr(self.optimizer, facts.lr_factor):
+            self._apply(measured.views, judged)
+        return self._numbers(facts, judged, vector, measured, updates.columns() if updates else {})
+
+    def _measure(self) -> _Measured | None:
+        named, gradients = self.layout.with_gradient()
+        if not gradients:
+            return None
+        views = dense_views(gradients)
+        return _Measured(named, gradients, views, combine_shards(self._meter.measure(views), gradients))
+
+    def _given(self, facts: StepFacts, measured: _Measured) -> StepInput:
+        positions = self.layout.positions if self.judge.clipper is not None else None
+        return StepInput(facts.step, measured.statistics, facts.loss, facts.divisor, facts.own, positions)
+
+    def _judged_in_pieces(self, given: StepInput, measured: _Measured) -> tuple[Judged, Tensor | None]:
+        """Judge with the shapers in between; on the device, with the numbers as one vector."""
+
+        def reshape(divide: Tensor | None) -> TensorStatistics:
+            if divide is not None:
+                scale_gradients(measured.views, 1 / divide)
+            for shaper in self._shapers:
+                shaper.shape(measured.named)
+            return combine_shards(self._meter.measure(measured.views), measured.gradients)
+
+        judged = self.judge.judge(given, reshape if self._shapers else None)
+        return judged, judged.packed() if self._on_device else None
+
+    def _apply(self, views: list[Tensor], judged: Judged) -> None:
+        skip, divide, factor = judged.skip, judged.divide, judged.factor
+        if self._folds and not (self._on_device and lacks_momentum(self.optimizer)):
+            if factor is not None and factor.ndim:
+                scale_gradients(views, factor)
+                factor = None
+            grad_scale = divide if factor is None else (1 if divide is None else divide) / factor
+            if self._on_device or not skip:
+                folded_step(self.optimizer, grad_scale, skip if self._on_device else None)
+        elif not bool(skip):  # the one scalar sync of an optimizer that is not fused
+            if divide is not None:
+                factor = 1 / divide if factor is None else factor / divide
+            if factor is not None:
+                scale_gradients(views, factor)
+            self.optimizer.step()
+
+    def _numbers(
+        self,
+        facts: StepFacts,
+        judged: Judged,
+        vector: Tensor | None,
+        measured: _Measured,
+        watched: Mapping[str, Tensor],
+    ) -> StepNumbers:
+        rules, named = self.judge.rule_names, measured.named
+        known = {"step": facts.step, "lr": self.lr(facts.lr_factor)}
+        if vector is not None:
+            return StepNumbers(Arriving(judged, vector, rules, named, watched, facts.own, **known))
+        own = {name: float(value) for name, value in facts.own.items()}
+        return StepNumbers(at_hand(judged, rules, named, watched, extra=own, **known))
+
+    # ---- optimizers that evaluate the loss themselves -------------------------------------------------------------
+
+    def step_with_closure(self, evaluate: Callable[[], Tensor], facts_now: Callable[[], StepFacts]) -> StepNumbers:
+        """Step with a closure; a refused step leaves parameters and optimizer state as they were.
+
+        `evaluate` runs the user's closure; `facts_now` says what the loop knows after it. The first evaluation is
+        judged. Later ones are the optimizer's own search: a bad trial point is its business as long as it ends on a
+        good one.
+        """
+        before = StepCopy(self.layout.parameters, self.optimizer)
+        evaluations: list[StepNumbers] = []
+
+        def guarded() -> Tensor:
+            loss = evaluate()
+            evaluations.append(self._evaluated(facts_now(), first=not evaluations))
+            if evaluations[0].record().skipped:
+                raise ClosureRefused
+            return loss
+
+        try:
+            with scaled_lr(self.optimizer, facts_now().lr_factor):
+                self.optimizer.step(guarded)
+        except ClosureRefused:
+            before.restore()
+        except BaseException:
+            before.restore()
+            raise
+        if not evaluations:
+            raise UsageError("the optimizer did not call the closure it was given.")
+        record = evaluations[0].record()
+        if len(evaluations) > 1 and not record.skipped and self._parameters_broken():
+            before.restore()
+            record = replace(record, skipped=True, reasons=("nonfinite",))
+        return StepNumbers(record)
+
+    @torch.no_grad()
+    def _evaluated(self, facts: StepFacts, first: bool) -> StepNumbers:
+        measured = self._measure()
+        if measured is None:
+            raise UsageError("the closure left no gradient: it must call `stabilizer.backward(loss)`.")
+        states = self.judge.states
+        judged, vector = self._judged_in_pieces(self._given(facts, measured), measured)
+        if judged.factor is not None:
+            scale_gradients(measured.views, judged.factor)
+        if not first:
+            self.judge.states = states
+        return self._numbers(facts, judged, vector, measured, {})
+
+    def _parameters_broken(self) -> bool:
+        measured = self._meter.measure([parameter for _, parameter in self.layout.parameters])
+        return bool(measured.nonfinite.sum() > 0)

@@ -1,0 +1,40 @@
+"""Every Python block of the README and the docs runs as it stands, each in a fresh namespace."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.parent.name != "start-right")]
+BLOCKS = [
+    pytest.param(block, id=f"{page.relative_to(ROOT)}-{i}")
+    for page in PAGES
+    for i, block in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL))
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_block_runs(block, capsys):
+    torch.manual_seed(0)
+    exec(compile(block, "<docs>", "exec"), {"__name__": "__docs__"})
+
+
+def test_there_are_blocks_on_every_page_that_teaches():
+    with_code = {param.id.rsplit("-", 1)[0] for param in BLOCKS}
+    assert with_code >= {
+        "README.md",
+        "docs/guarded-step.md",
+        "docs/clipping.md",
+        "docs/precision.md",
+        "docs/detection.md",
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_to_files_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []

@@ -1,0 +1,77 @@
+"""Presets: each returns a stabilizer that trains, set the way its docstring says, and gives way to the user."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import surefoot as sf
+from loops import batches, built
+
+SINGLE = [sf.for_transformer, sf.for_fine_tuning, sf.for_rnn, sf.for_deep_cnn, sf.for_rl]
+
+
+@pytest.mark.parametrize("preset", SINGLE)
+def test_a_preset_trains_and_refuses_a_broken_step(preset):
+    net, opt = built("mlp", "fused adamw")
+    stabilizer = preset(net, opt)
+    for i, (x, y) in enumerate(batches(30)):
+        stabilizer.backward(F.cross_entropy(net(x), y) * (float("nan") if i == 20 else 1.0))
+        stabilizer.step()
+    assert stabilizer.counts["skipped"] == 1
+    assert stabilizer.history[-1].signals.loss < stabilizer.history[0].signals.loss
+
+
+@pytest.mark.parametrize("preset", SINGLE)
+def test_what_the_user_gives_wins_over_the_preset(preset):
+    net, opt = built("mlp", "fused adamw")
+    stabilizer = preset(net, opt, clip=sf.ClipByNorm(1e-4))
+    x, y = next(batches(1))
+    stabilizer.backward(F.cross_entropy(net(x), y))
+    outcome = stabilizer.step()
+    assert outcome.record.signals.clip_factor * outcome.grad_norm == pytest.approx(1e-4, rel=0.01)
+
+
+@pytest.mark.parametrize(("preset", "warmup"), [(sf.for_transformer, 4), (sf.for_fine_tuning, 12)])
+def test_a_total_brings_a_schedule_that_warms_up_and_ends_low(preset, warmup):
+    net, opt = built("mlp", "fused adamw")
+    peak = opt.param_groups[0]["lr"]
+    stabilizer = preset(net, opt, total_steps=200)
+    rates = []
+    for x, y in batches(200):
+        stabilizer.backward(F.cross_entropy(net(x), y))
+        rates.append(stabilizer.step().record.signals.lr)
+    assert rates[0] == pytest.approx(peak / warmup, rel=0.3)
+    assert max(rates) == pytest.approx(peak)
+    assert rates.index(max(rates)) in (warmup - 1, warmup)
+    assert rates[-1] < 0.02 * peak
+
+
+def test_a_gan_gets_two_stabilizers_that_do_not_judge_its_loss_curves():
+    torch.manual_seed(0)
+    maker, critic = nn.Linear(2, 2), nn.Linear(2, 1)
+    make, judge = sf.for_gan(maker, torch.optim.Adam(maker.parameters()), critic, torch.optim.Adam(critic.parameters()))
+    for _ in range(300):
+        noise = torch.randn(16, 2)
+        judge.backward(F.softplus(critic(maker(noise).detach())).mean() + F.softplus(-critic(noise * 2 + 1)).mean())
+        judge.step()
+        make.backward(F.softplus(-critic(maker(noise))).mean())
+        make.step()
+    assert make.incidents == judge.incidents == []
+    assert make.counts["applied"] == 300
+
+
+def test_the_head_of_a_deep_cnn_is_not_clipped():
+    torch.manual_seed(0)
+    net = nn.Sequential()
+    net.add_module("body", nn.Linear(4, 4))
+    net.add_module("head", nn.Linear(4, 2))
+    stabilizer = sf.for_deep_cnn(net, torch.optim.SGD(net.parameters(), lr=1.0))
+    before = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
+    stabilizer.backward(net(torch.randn(8, 4)).square().sum() * 100)
+    stabilizer.step()
+    moved = {n: float((p.detach() - before[n]).norm() / before[n].norm()) for n, p in net.named_parameters()}
+    assert moved["body.weight"] <= 0.0101
+    assert moved["head.weight"] > 1
