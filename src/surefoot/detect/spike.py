@@ -36,7 +36,7 @@ IQR_OF_NORMAL = 1.349
 FORGIVEN = 0.001
 """What one healthy step takes off the count of refusals."""
 _TINY = 1e-30
-"""Stands in for a spread of 0; representable in fp32."""
+"""Keeps a spread of 0 from dividing; representable in fp32 and lost in any real spread."""
 
 
 class SpikeState(NamedTuple):
@@ -102,7 +102,7 @@ class Spike:
         window, accepted, furthest, highest, refused = (xp.own(part) for part in state)
         low, median, high = _quartiles(xp, window)
         distance, spread = values - median, (high - low) / IQR_OF_NORMAL
-        tail = xp.sqrt(highest / spread.clip(_TINY)).clip(1.0, self.max_tail_factor)
+        tail = xp.sqrt(highest / (spread + _TINY)).clip(1.0, self.max_tail_factor)
         bar = xp.maximum(self.threshold * spread, self.factor * furthest)
         bar = xp.maximum(xp.maximum(bar, tail * highest), self.min_rise * xp.abs(median))
         finite = xp.is_finite(values)
