@@ -10,7 +10,7 @@ import pytest
 import surefoot
 
 ROOT = Path(surefoot.__file__).parent
-STAGES = ("observe", "detect", "decide", "act", "build")
+STAGES = ("observe", "detect", "decide", "act", "keep", "build")
 SHARED = ("types", "errors")
 FILES = [path for stage in STAGES for path in sorted((ROOT / stage).rglob("*.py"))]
 

@@ -27,6 +27,7 @@ from surefoot.detect.combine import Combined
 from surefoot.errors import TrainingHalted, UsageError, require
 from surefoot.guarded import GuardedOptimizer, StepFacts
 from surefoot.judge import Judge
+from surefoot.keep.buffers import BufferKeeper
 from surefoot.ledger import Ledger
 from surefoot.numbers import StepNumbers
 from surefoot.observe.layout import Layout
@@ -130,6 +131,7 @@ class TrainingStabilizer:
             group=self._group,
         )
         self._guarded = GuardedOptimizer(optimizer, self._layout, self._judge, shapers, watch, on_device)
+        self._buffers = BufferKeeper(models)
         self._order = BackwardOrder(self._layout.parameters)
         floor = self._judge.scaler.floor if self._judge.scaler else None
         self._ledger = Ledger(self._checker, escalation, floor, self._order.first)
@@ -326,8 +328,11 @@ class TrainingStabilizer:
         self._window, self._own_signals, self._seal = self._window.cleared(), {}, None
         self._announce_gradient_sync()
         self._pending.append(numbers)
-        while len(self._pending) > self._lag_steps:
-            self._account(self._pending.popleft())
+        try:
+            while len(self._pending) > self._lag_steps:
+                self._account(self._pending.popleft())
+        finally:
+            self._buffers.save(self._steps)
         return outcome
 
     def _drain(self) -> None:
@@ -336,7 +341,11 @@ class TrainingStabilizer:
             self._account(self._pending.popleft())
 
     def _account(self, numbers: StepNumbers) -> None:
-        decision = self._ledger.account(numbers.record())
+        record = numbers.record()
+        if record.skipped:
+            self._buffers.restore(record.signals.step)
+        self._buffers.settle(record.signals.step)
+        decision = self._ledger.account(record)
         self._lr_factor = decision.lr_factor
         if decision.action == "halt":
             incident = self._ledger.incidents[-1]

@@ -125,7 +125,7 @@ def test_a_gradient_no_larger_than_the_weights_is_no_explosion_however_unusual()
     assert flags(RULE, norms(quiet + first_reward))[-1]
     known = steps(grad_norm=quiet + first_reward, param_norm=[5.0] * 61)
     assert not any(flags(RULE, known))
-    assert flags(RULE, steps(grad_norm=quiet + [6.0], param_norm=[5.0] * 61))[-1]
+    assert flags(RULE, steps(grad_norm=[*quiet, 6.0], param_norm=[5.0] * 61))[-1]
 
 
 def test_any_signal_can_be_watched():

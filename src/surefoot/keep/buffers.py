@@ -1,0 +1,71 @@
+"""Buffers that the forward pass itself changes, kept as they were before a refused step.
+
+BatchNorm's running statistics take a batch in before anyone has judged it: one NaN row, and they are NaN for good,
+however well the weights are guarded. So a copy is kept from before each step whose verdict is still out, of those
+buffers alone that change, and a refused step puts it back. Decided on the host, that is exact; decided on a device, the
+few steps until the verdict arrives are undone with it, which an average does not mind.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _NormBase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+LARGEST = 1_000_000
+"""Entries beyond which a buffer is a table or a mask, and no statistic."""
+
+
+class BufferKeeper:
+    """Copies of changing buffers, one per step whose verdict is still out."""
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        modules = {id(module): module for model in models for module in model.modules()}.values()
+        self._slots = [
+            (module, name)
+            for module in modules
+            for name, buffer in module._buffers.items()
+            if buffer is not None and buffer.layout is torch.strided and 0 < buffer.numel() <= LARGEST
+        ]
+        self._versions = [(id(buffer), buffer._version) for buffer in self._current()]
+        self._copies: dict[int, list[Tensor]] = {0: [buffer.detach().clone() for buffer in self._current()]}
+
+    def _current(self) -> list[Tensor]:
+        found = (module._buffers[name] for module, name in self._slots)
+        return [buffer for buffer in found if buffer is not None]
+
+    def save(self, step: int) -> None:
+        """Keep the buffers as they are before `step`. Those that have not changed share their earlier copy."""
+        if not self._slots:
+            return
+        current = self._current()
+        versions = [(id(buffer), buffer._version) for buffer in current]
+        latest = list(self._copies[max(self._copies)])
+        for i, (module, _) in enumerate(self._slots):
+            # Batch norm's kernels write running statistics without telling the version counter.
+            if versions[i] != self._versions[i] or (module.training and isinstance(module, _NormBase)):
+                latest[i] = current[i].detach().clone()
+        self._versions = versions
+        self._copies[step] = latest
+
+    @torch.no_grad()
+    def restore(self, step: int) -> None:
+        """Put the buffers back as they were before `step`."""
+        if not self._slots or step not in self._copies:
+            return
+        good = self._copies[step]
+        for buffer, copy in zip(self._current(), good, strict=True):
+            buffer.copy_(copy)
+        self._copies = dict.fromkeys(self._copies, good)
+
+    def settle(self, step: int) -> None:
+        """The verdict on `step` is in: what was kept for it is no longer needed."""
+        if len(self._copies) > 1:
+            self._copies.pop(step, None)

@@ -1,0 +1,77 @@
+"""Running statistics that took a broken batch in are put back with the step."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import surefoot as sf
+from surefoot.keep.buffers import BufferKeeper
+
+
+def normed() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+
+
+def train(decide_on: str, spoiled: dict[int, float], steps: int = 30, left_out: tuple[int, ...] = ()) -> nn.Sequential:
+    net = normed()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=True)
+    stabilizer = sf.TrainingStabilizer(net, optimizer, decide_on=decide_on)
+    for step in range(steps):
+        x = torch.randn(16, 4, generator=torch.Generator().manual_seed(step))
+        if step in left_out:
+            continue
+        x[0, 0] = spoiled.get(step, float(x[0, 0]))
+        stabilizer.backward((net(x) - 1).square().mean())
+        stabilizer.step()
+    assert stabilizer.counts["skipped"] == len(spoiled)
+    return net
+
+
+@pytest.mark.parametrize("bad_step", [0, 12])
+def test_a_refused_batch_leaves_no_trace_in_batch_norm(bad_step):
+    with_bad, without = train("host", {bad_step: math.nan}), train("host", {}, left_out=(bad_step,))
+    for (name, one), other in zip(with_bad.state_dict().items(), without.state_dict().values(), strict=True):
+        assert torch.equal(one, other), name
+
+
+def test_decided_on_a_device_the_statistics_are_sound_again_once_the_verdict_is_in():
+    net = train("device", {12: math.nan, 14: math.inf})
+    clean = train("device", {})
+    assert bool(torch.isfinite(net[1].running_mean).all())
+    torch.testing.assert_close(net[1].running_mean, clean[1].running_mean, rtol=0.3, atol=0.1)
+
+
+def test_a_healthy_run_copies_only_what_changes():
+    net = normed()
+    net.register_buffer("table", torch.arange(10.0))
+    keeper = BufferKeeper([net])
+    net(torch.randn(8, 4))
+    keeper.save(1)
+    before, after = keeper._copies[0], keeper._copies[1]
+    shared = [a is b for a, b in zip(before, after, strict=True)]
+    assert shared == [True, False, False, False]
+
+
+def test_a_model_moved_after_construction_is_restored_where_it_is_now():
+    net = normed()
+    keeper = BufferKeeper([net])
+    net.double()
+    keeper.save(1)
+    net[1].running_mean.fill_(math.nan)
+    keeper.restore(1)
+    assert net[1].running_mean.dtype == torch.float64
+    assert bool((net[1].running_mean == 0).all())
+
+
+def test_what_is_kept_does_not_grow_with_the_run():
+    net = normed()
+    stabilizer = sf.TrainingStabilizer(net, torch.optim.SGD(net.parameters(), lr=0.1), decide_on="device", lag_steps=3)
+    for _ in range(20):
+        stabilizer.backward(net(torch.randn(8, 4)).square().mean())
+        stabilizer.step()
+    assert len(stabilizer._buffers._copies) <= 5
