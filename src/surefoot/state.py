@@ -57,11 +57,11 @@ def on_device(state: Any, device: torch.device) -> Any:
 
 
 def grown(state: Any, fresh: Any) -> Any:
-    """`state` in the shape of `fresh`, which has room for more entries behind the old ones."""
+    """`state` in the shape of `fresh`, which has room for more entries behind the old ones, or for fewer."""
     if isinstance(fresh, Tensor):
         if fresh.shape == state.shape:
             return state
-        return torch.cat([state.to(fresh), fresh[len(state) :]])
+        return torch.cat([state.to(fresh)[: len(fresh)], fresh[len(state) :]])
     return type(fresh)(*(grown(a, b) for a, b in zip(state, fresh, strict=True))) if fresh else fresh
 
 

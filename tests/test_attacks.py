@@ -1,0 +1,51 @@
+"""Odd but legal ways to use the stabilizer, each of which once broke a law of the design."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import surefoot as sf
+
+
+def net(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+
+
+def loss_of(model: nn.Module, seed: int = 0) -> Tensor:
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(seed))
+    return (model(x) - x.sum(1, keepdim=True)).square().mean()
+
+
+def guarded(model: nn.Module, **settings: Any) -> sf.TrainingStabilizer:
+    return sf.TrainingStabilizer(model, torch.optim.SGD(model.parameters(), lr=0.1), **settings)
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_a_parameter_exchanged_for_another_in_the_optimizer_is_guarded_too():
+    model = net()
+    stabilizer = guarded(model)
+    stabilizer.backward(loss_of(model))
+    stabilizer.step()
+    model[0].weight = nn.Parameter(model[0].weight.detach().clone())
+    stabilizer.optimizer.param_groups[0]["params"][0] = model[0].weight
+    model[0].weight.grad = torch.full_like(model[0].weight, torch.nan)
+    assert stabilizer.step().skipped
+    assert bool(model[0].weight.isfinite().all())
+
+
+def test_a_parameter_group_may_be_taken_away():
+    model = net()
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters()}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    stabilizer = sf.TrainingStabilizer(model, optimizer, clip=sf.ClipPerTensor())
+    for _ in range(2):
+        stabilizer.backward(loss_of(model))
+        assert stabilizer.step().applied
+        del optimizer.param_groups[1:]
