@@ -163,11 +163,14 @@ class TrainingStabilizer:
             options: passed on to `torch.Tensor.backward`, such as `retain_graph=True`.
         """
         check_loss(loss)
-        scaled = self._window.add(loss, weight)
+        window = replace(self._window)
         scale = self._judge.loss_scale()
-        if scale is not None:
-            scaled = scaled * scale.to(scaled.device)
+        with torch.enable_grad():  # the loss has its graph, wherever backward is called from
+            scaled = window.add(loss, weight)
+            if scale is not None:
+                scaled = scaled * scale.to(scaled.device)
         scaled.backward(**options)  # type: ignore[no-untyped-call]
+        self._window = window  # a backward that failed is no microbatch
         if scale is not None:
             self._seal = GradientSeal(self._layout.parameters)
 

@@ -3,7 +3,8 @@
 Without weights every microbatch counts the same: the loss is divided by the window's length before backward, as people
 write it by hand, bit for bit. With weights (rows, tokens) the loss is multiplied by its weight instead, and the sum of
 weights is divided out of the gradient at the step; that is the mean over everything in the window, however uneven. A
-window that ends early is corrected the same way.
+window that ends early is corrected the same way. Without accumulation several losses before one step add up, as they
+do in a bare loop.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class AccumulationWindow:
             self.weighted = weight is not None
             self.unit = 1.0 if weight is None or self.across_ranks else weight
         relative: Scalar = 1.0 if weight is None else weight / self.unit
-        seen = loss.detach().to(torch.float32)
+        seen = loss.detach().reshape(()).to(torch.float32)
         self.loss_sum = seen * relative if self.loss_sum is None else self.loss_sum + seen * relative
         self.weight_sum = self.weight_sum + relative
         self.count += 1
@@ -68,15 +69,17 @@ class AccumulationWindow:
 
     @property
     def mean_loss(self) -> Tensor | None:
-        """Weighted mean of the losses, on the device; `None` before any."""
-        return None if self.loss_sum is None else self.loss_sum / self.weight_sum
+        """Weighted mean of the losses, on the device; their sum without accumulation; `None` before any."""
+        if self.loss_sum is None or (self.length == 1 and not self.weighted):
+            return self.loss_sum
+        return self.loss_sum / self.weight_sum
 
     @property
     def divisor(self) -> Scalar:
         """What the accumulated gradient still has to be divided by."""
         if self.weighted:
             return self.weight_sum
-        return self.count / self.length if self.count else 1.0
+        return self.count / self.length if self.count and self.length > 1 else 1.0
 
     def cleared(self) -> AccumulationWindow:
         """An empty window of the same kind."""
