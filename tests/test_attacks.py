@@ -110,3 +110,77 @@ def test_backward_runs_where_gradients_are_off():
             stabilizer.backward(loss)
         outcome = stabilizer.step()
     assert outcome.applied
+
+
+def test_what_happened_can_be_read_after_a_halt_with_numbers_still_on_their_way():
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    escalation = sf.Escalation(skips=0, cuts=0)
+    stabilizer = sf.TrainingStabilizer(model, optimizer, decide_on="device", escalation=escalation)
+
+    def break_it(times: int) -> None:
+        for _ in range(times):
+            stabilizer.backward(loss_of(model) * torch.nan)
+            stabilizer.step()
+
+    with pytest.raises(sf.TrainingHalted):
+        break_it(20)
+    assert "nonfinite" in stabilizer.summary()
+    assert len(stabilizer.incidents) == stabilizer.steps
+    with pytest.raises(sf.TrainingHalted):
+        break_it(1)
+
+
+def test_a_halt_does_not_call_broken_weights_healthy():
+    model = net()
+    stabilizer = guarded(model, escalation=sf.Escalation(skips=0, cuts=0))
+    with torch.no_grad():
+        model[0].weight.fill_(torch.nan)
+    stabilizer.backward(loss_of(model))
+    with pytest.raises(sf.TrainingHalted, match="weights themselves are not finite"):
+        stabilizer.step()
+
+
+def test_a_users_signal_does_not_stand_in_for_a_measured_one():
+    with pytest.raises(sf.UsageError, match="'grad_norm'"):
+        guarded(net()).observe(grad_norm=float("inf"))
+
+
+@pytest.mark.parametrize(("saved", "mine"), [(False, True), (True, False)])
+def test_an_optimizer_state_that_brings_another_fused_flag_is_stepped_its_way(saved, mine):
+    model = net()
+    other = torch.optim.Adam(model.parameters(), fused=saved)
+    optimizer = torch.optim.Adam(model.parameters(), fused=mine)
+    stabilizer = sf.TrainingStabilizer(model, optimizer, clip=sf.ClipByNorm(1e-3))
+    optimizer.load_state_dict(other.state_dict())
+    stabilizer.backward(loss_of(model))
+    assert stabilizer.step().clipped
+
+
+def test_an_unknown_place_to_decide_is_refused():
+    with pytest.raises(sf.SettingError, match="'gpu'"):
+        guarded(net(), decide_on="gpu")
+
+
+def test_a_closure_may_return_its_loss_as_a_number():
+    model = net()
+    stabilizer = guarded(model)
+
+    def closure() -> float:
+        stabilizer.optimizer.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        return loss.item()
+
+    assert stabilizer.step(closure).applied
+
+
+def test_a_cut_leaves_an_optimizer_without_a_learning_rate_alone():
+    model = net()
+    stabilizer = guarded(model, escalation=sf.Escalation(skips=0))
+    stabilizer.optimizer.param_groups[0]["lr"] = None
+    stabilizer.optimizer.step = lambda: None
+    stabilizer.backward(loss_of(model) * torch.nan)
+    assert stabilizer.step().skipped
+    stabilizer.backward(loss_of(model))
+    assert stabilizer.step().applied

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from surefoot.types import NamedParameter
 
 _AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_OUR_SIGNALS = frozenset(each.name for each in fields(Signals))
 SCHEMA = 1
 
 
@@ -107,6 +108,10 @@ class TrainingStabilizer:
         """
         models = [model] if isinstance(model, nn.Module) else list(model)
         check_settings(models, optimizer, scheduler, precision, scaler, accumulate, lag_steps)
+        require(
+            decide_on in ("auto", "host", "device"),
+            f"`decide_on` must be 'auto', 'host' or 'device'; got {decide_on!r}.",
+        )
         self.optimizer, self.scheduler = optimizer, scheduler
         self._models = models
         self._layout = Layout(models, optimizer)
@@ -145,6 +150,7 @@ class TrainingStabilizer:
         self._own_signals: dict[str, Scalar] = {}
         self._seal: GradientSeal | None = None
         self._pending: deque[StepNumbers] = deque()
+        self._halted: TrainingHalted | None = None
         self._announce_gradient_sync()
 
     # ---- the loop -------------------------------------------------------------------------------------------------
@@ -177,6 +183,8 @@ class TrainingStabilizer:
     def observe(self, **signals: Scalar) -> None:
         """Watch signals of your own with this step: `stabilizer.observe(kl=kl, entropy=entropy)`."""
         for name, value in signals.items():
+            if name in _OUR_SIGNALS:
+                raise UsageError(f"signal {name!r} is measured by surefoot itself: give yours another name.")
             if isinstance(value, Tensor) and value.numel() != 1:
                 raise UsageError(f"signal {name!r} must be one number; got a tensor of shape {tuple(value.shape)}.")
             self._own_signals[name] = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
@@ -289,6 +297,8 @@ class TrainingStabilizer:
             self._folds = can_fold(self.optimizer)
             self._judge.grow(len(self._layout.parameters))
             self._graphed.forget()
+        elif self._folds != all(group.get("fused") for group in self.optimizer.param_groups):
+            self._folds = can_fold(self.optimizer)  # a loaded optimizer state brings its own flags
 
     @torch.no_grad()
     def _finish_window(self) -> Outcome:
@@ -309,14 +319,20 @@ class TrainingStabilizer:
         self._window, self._own_signals, self._seal = self._window.cleared(), {}, None
         self._announce_gradient_sync()
         self._pending.append(numbers)
+        halted, self._halted = self._halted, None
+        if halted is not None:
+            raise halted
         while len(self._pending) > self._lag_steps:
             self._account(self._pending.popleft())
         return outcome
 
     def _drain(self) -> None:
-        """Wait for every step's numbers."""
+        """Wait for every step's numbers. Reading never halts a run: the next step does, if it comes to that."""
         while self._pending:
-            self._account(self._pending.popleft())
+            try:
+                self._account(self._pending.popleft())
+            except TrainingHalted as halted:
+                self._halted = self._halted or halted
 
     def _account(self, numbers: StepNumbers) -> None:
         decision = self._ledger.account(numbers.record())
@@ -325,10 +341,15 @@ class TrainingStabilizer:
             incident = self._ledger.incidents[-1]
             raise TrainingHalted(
                 f"halted at step {incident.step} after every attempt to go on: {decision.reason}. "
-                "The weights are those of the last healthy step. See `.incident` on this error; "
+                f"{self._state_of_weights()} See `.incident` on this error; "
                 "`escalation=None` goes on skipping instead.",
                 incident,
             )
+
+    def _state_of_weights(self) -> str:
+        if self._parameters_broken():
+            return "The weights themselves are not finite: an earlier step broke them with finite gradients."
+        return "The weights are those of the last healthy step."
 
     def _empty_step(self) -> StepNumbers:
         """No parameter has a gradient: do what the bare loop does, and say so."""
@@ -439,7 +460,7 @@ class TrainingStabilizer:
             with torch.enable_grad():
                 loss = closure()
             if self._window.count == 0:
-                self._window.add(loss, None)
+                self._window.add(torch.as_tensor(loss, device=self._home), None)
             evaluations.append(self._evaluated(first=not evaluations))
             if evaluations[0].record().skipped:
                 raise ClosureRefused
