@@ -184,3 +184,45 @@ def test_a_cut_leaves_an_optimizer_without_a_learning_rate_alone():
     assert stabilizer.step().skipped
     stabilizer.backward(loss_of(model))
     assert stabilizer.step().applied
+
+
+def test_the_default_dtype_does_not_reach_our_own_arithmetic():
+    model = net()
+    default = torch.get_default_dtype()
+    loss = loss_of(model)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        stabilizer = guarded(model, clip=sf.AdaptiveGradientClipper(), accumulate=7)
+        stabilizer.backward(loss)
+        stabilizer.flush()
+    finally:
+        torch.set_default_dtype(default)
+    assert all(part.dtype is torch.float32 for part in stabilizer._judge.clip_state)
+    bare = net()
+    loss_of(bare).backward()
+    torch.optim.SGD(bare.parameters(), lr=0.1).step()
+    for one, other in zip(model.parameters(), bare.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("decide_on", ["host", "device"])
+def test_the_default_device_does_not_reach_our_own_tensors(decide_on):
+    model = net()
+    model[0].bias.requires_grad_(False)
+    loss = loss_of(model)
+    with torch.device("meta"):
+        stabilizer = guarded(model, clip=sf.ClipPerTensor(), precision="fp16", decide_on=decide_on)
+        stabilizer.backward(loss)
+        assert stabilizer.step().applied
+
+
+@pytest.mark.parametrize("clip", [sf.ClipPerTensor(), sf.AdaptiveGradientClipper()])
+def test_a_state_of_a_model_with_more_parameters_is_loaded_and_training_goes_on(clip):
+    large, small = net(), nn.Linear(4, 1)
+    saved = guarded(large, clip=clip)
+    saved.backward(loss_of(large))
+    saved.step()
+    stabilizer = guarded(small, clip=clip)
+    stabilizer.load_state_dict(saved.state_dict())
+    stabilizer.backward(loss_of(small))
+    assert stabilizer.step().applied

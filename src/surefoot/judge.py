@@ -14,7 +14,7 @@ from torch import Tensor
 
 from surefoot.decide.agreement import agree
 from surefoot.observe.tensors import TensorStatistics, total_norm
-from surefoot.state import choose, grown, on_device, pack, unpack
+from surefoot.state import choose, grown, leaves, on_device, pack, unpack
 from surefoot.types import GradientNorms, Scalar, Signals
 
 if TYPE_CHECKING:
@@ -96,8 +96,14 @@ class Judge:
         self.group = group
         self._count, self._home, self._tensors = count, home, decides_on_device
         self.rules_state = self._placed(rules.init()) if rules else ()
-        self.clip_state = self._placed(clipper.init(count)) if clipper else ()
-        self.scale_state = on_device(scaler.init(), home) if scaler else ()
+        self.clip_state = self._fresh_clip_state()
+        with home:
+            self.scale_state = on_device(scaler.init(), home) if scaler else ()
+
+    def _fresh_clip_state(self) -> Any:
+        """In fp32 on the model's device, whatever torch's defaults are."""
+        with self._home:
+            return on_device(self.clipper.init(self._count), self._home) if self.clipper else ()
 
     def _placed(self, state: Any) -> Any:
         return on_device(state, self._home) if self._tensors else state
@@ -105,8 +111,7 @@ class Judge:
     def grow(self, count: int) -> None:
         """Make room for parameters that were added behind the others; their history is empty."""
         self._count = count
-        if self.clipper:
-            self.clip_state = grown(self.clip_state, self._placed(self.clipper.init(count)))
+        self.clip_state = grown(self.clip_state, self._fresh_clip_state())
 
     @property
     def states(self) -> tuple[Any, Any, Any]:
@@ -165,7 +170,7 @@ class Judge:
             return scale * divisor
         if isinstance(divisor, Tensor):
             return divisor.to(self._home, torch.float32)
-        return None if divisor == 1 else torch.full((), divisor, device=self._home)
+        return None if divisor == 1 else torch.full((), divisor, dtype=torch.float32, device=self._home)
 
     def _signals(self, given: StepInput, statistics: TensorStatistics) -> Signals:
         total, broken = total_norm(statistics.norm), statistics.nonfinite.sum()
@@ -235,7 +240,10 @@ class Judge:
         if self.rules and same["rules"]:
             self.rules_state = self._placed(unpack(self.rules.init(), state["rules"]))
         if self.clipper and same["clip"]:
-            self.clip_state = self._placed(unpack(self.clipper.init(self._count), state["clip"]))
+            fresh = self._fresh_clip_state()
+            loaded = on_device(unpack(fresh, state["clip"]), self._home)
+            fits = [part.shape for part in leaves(loaded)] == [part.shape for part in leaves(fresh)]
+            self.clip_state = loaded if fits else fresh  # a history per tensor is of use to the same tensors only
         if self.scaler and same["scaler"]:
             self.scale_state = on_device(unpack(self.scaler.init(), state["scaler"]), self._home)
 

@@ -69,6 +69,6 @@ class Layout:
         if len(self._present) == len(self.parameters):
             return None
         if self._positions is None:
-            table = torch.tensor(self._present, pin_memory=self.home.type == "cuda")
+            table = torch.tensor(self._present, device="cpu", pin_memory=self.home.type == "cuda")
             self._positions = table.to(self.home, non_blocking=True)
         return self._positions
