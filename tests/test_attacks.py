@@ -226,3 +226,30 @@ def test_a_state_of_a_model_with_more_parameters_is_loaded_and_training_goes_on(
     stabilizer.load_state_dict(saved.state_dict())
     stabilizer.backward(loss_of(small))
     assert stabilizer.step().applied
+
+
+@pytest.mark.parametrize("decide_on", ["host", "device"])
+def test_what_one_rule_refused_is_no_baseline_for_another(decide_on):
+    model = net()
+    stabilizer = guarded(model, decide_on=decide_on)
+    stabilizer.optimizer.param_groups[0]["lr"] = 0.0
+    for seed in range(100):
+        stabilizer.backward(loss_of(model, seed))
+        stabilizer.step()
+    peak = float(stabilizer._judge.rules_state[1].peak)
+    stabilizer.backward(loss_of(model, 3) * 30)
+    assert stabilizer.step().reasons == ("spike",)
+    assert float(stabilizer._judge.rules_state[1].peak) == peak
+
+
+def test_a_window_may_start_with_a_microbatch_of_weight_zero():
+    bare, model = net(), net()
+    stabilizer = guarded(model, accumulate=2)
+    for weight in (0, 7):
+        stabilizer.backward(loss_of(model, weight), weight=torch.tensor(weight))
+        outcome = stabilizer.step()
+    assert outcome.applied
+    loss_of(bare, 7).backward()
+    torch.optim.SGD(bare.parameters(), lr=0.1).step()
+    for one, other in zip(model.parameters(), bare.parameters(), strict=True):
+        torch.testing.assert_close(one, other)

@@ -185,6 +185,7 @@ class Judge:
     def _verdict(self, signals: Signals) -> tuple[Any, Any, tuple[Any, ...]]:
         """Let the step rules judge, and let the ranks agree: skip, overflow, and a flag per rule."""
         flags: list[Any] = []
+        before: tuple[Any, ...] = self.rules_state
         if self.rules is not None:
             self.rules_state, verdict = self.rules.update(self.rules_state, signals)
             flags = [part.anomalous for part in verdict.parts]
@@ -200,6 +201,11 @@ class Judge:
         skip = overflow
         for flag in flags:
             skip = skip | flag
+        # What one rule refused is no baseline for the others: they have not seen it.
+        self.rules_state = tuple(
+            choose(skip > flag, old, new)  # refused, and not by this one
+            for flag, old, new in zip(flags, before, self.rules_state, strict=True)
+        )
         return skip, overflow, tuple(flags)
 
     def _clip(self, statistics: TensorStatistics, positions: Tensor | None, skip: Any) -> Tensor | None:

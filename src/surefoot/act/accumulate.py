@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from surefoot.types import Scalar
 
 
+def _or_one(weight: Scalar) -> Scalar:
+    """The weight, or 1 where it is 0: a microbatch of padding alone is no unit for the others."""
+    return torch.where(weight > 0, weight, 1) if isinstance(weight, Tensor) else weight
+
+
 @dataclass
 class AccumulationWindow:
     """The microbatches since the last step."""
@@ -41,14 +46,15 @@ class AccumulationWindow:
         self._check(weight)
         if self.count == 0:
             self.weighted = weight is not None
-            self.unit = 1.0 if weight is None or self.across_ranks else weight
+            self.unit = 1.0 if weight is None or self.across_ranks else _or_one(weight)
         relative: Scalar = 1.0 if weight is None else weight / self.unit
         seen = loss.detach().reshape(()).to(torch.float32)
         self.loss_sum = seen * relative if self.loss_sum is None else self.loss_sum + seen * relative
         self.weight_sum = self.weight_sum + relative
         self.count += 1
         if self.weighted:
-            return loss if self.count == 1 and not self.across_ranks else loss * relative
+            first = self.count == 1 and not self.across_ranks and not isinstance(weight, Tensor)
+            return loss if first else loss * relative
         return loss if self.length == 1 else loss / self.length
 
     def _check(self, weight: Scalar | None) -> None:
