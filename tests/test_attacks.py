@@ -253,3 +253,20 @@ def test_a_window_may_start_with_a_microbatch_of_weight_zero():
     torch.optim.SGD(bare.parameters(), lr=0.1).step()
     for one, other in zip(model.parameters(), bare.parameters(), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_zero_grad_in_the_middle_of_a_window_starts_it_anew():
+    bare, model = net(), net()
+    optimizer, stabilizer = torch.optim.SGD(bare.parameters(), lr=0.1), guarded(model, accumulate=2)
+    stabilizer.backward(loss_of(model, 9))
+    stabilizer.step()
+    stabilizer.optimizer.zero_grad()
+    losses = []
+    for seed in range(2):
+        losses.append(loss_of(bare, seed).item())
+        (loss_of(bare, seed) / 2).backward()
+        stabilizer.backward(loss_of(model, seed))
+        outcome = stabilizer.step()
+    optimizer.step()
+    assert outcome.loss == pytest.approx(sum(losses) / 2)
+    assert same(bare, model)

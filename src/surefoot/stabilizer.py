@@ -169,7 +169,9 @@ class TrainingStabilizer:
             options: passed on to `torch.Tensor.backward`, such as `retain_graph=True`.
         """
         check_loss(loss)
-        window = replace(self._window)
+        # Where every gradient is gone, the user has thrown the window away: `zero_grad()` after a failed batch.
+        kept = any(parameter.grad is not None for _, parameter in self._layout.parameters)
+        window = replace(self._window) if kept else self._window.cleared()
         scale = self._judge.loss_scale()
         with torch.enable_grad():  # the loss has its graph, wherever backward is called from
             scaled = window.add(loss, weight)
