@@ -270,3 +270,23 @@ def test_zero_grad_in_the_middle_of_a_window_starts_it_anew():
     optimizer.step()
     assert outcome.loss == pytest.approx(sum(losses) / 2)
     assert same(bare, model)
+
+
+def test_sparse_gradients_with_repeated_rows_end_on_the_bits_of_the_bare_loop():
+    def trained(guard: bool) -> Tensor:
+        torch.manual_seed(0)
+        table = nn.Embedding(5, 3, sparse=True)
+        stabilizer = guarded(table)
+        for seed in range(20):
+            ids = torch.randint(0, 5, (64,), generator=torch.Generator().manual_seed(seed))
+            loss = (table(ids) - torch.randn(64, 3, generator=torch.Generator().manual_seed(seed))).square().mean()
+            if guard:
+                stabilizer.backward(loss)
+                assert stabilizer.step().applied
+            else:
+                loss.backward()
+                stabilizer.optimizer.step()
+                stabilizer.optimizer.zero_grad()
+        return table.weight.detach()
+
+    assert torch.equal(trained(guard=True), trained(guard=False))

@@ -305,7 +305,7 @@ class TrainingStabilizer:
     @torch.no_grad()
     def _finish_window(self) -> Outcome:
         self._look_for_new_parameters()
-        named, gradients = self._layout.with_gradient()
+        named, gradients = self._layout.with_gradient(coalesce=bool(self._shapers))
         numbers = self._guarded_step(named, gradients) if gradients else self._empty_step()
         if self._zero_grad:
             self.optimizer.zero_grad(set_to_none=True)
@@ -364,7 +364,7 @@ class TrainingStabilizer:
     def _guarded_step(self, named: list[NamedParameter], gradients: list[Tensor]) -> StepNumbers:
         """Measure, judge, clip, and apply or leave out."""
         views = dense_views(gradients)
-        measured = combine_shards(self._meter.measure(views), gradients)
+        measured = combine_shards(self._meter.measure(gradients), gradients)
         positions = self._layout.positions if self._judge.clipper is not None else None
         given = StepInput(self._steps, measured, self._window.mean_loss, self._divisor(), self._own_signals, positions)
         vector = None
@@ -487,12 +487,12 @@ class TrainingStabilizer:
 
         Later ones are the optimizer's own search: a bad trial point is its business as long as it ends on a good one.
         """
-        named, gradients = self._layout.with_gradient()
+        named, gradients = self._layout.with_gradient(coalesce=bool(self._shapers))
         if not gradients:
             raise UsageError("the closure left no gradient: it must call `stabilizer.backward(loss)`.")
         states = self._judge.states
         views = dense_views(gradients)
-        measured = combine_shards(self._meter.measure(views), gradients)
+        measured = combine_shards(self._meter.measure(gradients), gradients)
         positions = self._layout.positions if self._judge.clipper is not None else None
         given = StepInput(self._steps, measured, self._window.mean_loss, 1.0, self._own_signals, positions)
         judged = self._judge.judge(given, self._reshape(named, gradients, views))

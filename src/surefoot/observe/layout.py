@@ -45,15 +45,15 @@ class Layout:
         """The device of the first parameter; small results are gathered there."""
         return self.parameters[0].parameter.device
 
-    def with_gradient(self) -> tuple[list[NamedParameter], list[Tensor]]:
-        """The parameters that have a gradient now, and the gradients. Sparse ones are coalesced in place."""
+    def with_gradient(self, coalesce: bool = False) -> tuple[list[NamedParameter], list[Tensor]]:
+        """The parameters that have a gradient now, and the gradients. Sparse ones are coalesced in place if asked."""
         present: list[int] = []
         gradients: list[Tensor] = []
         for i, (_, parameter) in enumerate(self.parameters):
             gradient = parameter.grad
             if gradient is None:
                 continue
-            if gradient.is_sparse and not gradient.is_coalesced():
+            if coalesce and gradient.is_sparse and not gradient.is_coalesced():
                 gradient = parameter.grad = gradient.coalesce()
             present.append(i)
             gradients.append(gradient)

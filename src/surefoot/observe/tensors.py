@@ -41,8 +41,7 @@ class TensorStatistics(NamedTuple):
 def dense_views(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The strided memory behind each tensor on this rank: what is measured, and what is scaled in place.
 
-    The values of a sparse one, which must be coalesced, or entries that add up would be measured apart; the local shard
-    of a DTensor; real and imaginary parts of a complex one.
+    The values of a sparse one; the local shard of a DTensor; real and imaginary parts of a complex one.
     """
     return [tensor if _is_plain(tensor) else _dense_view(tensor) for tensor in tensors]
 
@@ -80,8 +79,12 @@ class TensorMeter:
 
     @torch.no_grad()
     def measure(self, tensors: Sequence[Tensor]) -> TensorStatistics:
-        """Measure every tensor; the result lies on the device of the first."""
-        views = dense_views(tensors)
+        """Measure every tensor; the result lies on the device of the first.
+
+        A sparse one is measured coalesced, or entries that add up would be measured apart, and is left as it is: the
+        optimizer would round their sum differently.
+        """
+        views = dense_views([tensor.coalesce() if tensor.is_sparse else tensor for tensor in tensors])
         home = views[0].device
         if all(view.device == home for view in views):
             return self._measure_on(home, views)
