@@ -169,9 +169,12 @@ class TrainingStabilizer:
             options: passed on to `torch.Tensor.backward`, such as `retain_graph=True`.
         """
         check_loss(loss)
-        # Where every gradient is gone, the user has thrown the window away: `zero_grad()` after a failed batch.
-        kept = any(parameter.grad is not None for _, parameter in self._layout.parameters)
-        window = replace(self._window) if kept else self._window.cleared()
+        window = replace(self._window)
+        if window.count and all(parameter.grad is None for _, parameter in self._layout.parameters):
+            if window.length == 1:  # as after a batch that failed: `zero_grad()`, and on to the next
+                window = window.cleared()
+            else:
+                self._warn_of_lost_gradients()
         scale = self._judge.loss_scale()
         with torch.enable_grad():  # the loss has its graph, wherever backward is called from
             scaled = window.add(loss, weight)
@@ -435,6 +438,17 @@ class TrainingStabilizer:
             if factor is not None:
                 scale_gradients(views, factor)
             self.optimizer.step()
+
+    def _warn_of_lost_gradients(self) -> None:
+        kind = "optim.lost-microbatch"
+        if kind not in self._ledger.by_kind:
+            self._ledger.note(
+                Signals(self._steps),
+                kind,
+                "warning",
+                f"the gradients of {self._window.count} of {self._window.length} microbatches were thrown away before "
+                "the step: with `accumulate` the stabilizer calls `zero_grad()`, the loop must not",
+            )
 
     def _warn_if_clipped_outside(self) -> None:
         kind = "clip.before-unscale"
