@@ -28,7 +28,8 @@ def step(net: nn.Module, opt: Any, stabilizer: Any, batch: tuple[Tensor, Tensor]
     x, y = batch
 
     def closure() -> Tensor:
-        opt.zero_grad()
+        if isinstance(opt, torch.optim.LBFGS):
+            opt.zero_grad()
         with stabilizer.autocast():
             loss = F.cross_entropy(net(x), y) * factor
         stabilizer.backward(loss)

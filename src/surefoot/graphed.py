@@ -22,6 +22,7 @@ from surefoot.detect.explode import Explosion
 from surefoot.detect.nonfinite import NonFinite
 from surefoot.detect.spike import Spike
 from surefoot.observe.tensors import TensorStatistics
+from surefoot.state import leaves
 
 if TYPE_CHECKING:
     from surefoot.judge import Judge, Judged, StepInput
@@ -67,7 +68,7 @@ class GraphedJudge:
         judged = self._judge.judge(given)
         vector = judged.packed()
         if self._recorded:  # recordings go on working on the same state tensors
-            torch._foreach_copy_(_leaves(before), _leaves(self._judge.states))
+            torch._foreach_copy_(leaves(before), leaves(self._judge.states))
             self._judge.states = before
         return judged, vector
 
@@ -87,7 +88,7 @@ class _Recording:
         self._inputs = _tensors_of(given)
         self._fixed = [tensor.detach().clone() for tensor in self._inputs]
         fixed_given = _with_tensors(given, self._fixed)
-        states = _leaves(judge.states)
+        states = leaves(judge.states)
         before = judge.states
         self._graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream(given.statistics.norm.device)  # type: ignore[no-untyped-call]
@@ -98,7 +99,7 @@ class _Recording:
                 try:
                     self.judged = judge.judge(fixed_given)
                     self.vector = self.judged.packed()
-                    torch._foreach_copy_(states, _leaves(judge.states))
+                    torch._foreach_copy_(states, leaves(judge.states))
                 finally:
                     self._graph.capture_end()
         finally:
@@ -126,12 +127,6 @@ def _with_tensors(given: StepInput, tensors: list[Tensor]) -> StepInput:
     divisor = rest.pop(0) if isinstance(given.divisor, Tensor) else given.divisor
     statistics = TensorStatistics(norm, largest, nonfinite)
     return replace(given, statistics=statistics, loss=loss, divisor=divisor, param_norm=param_norm, own={})
-
-
-def _leaves(state: Any) -> list[Tensor]:
-    if isinstance(state, Tensor):
-        return [state]
-    return [leaf for part in state for leaf in _leaves(part)] if isinstance(state, tuple) else []
 
 
 def _is_ours(judge: Judge) -> bool:

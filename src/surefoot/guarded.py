@@ -77,6 +77,8 @@ class GuardedOptimizer:
             self._folds = can_fold(self.optimizer)
             self.judge.grow(len(self.layout.parameters))
             self.forget_recordings()
+        elif self._folds != all(group.get("fused") for group in self.optimizer.param_groups):
+            self._folds = can_fold(self.optimizer)  # a loaded optimizer state brings its own flags
 
     def forget_recordings(self) -> None:
         """Drop what was recorded for states that have been replaced."""
@@ -200,7 +202,7 @@ class GuardedOptimizer:
         if not evaluations:
             raise UsageError("the optimizer did not call the closure it was given.")
         record = evaluations[0].record()
-        if len(evaluations) > 1 and not record.skipped and self._parameters_broken():
+        if len(evaluations) > 1 and not record.skipped and self.parameters_broken():
             before.restore()
             record = replace(record, skipped=True, reasons=("nonfinite",))
         return StepNumbers(record)
@@ -218,6 +220,7 @@ class GuardedOptimizer:
             self.judge.states = states
         return self._numbers(facts, judged, vector, measured, {})
 
-    def _parameters_broken(self) -> bool:
+    def parameters_broken(self) -> bool:
+        """Whether any parameter has a non-finite entry. Waits for the device."""
         measured = self._meter.measure([parameter for _, parameter in self.layout.parameters])
         return bool(measured.nonfinite.sum() > 0)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from surefoot.decide.agreement import agree
 from surefoot.observe.tensors import TensorStatistics, total_norm
-from surefoot.state import choose, grown, on_device, pack, unpack
+from surefoot.state import choose, grown, leaves, on_device, pack, unpack
 from surefoot.types import GradientNorms, Scalar, Signals
 
 if TYPE_CHECKING:
@@ -100,8 +100,14 @@ class Judge:
         """What the step rules are called, in the order of the flags."""
         self._count, self._home, self._tensors = count, home, decides_on_device
         self.rules_state = self._placed(rules.init()) if rules else ()
-        self.clip_state = self._placed(clipper.init(count)) if clipper else ()
-        self.scale_state = on_device(scaler.init(), home) if scaler else ()
+        self.clip_state = self._fresh_clip_state()
+        with home:
+            self.scale_state = on_device(scaler.init(), home) if scaler else ()
+
+    def _fresh_clip_state(self) -> Any:
+        """In fp32 on the model's device, whatever torch's defaults are."""
+        with self._home:
+            return on_device(self.clipper.init(self._count), self._home) if self.clipper else ()
 
     def _placed(self, state: Any) -> Any:
         return on_device(state, self._home) if self._tensors else state
@@ -109,8 +115,7 @@ class Judge:
     def grow(self, count: int) -> None:
         """Make room for parameters that were added behind the others; their history is empty."""
         self._count = count
-        if self.clipper:
-            self.clip_state = grown(self.clip_state, self._placed(self.clipper.init(count)))
+        self.clip_state = grown(self.clip_state, self._fresh_clip_state())
 
     @property
     def states(self) -> tuple[Any, Any, Any]:
@@ -164,20 +169,21 @@ class Judge:
             return scale * divisor
         if isinstance(divisor, Tensor):
             return divisor.to(self._home, torch.float32)
-        return None if divisor == 1 else torch.full((), divisor, device=self._home)
+        return None if divisor == 1 else torch.full((), divisor, dtype=torch.float32, device=self._home)
 
     def _signals(self, given: StepInput, statistics: TensorStatistics) -> Signals:
         total, broken = total_norm(statistics.norm), statistics.nonfinite.sum()
         if self._tensors:
             loss = None if given.loss is None else given.loss.to(self._home)
-            return Signals(given.step, loss, total, broken, given.param_norm, extra=given.own)
+            return Signals(given.step, loss, total, broken, extra=given.own, param_norm=given.param_norm)
         own = {name: float(value) for name, value in given.own.items()}
         loss_now = None if given.loss is None else float(given.loss)
-        return Signals(given.step, loss_now, float(total), float(broken), float(given.param_norm), extra=own)
+        return Signals(given.step, loss_now, float(total), float(broken), extra=own, param_norm=float(given.param_norm))
 
     def _verdict(self, signals: Signals) -> tuple[Any, Any, tuple[Any, ...]]:
         """Let the step rules judge, and let the ranks agree: skip, overflow, and a flag per rule."""
         flags: list[Any] = []
+        before: tuple[Any, ...] = self.rules_state
         if self.rules is not None:
             self.rules_state, verdict = self.rules.update(self.rules_state, signals)
             flags = [part.anomalous for part in verdict.parts]
@@ -193,6 +199,11 @@ class Judge:
         skip = overflow
         for flag in flags:
             skip = skip | flag
+        # What one rule refused is no baseline for the others: they have not seen it.
+        self.rules_state = tuple(
+            choose(skip > flag, old, new)  # refused, and not by this one
+            for flag, old, new in zip(flags, before, self.rules_state, strict=True)
+        )
         return skip, overflow, tuple(flags)
 
     def _clip(self, statistics: TensorStatistics, positions: Tensor | None, skip: Any) -> Tensor | None:
@@ -233,7 +244,10 @@ class Judge:
         if self.rules and same["rules"]:
             self.rules_state = self._placed(unpack(self.rules.init(), state["rules"]))
         if self.clipper and same["clip"]:
-            self.clip_state = self._placed(unpack(self.clipper.init(self._count), state["clip"]))
+            fresh = self._fresh_clip_state()
+            loaded = on_device(unpack(fresh, state["clip"]), self._home)
+            fits = [part.shape for part in leaves(loaded)] == [part.shape for part in leaves(fresh)]
+            self.clip_state = loaded if fits else fresh  # a history per tensor is of use to the same tensors only
         if self.scaler and same["scaler"]:
             self.scale_state = on_device(unpack(self.scaler.init(), state["scaler"]), self._home)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import nullcontext
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from surefoot.act.shape import Shaper
     from surefoot.settings import Precision
 
+_OUR_SIGNALS = frozenset(each.name for each in fields(Signals))
 _AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 SCHEMA = 1
 
@@ -104,6 +106,10 @@ class TrainingStabilizer:
         """
         models = [model] if isinstance(model, nn.Module) else list(model)
         check_settings(models, optimizer, scheduler, precision, scaler, accumulate, lag_steps)
+        require(
+            decide_on in ("auto", "host", "device"),
+            f"`decide_on` must be 'auto', 'host' or 'device'; got {decide_on!r}.",
+        )
         self.optimizer, self.scheduler = optimizer, scheduler
         self._models = models
         self._layout = Layout(models, optimizer)
@@ -140,6 +146,7 @@ class TrainingStabilizer:
         self._own_signals: dict[str, Scalar] = {}
         self._seal: GradientSeal | None = None
         self._pending: deque[StepNumbers] = deque()
+        self._halted: TrainingHalted | None = None
         self._announce_gradient_sync()
 
     # ---- the loop -------------------------------------------------------------------------------------------------
@@ -160,10 +167,12 @@ class TrainingStabilizer:
         check_loss(loss)
         if self._zero_grad and self._window.loss_sum is None:
             self.optimizer.zero_grad(set_to_none=True)  # what another model's backward left, as in a GAN
-        scaled = self._window.scaled(loss, weight)
+        self._notice_lost_gradients()
         scale = self._judge.loss_scale()
-        if scale is not None:
-            scaled = scaled * scale.to(scaled.device)
+        with torch.enable_grad():  # the loss has its graph, wherever backward is called from
+            scaled = self._window.scaled(loss, weight)
+            if scale is not None:
+                scaled = scaled * scale.to(scaled.device)
         scaled.backward(**options)  # type: ignore[no-untyped-call]
         self._window.add(loss, weight)
         if scale is not None:
@@ -172,6 +181,8 @@ class TrainingStabilizer:
     def observe(self, **signals: Scalar) -> None:
         """Watch signals of your own with this step: `stabilizer.observe(kl=kl, entropy=entropy)`."""
         for name, value in signals.items():
+            if name in _OUR_SIGNALS:
+                raise UsageError(f"signal {name!r} is measured by surefoot itself: give yours another name.")
             if isinstance(value, Tensor) and value.numel() != 1:
                 raise UsageError(f"signal {name!r} must be one number; got a tensor of shape {tuple(value.shape)}.")
             self._own_signals[name] = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
@@ -313,7 +324,7 @@ class TrainingStabilizer:
             with torch.enable_grad():
                 loss = closure()
             if not self._window.open:
-                self._window.add(loss, None)
+                self._window.add(torch.as_tensor(loss, device=self._home), None)
             return loss
 
         return self._close_step(self._guarded.step_with_closure(evaluate, self._facts))
@@ -328,6 +339,9 @@ class TrainingStabilizer:
         self._window, self._own_signals, self._seal = self._window.cleared(), {}, None
         self._announce_gradient_sync()
         self._pending.append(numbers)
+        halted, self._halted = self._halted, None
+        if halted is not None:
+            raise halted
         try:
             while len(self._pending) > self._lag_steps:
                 self._account(self._pending.popleft())
@@ -336,9 +350,12 @@ class TrainingStabilizer:
         return outcome
 
     def _drain(self) -> None:
-        """Wait for every step's numbers."""
+        """Wait for every step's numbers. Reading never halts a run: the next step does, if it comes to that."""
         while self._pending:
-            self._account(self._pending.popleft())
+            try:
+                self._account(self._pending.popleft())
+            except TrainingHalted as halted:
+                self._halted = self._halted or halted
 
     def _account(self, numbers: StepNumbers) -> None:
         record = numbers.record()
@@ -351,10 +368,15 @@ class TrainingStabilizer:
             incident = self._ledger.incidents[-1]
             raise TrainingHalted(
                 f"halted at step {incident.step} after every attempt to go on: {decision.reason}. "
-                "The weights are those of the last step that was applied. See `.incident` on this error; "
+                f"{self._state_of_weights()} See `.incident` on this error; "
                 "`escalation=None` goes on skipping instead.",
                 incident,
             )
+
+    def _state_of_weights(self) -> str:
+        if self._guarded.parameters_broken():
+            return "The weights themselves are not finite: an earlier step broke them with finite gradients."
+        return "The weights are those of the last step that was applied."
 
     def _empty_step(self) -> StepNumbers:
         """No parameter had a gradient: the bare loop's step was taken, and it is said once."""
@@ -362,6 +384,22 @@ class TrainingStabilizer:
         if "optim.no-gradient" not in self._ledger.by_kind:
             self._ledger.note(signals, "optim.no-gradient", "warning", "no parameter of the optimizer has a gradient")
         return StepNumbers(StepRecord(signals, skipped=False))
+
+    def _notice_lost_gradients(self) -> None:
+        """Losses were taken in, and their gradients are gone: somebody called `zero_grad()` in between."""
+        if self._window.loss_sum is None or any(p.grad is not None for _, p in self._layout.parameters):
+            return
+        kind = "optim.lost-microbatch"
+        if self._window.length == 1:  # as after a batch that failed: thrown away, and on to the next
+            self._window = self._window.cleared()
+        elif kind not in self._ledger.by_kind:
+            self._ledger.note(
+                Signals(self._steps),
+                kind,
+                "warning",
+                f"the gradients of {self._window.count} of {self._window.length} microbatches were thrown away before "
+                "the step: with `accumulate` the stabilizer calls `zero_grad()`, the loop must not",
+            )
 
     def _warn_if_clipped_outside(self) -> None:
         kind = "clip.before-unscale"

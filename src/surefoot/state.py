@@ -33,7 +33,7 @@ def pack(state: Any) -> Any:
 def unpack(template: Any, packed: Any) -> Any:
     """The state that `pack` was given; `template` is a fresh one of the same part."""
     if isinstance(template, Tensor):
-        return torch.as_tensor(packed).to(template.device)
+        return torch.as_tensor(packed, device=template.device)
     if isinstance(template, (np.ndarray, np.generic)):
         return packed.numpy() if isinstance(packed, Tensor) else np.asarray(packed)
     if hasattr(template, "_asdict"):
@@ -48,7 +48,7 @@ def unpack(template: Any, packed: Any) -> Any:
 def on_device(state: Any, device: torch.device) -> Any:
     """The same state with its arrays as float32 tensors on a device."""
     if isinstance(state, (np.ndarray, np.generic, Tensor)):
-        return torch.as_tensor(state, dtype=torch.float32).to(device)
+        return torch.as_tensor(state, dtype=torch.float32, device=device)
     if hasattr(state, "_asdict"):
         return type(state)(*(on_device(value, device) for value in state))
     if isinstance(state, tuple):
@@ -56,12 +56,19 @@ def on_device(state: Any, device: torch.device) -> Any:
     return state
 
 
+def leaves(state: Any) -> list[Tensor]:
+    """The tensors of a state, in order."""
+    if isinstance(state, Tensor):
+        return [state]
+    return [leaf for part in state for leaf in leaves(part)] if isinstance(state, tuple) else []
+
+
 def grown(state: Any, fresh: Any) -> Any:
-    """`state` in the shape of `fresh`, which has room for more entries behind the old ones."""
+    """`state` in the shape of `fresh`, which has room for more entries behind the old ones, or for fewer."""
     if isinstance(fresh, Tensor):
         if fresh.shape == state.shape:
             return state
-        return torch.cat([state.to(fresh), fresh[len(state) :]])
+        return torch.cat([state.to(fresh)[: len(fresh)], fresh[len(state) :]])
     return type(fresh)(*(grown(a, b) for a, b in zip(state, fresh, strict=True))) if fresh else fresh
 
 
@@ -70,7 +77,7 @@ def choose(keep_old: Any, old: Any, new: Any) -> Any:
     if not isinstance(keep_old, Tensor):
         return old if keep_old else new
     if isinstance(new, Tensor):
-        return torch.where(keep_old, torch.as_tensor(old, dtype=new.dtype).to(new.device), new)
+        return torch.where(keep_old, torch.as_tensor(old, dtype=new.dtype, device=new.device), new)
     if hasattr(new, "_asdict"):
         return type(new)(*(choose(keep_old, a, b) for a, b in zip(old, new, strict=True)))
     if isinstance(new, tuple):

@@ -109,8 +109,6 @@ class Signals:
     """Global L2 norm of the gradients, unscaled, before clipping. NaN if any entry is NaN or Inf."""
     nonfinite: Scalar | None = None
     """How many gradient entries are NaN or Inf."""
-    param_norm: Scalar | None = None
-    """Global L2 norm of the parameters, measured now and then."""
     clip_factor: Scalar = 1.0
     """What clipping multiplied the gradient by; 1 when it did nothing."""
     lr: float | None = None
@@ -119,6 +117,8 @@ class Signals:
     layers: Layers | None = None
     extra: Mapping[str, Scalar] = field(default_factory=dict)
     """The user's own signals, given to `TrainingStabilizer.observe`."""
+    param_norm: Scalar | None = None
+    """Global L2 norm of the parameters, measured now and then."""
 
     def get(self, name: str) -> Scalar | None:
         """Look a signal up by name, ours or the user's; `None` if there is none."""

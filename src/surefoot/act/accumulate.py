@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from surefoot.types import Scalar
 
 
+def _or_one(weight: Scalar) -> Scalar:
+    """The weight, or 1 where it is 0: a microbatch of padding alone is no unit for the others."""
+    return torch.where(weight > 0, weight, 1) if isinstance(weight, Tensor) else weight
+
+
 @dataclass
 class AccumulationWindow:
     """The microbatches since the last optimizer step."""
@@ -46,10 +51,10 @@ class AccumulationWindow:
         self._check(weight)
         if self.loss_sum is None:
             self.weighted = weight is not None
-            self.unit = 1.0 if weight is None or self.across_ranks else weight
+            self.unit = 1.0 if weight is None or self.across_ranks else _or_one(weight)
         if not self.weighted:
             return loss if self.length == 1 else loss / self.length
-        return loss if self.loss_sum is None and not self.across_ranks else loss * self._relative(weight)
+        return loss * self._relative(weight)
 
     def add(self, loss: Tensor, weight: Scalar | None) -> None:
         """Take in a loss whose backward is done."""

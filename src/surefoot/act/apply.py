@@ -80,15 +80,18 @@ def scale_gradients(gradients: Sequence[Tensor], factor: Tensor) -> None:
 
 @contextmanager
 def scaled_lr(optimizer: Any, factor: float) -> Iterator[None]:
-    """Multiply every learning rate for the length of one step. The schedule never sees it."""
+    """Multiply every learning rate for the length of one step. The schedule never sees it.
+
+    An optimizer that finds its own (Adafactor with `lr=None`) has none to multiply.
+    """
     if factor == 1.0:
         yield
         return
-    before = [group["lr"] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["lr"] = group["lr"] * factor
+    before = [(group, group["lr"]) for group in optimizer.param_groups if group.get("lr") is not None]
+    for group, lr in before:
+        group["lr"] = lr * factor
     try:
         yield
     finally:
-        for group, lr in zip(optimizer.param_groups, before, strict=True):
+        for group, lr in before:
             group["lr"] = lr

@@ -23,20 +23,20 @@ class Layout:
     def __init__(self, models: Sequence[nn.Module], optimizer: Any) -> None:
         self._models = models
         self._optimizer = optimizer
-        self._count = 0
+        self._seen: list[int] = []
         self._present: tuple[int, ...] = ()
         self._positions: Tensor | None = None
         self.parameters: list[NamedParameter] = []
         self.refresh()
 
     def refresh(self) -> bool:
-        """Look again if the optimizer has been given more parameters, as when layers are unfrozen one by one."""
-        count = sum(len(group["params"]) for group in self._optimizer.param_groups)
-        if count == self._count:
+        """Look again if the optimizer has been given other parameters, as when layers are unfrozen one by one."""
+        seen = [id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]]
+        if seen == self._seen:
             return False
         names = {id(parameter): name for name, parameter in named_parameters(self._models)}
         self.parameters = optimizer_parameters(self._optimizer.param_groups, names)
-        self._count = count
+        self._seen, self._present = seen, ()
         self.known = sum(id(parameter) in names for _, parameter in self.parameters)
         return True
 
@@ -67,6 +67,6 @@ class Layout:
         if len(self._present) == len(self.parameters):
             return None
         if self._positions is None:
-            table = torch.tensor(self._present, pin_memory=self.home.type == "cuda")
+            table = torch.tensor(self._present, device="cpu", pin_memory=self.home.type == "cuda")
             self._positions = table.to(self.home, non_blocking=True)
         return self._positions

@@ -29,7 +29,7 @@ class Reading:
 def begin_reading(vector: Tensor) -> Reading:
     """Start to bring a vector to the host."""
     if vector.device.type == "cuda":
-        host = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
+        host = torch.empty(vector.shape, dtype=vector.dtype, device="cpu", pin_memory=True)
         host.copy_(vector, non_blocking=True)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record(torch.cuda.current_stream(vector.device))

@@ -209,4 +209,4 @@ def _is_dense(view: Tensor) -> bool:
 
 def _upload(values: list[int], device: torch.device) -> Tensor:
     """A table on the device, copied without waiting."""
-    return torch.tensor(values, dtype=torch.int64, pin_memory=True).to(device, non_blocking=True)
+    return torch.tensor(values, dtype=torch.int64, device="cpu", pin_memory=True).to(device, non_blocking=True)
