@@ -587,6 +587,10 @@ WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "a class as clip": ({"clip": sf.ClipByNorm}, r"`clip` takes clippers such as ClipByNorm\(1\.0\)"),
     "two clippers": ({"clip": (sf.ClipByNorm(1.0), sf.ClipByZScore())}, r"one clipper beside shapers; got 2"),
     "shaper last": ({"clip": (sf.ClipByNorm(1.0), sf.CentralizeGradients())}, r"shapers come before the clipper"),
+    "unknown place": ({"decide_on": "gpu"}, r"`decide_on` must be 'auto', 'host' or 'device'; got 'gpu'"),
+    "watch True": ({"watch": True}, r"`watch` must be a Watch; got True"),
+    "escalation 3": ({"escalation": 3}, r"`escalation` must be a Escalation; got 3"),
+    "a detector as checker": ({"checker": sf.NonFinite()}, r"`checker` must be a StabilityChecker; got NonFinite"),
     "negative lag": ({"lag_steps": -1}, r"`lag_steps` must not be negative; got -1"),
     "scheduler without step": ({"scheduler": 3}, r"`scheduler` has no `step`; got int"),
     "disabled scaler": (
@@ -640,6 +644,13 @@ def test_losses_that_backward_cannot_run_on_are_refused():
         stabilizer.backward(net(torch.randn(4, 16)))
     with pytest.raises(sf.UsageError, match="no graph"):
         stabilizer.backward(net(torch.randn(4, 16)).mean().detach())
+
+
+def test_an_optimizer_that_needs_a_closure_says_so():
+    net, _, stabilizer = guarded("lbfgs")
+    stabilizer.backward(net(torch.randn(4, 16)).square().mean())
+    with pytest.raises(sf.UsageError, match=r"call `stabilizer\.step\(closure\)`"):
+        stabilizer.step()
 
 
 def test_steps_out_of_order_are_refused():

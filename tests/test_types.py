@@ -94,7 +94,12 @@ def test_a_single_verdict_is_its_own_leaf():
 
 @pytest.mark.parametrize(
     ("action", "told"),
-    [("none", "left alone"), ("skip", "step not applied"), ("back_off", "step not applied, learning rate cut"), ("halt", "halted")],
+    [
+        ("none", "left alone"),
+        ("skip", "step not applied"),
+        ("back_off", "step not applied, learning rate cut"),
+        ("halt", "halted"),
+    ],
 )
 def test_an_incident_says_when_what_and_what_was_done(action, told):
     incident = Incident(12, "spike", "warning", "loss is 9", action)

@@ -26,6 +26,8 @@ def check_settings(
     scaler: object,
     accumulate: int,
     lag_steps: int,
+    decide_on: object,
+    parts: dict[str, tuple[object, type]],
 ) -> None:
     """Raise `SettingError` for settings that cannot work, or cannot work together."""
     for model in models:
@@ -45,6 +47,12 @@ def check_settings(
         isinstance(accumulate, int) and accumulate >= 1,
         f"`accumulate` must be at least 1, the microbatches per optimizer step; got {accumulate!r}.",
     )
+    require(
+        decide_on in ("auto", "host", "device"),
+        f"`decide_on` must be 'auto', 'host' or 'device'; got {decide_on!r}.",
+    )
+    for name, (part, kind) in parts.items():
+        require(part is None or isinstance(part, kind), f"`{name}` must be a {kind.__name__}; got {part!r}.")
     require(isinstance(lag_steps, int) and lag_steps >= 0, f"`lag_steps` must not be negative; got {lag_steps!r}.")
     if scheduler is not None:
         require(hasattr(scheduler, "step"), f"`scheduler` has no `step`; got {_kind(scheduler)}.")

@@ -105,11 +105,12 @@ class TrainingStabilizer:
                 another model's backward may have left some (a GAN's generator does, in the discriminator).
         """
         models = [model] if isinstance(model, nn.Module) else list(model)
-        check_settings(models, optimizer, scheduler, precision, scaler, accumulate, lag_steps)
-        require(
-            decide_on in ("auto", "host", "device"),
-            f"`decide_on` must be 'auto', 'host' or 'device'; got {decide_on!r}.",
-        )
+        parts = {
+            "checker": (checker, StabilityChecker),
+            "escalation": (escalation, Escalation),
+            "watch": (watch, Watch),
+        }
+        check_settings(models, optimizer, scheduler, precision, scaler, accumulate, lag_steps, decide_on, parts)
         self.optimizer, self.scheduler = optimizer, scheduler
         self._models = models
         self._layout = Layout(models, optimizer)
@@ -194,6 +195,10 @@ class TrainingStabilizer:
         """
         if closure is not None:
             return self._closure_step(closure)
+        if closure is None and isinstance(self.optimizer, torch.optim.LBFGS):
+            raise UsageError(
+                "LBFGS evaluates the loss itself: call `stabilizer.step(closure)`, as with the bare optimizer."
+            )
         if not self._window.open and (self._judge.scaler is not None or self._window.length > 1):
             raise UsageError(
                 "`step()` came without a `backward()` since the last one. With loss scaling or accumulation the loss "

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from surefoot.act.apply import scale_gradients
 from surefoot.act.clip import ClipByNorm
-from surefoot.errors import UsageError
+from surefoot.errors import SettingError, UsageError
 from surefoot.observe.shards import combine_shards
 from surefoot.observe.tensors import TensorMeter, dense_views, total_norm
 from surefoot.settings import split_clip
@@ -36,6 +36,8 @@ class Running:
     """
 
     def __init__(self, part: Detector | Clipper) -> None:
+        if isinstance(part, type) or not (hasattr(part, "init") and hasattr(part, "update")):
+            raise SettingError(f"`Running` takes a detector or a clipper such as `ClipByNorm(1.0)`; got {part!r}.")
         self.part = part
         self.steps = 0
         self.state: Any = None

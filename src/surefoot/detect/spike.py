@@ -76,6 +76,10 @@ class Spike:
     an explosion, a spike of ordinary size that keeps coming back is something to learn from."""
 
     def __post_init__(self) -> None:
+        require(
+            not isinstance(self.signals, str),
+            f"`signals` is a tuple of names; got the string {self.signals!r}. Write `Spike(({self.signals!r},))`.",
+        )
         require(len(self.signals) > 0, "`signals` is empty; name at least one, such as ('loss', 'grad_norm').")
         require(
             self.window_steps >= 4,
