@@ -674,3 +674,19 @@ def test_a_signal_that_is_not_one_number_is_refused():
     _, _, stabilizer = guarded()
     with pytest.raises(sf.UsageError, match=r"signal 'kl' must be one number; got a tensor of shape \(3,\)"):
         stabilizer.observe(kl=torch.zeros(3))
+
+
+def test_weights_that_are_broken_already_are_named_as_the_cause():
+    net, opt, stabilizer = guarded()
+    with torch.no_grad():
+        net[3].weight[0, 0] = NAN
+    step(net, opt, stabilizer, next(batches(1)))
+    assert stabilizer.incidents[0].summary.startswith("the weights themselves are not finite")
+
+
+def test_a_gradient_whose_square_overflows_never_reaches_the_second_moment():
+    net, opt, stabilizer = guarded("fused adamw")
+    for i, batch in enumerate(batches(8)):
+        step(net, opt, stabilizer, batch, 1e22 if i == 2 else 1.0)
+    assert stabilizer.counts["skipped"] == 1
+    assert all(bool(torch.isfinite(state["exp_avg_sq"]).all()) for state in opt.state.values())

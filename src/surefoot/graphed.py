@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("surefoot")
 
 WARM_STEPS = 3
+MOST_RECORDINGS = 8
 
 
 class GraphedJudge:
@@ -51,6 +52,8 @@ class GraphedJudge:
             self._seen[key] = self._seen.get(key, 0) + 1
             if self._seen[key] <= WARM_STEPS:
                 return self._plainly(given)
+            if len(self._recorded) >= MOST_RECORDINGS:
+                self.forget()
             try:
                 recording = self._recorded[key] = _Recording(self._judge, given)
             except Exception as error:  # any failure to record leaves the ordinary way, which always works

@@ -44,6 +44,7 @@ class Ledger:
         escalation: Escalation | None,
         scale_floor: float | None,
         first_of: Callable[[Any], str],
+        weights_broken: Callable[[], bool],
     ) -> None:
         self._look_back = Combined(checker.look_back, "any") if checker.look_back else None
         self._look_back_state = self._look_back.init() if self._look_back else ()
@@ -51,6 +52,7 @@ class Ledger:
         self._escalation_state = escalation.init() if escalation else None
         self._scale_floor = scale_floor
         self._first_of = first_of
+        self._weights_broken = weights_broken
         self._own: dict[str, tuple[Detector, Any]] = {}
         self._active: set[str] = set()
         self.history: deque[StepRecord] = deque(maxlen=HISTORY_STEPS)
@@ -161,6 +163,9 @@ class Ledger:
             evidence |= {"first": first, "nonfinite": counts}
             more = f" and {len(counts) - 1} more" if len(counts) > 1 else ""
             where = f"{counts[first]:,} non-finite values in the gradient of {first}{more}"
+            if "nonfinite" not in self.by_kind and self._weights_broken():
+                evidence["weights_broken"] = True
+                return f"the weights themselves are not finite, so every step from here on is: {where}", evidence
             return f"{where}; the loss is {loss}", evidence
         if "nonfinite" in record.reasons:
             if signals.loss is not None and math.isfinite(signals.loss):

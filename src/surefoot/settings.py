@@ -13,7 +13,7 @@ from surefoot.act.shape import Shaper
 from surefoot.errors import SettingError, UsageError, require
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
 
@@ -27,7 +27,7 @@ def check_settings(
     accumulate: int,
     lag_steps: int,
     decide_on: object,
-    parts: dict[str, tuple[object, type]],
+    parts: Mapping[str, tuple[object, type]],
 ) -> None:
     """Raise `SettingError` for settings that cannot work, or cannot work together."""
     for model in models:

@@ -141,7 +141,7 @@ class TrainingStabilizer:
         self._buffers = BufferKeeper(models)
         self._order = BackwardOrder(self._layout.parameters)
         floor = self._judge.scaler.floor if self._judge.scaler else None
-        self._ledger = Ledger(self._checker, escalation, floor, self._order.first)
+        self._ledger = Ledger(self._checker, escalation, floor, self._order.first, self._guarded.parameters_broken)
         self._lr_factor = 1.0
         self._steps = 0
         self._own_signals: dict[str, Scalar] = {}
@@ -304,7 +304,11 @@ class TrainingStabilizer:
     def _divisor(self) -> Scalar:
         """What accumulation left to divide the gradients by; weights are added up over the ranks."""
         divisor = self._window.divisor
-        if not self._window.weighted or self._group is None:
+        if not self._window.weighted or (self._group is None and self._home.type == "cpu"):
+            return divisor
+        if not isinstance(divisor, Tensor):  # a tensor on a device: a number would be part of what is recorded there
+            divisor = torch.full((), divisor, dtype=torch.float32, device=self._home)
+        if self._group is None:
             return divisor
         total = torch.as_tensor(divisor, dtype=torch.float32, device=self._home)
         return add_up(total, self._group) / torch.distributed.get_world_size(self._group)

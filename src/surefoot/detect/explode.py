@@ -30,6 +30,8 @@ from surefoot.detect.records import fade, forgive
 from surefoot.errors import require
 from surefoot.types import Signals, Verdict
 
+OVERFLOW = 1.8e19
+"""A gradient whose square overflows fp32 would put an Inf into second moments that never leaves them."""
 EARLIEST = 3
 """Accepted steps with a gradient before any comparison is made."""
 
@@ -56,7 +58,7 @@ class Explosion:
     min_steps: int = 20
     """Accepted steps with a gradient before `factor` holds."""
     early_factor: float = 1_000.0
-    """What holds until then, from the third on. Before that only a norm that overflowed fp32 is anomalous."""
+    """What holds until then, from the third on. Before that only a norm whose square overflows fp32 is anomalous."""
     patience: int = 10
     """After so many refusals in a row, or nearly so, the norm is taken for a new level and accepted."""
     signal: str = "grad_norm"
@@ -85,13 +87,14 @@ class Explosion:
         beyond = (value > factor * peak) & (peak > 0) & (accepted >= EARLIEST)
         if signals.param_norm is not None:
             beyond = beyond & (value > self.min_to_weights * xp.scalar(signals.param_norm))
-        anomalous = (value == xp.inf) | (beyond & (refused < self.patience))
+        overflowing = value > OVERFLOW
+        anomalous = overflowing | (beyond & (refused < self.patience))
         healthy = xp.is_finite(value) & ~anomalous
         telling = healthy & (value > 0)
         next_state = ExplosionState(
             xp.where(telling, xp.maximum(peak * fade(accepted, self.half_life_steps), value), peak),
             accepted + telling,
             # A norm that overflowed is no level that could be accepted, so it does not count towards one.
-            xp.where(healthy, forgive(refused, beyond), refused + (anomalous & xp.is_finite(value))),
+            xp.where(healthy, forgive(refused, beyond), refused + (anomalous & ~overflowing)),
         )
         return next_state, Verdict("explosion", anomalous, severity="error")
