@@ -19,7 +19,7 @@ from surefoot.graphed import GraphedJudge
 from surefoot.judge import Judge, Judged, StepInput
 from surefoot.numbers import Arriving, StepNumbers, at_hand
 from surefoot.observe.shards import combine_shards
-from surefoot.observe.tensors import TensorMeter, TensorStatistics, dense_views, total_norm
+from surefoot.observe.tensors import TensorMeter, TensorStatistics, dense_views, is_plain, total_norm
 from surefoot.observe.watch import UpdateMeter, Watch
 
 if TYPE_CHECKING:
@@ -113,8 +113,10 @@ class GuardedOptimizer:
         named, gradients = self.layout.with_gradient()
         if not gradients:
             return None
-        views = dense_views(gradients)
-        return _Measured(named, gradients, views, combine_shards(self._meter.measure(gradients), gradients))
+        statistics = self._meter.measure(gradients)
+        if all(map(is_plain, gradients)):
+            return _Measured(named, gradients, gradients, statistics)
+        return _Measured(named, gradients, dense_views(gradients), combine_shards(statistics, gradients))
 
     def _given(self, facts: StepFacts, measured: _Measured) -> StepInput:
         if self._param_norm is None or facts.step % PARAM_NORM_EVERY == 0:

@@ -167,7 +167,7 @@ class TrainingStabilizer:
         """
         check_loss(loss)
         if self._zero_grad and self._window.loss_sum is None:
-            self.optimizer.zero_grad(set_to_none=True)  # what another model's backward left, as in a GAN
+            self._layout.drop_gradients()  # what another model's backward left, as in a GAN
         self._notice_lost_gradients()
         scale = self._judge.loss_scale()
         with torch.enable_grad():  # the loss has its graph, wherever backward is called from
@@ -320,7 +320,7 @@ class TrainingStabilizer:
         if numbers is None:
             numbers = self._empty_step()
         if self._zero_grad:
-            self.optimizer.zero_grad(set_to_none=True)
+            self._layout.drop_gradients()
         return self._close_step(numbers)
 
     def _closure_step(self, closure: Callable[[], Tensor]) -> Outcome:

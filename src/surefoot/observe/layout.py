@@ -61,6 +61,11 @@ class Layout:
             return self.parameters, gradients
         return [self.parameters[i] for i in present], gradients
 
+    def drop_gradients(self) -> None:
+        """Set every gradient to `None`: `optimizer.zero_grad()` without its bookkeeping."""
+        for _, parameter in self.parameters:
+            parameter.grad = None
+
     @property
     def positions(self) -> Tensor | None:
         """Where the gradients of the last call stand among all parameters; `None` if all had one."""

@@ -43,7 +43,7 @@ def dense_views(tensors: Sequence[Tensor]) -> list[Tensor]:
 
     The values of a sparse one, the local shard of a DTensor, real and imaginary parts of a complex one.
     """
-    return [tensor if _is_plain(tensor) else _dense_view(tensor) for tensor in tensors]
+    return [tensor if is_plain(tensor) else _dense_view(tensor) for tensor in tensors]
 
 
 def measurable(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -51,7 +51,8 @@ def measurable(tensors: Sequence[Tensor]) -> list[Tensor]:
     return dense_views([t.coalesce() if t.layout is torch.sparse_coo else t for t in tensors])
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is its own strided memory: not sparse, not sharded, not complex."""
     known = type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
     return known and tensor.layout is torch.strided and not tensor.dtype.is_complex
 
@@ -85,7 +86,7 @@ class TensorMeter:
     @torch.no_grad()
     def measure(self, tensors: Sequence[Tensor]) -> TensorStatistics:
         """Measure every tensor; the result lies on the device of the first."""
-        views = measurable(tensors)
+        views = list(tensors) if all(map(is_plain, tensors)) else measurable(tensors)
         home = views[0].device
         if all(view.device == home for view in views):
             return self._measure_on(home, views)
