@@ -118,11 +118,11 @@ def train_guarded(
         for step in range(steps):
             try:
                 for learner, guard in zip(learners, guards, strict=True):
-                    for _ in range(learner.accumulate):
+                    for micro in range(learner.accumulate):
                         with guard.autocast():
                             loss = fault.loss(step, learner.loss(*fault.batch(step, learner.batch())))
                         guard.backward(loss)
-                        if guard._window.full:
+                        if micro == learner.accumulate - 1:
                             fault.gradients(step, learner.model)
                         outcome = guard.step()
                     tally.take(guard, outcome)

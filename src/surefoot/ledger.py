@@ -105,6 +105,11 @@ class Ledger:
             log.warning("surefoot: %s%s", incident, last)
         return incident
 
+    def warn_once(self, signals: Signals, kind: str, summary: str) -> None:
+        """Record and tell something that is said the first time only."""
+        if kind not in self.by_kind:
+            self.note(signals, kind, "warning", summary)
+
     def _watch_behind(self, signals: Signals) -> None:
         if self._look_back is None:
             return

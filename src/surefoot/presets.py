@@ -34,10 +34,8 @@ def for_transformer(
 ) -> TrainingStabilizer:
     """Clip at 1.0, as nearly every published run does; with `total_steps`, warm up over 2 % and decay as a cosine."""
     if total_steps is not None:
-        warmup = _warmup(total_steps, warmup_steps, share=0.02)
-        settings.setdefault("scheduler", warmup_cosine(optimizer, warmup, total_steps))
-    settings.setdefault("clip", ClipByNorm(1.0))
-    return TrainingStabilizer(model, optimizer, **settings)
+        settings.setdefault("scheduler", warmup_cosine(optimizer, *_steps(total_steps, warmup_steps, share=0.02)))
+    return for_rnn(model, optimizer, **settings)
 
 
 def for_fine_tuning(
@@ -50,10 +48,8 @@ def for_fine_tuning(
 ) -> TrainingStabilizer:
     """Clip at 1.0; with `total_steps`, warm up over 6 % so that the new head does not tear the body, then to zero."""
     if total_steps is not None:
-        warmup = _warmup(total_steps, warmup_steps, share=0.06)
-        settings.setdefault("scheduler", warmup_linear(optimizer, warmup, total_steps))
-    settings.setdefault("clip", ClipByNorm(1.0))
-    return TrainingStabilizer(model, optimizer, **settings)
+        settings.setdefault("scheduler", warmup_linear(optimizer, *_steps(total_steps, warmup_steps, share=0.06)))
+    return for_rnn(model, optimizer, **settings)
 
 
 def for_rnn(model: nn.Module, optimizer: Any, **settings: Any) -> TrainingStabilizer:
@@ -95,6 +91,7 @@ def for_rl(model: nn.Module, optimizer: Any, **settings: Any) -> TrainingStabili
     return TrainingStabilizer(model, optimizer, **settings)
 
 
-def _warmup(total_steps: int, warmup_steps: int | None, share: float) -> int:
+def _steps(total_steps: int, warmup_steps: int | None, share: float) -> tuple[int, int]:
+    """Warm-up and total, the warm-up a share of the total unless it is given."""
     require(total_steps >= 1, f"`total_steps` must be at least 1; got {total_steps}.")
-    return max(1, round(share * total_steps)) if warmup_steps is None else warmup_steps
+    return (max(1, round(share * total_steps)) if warmup_steps is None else warmup_steps), total_steps

@@ -390,33 +390,29 @@ class TrainingStabilizer:
     def _empty_step(self) -> StepNumbers:
         """No parameter had a gradient: the bare loop's step was taken, and it is said once."""
         signals = Signals(self._steps, lr=self._guarded.lr(self._lr_factor))
-        if "optim.no-gradient" not in self._ledger.by_kind:
-            self._ledger.note(signals, "optim.no-gradient", "warning", "no parameter of the optimizer has a gradient")
+        self._ledger.warn_once(signals, "optim.no-gradient", "no parameter of the optimizer has a gradient")
         return StepNumbers(StepRecord(signals, skipped=False))
 
     def _notice_lost_gradients(self) -> None:
         """Losses were taken in, and their gradients are gone: somebody called `zero_grad()` in between."""
-        if self._window.loss_sum is None or any(p.grad is not None for _, p in self._layout.parameters):
+        window = self._window
+        if window.loss_sum is None or any(p.grad is not None for _, p in self._layout.parameters):
             return
-        kind = "optim.lost-microbatch"
-        if self._window.length == 1:  # as after a batch that failed: thrown away, and on to the next
-            self._window = self._window.cleared()
-        elif kind not in self._ledger.by_kind:
-            self._ledger.note(
-                Signals(self._steps),
-                kind,
-                "warning",
-                f"the gradients of {self._window.count} of {self._window.length} microbatches were thrown away before "
-                "the step: with `accumulate` the stabilizer calls `zero_grad()`, the loop must not",
-            )
+        if window.length == 1:  # as after a batch that failed: thrown away, and on to the next
+            self._window = window.cleared()
+            return
+        self._ledger.warn_once(
+            Signals(self._steps),
+            "optim.lost-microbatch",
+            f"the gradients of {window.count} of {window.length} microbatches were thrown away before the step: with "
+            "`accumulate` the stabilizer calls `zero_grad()`, the loop must not",
+        )
 
     def _warn_if_clipped_outside(self) -> None:
-        kind = "clip.before-unscale"
-        if self._seal is not None and self._seal.broken and kind not in self._ledger.by_kind:
-            self._ledger.note(
+        if self._seal is not None and self._seal.broken:
+            self._ledger.warn_once(
                 Signals(self._steps),
-                kind,
-                "warning",
+                "clip.before-unscale",
                 "gradients were changed in place between backward() and step(), while they are still multiplied by the "
                 "loss scale: a limit applied there means nothing. Pass `clip=` instead",
             )
