@@ -62,10 +62,16 @@ class GuardedOptimizer:
     """An optimizer whose steps are judged before they are applied."""
 
     def __init__(
-        self, optimizer: Any, layout: Layout, judge: Judge, shapers: tuple[Shaper, ...], watch: Watch, on_device: bool
+        self,
+        optimizer: Any,
+        layout: Layout,
+        judge: Judge,
+        shapers: tuple[Shaper, ...],
+        watch: Watch | None,
+        on_device: bool,
     ) -> None:
         self.optimizer, self.layout, self.judge = optimizer, layout, judge
-        self._shapers, self._watch, self._on_device = shapers, watch, on_device
+        self._shapers, self._watch, self._on_device = shapers, watch or Watch(), on_device
         self._graphed = GraphedJudge(judge)
         self._meter = TensorMeter()
         self._folds = can_fold(optimizer)

@@ -79,7 +79,7 @@ class TrainingStabilizer:
         accumulate: int = 1,
         checker: StabilityChecker | None = None,
         escalation: Escalation | None = Escalation(),  # noqa: B008 (frozen)
-        watch: Watch = Watch(),  # noqa: B008 (frozen)
+        watch: Watch | None = None,
         decide_on: Literal["auto", "host", "device"] = "auto",
         lag_steps: int = 4,
         zero_grad: bool = True,
