@@ -191,3 +191,42 @@ def test_an_explosion_is_refused_on_the_device(no_syncs):
     torch.cuda.set_sync_debug_mode("default")
     assert [record.signals.step for record in stabilizer.history if record.skipped] == [60]
     assert stabilizer.incidents[0].kind == "explosion"
+
+
+@pytest.mark.parametrize("first", ["cpu", "cuda"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_gradients_on_several_devices_are_measured_clipped_and_guarded_together(first, fused):
+    torch.manual_seed(0)
+    second = "cuda" if first == "cpu" else "cpu"
+    one, two = nn.Linear(8, 8).to(first), nn.Linear(8, 2).to(second)
+    model = nn.ModuleList([one, two])
+    stabilizer = sf.TrainingStabilizer(
+        model, torch.optim.AdamW(model.parameters(), fused=fused), clip=sf.ClipByNorm(1e-3)
+    )
+    for step in range(8):
+        loss = two(one(torch.randn(4, 8, device=first)).to(second)).square().mean()
+        stabilizer.backward(loss * (math.nan if step == 5 else 1.0))
+        before = [p.detach().cpu().clone() for p in model.parameters()]
+        expected = math.sqrt(sum(float(p.grad.double().norm()) ** 2 for p in model.parameters()))
+        outcome = stabilizer.step()
+        assert outcome.skipped == (step == 5)
+        unchanged = all(torch.equal(a, b.detach().cpu()) for a, b in zip(before, model.parameters(), strict=True))
+        assert unchanged == (step == 5)
+        if step != 5:
+            assert outcome.grad_norm == pytest.approx(expected, rel=1e-4)
+            assert outcome.clipped
+
+
+def test_running_statistics_on_cuda_survive_a_broken_batch():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)).cuda()
+    stabilizer = sf.TrainingStabilizer(model, torch.optim.AdamW(model.parameters(), fused=True))
+    for step in range(20):
+        x = torch.randn(16, 4, device="cuda")
+        if step == 7:
+            x[0, 0] = math.nan
+        stabilizer.backward(model(x).square().mean())
+        stabilizer.step()
+    assert stabilizer.counts["skipped"] == 1
+    assert bool(torch.isfinite(model[1].running_mean).all())
+    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())

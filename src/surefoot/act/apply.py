@@ -25,17 +25,17 @@ _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adag
 def can_fold(optimizer: Any) -> bool:
     """Whether the optimizer's own kernel takes `grad_scale` and `found_inf`.
 
-    Only torch's own `step` is known to; a subclass that brings another one gets the plain way. DTensor parameters do
-    too: their kernels refuse plain tensors beside them.
+    Only torch's own `step` is known to; a subclass that brings another one gets the plain way. So do DTensor parameters,
+    whose kernels refuse plain tensors beside them, and parameters on several devices, which would each need the flag.
     """
     if not getattr(optimizer, "_step_supports_amp_scaling", False):
         return False
     if not any(type(optimizer).step is cls.step for cls in _FUSED if isinstance(optimizer, cls)):
         return False
-    groups = optimizer.param_groups
-    return all(group.get("fused") for group in groups) and not any(
-        hasattr(parameter, "to_local") for group in groups for parameter in group["params"]
-    )
+    if not all(group.get("fused") for group in optimizer.param_groups):
+        return False
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return len({p.device for p in parameters}) == 1 and not any(hasattr(p, "to_local") for p in parameters)
 
 
 def lacks_momentum(optimizer: Any) -> bool:
