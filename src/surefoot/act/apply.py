@@ -25,8 +25,8 @@ _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adag
 def can_fold(optimizer: Any) -> bool:
     """Whether the optimizer's own kernel takes `grad_scale` and `found_inf`.
 
-    Only torch's own `step` is known to; a subclass that brings another one gets the plain way. So do DTensor parameters,
-    whose kernels refuse plain tensors beside them, and parameters on several devices, which would each need the flag.
+    Only torch's own `step` is known to; a subclass that brings another one gets the plain way. So do DTensor
+    parameters, whose kernels refuse plain tensors beside them, and parameters on several devices.
     """
     if not getattr(optimizer, "_step_supports_amp_scaling", False):
         return False
