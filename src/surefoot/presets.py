@@ -33,9 +33,9 @@ def for_transformer(
     **settings: Any,
 ) -> TrainingStabilizer:
     """Clip at 1.0, as nearly every published run does; with `total_steps`, warm up over 2 % and decay as a cosine."""
-    if total_steps is not None:
+    if total_steps is not None and "scheduler" not in settings:  # making one sets the optimizer's rates
         warmup = _warmup(total_steps, warmup_steps, share=0.02)
-        settings.setdefault("scheduler", warmup_cosine(optimizer, warmup, total_steps))
+        settings["scheduler"] = warmup_cosine(optimizer, warmup, total_steps)
     settings.setdefault("clip", ClipByNorm(1.0))
     return TrainingStabilizer(model, optimizer, **settings)
 
@@ -49,9 +49,9 @@ def for_fine_tuning(
     **settings: Any,
 ) -> TrainingStabilizer:
     """Clip at 1.0; with `total_steps`, warm up over 6 % so that the new head does not tear the body, then to zero."""
-    if total_steps is not None:
+    if total_steps is not None and "scheduler" not in settings:  # making one sets the optimizer's rates
         warmup = _warmup(total_steps, warmup_steps, share=0.06)
-        settings.setdefault("scheduler", warmup_linear(optimizer, warmup, total_steps))
+        settings["scheduler"] = warmup_linear(optimizer, warmup, total_steps)
     settings.setdefault("clip", ClipByNorm(1.0))
     return TrainingStabilizer(model, optimizer, **settings)
 
@@ -97,4 +97,4 @@ def for_rl(model: nn.Module, optimizer: Any, **settings: Any) -> TrainingStabili
 
 def _warmup(total_steps: int, warmup_steps: int | None, share: float) -> int:
     require(total_steps >= 1, f"`total_steps` must be at least 1; got {total_steps}.")
-    return max(1, round(share * total_steps)) if warmup_steps is None else warmup_steps
+    return min(total_steps - 1, max(1, round(share * total_steps))) if warmup_steps is None else warmup_steps
