@@ -234,3 +234,14 @@ def test_range_test_takes_a_model_with_an_expanded_buffer():
     before = {name: value.clone() for name, value in model.state_dict().items()}
     find_lr(model, optimizer, loader, squared_error, show=False)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_range_test_says_so_when_the_first_loss_is_already_nan(tmp_path, capsys):
+    model, loader = problem()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path = tmp_path / "range.svg"
+    found = find_lr(model, optimizer, loader, lambda net, batch: squared_error(net, batch) * float("nan"), picture=path)
+    assert found.suggested is None
+    assert found.losses == ()
+    assert "first loss is not finite" in capsys.readouterr().out
+    assert not path.exists()
