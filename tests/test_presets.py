@@ -75,3 +75,20 @@ def test_the_head_of_a_deep_cnn_is_not_clipped():
     moved = {n: float((p.detach() - before[n]).norm() / before[n].norm()) for n, p in net.named_parameters()}
     assert moved["body.weight"] <= 0.0101
     assert moved["head.weight"] > 1
+
+
+@pytest.mark.parametrize("preset", [sf.for_transformer, sf.for_fine_tuning])
+def test_a_preset_given_a_scheduler_leaves_the_rate_to_it(preset):
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    preset(model, optimizer, total_steps=1_000, scheduler=scheduler)
+    assert optimizer.param_groups[0]["lr"] == 1.0
+
+
+@pytest.mark.parametrize("preset", [sf.for_transformer, sf.for_fine_tuning])
+def test_a_preset_takes_a_run_of_one_step(preset):
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    preset(model, optimizer, total_steps=1)
+    assert optimizer.param_groups[0]["lr"] == 1.0

@@ -33,8 +33,8 @@ def for_transformer(
     **settings: Any,
 ) -> TrainingStabilizer:
     """Clip at 1.0, as nearly every published run does; with `total_steps`, warm up over 2 % and decay as a cosine."""
-    if total_steps is not None:
-        settings.setdefault("scheduler", warmup_cosine(optimizer, *_steps(total_steps, warmup_steps, share=0.02)))
+    if total_steps is not None and "scheduler" not in settings:  # making one sets the optimizer's rates
+        settings["scheduler"] = warmup_cosine(optimizer, *_steps(total_steps, warmup_steps, share=0.02))
     return for_rnn(model, optimizer, **settings)
 
 
@@ -47,8 +47,8 @@ def for_fine_tuning(
     **settings: Any,
 ) -> TrainingStabilizer:
     """Clip at 1.0; with `total_steps`, warm up over 6 % so that the new head does not tear the body, then to zero."""
-    if total_steps is not None:
-        settings.setdefault("scheduler", warmup_linear(optimizer, *_steps(total_steps, warmup_steps, share=0.06)))
+    if total_steps is not None and "scheduler" not in settings:  # making one sets the optimizer's rates
+        settings["scheduler"] = warmup_linear(optimizer, *_steps(total_steps, warmup_steps, share=0.06))
     return for_rnn(model, optimizer, **settings)
 
 
@@ -94,4 +94,5 @@ def for_rl(model: nn.Module, optimizer: Any, **settings: Any) -> TrainingStabili
 def _steps(total_steps: int, warmup_steps: int | None, share: float) -> tuple[int, int]:
     """Warm-up and total, the warm-up a share of the total unless it is given."""
     require(total_steps >= 1, f"`total_steps` must be at least 1; got {total_steps}.")
-    return (max(1, round(share * total_steps)) if warmup_steps is None else warmup_steps), total_steps
+    warmup = min(total_steps - 1, max(1, round(share * total_steps))) if warmup_steps is None else warmup_steps
+    return warmup, total_steps

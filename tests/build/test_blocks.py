@@ -112,3 +112,15 @@ def test_pre_norm_layers_and_shallow_post_norm_are_fine():
     pre = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, norm_first=True, batch_first=True) for _ in range(12))
     post = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, batch_first=True) for _ in range(2))
     assert advise_normalization(pre, 4) + advise_normalization(post, 4) == []
+
+
+def test_advice_takes_a_lazy_batch_norm_that_has_no_width_yet():
+    (advice,) = advise_normalization(nn.Sequential(nn.LazyBatchNorm2d()), batch_size=2)
+    assert advice.severity == "error"
+    assert "`nn.GroupNorm`" in advice.advice
+
+
+def test_a_frozen_batch_norm_in_eval_mode_is_good_at_any_batch_size():
+    norm = nn.BatchNorm2d(8).requires_grad_(False).eval()
+    assert advise_normalization(nn.Sequential(norm), batch_size=1) == []
+    assert advise_normalization(nn.Sequential(norm.train()), batch_size=1) != []

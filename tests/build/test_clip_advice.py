@@ -85,3 +85,16 @@ def test_an_impossible_limit_is_refused(limit):
 def test_a_negative_norm_is_refused():
     with pytest.raises(ValueError, match="negative"):
         clip_advice([-1.0] * 100)
+
+
+def test_norms_of_half_precision_or_with_a_gradient_are_read():
+    norms = torch.tensor(NORMS).bfloat16()
+    expected = clip_advice(norms.double(), 1.0)
+    assert clip_advice(norms, 1.0) == expected
+    assert clip_advice([norm.clone().requires_grad_() for norm in norms], 1.0) == expected
+
+
+def test_a_run_whose_norms_are_all_nan_is_a_problem_and_not_a_lack_of_data():
+    advice = clip_advice([float("nan")] * 200, 1.0)
+    assert advice.verdict == "hiding_a_problem"
+    assert "200 of 200" in advice.summary

@@ -92,3 +92,11 @@ def test_lazy_modules_and_negative_decay_are_refused():
         decay_groups(nn.LazyLinear(4), 0.1)
     with pytest.raises(ValueError, match="negative"):
         decay_groups(nn.Linear(2, 2), -0.1)
+
+
+def test_a_parametrized_weight_is_judged_by_the_layer_it_belongs_to():
+    spectral, length = nn.utils.parametrizations.spectral_norm, nn.utils.parametrizations.weight_norm
+    model = nn.Sequential(spectral(nn.Embedding(5, 4)), spectral(nn.Linear(4, 1)), length(nn.Linear(4, 3)))
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    decayed = {names[parameter] for parameter in decay_groups(model, 0.1)[0]["params"]}
+    assert decayed == {"1.parametrizations.weight.original", "2.parametrizations.weight.original1"}

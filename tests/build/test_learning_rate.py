@@ -216,3 +216,32 @@ def test_a_chart_draws_gaps_for_values_it_cannot_place():
     assert to_text(chart).count("•") == 2
     with pytest.raises(ValueError, match="Nothing to draw"):
         to_svg(Chart("t", "x", "y", (Series("s", [1], [float("nan")]),)))
+
+
+def test_range_test_puts_back_a_parameter_that_only_the_optimizer_knows():
+    model, loader = problem()
+    temperature = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([*model.parameters(), temperature], lr=0.1)
+    find_lr(model, optimizer, loader, lambda net, batch: squared_error(net, batch) * temperature.exp(), show=False)
+    assert temperature.item() == 1.0
+    assert temperature.grad is None
+
+
+def test_range_test_takes_a_model_with_an_expanded_buffer():
+    model, loader = problem()
+    model.register_buffer("places", torch.arange(4.0).expand(3, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    find_lr(model, optimizer, loader, squared_error, show=False)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_range_test_says_so_when_the_first_loss_is_already_nan(tmp_path, capsys):
+    model, loader = problem()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path = tmp_path / "range.svg"
+    found = find_lr(model, optimizer, loader, lambda net, batch: squared_error(net, batch) * float("nan"), picture=path)
+    assert found.suggested is None
+    assert found.losses == ()
+    assert "first loss is not finite" in capsys.readouterr().out
+    assert not path.exists()

@@ -111,3 +111,16 @@ def test_fully_masked_rows_are_found_in_boolean_and_additive_masks():
     for mask in (keep, additive, filled):
         assert find_fully_masked(mask).tolist() == [[1]]
     assert find_fully_masked(keep, dim=0).tolist() == []
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("value", [-1e4, -3e4, float("-inf")])
+def test_fully_masked_rows_are_found_under_every_common_fill(dtype, value):
+    _, keep = rows()
+    assert find_fully_masked(torch.zeros(3, 3, dtype=dtype).masked_fill(~keep, value)).tolist() == [[1]]
+    assert find_fully_masked(torch.zeros(3, 3).masked_fill(~keep, -1e9)).tolist() == [[1]]
+
+
+def test_an_integer_mask_is_refused_because_its_meaning_is_open():
+    with pytest.raises(TypeError, match="boolean"):
+        find_fully_masked(torch.ones(2, 3, dtype=torch.int64))

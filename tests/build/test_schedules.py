@@ -173,3 +173,18 @@ def test_a_scheduler_can_be_copied_and_pickled():
 def test_settings_that_make_no_sense_are_refused_with_the_reason(make, says):
     with pytest.raises(ValueError, match=says):
         make(optimizer())
+
+
+def test_resume_is_exact_from_the_first_step_when_both_states_are_loaded_after_building():
+    def built():
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+        return optimizer, warmup_cosine(optimizer, 5, 20)
+
+    optimizer, scheduler = built()
+    for _ in range(3):
+        optimizer.step()
+        scheduler.step()
+    resumed, schedule = built()
+    resumed.load_state_dict(optimizer.state_dict())
+    schedule.load_state_dict(scheduler.state_dict())
+    assert resumed.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] == 4 / 6

@@ -126,3 +126,11 @@ def test_the_context_puts_the_settings_back_and_lets_other_errors_through():
     with pytest.raises(ZeroDivisionError), seed_everything(0, deterministic=True):
         raise ZeroDivisionError
     assert before == (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark, dict(os.environ))
+
+
+def test_a_numpy_integer_is_a_seed_like_any_other():
+    seeding = seed_everything(np.int64(3))
+    assert type(seeding.seed) is int
+    first = torch.rand(3)
+    seed_everything(3)
+    assert torch.equal(torch.rand(3), first)

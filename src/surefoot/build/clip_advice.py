@@ -10,7 +10,7 @@ orders of magnitude or stops being finite is a problem that clipping hides rathe
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
@@ -68,13 +68,21 @@ def clip_advice(norms: Iterable[float] | Tensor, max_norm: float | None = None) 
         raise ValueError(
             f"`max_norm` must be positive and finite; got {max_norm}. Leave it out when nothing is clipped."
         )
-    values = np.asarray(norms.detach().cpu() if isinstance(norms, Tensor) else list(norms), dtype=np.float64).ravel()
+    # NumPy has no bfloat16, and takes no tensor from a device or with a gradient.
+    if isinstance(norms, Tensor):
+        given: Any = norms.detach().cpu().double()
+    else:
+        given = [norm.item() if isinstance(norm, Tensor) else norm for norm in norms]
+    values = np.asarray(given, dtype=np.float64).ravel()
     if (values < 0.0).any():
         raise ValueError(f"A norm cannot be negative; the smallest given is {values.min():.4g}.")
     finite = values[np.isfinite(values)]
     broken = len(values) - len(finite)
     if len(finite) < FEWEST_STEPS:
         summary = f"{len(finite)} finite norms are too few to judge by; {FEWEST_STEPS} are needed."
+        if broken >= FEWEST_STEPS:
+            summary = f"{broken} of {len(values)} norms are not finite, which no limit can clip."
+            return ClipAdvice("hiding_a_problem", summary, len(values), broken, None, None, {})
         return ClipAdvice("insufficient_data", summary, len(values), broken, None, None, {})
     _refuse_clipped_norms(finite, max_norm)
     percentiles = {at: float(np.percentile(finite, at)) for at in (5, 50, 90, 95, 99)}

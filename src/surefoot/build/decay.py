@@ -12,11 +12,12 @@ Left out: per-layer rates. The groups are plain dicts: add keys as you like.
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
 
 _MATRICES = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 _UNDECAYED = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
@@ -41,11 +42,20 @@ def decay_groups(
         raise ValueError(f"`weight_decay` must not be negative; got {weight_decay}.")
     spared = _spared(model, [no_decay] if isinstance(no_decay, str) else list(no_decay))
     found: dict[Tensor, None] = {}
+    owners = {
+        parts: (module, name)
+        for module in model.modules()
+        if is_parametrized(module)
+        for name, parts in cast("nn.ModuleDict", module.parametrizations).items()
+    }
     for module in model.modules():
         for attribute, parameter in module.named_parameters(recurse=False):
             if is_lazy(parameter):
                 raise ValueError(f"`{attribute}` of {type(module).__name__} has no shape yet: run one forward first.")
-            if not _decays(module, attribute, parameter):
+            # Under spectral_norm and the like the value is called `original`, in a module of its own.
+            owner, name = owners.get(module, (module, attribute))
+            split = attribute not in (name, "original") and not isinstance(owner, _UNDECAYED)
+            if not (_decays(module, attribute, parameter) if split else _decays(owner, name, parameter)):
                 spared.add(parameter)
             found.setdefault(parameter)
     kept = [parameter for parameter in found if include_frozen or parameter.requires_grad]

@@ -57,6 +57,8 @@ class LRRange:
         return Chart("Learning-rate range test", "learning rate", "loss", lines, log_x=True, marks=marks)
 
     def __str__(self) -> str:
+        if not self.losses:
+            return "The very first loss is not finite, before any step: check data, labels and loss."
         if self.suggested is None:
             verdict = "The loss never fell: check data, labels and loss first, or try lower rates."
         else:
@@ -90,7 +92,7 @@ def find_lr(
         highest: The rate of the last.
         steps: How many steps in between; more is smoother.
         show: Print the curve to the terminal.
-        picture: Also write it as SVG to this file.
+        picture: Also write it as SVG to this file, unless not even the first loss was finite.
     """
     if not 0.0 < lowest < highest or steps < 10:
         raise ValueError(f"Expected 0 < lowest < highest and steps >= 10; got {lowest=}, {highest=}, {steps=}.")
@@ -118,7 +120,7 @@ def find_lr(
     result = LRRange(tuple(rates), tuple(losses), tuple(smoothed), _steepest(rates, smoothed), diverged_at)
     if show:
         print(result)
-    if picture is not None:
+    if picture is not None and losses:
         Path(picture).write_text(to_svg(result.chart()), encoding="utf-8")
     return result
 

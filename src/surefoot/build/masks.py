@@ -11,6 +11,9 @@ away later, because 0 × NaN is NaN.
 import torch
 from torch import Tensor
 
+_VERY_NEGATIVE = -9e3
+"""An additive mask from here down leaves nothing of a score; the mildest in common use is -1e4."""
+
 
 def mask_fill_value(dtype: torch.dtype) -> float:
     """Give a value for `masked_fill` or an additive mask that is far below any score and overflows nothing.
@@ -49,5 +52,7 @@ def find_fully_masked(mask: Tensor, dim: int = -1) -> Tensor:
 
     `mask` is boolean with True taking part, or additive (0 for what takes part, very negative for the rest).
     """
-    keep = mask if mask.dtype == torch.bool else mask > mask_fill_value(mask.dtype)
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(f"`mask` must be boolean (True takes part) or additive floating point; got {mask.dtype}.")
+    keep = mask if mask.dtype == torch.bool else mask > _VERY_NEGATIVE
     return (~keep.any(dim=dim)).nonzero()

@@ -62,20 +62,24 @@ def advise_normalization(model: nn.Module, batch_size: int) -> list[NormAdvice]:
 
 
 def _batch_norm(name: str, module: _BatchNorm, batch_size: int) -> Iterator[NormAdvice]:
-    instead = f"Use `nn.GroupNorm({groups_for(module.num_features)}, {module.num_features})`"
+    features = module.num_features  # 0 in a lazy one before its first forward
+    instead = f"Use `nn.GroupNorm({groups_for(features)}, {features})`" if features else "Use `nn.GroupNorm`"
     synced = isinstance(module, nn.SyncBatchNorm)
+    # Frozen and in eval mode, as advised below, it estimates nothing: it uses its running statistics.
+    frozen = module.affine and not module.weight.requires_grad
+    held = frozen and not module.training and module.track_running_stats
     if module.training and batch_size == 1 and isinstance(module, nn.BatchNorm1d):
         yield NormAdvice(
             name, "error", "BatchNorm1d cannot train on one sample: its variance is zero.", "Use `nn.LayerNorm`."
         )
-    elif batch_size < BATCH_NORM_WANTS and not synced:
+    elif batch_size < BATCH_NORM_WANTS and not synced and not held:
         severity: Literal["error", "warning"] = "error" if batch_size <= 2 else "warning"
         problem = f"BatchNorm estimates its statistics from {batch_size} samples; it wants {BATCH_NORM_WANTS} or more."
         yield NormAdvice(name, severity, problem, f"{instead}, or `nn.SyncBatchNorm` across devices.")
     if not module.track_running_stats:
         problem = "without running statistics the output for one sample depends on the others in its batch."
         yield NormAdvice(name, "warning", problem, f"{instead}, or keep `track_running_stats=True`.")
-    if module.training and module.affine and not module.weight.requires_grad:
+    if module.training and frozen:
         problem = "its weights are frozen, but in train mode its running statistics still move."
         yield NormAdvice(name, "warning", problem, "Call `.eval()` on it after every `model.train()`.")
 

@@ -2,8 +2,9 @@
 
 Each schedule is a closed form: the factor at step `s` depends on `s` and the settings, never on the factor before. So
 nothing drifts, every parameter group keeps its own base rate, and a resumed run continues exactly: build the schedule
-with the same settings and load its `state_dict`, which holds the step and the base rates. Settings are not in it, so a
-run can be resumed with a longer `total_steps` on purpose.
+with the same settings, **then** load the optimizer's `state_dict` and the schedule's, which holds the step and the base
+rates. (Building any torch scheduler sets the rates of step 0, and loading its state does not set them again.) Settings
+are not in it, so a run can be resumed with a longer `total_steps` on purpose.
 
 All of them share the warm-up: the factor rises in a straight line from `start` at step 0 to 1 at step `warmup_steps`.
 `start` is `1 / (warmup_steps + 1)` unless given, so the first step learns something; `start=0.0` asks for a first step

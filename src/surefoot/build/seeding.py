@@ -90,8 +90,9 @@ def seed_everything(seed: int, deterministic: bool = False) -> Seeding:
     With `deterministic=True` also allow deterministic kernels only (some are slower). `False` leaves those settings as
     they are. As a context manager it puts the settings back at the end; the streams go on from where they are.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
         raise ValueError(f"`seed` must be an integer from 0 to 2**32 - 1, the range NumPy takes; got {seed!r}.")
+    seed = int(seed)
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)  # every device, those not yet initialised too

@@ -4,8 +4,9 @@ A probe (a traced forward, a learning-rate range test) runs the user's real obje
 an optimizer that has a scheduler steps the *original*, and closures keep pointing at the original model. So the state
 is cloned beside, the probe runs, and the clones are written back into the same tensors, even if the probe raised.
 
-Covered: parameters, buffers, gradients, training flags, optimizer state and hyper-parameters, the Python, NumPy and
-torch random streams of every device, and any extra `torch.Generator` handed in. Left out: state a forward keeps
+Covered: parameters (also those that only the optimizer knows), buffers, gradients, training flags, optimizer state and
+hyper-parameters, the Python, NumPy and torch random streams of every device, and any extra `torch.Generator` handed in.
+Left out: state a forward keeps
 outside parameters and buffers (a Python list on a module, a file), which nobody can see from here.
 """
 
@@ -29,7 +30,9 @@ def untouched(
     generators: Iterable[torch.Generator] = (),
 ) -> Iterator[None]:
     """Run the body, then restore everything named in the module's docstring."""
-    undo = [_keep_streams(generators), _keep_model(model)]
+    groups = [] if optimizer is None else optimizer.param_groups
+    parameters = dict.fromkeys([*model.parameters(), *(p for group in groups for p in group["params"])])
+    undo = [_keep_streams(generators), _keep_model(model, list(parameters))]
     if optimizer is not None:
         undo.append(_keep_optimizer(optimizer))
     try:
@@ -60,10 +63,10 @@ def _keep_streams(generators: Iterable[torch.Generator]) -> Undo:
     return put_back
 
 
-def _keep_model(model: nn.Module) -> Undo:
-    tensors = [*model.parameters(), *model.buffers()]
+def _keep_model(model: nn.Module, parameters: list[Tensor]) -> Undo:
+    tensors = [*parameters, *model.buffers()]
     values = [tensor.detach().clone() for tensor in tensors]
-    gradients = [(p, p.grad, None if p.grad is None else p.grad.detach().clone()) for p in model.parameters()]
+    gradients = [(p, p.grad, None if p.grad is None else p.grad.detach().clone()) for p in parameters]
     slots = [(module, dict(module._buffers)) for module in model.modules()]
     modes = [(module, module.training) for module in model.modules()]
 
@@ -73,13 +76,21 @@ def _keep_model(model: nn.Module) -> Undo:
                 module._buffers.clear()
                 module._buffers.update(buffers)
             for tensor, value in zip(tensors, values, strict=True):
-                tensor.copy_(value)
+                _write(tensor, value)
             for parameter, gradient, saved in gradients:
                 parameter.grad = gradient if saved is None or gradient is None else gradient.copy_(saved)
         for module, mode in modes:
             module.training = mode
 
     return put_back
+
+
+def _write(tensor: Tensor, value: Tensor) -> None:
+    """Copy, into an expanded tensor without its repeats, which torch refuses to write to."""
+    if tensor.layout == torch.strided and 0 in tensor.stride():
+        once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
+        tensor, value = tensor[once], value[once]
+    tensor.copy_(value)
 
 
 def _keep_optimizer(optimizer: torch.optim.Optimizer) -> Undo:
