@@ -88,8 +88,7 @@ class _Recording:
     """One recorded judgement with its fixed inputs and outputs."""
 
     def __init__(self, judge: Judge, given: StepInput) -> None:
-        self._inputs = _tensors_of(given)
-        self._fixed = [tensor.detach().clone() for tensor in self._inputs]
+        self._fixed = [tensor.detach().clone() for tensor in _tensors_of(given)]
         fixed_given = _with_tensors(given, self._fixed)
         states = leaves(judge.states)
         before = judge.states

@@ -71,11 +71,12 @@ class Running:
         if state["part"] != repr(self.part):
             raise UsageError(f"the state belongs to {state['part']}, and this is {self.part!r}: settings must match.")
         self.steps = state["steps"]
-        fresh = self.part.init(count) if hasattr(self.part, "update") and _is_clipper(self.part) else self.part.init()  # type: ignore[call-arg]
+        fresh = self.part.init(count) if _is_clipper(self.part) else self.part.init()  # type: ignore[call-arg]
         self.state = None if state["state"] is None else unpack(fresh, state["state"])
 
 
 def _is_clipper(part: Any) -> bool:
+    """A clipper's `init` takes the number of gradients; a detector's takes nothing."""
     return bool(part.init.__code__.co_argcount > 1)
 
 

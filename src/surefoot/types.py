@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 Scalar: TypeAlias = "float | Tensor"
 Severity: TypeAlias = Literal["info", "warning", "error"]
-State = TypeVar("State")
 
 
 class GradientNorms(NamedTuple):

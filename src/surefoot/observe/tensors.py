@@ -109,12 +109,10 @@ class TensorMeter:
             by_device.setdefault(view.device, []).append(i)
         order = torch.tensor([i for members in by_device.values() for i in members])
         parts = [TensorMeter()._measure_on(device, [views[i] for i in m]) for device, m in by_device.items()]
-        back = torch.argsort(order).to(home, non_blocking=True)
-        joined = [
-            torch.cat([part.to(home, non_blocking=True) for part in column])[back]
-            for column in zip(*parts, strict=True)
-        ]
-        return TensorStatistics(*joined)
+        # Plain copies: one that does not wait may be read on the host before it has arrived.
+        back = torch.argsort(order).to(home)
+        columns = zip(*parts, strict=True)
+        return TensorStatistics(*(torch.cat([part.to(home) for part in column])[back] for column in columns))
 
 
 def _load_triton_pass() -> TritonPass | None:
