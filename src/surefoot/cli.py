@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NoReturn
+
 import typer
+from rich.markup import escape
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from surefoot.diagnose.catalogue import Cause
 
 app = typer.Typer(
     help="Keeps PyTorch training on its feet.",
@@ -26,3 +34,59 @@ def demo(
     from surefoot.demo import run_demo
 
     run_demo(steps, seed)
+
+
+@app.command()
+def explain(
+    code: str | None = typer.Argument(None, help="A cause, such as lr.too-high. Without one, all are listed."),
+) -> None:
+    """Say what a cause looks like, what proves it, what it is mistaken for and how to cure it."""
+    from surefoot.diagnose.catalogue import CATALOGUE, nearest_codes
+
+    if code is None:
+        _list_causes()
+    elif code.strip("`").lower() in CATALOGUE:
+        _explain(CATALOGUE[code.strip("`").lower()])
+    else:
+        near = nearest_codes(code)
+        like = f"; did you mean {' or '.join(near)}?" if near else "."
+        _refuse(f"no cause has the code {code!r}{like} `surefoot explain` lists all {len(CATALOGUE)}.")
+
+
+def _list_causes() -> None:
+    from rich.table import Table
+
+    from surefoot.diagnose.catalogue import CATALOGUE, FAMILIES
+
+    table = Table("cause", "what is wrong", box=None, pad_edge=False)
+    for family, covers in FAMILIES.items():
+        table.add_row(f"[bold]{family}[/bold]", f"[dim]{covers}[/dim]")
+        for cause in CATALOGUE.values():
+            if cause.family == family:
+                table.add_row(f"  {cause.code}", cause.title)
+    _console().print(table)
+
+
+def _explain(cause: Cause) -> None:
+    console = _console()
+    console.print(f"[bold]{cause.code}[/bold]: {cause.title}", highlight=False)
+    for head, text in [("Symptom", cause.symptom), ("Evidence", cause.evidence)]:
+        console.print(f"\n[bold]{head}.[/bold] {escape(text)}", highlight=False)
+    console.print("\n[bold]Fixes, from fast to invasive[/bold]")
+    for number, fix in enumerate(cause.fixes, 1):
+        console.print(f"  {number}. {escape(fix)}", highlight=False)
+    console.print(f"\n[bold]Looks like.[/bold] {', '.join(cause.look_alikes)}", highlight=False)
+
+
+def _console() -> Console:
+    """A console for results; where there is no terminal, lines are as long as they need to be."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
+
+
+def _refuse(message: str) -> NoReturn:
+    """Say in one line what was wrong with the call, and leave with the code of wrong use."""
+    typer.echo(f"surefoot: {message}", err=True)
+    raise typer.Exit(2)

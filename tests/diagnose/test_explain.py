@@ -1,0 +1,58 @@
+"""`surefoot explain` as a user types it: a real process."""
+
+import subprocess
+import sys
+
+import pytest
+
+from surefoot.diagnose.catalogue import CATALOGUE
+
+
+def explain(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "surefoot", "explain", *arguments], capture_output=True, text=True, timeout=120
+    )
+
+
+def flat(text):
+    return " ".join(text.split())
+
+
+def test_without_a_code_every_cause_is_listed_under_its_family():
+    result = explain()
+    assert (result.returncode, result.stderr) == (0, "")
+    lines = [line.split() for line in result.stdout.splitlines() if line.split()]
+    assert {line[0] for line in lines} >= set(CATALOGUE) | {"data", "loss", "hw"}
+    assert all(cause.title in flat(result.stdout) for cause in CATALOGUE.values())
+
+
+@pytest.mark.parametrize("code", ["loss.softmax-before-cross-entropy", "lr.too-high", "optim.detached-graph"])
+def test_a_code_is_explained_in_full(code):
+    result, cause = explain(code), CATALOGUE[code]
+    assert (result.returncode, result.stderr) == (0, "")
+    for text in (cause.title, cause.symptom, cause.evidence, *cause.fixes, *cause.look_alikes):
+        assert flat(text) in flat(result.stdout)
+
+
+def test_an_unknown_code_gets_one_line_with_the_nearest_codes_and_the_way_out():
+    result = explain("lr.to-high")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert "'lr.to-high'" in line
+    assert "lr.too-high" in line
+    assert "surefoot explain" in line
+
+
+def test_nonsense_is_refused_without_a_guess():
+    result = explain("qqqqzzzz")
+    assert result.returncode == 2
+    assert "did you mean" not in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["lr.too-high"], ["nothing-like-it"]])
+def test_explaining_does_not_import_torch(arguments):
+    code = "import sys; from typer.testing import CliRunner; from surefoot.cli import app; "
+    code += f"CliRunner().invoke(app, {['explain', *arguments]!r}); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
