@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.build.picture import Chart, Series, to_svg, to_text
-from surefoot.build.untouched import untouched
+from surefoot.untouched import untouched
 
 Batch = TypeVar("Batch")
 
