@@ -1,5 +1,5 @@
 """`python -m surefoot` is the command line."""
 
-from surefoot.cli import app
+from surefoot.entry import main
 
-app(prog_name="surefoot")
+main()

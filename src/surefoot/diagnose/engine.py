@@ -1,0 +1,130 @@
+"""From facts to a ranked list of findings.
+
+Each rule is data: a code, the kind of evidence it rests on, a function that finds it, and the codes it explains. The
+engine runs them all, ranks what they claim (a fact about the wiring outranks a value, a value outranks a curve; a cause
+outranks its consequences), and gives the verdict. It reads nothing but the facts.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from surefoot.diagnose.catalogue import CATALOGUE
+from surefoot.diagnose.findings import Diagnosis, Finding, Severity
+from surefoot.diagnose.run import Run
+from surefoot.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Kind = Literal["crash", "wiring", "value", "dynamics", "curve", "remark"]
+_RANK: dict[str, int] = {"crash": 5, "wiring": 4, "value": 3, "dynamics": 2, "curve": 1, "remark": 0}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a rule found."""
+
+    confidence: float
+    summary: str
+    step: int | None = None
+    where: tuple[str, ...] = ()
+    evidence: dict[str, Any] = field(default_factory=dict)
+    severity: Severity = "error"
+    fixes: tuple[str, ...] = ()
+    """What to do here in particular; the catalogue's fixes follow."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one cause is recognised."""
+
+    code: str
+    kind: Kind
+    find: Callable[[Run], Claim | None]
+    """Looks for what the cause requires; `None` if something is missing or speaks against it."""
+    explains: tuple[str, ...] = ()
+    """Causes that are mere consequences of this one, if both are claimed. A trailing `*` covers a family."""
+
+
+def diagnose(facts: dict[str, Any], run_facts: dict[str, Any] | None = None) -> Diagnosis:
+    """Run every rule over the facts of a run and rank what they claim."""
+    from surefoot.diagnose.rules import RULES
+
+    run = Run(facts, run_facts or {})
+    found: list[tuple[Rule, Claim]] = []
+    for rule in RULES:
+        try:
+            claim = rule.find(run)
+        except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError, AttributeError):
+            if run.strict:
+                raise
+            continue  # facts that a rule cannot read are no reason to lose the others
+        if claim is not None:
+            found.append((rule, claim))
+    return Diagnosis(*_judge(run, found))
+
+
+def load(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The facts and the description of a run, from its folder."""
+    path = Path(folder)
+    if not path.is_dir():
+        raise UsageError(f"no run folder at {path}: expected what `surefoot run --out DIR` wrote.")
+    inner = path / "rank0"
+    if not (path / "facts.json").exists() and (inner / "facts.json").exists():
+        path = inner
+    try:
+        facts = json.loads((path / "facts.json").read_text(encoding="utf-8"))
+        run_facts = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{path} has no {Path(error.filename).name}: either it is not a run folder, or the run was killed before "
+            "it could write its facts."
+        ) from None
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{path} is damaged: {error}. Run the script again with `surefoot run`.") from None
+    return facts, run_facts
+
+
+def _judge(run: Run, found: list[tuple[Rule, Claim]]) -> tuple[Any, int, tuple[Finding, ...]]:
+    codes = {rule.code for rule, claim in found if claim.severity != "info"}
+    explained: dict[str, str] = {}
+    for rule, claim in found:
+        if claim.severity == "info":
+            continue
+        for other, other_claim in found:
+            if other.code != rule.code and _covers(rule.explains, other.code) and other.code not in explained:
+                if rule.code not in explained or explained[rule.code] != other.code:
+                    explained[other.code] = rule.code
+    ranked = []
+    for rule, claim in found:
+        severity, confidence = claim.severity, claim.confidence
+        if rule.code in explained and explained[rule.code] in codes:
+            severity, confidence = "info", confidence * 0.5
+        rank = (severity != "info", severity == "error", _RANK[rule.kind], confidence)
+        ranked.append((rank, _finding(rule.code, replace(claim, severity=severity, confidence=confidence))))
+    ranked.sort(key=lambda item: item[0], reverse=True)
+    findings = tuple(finding for _, finding in ranked)
+    worst = {finding.severity for finding in findings}
+    verdict = "broken" if "error" in worst else "unstable" if "warning" in worst else "healthy"
+    return verdict, run.steps, findings
+
+
+def _covers(patterns: tuple[str, ...], code: str) -> bool:
+    return any(code == p or (p.endswith("*") and code.startswith(p[:-1])) for p in patterns)
+
+
+def _finding(code: str, claim: Claim) -> Finding:
+    return Finding(
+        cause=code,
+        severity=claim.severity,
+        confidence=min(0.99, claim.confidence),
+        summary=claim.summary,
+        step=claim.step,
+        where=tuple(dict.fromkeys(place for place in claim.where if place)),
+        evidence=claim.evidence,
+        fixes=(*claim.fixes, *CATALOGUE[code].fixes),
+    )

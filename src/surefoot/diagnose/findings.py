@@ -1,0 +1,58 @@
+"""What a diagnosis is made of: findings with their evidence, and the verdict over all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Severity = Literal["error", "warning", "info"]
+Outlook = Literal["healthy", "unstable", "broken"]
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One cause that the facts speak for."""
+
+    cause: str
+    """A code of the catalogue."""
+    severity: Severity
+    confidence: float
+    summary: str
+    """One sentence with names and numbers."""
+    step: int | None = None
+    where: tuple[str, ...] = ()
+    """Layers, tensors, and places in the user's code."""
+    evidence: dict[str, Any] = field(default_factory=dict)
+    fixes: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """The contract's form."""
+        return {
+            "cause": self.cause,
+            "severity": self.severity,
+            "confidence": round(self.confidence, 3),
+            "step": self.step,
+            "where": list(self.where),
+            "evidence": self.evidence,
+            "summary": self.summary,
+            "fixes": list(self.fixes),
+        }
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The verdict and the findings, best first."""
+
+    verdict: Outlook
+    steps: int
+    findings: tuple[Finding, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The contract's form."""
+        return {
+            "schema": SCHEMA,
+            "verdict": self.verdict,
+            "steps": self.steps,
+            "findings": [finding.as_json() for finding in self.findings],
+        }

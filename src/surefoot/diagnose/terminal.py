@@ -1,0 +1,37 @@
+"""The diagnosis as a few lines of text, for the end of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.findings import Diagnosis, Finding
+
+SHOWN = 3
+
+
+def as_text(diagnosis: Diagnosis, folder: str) -> str:
+    """The verdict, the findings that matter, and where the rest is."""
+    serious = [finding for finding in diagnosis.findings if finding.severity != "info"]
+    steps = f"{diagnosis.steps:,} step{'s' if diagnosis.steps != 1 else ''}"
+    lines = ["", f"surefoot: {diagnosis.verdict} · {steps} · {folder}"]
+    for finding in serious[:SHOWN]:
+        lines.extend(_lines(finding))
+    if len(serious) > SHOWN:
+        lines.append(f"  … and {len(serious) - SHOWN} more: surefoot diagnose {folder}")
+    remarks = [finding for finding in diagnosis.findings if finding.severity == "info"]
+    if not serious:
+        for finding in remarks[:2]:
+            lines.append(f"  note: {finding.summary}")
+    return "\n".join(lines)
+
+
+def _lines(finding: Finding) -> list[str]:
+    lines = [f"  {finding.severity} · {finding.cause} · {finding.confidence:.2f}", f"    {finding.summary}"]
+    at = [] if finding.step is None else [f"step {finding.step:,}"]
+    shown = [*at, *finding.where[:4]]
+    if shown:
+        lines.append(f"    At: {', '.join(shown)}")
+    if finding.fixes:
+        lines.append(f"    Fix: {finding.fixes[0]}")
+    return lines

@@ -1,0 +1,88 @@
+"""Numbers about a tensor, for the facts: small, finite JSON, taken without touching autograd or random numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SAMPLE = 1 << 20
+"""Above this many elements, statistics are taken from an even sample."""
+
+
+def sampled(tensor: Tensor) -> Tensor:
+    """The flattened tensor, thinned evenly to at most `SAMPLE` elements."""
+    flat = tensor.detach().reshape(-1)
+    if flat.numel() > SAMPLE:
+        flat = flat[:: math.ceil(flat.numel() / SAMPLE)]
+    return flat
+
+
+def describe(tensor: Tensor) -> dict[str, Any]:
+    """Shape, type, range and moments. Moments are over the finite values; `nonfinite` counts the others."""
+    facts: dict[str, Any] = {
+        "shape": list(tensor.shape),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "grad": tensor.requires_grad,
+    }
+    if tensor.numel() == 0 or tensor.is_complex() or tensor.layout is not torch.strided or tensor.is_meta:
+        return facts
+    values = sampled(tensor)
+    if not values.is_floating_point():
+        low, high = torch.aminmax(values.to(torch.int64))
+        return facts | {"min": int(low), "max": int(high)}
+    values = values.float() if values.dtype != torch.float64 else values
+    finite = torch.isfinite(values)
+    bad = int(values.numel() - finite.sum())
+    if bad:
+        values = values[finite]
+    facts["nonfinite"] = bad
+    if values.numel() == 0:
+        return facts
+    low, high = torch.aminmax(values)
+    facts |= {"min": float(low), "max": float(high), "mean": float(values.mean())}
+    facts["std"] = float(values.std(correction=0))
+    facts["zeros"] = float((values == 0).float().mean())
+    return facts
+
+
+def rows_of(tensor: Tensor, dim: int) -> Tensor:
+    """The tensor with dimension `dim` last, as a matrix of at most a million elements."""
+    rows = tensor.detach().movedim(dim, -1).reshape(-1, tensor.shape[dim])
+    limit = max(1, SAMPLE // max(1, rows.shape[1]))
+    return rows[:: math.ceil(len(rows) / limit)] if len(rows) > limit else rows
+
+
+def as_distribution(tensor: Tensor, dim: int) -> dict[str, Any]:
+    """How close the rows along `dim` are to probabilities, and to log-probabilities."""
+    rows = rows_of(tensor, dim).float()
+    sums = rows.sum(1)
+    return {
+        "rows": len(rows),
+        "classes": rows.shape[1],
+        "min": float(rows.min()),
+        "max": float(rows.max()),
+        "sum_error": float((sums - 1).abs().max()),
+        "log_sum_error": float(torch.logsumexp(rows, 1).abs().max()),
+        "argmax_classes": int(torch.unique(rows.argmax(1)).numel()),
+    }
+
+
+def label_counts(labels: Tensor, limit: int = 256) -> dict[str, int] | None:
+    """How often each label occurs; `None` if there are too many kinds to be labels."""
+    values, counts = torch.unique(labels.detach().reshape(-1), return_counts=True)
+    if values.numel() > limit:
+        return None
+    return {str(value): count for value, count in zip(values.tolist(), counts.tolist(), strict=True)}
+
+
+def fingerprints(rows: Tensor, limit: int = 4096) -> list[int]:
+    """One number per row that equal rows share and others almost surely do not."""
+    matrix = rows.detach()[:limit].reshape(min(len(rows), limit), -1)
+    if matrix.shape[1] > 4096:
+        matrix = matrix[:, :: math.ceil(matrix.shape[1] / 4096)]
+    matrix = matrix.cpu().to(torch.float64)
+    weights = torch.cos(torch.arange(1, matrix.shape[1] + 1, dtype=torch.float64) * 1.2345)
+    return [hash(value) for value in (torch.nan_to_num(matrix) @ weights).tolist()]

@@ -1,0 +1,422 @@
+"""The calls that make a training loop, wrapped so that the watcher hears of them.
+
+Each wrapper calls the original with the same arguments and returns what it returned. While torch compiles or traces,
+a wrapper is only a pass-through, so that graphs come out the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from surefoot.launch.describe import label_counts
+from surefoot.launch.sites import is_users, site
+from surefoot.launch.tape import tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from surefoot.launch.watcher import Watcher
+
+MOST_BATCHES = 3_000
+
+
+def install(watcher: Watcher) -> None:
+    """Wrap everything. Called once, right after torch was imported."""
+    safely = watcher.safely
+    pid = os.getpid()
+
+    def here() -> bool:
+        """In the process that is watched (a forked data-loader worker is not), and not while torch compiles."""
+        return os.getpid() == pid and not torch.compiler.is_compiling()
+
+    def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            return around(original, args, kwargs)
+
+        setattr(owner, name, wrapper)
+
+    def after(owner: Any, name: str, probe: str, observe: Callable[..., None]) -> None:
+        """Call the original, then let `observe(result, args, kwargs)` look."""
+
+        def around(original: Any, args: Any, kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if here():
+                safely(probe, observe, result, args, kwargs)
+            return result
+
+        wrap(owner, name, around)
+
+    _wrap_backward(watcher, wrap, here)
+    _wrap_optimizers(watcher, after, here)
+    _wrap_clipping(watcher, after)
+    _wrap_scaler(watcher, wrap, after, here)
+    _wrap_randomness(watcher, after)
+    _wrap_data(watcher, after)
+    _wrap_states(watcher, after)
+    _wrap_modes(watcher, wrap, here)
+    _wrap_policies(watcher, after)
+
+
+def _wrap_backward(watcher: Watcher, wrap: Any, here: Callable[[], bool]) -> None:
+    def around(original: Any, args: Any, kwargs: Any) -> Any:
+        given = args[0] if args else kwargs.get("tensors")
+        root = given if isinstance(given, Tensor) else given[0] if isinstance(given, (list, tuple)) and given else None
+        if root is None or not here() or torch._C._functorch.maybe_current_level() is not None:
+            return original(*args, **kwargs)
+        watcher.safely("backward", watcher.before_backward, root)
+        result = original(*args, **kwargs)
+        watcher.safely("backward", watcher.after_backward)
+        return result
+
+    wrap(torch.autograd, "backward", around)
+
+
+def _wrap_optimizers(watcher: Watcher, after: Any, here: Callable[[], bool]) -> None:
+    after(Optimizer, "__init__", "optimizers", lambda _, args, kwargs: watcher.optimizer_made(args[0]))
+
+    def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if here():
+            closure = args[1] if len(args) > 1 else kwargs.get("closure")
+            watcher.safely("steps", watcher.before_step, optimizer, callable(closure))
+
+    def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if here():
+            watcher.safely("steps", watcher.after_step, optimizer)
+
+    register_optimizer_step_pre_hook(before_step)
+    register_optimizer_step_post_hook(after_step)
+
+    def zeroed(_: Any, args: Any, kwargs: Any) -> None:
+        watcher._backwards_at_zero = watcher.backwards
+        if watcher.look is not None:
+            watcher._zero_site = site(4)
+
+    after(Optimizer, "zero_grad", "zero_grad", zeroed)
+    after(nn.Module, "zero_grad", "zero_grad", zeroed)
+
+    def scheduled(_: Any, args: Any, kwargs: Any) -> None:
+        scheduler = args[0]
+        watcher.schedulers.append(
+            {
+                "ref": weakref.ref(scheduler),
+                "type": type(scheduler).__name__,
+                "site": site(4),
+                "steps": 0,
+                "last_epoch": 0,
+            }
+        )
+
+    after(LRScheduler, "__init__", "schedules", scheduled)
+    after(ReduceLROnPlateau, "__init__", "schedules", scheduled)
+
+
+def _wrap_clipping(watcher: Watcher, after: Any) -> None:
+    def clipped(result: Any, args: Any, kwargs: Any) -> None:
+        limit = kwargs.get("max_norm", args[1] if len(args) > 1 else None)
+        norm = result.full_tensor() if hasattr(result, "full_tensor") else result
+        watcher._clip_now = {
+            "clip_norm": float(norm) if norm.device.type == "cpu" else norm.detach(),
+            "clip_limit": float(limit) if limit is not None else None,
+        }
+        if len(watcher.clips) < 3:
+            watcher.clips.append(
+                {
+                    "step": watcher.steps,
+                    "site": site(4),
+                    "limit": float(limit) if limit is not None else None,
+                    "scaled": watcher.scaler.get("scaled_now", False),
+                    "scale": watcher.scaler.get("scale"),
+                }
+            )
+        if watcher.scaler.get("scaled_now"):
+            watcher.scaler["clipped_scaled"] = watcher.scaler.get("clipped_scaled", 0) + 1
+            watcher.scaler.setdefault("clip_site", site(4))
+
+    def clipped_value(result: Any, args: Any, kwargs: Any) -> None:
+        if watcher.scaler.get("scaled_now"):
+            watcher.scaler["clipped_scaled"] = watcher.scaler.get("clipped_scaled", 0) + 1
+            watcher.scaler.setdefault("clip_site", site(4))
+
+    for owner in (nn.utils, nn.utils.clip_grad):
+        after(owner, "clip_grad_norm_", "clipping", clipped)
+        after(owner, "clip_grad_value_", "clipping", clipped_value)
+
+
+def _wrap_scaler(watcher: Watcher, wrap: Any, after: Any, here: Callable[[], bool]) -> None:
+    from torch.amp.grad_scaler import GradScaler
+
+    state = watcher.scaler
+
+    def scaled(result: Any, args: Any, kwargs: Any) -> None:
+        scaler, given = args[0], args[1] if len(args) > 1 else kwargs.get("outputs")
+        if not scaler.is_enabled():
+            return
+        state["enabled"] = True
+        state["scaled_now"] = True
+        if isinstance(result, Tensor) and isinstance(given, Tensor):
+            watcher._unscaled = (weakref.ref(result), given.detach())
+            if isinstance(scaler._scale, Tensor):
+                state["scale"] = state["unscale_by"] = float(scaler._scale)
+
+    def unscaled(result: Any, args: Any, kwargs: Any) -> None:
+        state["scaled_now"] = False
+        state["unscale_by"] = None
+
+    def around_step(original: Any, args: Any, kwargs: Any) -> Any:
+        optimizer = args[1] if len(args) > 1 else kwargs.get("optimizer")
+        known = watcher.watched(optimizer).series.count if isinstance(optimizer, Optimizer) and here() else 0
+        was_scaled = state.get("unscale_by")
+        result = original(*args, **kwargs)
+        if isinstance(optimizer, Optimizer) and here():
+            watcher.safely("scaler", stepped, optimizer, known, was_scaled)
+        return result
+
+    def stepped(optimizer: Optimizer, known: int, was_scaled: Any) -> None:
+        state["attempts"] = state.get("attempts", 0) + 1
+        if watcher.watched(optimizer).series.count == known:
+            state["skips"] = state.get("skips", 0) + 1
+            state.setdefault("skip_steps", []).append(state["attempts"] - 1)
+            del state["skip_steps"][:-500]
+            watcher._last_losses, watcher._pending = watcher._pending, []
+            watcher._root_sites_of_step = []
+            if watcher.look is not None and len(watcher.look.roots) > 8:
+                watcher.end_look()
+                watcher.begin_look()
+
+    def updated(result: Any, args: Any, kwargs: Any) -> None:
+        scaler = args[0]
+        state["scaled_now"] = False
+        if isinstance(scaler._scale, Tensor) and scaler.is_enabled():
+            trace = state.setdefault("trace", [])
+            trace.append(float(scaler._scale))
+            if len(trace) > 2000:
+                del trace[500:1000]
+
+    after(GradScaler, "scale", "scaler", scaled)
+    after(GradScaler, "unscale_", "scaler", unscaled)
+    wrap(GradScaler, "step", around_step)
+    after(GradScaler, "update", "scaler", updated)
+
+
+def _wrap_randomness(watcher: Watcher, after: Any) -> None:
+    def seeding(kind: str) -> Callable[..., None]:
+        def seeded(result: Any, args: Any, kwargs: Any) -> None:
+            frame = sys._getframe(4)
+            if is_users(frame.f_code.co_filename):
+                calls = watcher.seeds.setdefault(kind, [])
+                calls.append(watcher.steps)
+                del calls[400:]
+
+        return seeded
+
+    after(torch, "manual_seed", "seeds", seeding("torch"))
+    torch.random.manual_seed = torch.manual_seed
+    after(random, "seed", "seeds", seeding("python"))
+    if "numpy" in sys.modules:
+        import numpy as np
+
+        after(np.random, "seed", "seeds", seeding("numpy"))
+
+    def permuted(result: Any, args: Any, kwargs: Any) -> None:
+        if isinstance(result, Tensor) and 8 <= result.numel() and len(watcher.permutations) < 200:
+            watcher.permutations.append(
+                {"step": watcher.steps, "length": result.numel(), "print": hash(tuple(result[:32].tolist()))}
+            )
+
+    after(torch, "randperm", "permutations", permuted)
+
+
+def _wrap_data(watcher: Watcher, after: Any) -> None:
+    def loader_facts(loader: DataLoader[Any]) -> dict[str, Any]:
+        for number, held in enumerate(watcher.loaders):
+            if held["ref"]() is loader:
+                return held
+            if number > 32:
+                return held
+        dataset = loader.dataset
+        facts = {
+            "ref": weakref.ref(loader),
+            "number": len(watcher.loaders),
+            "batch_size": loader.batch_size,
+            "sampler": type(loader.sampler).__name__,
+            "workers": loader.num_workers,
+            "rows": len(dataset) if hasattr(dataset, "__len__") else None,  # type: ignore[arg-type]
+            "batches": len(loader) if hasattr(dataset, "__len__") else None,
+            "iterations": 0,
+            "drawn": 0,
+            "site": site(5),
+            "training": False,
+        }
+        watcher.loaders.append(facts)
+        return facts
+
+    def iterated(result: Any, args: Any, kwargs: Any) -> None:
+        facts = loader_facts(args[0])
+        facts["iterations"] += 1
+        result._surefoot = facts
+
+    after(DataLoader, "__iter__", "data loaders", iterated)
+
+    def drawn(result: Any, args: Any, kwargs: Any) -> None:
+        facts = getattr(args[0], "_surefoot", None)
+        if facts is None:
+            return
+        facts["drawn"] += 1
+        if len(watcher.batches) >= MOST_BATCHES:
+            return
+        tensors = list(tensors_in(result))
+        if not tensors or not tensors[0].dim():
+            return
+        first = tensors[0].detach().reshape(-1)
+        ends = [*first[:8].tolist(), *first[-8:].tolist(), float(first[: 1 << 12].double().sum())]
+        note = {
+            "loader": facts["number"],
+            "iteration": facts["iterations"],
+            "step": watcher.steps,
+            "size": len(tensors[0]),
+            "print": hash((tuple(tensors[0].shape), tuple(ends))),
+            "grad": torch.is_grad_enabled(),
+        }
+        labels = next((t for t in reversed(tensors[1:]) if not t.is_floating_point() and t.dim() == 1), None)
+        if labels is not None and len(watcher.batches) < 600:
+            note["labels"] = label_counts(labels, 64)
+        elif len(tensors) > 1 and tensors[-1].is_floating_point() and tensors[-1].numel() <= 1 << 16:
+            note["target_mean"] = float(tensors[-1].float().mean())
+            note["target_std"] = float(tensors[-1].float().std(correction=0))
+        watcher.batches.append(note)
+
+    after(_BaseDataLoaderIter, "__next__", "batches", drawn)
+
+
+def _wrap_states(watcher: Watcher, after: Any) -> None:
+    def module_loaded(result: Any, args: Any, kwargs: Any) -> None:
+        if not is_users(sys._getframe(4).f_code.co_filename):
+            return
+        for tensor in args[0].parameters():
+            watcher.book.add(tensor).loaded = True
+        watcher.events.append({"event": "model-loaded", "step": watcher.steps, "site": site(4)})
+
+    def optimizer_loaded(result: Any, args: Any, kwargs: Any) -> None:
+        held = watcher.watched(args[0])
+        held.loaded_at = held.series.count
+        ages = [float(state["step"]) for state in args[0].state.values() if "step" in state]
+        held.loaded_age = max(ages) if ages else None
+        watcher.events.append(
+            {"event": "optimizer-loaded", "step": watcher.steps, "site": site(4), "optimizer": held.number}
+        )
+
+    def scheduler_loaded(result: Any, args: Any, kwargs: Any) -> None:
+        watcher.events.append({"event": "scheduler-loaded", "step": watcher.steps, "site": site(4)})
+
+    def file_loaded(result: Any, args: Any, kwargs: Any) -> None:
+        watcher.events.append(
+            {"event": "file-loaded", "step": watcher.steps, "site": site(4), "holds": _states_in(result)}
+        )
+
+    def file_saved(result: Any, args: Any, kwargs: Any) -> None:
+        given = args[0] if args else kwargs.get("obj")
+        watcher.events.append({"event": "saved", "step": watcher.steps, "site": site(4), "holds": _states_in(given)})
+
+    after(nn.Module, "load_state_dict", "states", module_loaded)
+    after(Optimizer, "load_state_dict", "states", optimizer_loaded)
+    after(LRScheduler, "load_state_dict", "states", scheduler_loaded)
+    after(torch, "load", "states", file_loaded)
+    after(torch, "save", "states", file_saved)
+
+
+def _states_in(value: Any) -> list[str]:
+    """What kinds of state a checkpoint holds."""
+    found = []
+    values = value if isinstance(value, dict) else {}
+    candidates = [("", value), *((str(key), item) for key, item in list(values.items())[:64])]
+    for key, item in candidates:
+        if not isinstance(item, dict):
+            continue
+        if set(item) >= {"state", "param_groups"}:
+            found.append("optimizer")
+        elif "last_epoch" in item or "_step_count" in item:
+            found.append("scheduler")
+        elif "growth_factor" in item or ("scale" in item and "_growth_tracker" in item):
+            found.append("scaler")
+        elif item and all(isinstance(part, Tensor) for part in item.values()):
+            found.append("model")
+    return found
+
+
+def _wrap_modes(watcher: Watcher, wrap: Any, here: Callable[[], bool]) -> None:
+    inside = "torch/utils/_contextlib.py"
+
+    def by_user() -> bool:
+        filename = sys._getframe(3).f_code.co_filename
+        return is_users(filename) or filename.endswith(inside)
+
+    def around_enter(original: Any, args: Any, kwargs: Any) -> Any:
+        if here() and by_user():
+            args[0]._surefoot = True
+            watcher.safely("evaluation", watcher.evaluations.open)
+        return original(*args, **kwargs)
+
+    def around_exit(original: Any, args: Any, kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if here() and getattr(args[0], "_surefoot", False):
+            watcher.safely("evaluation", watcher.evaluations.close)
+        return result
+
+    for context in (torch.no_grad, torch.inference_mode):
+        wrap(context, "__enter__", around_enter)
+        wrap(context, "__exit__", around_exit)
+
+    def compiled(original: Any, args: Any, kwargs: Any) -> Any:
+        # A compiled function guards on the modes that are on: the tape stays off from here.
+        watcher.compiled = True
+        if watcher.look is not None:
+            watcher.safely("looking", watcher.end_look)
+        return original(*args, **kwargs)
+
+    wrap(torch, "compile", compiled)
+    wrap(nn.Module, "compile", compiled)
+
+
+def _wrap_policies(watcher: Watcher, after: Any) -> None:
+    from torch.distributions import Categorical
+
+    def entropy_of(distribution: Any) -> float:
+        with torch.no_grad():
+            chances = distribution.probs.detach().float()
+            return float(torch.special.entr(chances).sum(-1).mean())
+
+    def log_prob(result: Any, args: Any, kwargs: Any) -> None:
+        if watcher.look is not None and watcher.look.tape is not None and isinstance(result, Tensor):
+            index = watcher.look.tape.maker(result)
+            if index is not None:
+                watcher.look.tape.entries[index].name = "log_prob"
+        if (
+            result.requires_grad
+            and (len(watcher.policy) < 200 or watcher.steps % 16 == 0)
+            and len(watcher.policy) < 2000
+        ):
+            last = watcher.policy[-1]["step"] if watcher.policy else -1
+            if watcher.steps != last:
+                with watcher.look.quietly() if watcher.look is not None else torch.no_grad():
+                    entropy = entropy_of(args[0])
+                watcher.policy.append({"step": watcher.steps, "entropy": entropy, "actions": args[0].param_shape[-1]})
+
+    after(Categorical, "log_prob", "policies", log_prob)

@@ -1,0 +1,86 @@
+"""The user's own file and line: the innermost frame that belongs neither to torch nor to a library nor to surefoot."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType, TracebackType
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_LIBRARIES = tuple(
+    {os.path.realpath(path) + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")
+     if (path := sysconfig.get_path(key))}
+    | {path + os.sep for key in ("stdlib", "purelib") if (path := sysconfig.get_path(key))}
+)  # fmt: skip
+_own_files: dict[str, bool] = {}
+
+
+def is_users(filename: str) -> bool:
+    """Whether a source file is the user's: not torch, not the standard library, not surefoot (but its zoo is)."""
+    known = _own_files.get(filename)
+    if known is None:
+        known = _own_files[filename] = _judge(filename)
+    return known
+
+
+def _judge(filename: str) -> bool:
+    if filename.startswith("<") and not filename.startswith(("<ipython", "<stdin")):
+        return False
+    zoo = os.path.join(_HERE, "zoo", "t")
+    if filename.startswith(_HERE + os.sep) and not filename.startswith(zoo):
+        return False
+    if filename.startswith(zoo):
+        return True
+    return not (filename.startswith(_LIBRARIES) or "site-packages" in filename or "dist-packages" in filename)
+
+
+def user_frame(depth: int = 1) -> FrameType | None:
+    """The innermost frame of the user's."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def user_frames(depth: int = 1) -> Iterator[FrameType]:
+    """Every frame of the user's, innermost first."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            yield frame
+        frame = frame.f_back
+
+
+def site(depth: int = 1) -> str:
+    """Where the user's code is right now, as `train.py:14`; empty if no frame is theirs."""
+    frame = user_frame(depth + 1)
+    return "" if frame is None else place(frame.f_code.co_filename, frame.f_lineno)
+
+
+def place(filename: str, line: int) -> str:
+    """A file and line as a person would write them."""
+    relative = os.path.relpath(filename)
+    return f"{relative if not relative.startswith('..') else filename}:{line}"
+
+
+def traceback_frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+    """The frames of a traceback with the line each was at, outermost first."""
+    while trace is not None:
+        yield trace.tb_frame, trace.tb_lineno
+        trace = trace.tb_next
+
+
+def name_of(value: object, frame: FrameType | None) -> str:
+    """What the user calls an object: the variable of the frame, or of its module, that holds it."""
+    while frame is not None:
+        for scope in (frame.f_locals, frame.f_globals):
+            for name, held in list(scope.items()):
+                if held is value and not name.startswith("_"):
+                    return name
+        frame = frame.f_back if frame.f_back is not None and is_users(frame.f_back.f_code.co_filename) else None
+    return ""

@@ -1,0 +1,184 @@
+"""A tape of the torch functions a step called: what, where in the user's code, on what, giving what.
+
+The mode sees the calls as they are written (`F.cross_entropy`, `x - y`, `t.detach()`), not the kernels below. It is on
+during a look only. Tensors are held weakly, so nothing lives longer than it would have.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from surefoot.launch.sites import is_users, place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MOST_ENTRIES = 20_000
+
+BREAKS = frozenset({"detach", "detach_", "data", "tensor", "as_tensor", "item", "numpy", "tolist", "from_numpy"})
+"""Calls after which gradients do not flow."""
+
+_SILENT = frozenset(
+    {
+        "size", "dim", "shape", "dtype", "device", "requires_grad", "grad", "grad_fn", "is_leaf", "ndim", "numel",
+        "layout", "is_cuda", "is_sparse", "is_floating_point", "is_complex", "__len__", "is_nested", "is_meta",
+        "_version", "data_ptr", "stride", "is_contiguous", "is_quantized", "names", "backward", "register_hook",
+        "retain_grad", "storage_offset", "element_size", "nelement", "is_mkldnn", "__hash__", "__format__", "__repr__",
+        "is_inference", "is_same_size", "requires_grad_", "zero_", "uniform_", "normal_", "trunc_normal_",
+    }
+)  # fmt: skip
+
+
+@dataclass
+class Entry:
+    """One call."""
+
+    name: str
+    index: int
+    filename: str
+    line: int
+    inputs: list[int]
+    """Entries that made the tensors it took; a tensor from outside the tape has none."""
+    shapes: list[list[int]]
+    grads: list[bool]
+    """For each tensor taken, whether it needed a gradient."""
+    module: str = ""
+    grad_enabled: bool = True
+    out_shape: list[int] | None = None
+    out_grad: bool = False
+    out_dtype: str = ""
+    note: dict[str, Any] = field(default_factory=dict)
+    node: Any = None
+    """The autograd node of the result, while the look lasts."""
+    result: Any = None
+    """Weak reference to the result."""
+    taken: list[Any] = field(default_factory=list)
+    """Weak references to the tensors taken."""
+
+    @property
+    def site(self) -> str:
+        """The user's file and line."""
+        return place(self.filename, self.line) if self.filename else ""
+
+
+def tensors_in(values: Any, depth: int = 3) -> Iterator[Tensor]:
+    """Every tensor in nested lists, tuples and dictionaries."""
+    if isinstance(values, Tensor):
+        yield values
+    elif depth and isinstance(values, (list, tuple)):
+        for value in values[:64]:
+            yield from tensors_in(value, depth - 1)
+    elif depth and isinstance(values, dict):
+        for value in list(values.values())[:64]:
+            yield from tensors_in(value, depth - 1)
+    elif depth and hasattr(values, "__dataclass_fields__"):
+        yield from tensors_in(vars(values), depth - 1)
+
+
+class Tape(TorchFunctionMode):
+    """Records calls while it is entered. `watch(entry, args, kwargs, out)` may add notes; it must not raise."""
+
+    def __init__(self, watch: Callable[[Entry, tuple[Any, ...], dict[str, Any], Any], None]) -> None:
+        super().__init__()
+        self.entries: list[Entry] = []
+        self.paused = 0
+        self.module = ""
+        self._watch = watch
+        self._made_by: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._names: dict[Any, str] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.paused or len(self.entries) >= MOST_ENTRIES:
+            return func(*args, **kwargs)
+        name = self._names.get(func)
+        if name is None:
+            name = self._names[func] = _short_name(func)
+        if name in _SILENT:
+            return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        self.paused += 1
+        try:
+            self._record(name, args, kwargs, out)
+        finally:
+            self.paused -= 1
+        return out
+
+    def _record(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        taken = [*tensors_in(args), *tensors_in(kwargs)] if kwargs else list(tensors_in(args))
+        first = next(tensors_in(out), None)
+        if first is None and name not in BREAKS:
+            return
+        frame: Any = sys._getframe(2)
+        while frame is not None and not is_users(frame.f_code.co_filename):
+            frame = frame.f_back
+        entry = Entry(
+            name=name,
+            index=len(self.entries),
+            filename=frame.f_code.co_filename if frame is not None else "",
+            line=frame.f_lineno if frame is not None else 0,
+            inputs=[index for tensor in taken if (index := self.maker(tensor)) is not None],
+            shapes=[list(tensor.shape) for tensor in taken],
+            grads=[tensor.requires_grad for tensor in taken],
+            module=self.module,
+            grad_enabled=torch.is_grad_enabled(),
+            taken=[weakref.ref(tensor) for tensor in taken],
+        )
+        if first is not None:
+            entry.out_shape = list(first.shape)
+            entry.out_grad = first.requires_grad
+            entry.out_dtype = str(first.dtype).removeprefix("torch.")
+            entry.node = first.grad_fn
+            entry.result = weakref.ref(first)
+        self.entries.append(entry)
+        for tensor in tensors_in(out):
+            self._made_by[id(tensor)] = (weakref.ref(tensor), entry.index)
+        self._watch(entry, args, kwargs, out)
+
+    def maker(self, tensor: Tensor) -> int | None:
+        """The entry that made a tensor, if it is on the tape."""
+        known = self._made_by.get(id(tensor))
+        return known[1] if known is not None and known[0]() is tensor else None
+
+    def history(self, start: int | None, limit: int = 400) -> Iterator[Entry]:
+        """The entries a result was made from, nearest first, itself included."""
+        waiting, seen = ([] if start is None else [start]), set()
+        while waiting and len(seen) < limit:
+            index = max(waiting)
+            waiting.remove(index)
+            if index in seen:
+                continue
+            seen.add(index)
+            yield self.entries[index]
+            waiting.extend(i for i in self.entries[index].inputs if i not in seen)
+
+
+_PLAIN = {
+    "__add__": "add", "__radd__": "add", "__iadd__": "add", "add_": "add",
+    "__sub__": "sub", "__rsub__": "rsub", "__isub__": "sub", "sub_": "sub", "subtract": "sub",
+    "__mul__": "mul", "__rmul__": "mul", "__imul__": "mul", "mul_": "mul", "multiply": "mul",
+    "__truediv__": "div", "__rtruediv__": "rdiv", "__itruediv__": "div", "div_": "div", "true_divide": "div",
+    "__rdiv__": "rdiv", "divide": "div",
+    "__pow__": "pow", "__rpow__": "rpow", "pow_": "pow", "float_power": "pow",
+    "__neg__": "neg", "negative": "neg", "__matmul__": "matmul", "__getitem__": "getitem",
+    "absolute": "abs", "__abs__": "abs", "arccos": "acos", "arcsin": "asin",
+    "linalg_norm": "norm", "linalg_vector_norm": "norm", "vector_norm": "norm",
+}  # fmt: skip
+
+
+def _short_name(func: Any) -> str:
+    name = getattr(func, "__name__", "") or str(func)
+    if name == "__get__":  # a property: its owner knows what it is called
+        name = getattr(getattr(func, "__self__", None), "__name__", name)
+    elif name == "__set__":
+        return "_set"
+    return _PLAIN.get(name, name)

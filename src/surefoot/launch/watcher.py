@@ -1,0 +1,542 @@
+"""The watcher: follows a script's training loop through the calls `patches` reports, and gathers the facts.
+
+Every observation runs inside `safely`: should one fail, the script never notices; one line says what is no longer
+watched, and the rest goes on. Most steps cost a few numbers; a few steps get a deep look (`look`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+import traceback
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.launch import graph
+from surefoot.launch.autopsy import autopsy
+from surefoot.launch.book import Book
+from surefoot.launch.describe import describe
+from surefoot.launch.evaluation import Evaluations
+from surefoot.launch.look import Look
+from surefoot.launch.series import Series
+from surefoot.launch.sites import name_of, site, user_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FIRST_LOOKS = 8
+"""The first steps are all looked at; after that each look is 1.6 times as far away as the one before."""
+THOROUGH = (1, 13, 144)
+"""Looks that also ask for the gradient of each term and for causality: an extra backward each."""
+MOST_LOOKS = 48
+_EAGER_STEPS = 200
+"""On a GPU, losses are read at once for so many steps; later, many at a time."""
+
+
+class Watched:
+    """One optimizer."""
+
+    def __init__(self, number: int, optimizer: torch.optim.Optimizer, where: str) -> None:
+        self.number = number
+        self.ref = weakref.ref(optimizer)
+        self.type = type(optimizer).__name__
+        self.site = where
+        self.series = Series()
+        self.loaded_at: int | None = None
+        self.loaded_age: float | None = None
+        self.born_at = 0
+        self.settings = [
+            {key: _simple(value) for key, value in group.items() if key != "params" and _simple(value) is not None}
+            for group in optimizer.param_groups[:8]
+        ]
+        self.groups = len(optimizer.param_groups)
+        self.leftover: list[float] = []
+        self.zeroed_before_step = 0
+        self.zero_site = ""
+        self.inside = False
+        self.closure_backwards = 0
+        self.loss_at_start: int = 0
+
+
+class Watcher:
+    """All that is known about the run so far."""
+
+    def __init__(self, guard: bool = False) -> None:
+        self.guard = guard
+        self.book = Book()
+        self.optimizers: list[Watched] = []
+        self.schedulers: list[dict[str, Any]] = []
+        self.looks: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
+        self.problems: dict[str, str] = {}
+        self.evaluations = Evaluations(self)
+        self.seeds: dict[str, list[int]] = {}
+        self.permutations: list[dict[str, Any]] = []
+        self.clips: list[dict[str, Any]] = []
+        self.loaders: list[dict[str, Any]] = []
+        self.batches: list[dict[str, Any]] = []
+        self.scaler: dict[str, Any] = {}
+        self.policy: list[dict[str, Any]] = []
+        self.backward_series = Series()
+        self.backwards = 0
+        self.steps = 0
+        self.skipped = 0
+        self.compiled = False
+        self.look: Look | None = None
+        self.retained: list[Any] = []
+        self.origins: dict[str, list[tuple[str, str, str]]] = {}
+        self.started = time.monotonic()
+        self._look_at = 0
+        self._pending: list[Any] = []
+        self._last_losses: list[Any] = []
+        self._backwards_at_zero = -1
+        self._zero_site = ""
+        self._autopsied = False
+        self._gradient_autopsied = False
+        self._clip_now: dict[str, Any] | None = None
+        self._level: list[float] = []
+        self._spikes = 0
+        self._stashed: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._unscaled: tuple[weakref.ref[Tensor], Tensor] | None = None
+        self._manual: list[weakref.ref[Tensor]] = []
+        self._manual_before: dict[int, Tensor] = {}
+        self._look_backwards = 0
+        self._cycle: set[int] = set()
+        self._sentinels: list[weakref.ref[Any]] = []
+        self._held_steps = 0
+        self._backward_sites: dict[str, int] = {}
+        self._root_sites_of_step: list[str] = []
+        self.windows: list[dict[str, Any]] = []
+        self._micro: list[dict[str, Any]] = []
+
+    # Safety
+
+    def safely(self, probe: str, observe: Callable[..., Any], *args: Any) -> Any:
+        """Run one observation. If it fails, say so once, leave that probe off, and go on."""
+        if probe in self.problems:
+            return None
+        try:
+            return observe(*args)
+        except Exception as error:
+            if os.environ.get("SUREFOOT_DEBUG"):
+                traceback.print_exc()
+            self.problems[probe] = f"{type(error).__name__}: {error}"
+            print(
+                f"surefoot: stopped watching {probe} ({type(error).__name__}: {str(error)[:200]}); "
+                "the script is not affected",
+                file=sys.stderr,
+            )
+            return None
+
+    # Looks
+
+    def begin_look(self) -> None:
+        """Look deep from here to the end of the next step."""
+        if self.look is None and len(self.looks) < MOST_LOOKS:
+            thorough = self.steps in THOROUGH
+            self.look = Look(self.steps, self.book, self.safely, use_tape=not self.compiled, thorough=thorough)
+            self._look_backwards = self.backwards
+            self._cycle = set()
+            self.safely("looking", self.look.begin)
+
+    def end_look(self) -> None:
+        """Take the hooks off and keep what was seen."""
+        look, self.look = self.look, None
+        if look is None:
+            return
+        self.safely("looking", look.end)
+        facts = self.safely("looking", look.as_facts)
+        if facts is not None:
+            self.looks.append(facts)
+            self.origins = look.origins or self.origins
+        if len(self.looks) < FIRST_LOOKS:
+            self._look_at = self.steps
+        else:
+            self._look_at = max(self.steps + 1, math.ceil(look.step * 1.6))
+
+    # Models and optimizers
+
+    def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
+        """A new optimizer: take down its settings and its parameters."""
+        watched = Watched(len(self.optimizers), optimizer, site(3))
+        watched.born_at = self.steps
+        self.optimizers.append(watched)
+        frame = user_frame(3)
+        for group in optimizer.param_groups:
+            for tensor in group["params"]:
+                record = self.book.add(tensor)
+                record.optimizers.add(watched.number)
+                if not record.name and not isinstance(tensor, nn.Parameter) and frame is not None:
+                    record.name = name_of(tensor, frame)
+        if self.look is None and self.steps == 0:
+            self.begin_look()
+
+    def watched(self, optimizer: torch.optim.Optimizer) -> Watched:
+        """The record of an optimizer, made if it was never announced."""
+        for held in self.optimizers:
+            if held.ref() is optimizer:
+                return held
+        self.optimizer_made(optimizer)
+        return self.optimizers[-1]
+
+    # Backward
+
+    def before_backward(self, root: Tensor) -> None:
+        """`backward` is about to run on `root`."""
+        self.backwards += 1
+        value: Any = root.detach()
+        if self._unscaled is not None:
+            ref, original = self._unscaled
+            if ref() is root:
+                value = original
+        if value.numel() != 1:
+            value = value.float().mean()
+        eager = value.device.type == "cpu" or self.steps < _EAGER_STEPS
+        if eager:
+            value = float(value)
+        self._pending.append(value)
+        if not self.steps:
+            self.backward_series.append({"loss": value})
+        if not self.optimizers:
+            self._manual_step(root)
+        if eager:
+            if not math.isfinite(value):
+                if not self._autopsied:
+                    self._autopsied = True
+                    self.safely("autopsy", self._autopsy, root, value)
+            elif self._is_spike(value):
+                self.safely("spikes", self._note_spike, root, value)
+        if root.grad_fn is not None and self.backwards <= 4096:
+            self.safely("kept graphs", self._leave_sentinel, root)
+        if self.look is not None:
+            self.safely("left-over gradients", self._check_leftover)
+            facts = {"site": site(3), "value": value, "backward": self.backwards, "step": self.steps}
+            self.safely("graph", self.look.before_backward, root, facts)
+        where = user_frame(3)
+        if where is not None:
+            self._root_sites_of_step.append(f"{where.f_code.co_filename}:{where.f_lineno}")
+
+    def after_backward(self) -> None:
+        """`backward` is done."""
+        if self.look is not None:
+            self.safely("backward", self.look.after_backward)
+            if self.look is not None and self.backwards - self._look_backwards >= 64:
+                self.end_look()
+        if not self.optimizers:
+            self._after_manual_backward()
+
+    def _autopsy(self, root: Tensor, value: float) -> None:
+        if self.look is not None and self.look.tape is not None:
+            origins: dict[str, list[tuple[str, str, str]]] = {}
+            for entry in self.look.tape.entries:
+                if entry.node is not None:
+                    origins.setdefault(graph.op(entry.node), []).append((entry.site, entry.module, entry.name))
+        else:
+            origins = self.origins
+        facts = autopsy(root, self.book, origins)
+        self.events.append({"event": "nonfinite-loss", "step": self.steps, "value": str(value), **facts})
+
+    def _is_spike(self, value: float) -> bool:
+        """Whether a loss stands far out of the last ones. A spike is not taken into the level it is judged by."""
+        level = self._level
+        if len(level) < 20:
+            level.append(value)
+            return False
+        ordered = sorted(level)
+        middle = ordered[len(ordered) // 2]
+        spread = ordered[int(len(ordered) * 0.9)] - ordered[int(len(ordered) * 0.1)]
+        spike = value > middle + 6 * spread + 0.5 * abs(middle) + 1e-6
+        if spike and self._spikes < 40:
+            self._spikes += 1
+            return True
+        level.append(value)
+        if len(level) > 40:
+            del level[0]
+        return False
+
+    def _note_spike(self, root: Tensor, value: float) -> None:
+        """The data tensors that went into a loss far above the others."""
+        held = []
+        for node in graph.leaves_first(root.grad_fn)[:400]:
+            for name, tensor in graph.saved(node).items():
+                if tensor.grad_fn is None and not tensor.requires_grad and tensor.is_floating_point() and tensor.dim():
+                    held.append({"op": graph.op(node), "tensor": name} | describe(tensor))
+                    if tensor.dim() > 1:
+                        rows = tensor.detach().reshape(len(tensor), -1).float().abs().amax(1)
+                        held[-1]["worst_row"] = int(rows.argmax())
+                        held[-1]["row_ratio"] = float(rows.max() / rows.median().clamp_min(1e-12))
+            if len(held) >= 4:
+                break
+        level = sorted(self._level)[len(self._level) // 2]
+        batch = self.batches[-1]["print"] if self.batches else None
+        self.events.append(
+            {"event": "spike", "step": self.steps, "value": value, "level": level, "data": held, "batch": batch}
+        )
+
+    def _leave_sentinel(self, root: Tensor) -> None:
+        """Tie a token to the graph's root: while the graph is held by anyone, the token lives."""
+        token = _Token()
+        root.grad_fn.metadata["surefoot"] = token  # type: ignore[union-attr]
+        self._sentinels.append(weakref.ref(token))
+
+    def _check_leftover(self) -> None:
+        for watched in self.optimizers:
+            optimizer = watched.ref()
+            if optimizer is None or watched.series.count == 0:
+                continue
+            tensors = [t for group in optimizer.param_groups for t in group["params"] if t.requires_grad]
+            held = [t.grad for t in tensors if t.grad is not None and t.grad.layout is torch.strided]
+            left = sum(bool((grad != 0).any()) for grad in held)
+            watched.leftover.append(left / max(1, len(tensors)))
+
+    # Steps
+
+    def before_step(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
+        """An optimizer is about to step."""
+        watched = self.watched(optimizer)
+        watched.inside = True
+        watched.loss_at_start = self.backwards
+        if self.look is not None:
+            if watched.number in self._cycle and not has_closure:
+                self._finish_cycle()
+            if self.look is not None:
+                self.safely("gradients", self.look.before_step, watched.number, optimizer)
+        if self._backwards_at_zero == self.backwards and self._pending and not has_closure:
+            watched.zeroed_before_step += 1
+            watched.zero_site = self._zero_site
+        norm = self.safely("gradient norms", self._gradient_norm, optimizer)
+        watched_row: dict[str, Any] = {"grad_norm": norm}
+        if isinstance(norm, float) and not math.isfinite(norm) and not has_closure:
+            self.safely("gradients", self._nonfinite_gradient, watched, optimizer)
+            if self.guard:
+                self._stash(watched, optimizer)
+                watched_row["skipped"] = True
+        watched.row = watched_row  # type: ignore[attr-defined]
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped."""
+        watched = self.watched(optimizer)
+        watched.inside = False
+        self._unstash(watched)
+        row: dict[str, Any] = getattr(watched, "row", {})
+        losses = self._pending or self._last_losses
+        inside = self.backwards - watched.loss_at_start
+        if inside:  # a closure: the first evaluation is the loss at the current point
+            losses = losses[-inside:][:1]
+            row["grad_norm"] = self.safely("gradient norms", self._gradient_norm, optimizer)
+            row["closure"] = inside
+        row["loss"] = _mean(losses)
+        row["backwards"] = len(self._pending)
+        row["lr"] = float(optimizer.param_groups[0]["lr"]) if "lr" in optimizer.param_groups[0] else None
+        if self._clip_now is not None:
+            row |= self._clip_now
+            self._clip_now = None
+        if self.scaler.get("scale") is not None:
+            row["scale"] = self.scaler["scale"]
+        if watched.leftover:
+            row["leftover"] = min(watched.leftover)
+            watched.leftover = []
+        if self._root_sites_of_step:
+            row["roots"] = len(set(self._root_sites_of_step))
+        self._last_losses, self._pending = losses, []
+        self._root_sites_of_step = []
+        watched.series.append(row)
+        self.steps = max(self.steps, watched.series.count)
+        for scheduler in self.schedulers:
+            self.safely("schedules", self._follow, scheduler)
+        if self.look is not None:
+            self.safely("updates", self.look.after_step, watched.number, optimizer)
+            self._cycle.add(watched.number)
+            if sum(held.ref() is not None for held in self.optimizers) == 1:
+                self._finish_cycle()
+        elif self.steps >= self._look_at:
+            self.begin_look()
+        if self.steps % 16 == 0:
+            self.safely("kept graphs", self._count_graphs)
+
+    def _follow(self, facts: dict[str, Any]) -> None:
+        scheduler = facts["ref"]()
+        if scheduler is None:
+            return
+        facts["steps"] = int(getattr(scheduler, "_step_count", 0) or 0)
+        facts["last_epoch"] = int(getattr(scheduler, "last_epoch", 0) or 0)
+        if "settings" not in facts:
+            optimizer = getattr(scheduler, "optimizer", None)
+            facts["optimizer"] = self.watched(optimizer).number if optimizer is not None else None
+            facts["settings"] = {
+                key: value
+                for key, value in vars(scheduler).items()
+                if isinstance(value, (int, float, bool)) and not key.startswith("_")
+            }
+
+    def _finish_cycle(self) -> None:
+        self.end_look()
+        if self.steps >= self._look_at:
+            self.begin_look()
+
+    def _gradient_norm(self, optimizer: torch.optim.Optimizer) -> Any:
+        grads = [
+            tensor.grad
+            for group in optimizer.param_groups
+            for tensor in group["params"]
+            if tensor.grad is not None and tensor.grad.layout is torch.strided
+        ]
+        if not grads:
+            return None
+        first = grads[0].device
+        if any(grad.device != first for grad in grads):
+            grads = [grad for grad in grads if grad.device == first]
+        norms = torch._foreach_norm([grad.detach() for grad in grads], 2.0)
+        total = torch.linalg.vector_norm(torch.stack([norm.float() for norm in norms]))
+        scale = self.scaler.get("unscale_by")
+        if first.type == "cpu":
+            value = float(total)
+            return value / scale if scale else value
+        return total / scale if scale else total
+
+    def _nonfinite_gradient(self, watched: Watched, optimizer: torch.optim.Optimizer) -> None:
+        if self._gradient_autopsied or self.scaler.get("enabled"):
+            return
+        self._gradient_autopsied = True
+        bad, good = [], []
+        for group in optimizer.param_groups:
+            for tensor in group["params"]:
+                if tensor.grad is None:
+                    continue
+                name = self.book.label(self.book.add(tensor))
+                (good if bool(torch.isfinite(tensor.grad).all()) else bad).append(name)
+        event = {"event": "nonfinite-gradient", "step": self.steps, "parameters": bad[:20], "finite": good[:20]}
+        event["loss_finite"] = all(isinstance(v, float) and math.isfinite(v) for v in self._pending)
+        if self.look is not None and self.look.roots:
+            event["backward"] = next(
+                (root["backward_nonfinite"] for root in self.look.roots if root.get("backward_nonfinite")), None
+            )
+        self.events.append(event)
+
+    # Guarding
+
+    def _stash(self, watched: Watched, optimizer: torch.optim.Optimizer) -> None:
+        """Hide the gradients for one step: a parameter without a gradient is left exactly as it is."""
+        held = [(t, t.grad) for group in optimizer.param_groups for t in group["params"] if t.grad is not None]
+        for tensor, _ in held:
+            tensor.grad = None
+        self._stashed[watched.number] = held
+        self.skipped += 1
+        self.events.append({"event": "skip", "step": self.steps, "optimizer": watched.number})
+
+    def _unstash(self, watched: Watched) -> None:
+        for tensor, grad in self._stashed.pop(watched.number, ()):
+            tensor.grad = grad
+
+    # Loops without an optimizer
+
+    def _manual_step(self, root: Tensor) -> None:
+        """The leaves of the graph are the parameters; the step before this backward is over."""
+        if not self._manual:
+            found = [leaf for leaf in graph.leaves(root.grad_fn) if leaf.dim() or leaf.numel() == 1]
+            frame = user_frame(4)
+            for leaf in found:
+                record = self.book.add(leaf)
+                if not record.name:
+                    record.name = name_of(leaf, frame)
+            self._manual = [weakref.ref(leaf) for leaf in found]
+
+    def _after_manual_backward(self) -> None:
+        grads = [t.grad for ref in self._manual if (t := ref()) is not None and t.grad is not None]
+        if grads and self.backward_series.rows:
+            norm = torch.linalg.vector_norm(torch.stack([g.detach().float().norm() for g in grads]))
+            self.backward_series.rows[-1]["grad_norm"] = float(norm)
+        if self.look is None and self.backwards <= 6:
+            self.begin_look()
+        elif self.look is not None:
+            self.end_look()
+            if self.backwards <= 6:
+                self.begin_look()
+
+    # Kept graphs
+
+    def _count_graphs(self) -> None:
+        """Graphs of steps long past that are still held."""
+        alive = sum(ref() is not None for ref in self._sentinels[:-8])
+        self.retained.append([self.steps, alive, len(self._sentinels)])
+        if len(self.retained) > 200:
+            self.retained = self.retained[::2]
+
+    # The end
+
+    def as_facts(self) -> dict[str, Any]:
+        """Everything, as plain data."""
+        self.end_look()
+        for watched in self.optimizers:
+            self.safely("series", watched.series.read)
+        several = [self.book.label(record) for record in self.book.parameters]
+        parameters = [record.as_facts() for record in self.book.parameters]
+        for facts, label in zip(parameters, several, strict=True):
+            facts["label"] = label
+        return {
+            "schema": 1,
+            "steps": self.steps,
+            "backwards": self.backwards,
+            "skipped": self.skipped,
+            "models": self.book.models,
+            "parameters": parameters,
+            "optimizers": [
+                {
+                    "number": held.number,
+                    "type": held.type,
+                    "site": held.site,
+                    "settings": held.settings,
+                    "steps": held.series.count,
+                    "born_at": held.born_at,
+                    "loaded_at": held.loaded_at,
+                    "loaded_age": held.loaded_age,
+                    "zeroed_before_step": held.zeroed_before_step,
+                    "zero_site": held.zero_site,
+                    "series": held.series.as_facts(),
+                }
+                for held in self.optimizers
+            ],
+            "manual": [self.book.id_of(t) for ref in self._manual if (t := ref()) is not None],
+            "backward_series": self.backward_series.as_facts(),
+            "schedulers": [{k: v for k, v in s.items() if k != "ref"} for s in self.schedulers],
+            "looks": self.looks,
+            "events": self.events,
+            "evaluations": self.evaluations.as_facts(),
+            "seeds": self.seeds,
+            "permutations": self.permutations,
+            "clips": self.clips,
+            "loaders": [{k: v for k, v in loader.items() if k != "ref"} for loader in self.loaders],
+            "batches": self.batches,
+            "scaler": {k: v for k, v in self.scaler.items() if not k.startswith("_")},
+            "policy": self.policy,
+            "retained": self.retained,
+            "compiled": self.compiled,
+            "problems": self.problems,
+        }
+
+
+class _Token:
+    """Something a weak reference can point to."""
+
+    __slots__ = ("__weakref__",)
+
+
+def _mean(values: list[Any]) -> Any:
+    if not values:
+        return None
+    return values[0] if len(values) == 1 else sum(values) / len(values)
+
+
+def _simple(value: Any) -> Any:
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return float(value)
+    if isinstance(value, (tuple, list)) and all(isinstance(v, (int, float)) for v in value):
+        return list(value)
+    return None
