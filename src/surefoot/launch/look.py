@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from surefoot.launch.book import Book
+    from surefoot.launch.tape import Entry
 
 MOST_PASSES = 64
 """A step with more model calls than this is not one; the look then only counts."""
@@ -208,6 +209,7 @@ class Look:
         for tensor in (*tensors_in(args), *tensors_in(kwargs)):
             if tensor.is_leaf and tensor.requires_grad and (number := self._book.id_of(tensor)) is not None:
                 self._used.add(number)
+                entry.parameters.append(number)
         if out is not None and isinstance(out, Tensor) and out.dim() == 0 and out.requires_grad:
             entry.note["scalar"] = out
         self._safely("operations", self.notes.take, entry, args, kwargs, out)
@@ -230,10 +232,15 @@ class Look:
                         "site": entry.site,
                         "module": entry.module,
                         "reaches_loss": entry.index in reached,
-                        "inputs": [i for i in entry.inputs][:4],
+                        "parameters": sorted(self._upstream(entry))[:200],
                     }
                 )
         return found[:200]
+
+    def _upstream(self, entry: Entry) -> set[int]:
+        """The parameters that a value was computed from."""
+        assert self.tape is not None
+        return {number for past in self.tape.history(entry.index, 2000) for number in past.parameters}
 
     # Backward and step
 

@@ -285,6 +285,10 @@ class Watcher:
         self._sentinels.append(weakref.ref(token))
 
     def _check_leftover(self) -> None:
+        if self._manual and self.backward_series.count > 1:
+            tensors = [tensor for ref in self._manual if (tensor := ref()) is not None]
+            left = sum(tensor.grad is not None and bool((tensor.grad != 0).any()) for tensor in tensors)
+            self.backward_series.rows[-1]["leftover"] = left / max(1, len(tensors))
         for watched in self.optimizers:
             optimizer = watched.ref()
             if optimizer is None or watched.series.count == 0:
@@ -507,6 +511,7 @@ class Watcher:
             "looks": self.looks,
             "events": self.events,
             "evaluations": self.evaluations.as_facts(),
+            "evaluation_blocks": self.evaluations.blocks,
             "seeds": self.seeds,
             "permutations": self.permutations,
             "clips": self.clips,

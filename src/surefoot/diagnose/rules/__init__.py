@@ -2,4 +2,7 @@
 
 from __future__ import annotations
 
-RULES: tuple = ()
+from surefoot.diagnose.engine import Rule
+from surefoot.diagnose.rules import losses, numerics, pace, scale, wiring
+
+RULES: tuple[Rule, ...] = (*losses.RULES, *wiring.RULES, *scale.RULES, *pace.RULES, *numerics.RULES)
