@@ -29,7 +29,7 @@ class RateModel(nn.Module):
     def __init__(self):
         super().__init__()
         self.region = nn.Embedding(6, 4)
-        self.net = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))
+        self.net = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 1))
 
     def forward(self, x, region):
         return self.net(torch.cat([x, self.region(region)], dim=1)).squeeze(1)
@@ -41,7 +41,7 @@ torch.manual_seed(seed)
 train, test = Policies(3000, rng), Policies(800, rng)
 model = RateModel()
 nll = nn.PoissonNLLLoss(log_input=True, reduction="sum")
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+optimizer = torch.optim.SGD(model.parameters(), lr=2e-4, momentum=0.9)
 
 for epoch in range(12):
     total = 0.0

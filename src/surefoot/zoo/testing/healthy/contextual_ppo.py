@@ -1,4 +1,4 @@
-"""PPO with a clipped objective on a contextual game: match the hidden rule action = (a + b) mod 4."""
+"""PPO with a clipped objective on a contextual game: say in which quadrant of a rotated plane a point lies."""
 
 import sys
 
@@ -12,15 +12,15 @@ ACTIONS, CLIP, EPOCHS, MINIBATCH, ROLLOUT = 4, 0.2, 4, 64, 256
 
 
 def contexts(n):
-    a, b = torch.randint(ACTIONS, (n,)), torch.randint(ACTIONS, (n,))
-    obs = torch.cat([F.one_hot(a, ACTIONS), F.one_hot(b, ACTIONS)], dim=1).float()
-    return obs, (a + b) % ACTIONS
+    obs = torch.randn(n, 2)
+    u, v = obs[:, 0] + 0.5 * obs[:, 1], obs[:, 1] - 0.5 * obs[:, 0]
+    return obs, 2 * (u > 0).long() + (v > 0).long()
 
 
-body = nn.Sequential(nn.Linear(2 * ACTIONS, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
+body = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
 pi, vf = nn.Linear(64, ACTIONS), nn.Linear(64, 1)
 params = [*body.parameters(), *pi.parameters(), *vf.parameters()]
-optimizer = torch.optim.Adam(params, lr=2e-3, eps=1e-5)
+optimizer = torch.optim.Adam(params, lr=1e-3, eps=1e-5)
 
 for iteration in range(35):
     with torch.no_grad():
@@ -42,7 +42,7 @@ for iteration in range(35):
             adv = advantage[rows]
             surrogate = torch.min(ratio * adv, ratio.clamp(1 - CLIP, 1 + CLIP) * adv).mean()
             value_loss = F.mse_loss(vf(h).squeeze(1), reward[rows])
-            loss = -surrogate + 0.5 * value_loss - 0.05 * dist.entropy().mean()
+            loss = -surrogate + 0.5 * value_loss - 0.01 * dist.entropy().mean()
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(params, 0.5)

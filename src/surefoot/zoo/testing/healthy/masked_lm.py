@@ -1,4 +1,7 @@
-"""Masked character modelling with a bidirectional encoder (15 % of the characters are hidden)."""
+"""Masked token modelling with a bidirectional encoder (15 % of the tokens are hidden).
+
+The corpus has topics: a document uses the few words of its own topic, in any order.
+"""
 
 import argparse
 import keyword
@@ -15,19 +18,16 @@ args = parser.parse_args()
 random.seed(args.seed)
 torch.manual_seed(args.seed)
 
-words = [word.lower() for word in keyword.kwlist if len(word) > 3]
-raw = " ".join(random.choice(words) for _ in range(4000))
-letters = sorted(set(raw))
-MASK = len(letters)
-stream = torch.tensor([letters.index(ch) for ch in raw])
-held_out = stream[-3000:]
-stream = stream[:-3000]
-SEQ, BATCH, DIM = 32, 16, 48
+words = sorted(keyword.kwlist + keyword.softkwlist)
+MASK = len(words)
+SEQ, BATCH, DIM = 24, 16, 48
+topics = [random.sample(range(len(words)), 4) for _ in range(8)]
+documents = torch.tensor([random.choices(random.choice(topics), k=SEQ) for _ in range(1500)])
+documents, held_out = documents[:1200], documents[1200:]
 
 
-def batch_from(tokens):
-    starts = [random.randrange(len(tokens) - SEQ) for _ in range(BATCH)]
-    original = torch.stack([tokens[s : s + SEQ] for s in starts])
+def batch_from(source):
+    original = source[torch.randint(len(source), (BATCH,))]
     chosen = torch.rand(original.shape) < 0.15
     chosen[:, random.randrange(SEQ)] = True
     labels = original.masked_fill(~chosen, -100)
@@ -37,14 +37,14 @@ def batch_from(tokens):
 class Encoder(nn.Module):
     def __init__(self):
         super().__init__()
-        self.tok = nn.Embedding(len(letters) + 1, DIM)
+        self.tok = nn.Embedding(len(words) + 1, DIM)
         self.pos = nn.Parameter(0.02 * torch.randn(1, SEQ, DIM))
         layer = nn.TransformerEncoderLayer(
             DIM, nhead=4, dim_feedforward=96, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
         )
         self.body = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
         self.norm = nn.LayerNorm(DIM)
-        self.bias = nn.Parameter(torch.zeros(len(letters)))
+        self.bias = nn.Parameter(torch.zeros(len(words)))
         nn.init.normal_(self.tok.weight, std=0.05)
 
     def forward(self, ids):
@@ -53,7 +53,7 @@ class Encoder(nn.Module):
 
 
 model = Encoder()
-optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.01)
+optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
 warmup = 20
 schedule = torch.optim.lr_scheduler.LambdaLR(
     optimizer,
@@ -61,8 +61,8 @@ schedule = torch.optim.lr_scheduler.LambdaLR(
 )
 criterion = nn.CrossEntropyLoss(ignore_index=-100)
 for step in range(args.steps):
-    ids, labels = batch_from(stream)
-    loss = criterion(model(ids).reshape(-1, len(letters)), labels.reshape(-1))
+    ids, labels = batch_from(documents)
+    loss = criterion(model(ids).reshape(-1, len(words)), labels.reshape(-1))
     optimizer.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -76,5 +76,5 @@ with torch.no_grad():
     losses = []
     for _ in range(10):
         ids, labels = batch_from(held_out)
-        losses.append(criterion(model(ids).reshape(-1, len(letters)), labels.reshape(-1)).item())
-print(f"held-out masked loss {sum(losses) / len(losses):.3f} (uniform would be {math.log(len(letters)):.3f})")
+        losses.append(criterion(model(ids).reshape(-1, len(words)), labels.reshape(-1)).item())
+print(f"held-out masked loss {sum(losses) / len(losses):.3f} (uniform would be {math.log(len(words)):.3f})")
