@@ -31,7 +31,7 @@ class PostNormBlock(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    def __init__(self, vocab, d=32, depth=8, heads=2, context=24):
+    def __init__(self, vocab, d=24, depth=6, heads=2, context=16):
         super().__init__()
         self.tok = nn.Embedding(vocab, d)
         self.pos = nn.Parameter(0.1 * torch.randn(context, d))
@@ -49,7 +49,7 @@ class LanguageModel(nn.Module):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("seed", type=int, nargs="?", default=0)
-    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--lr", type=float, default=1.5e-2)
     parser.add_argument("--warmup", type=int, default=1)
     args = parser.parse_args()
     torch.manual_seed(args.seed)
@@ -58,16 +58,17 @@ def main():
     data = torch.tensor([alphabet[c] for c in text])
     model = LanguageModel(len(alphabet))
     opt = torch.optim.Adam(model.parameters(), lr=args.lr)
-    sched = torch.optim.lr_scheduler.LambdaLR(opt, lambda t: min(1.0, (t + 1) / args.warmup))
-    for step in range(240):
-        starts = torch.randint(len(data) - 25, (16,))
-        rows = torch.stack([data[s : s + 25] for s in starts])
+    cosine = lambda t: 0.52 + 0.48 * math.cos(math.pi * t / 140)
+    sched = torch.optim.lr_scheduler.LambdaLR(opt, lambda t: min(1.0, (t + 1) / args.warmup) * cosine(t))
+    for step in range(140):
+        starts = torch.randint(len(data) - 17, (12,))
+        rows = torch.stack([data[s : s + 17] for s in starts])
         loss = F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
         opt.zero_grad()
         loss.backward()
         opt.step()
         sched.step()
-        if step % 30 == 0 or step == 239:
+        if step % 30 == 0 or step == 139:
             print(f"{step:4d} loss {loss.item():.3f} lr {sched.get_last_lr()[0]:.1e}")
 
 
