@@ -17,15 +17,15 @@ def sync(working, master):
 
 def main(seed):
     torch.manual_seed(seed)
-    master = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 40))
+    master = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 80))
     working = copy.deepcopy(master).half()
     optimizer = torch.optim.Adam(master.parameters(), lr=2e-3)
-    teacher = torch.randn(16, 40) / 4
+    teacher = torch.randn(16, 80) / 4
     for step in range(201):
-        x = torch.randn(256, 16)
+        x = torch.randn(128, 16)
         y = torch.tanh(x @ teacher)
         out = working(x.half()).float()
-        loss = (0.03 * (out - y)).square().mean()
+        loss = (0.01 * (out - y)).square().mean()
         working.zero_grad()
         (loss * LOSS_SCALE).backward()
         for w, m in zip(working.parameters(), master.parameters()):
@@ -33,7 +33,7 @@ def main(seed):
         optimizer.step()
         sync(working, master)
         if step % 50 == 0:
-            print(f"step {step:3d} loss {loss.item():.3e} (baseline {9e-4 * y.var().item():.3e})")
+            print(f"step {step:3d} loss {loss.item():.3e} (baseline {1e-4 * y.var().item():.3e})")
 
 
 if __name__ == "__main__":

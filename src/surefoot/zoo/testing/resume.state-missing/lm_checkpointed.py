@@ -16,8 +16,8 @@ class Session:
         self.model = nn.Sequential(
             nn.Embedding(vocab, 24), nn.Flatten(), nn.Linear(96, 96), nn.ReLU(), nn.Linear(96, vocab)
         )
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.6, momentum=0.9)
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda s: 1.0 / (1.0 + s / 10.0))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5, momentum=0.9)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda s: 1.0 / (1.0 + s / 40.0))
         self.step = 0
         self.total = total
 
@@ -32,7 +32,7 @@ class Session:
             self.scheduler.step()
             self.step += 1
             recent.append(loss.item())
-            if self.step % 40 == 0:
+            if self.step % 20 == 0:
                 print(f"step {self.step} nll {sum(recent[-20:]) / len(recent[-20:]):.3f}")
 
     def save(self, file):
@@ -51,12 +51,12 @@ def main(seed):
     text = inspect.getsource(shlex)
     table = {c: i for i, c in enumerate(sorted(set(text)))}
     windows = torch.tensor([table[c] for c in text]).unfold(0, 5, 1)
-    session = Session(len(table), 600)
-    session.train(windows, 360, generator)
+    session = Session(len(table), 480)
+    session.train(windows, 400, generator)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "session.pt")
         session.save(file)
-        session = Session(len(table), 600)
+        session = Session(len(table), 480)
         session.load(file)
     print(f"resumed at step {session.step}")
     session.train(windows, session.total, generator)

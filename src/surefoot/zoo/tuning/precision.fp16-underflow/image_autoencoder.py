@@ -24,9 +24,9 @@ for epoch in range(8):
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.float16):
             output = model(batch)
-        loss = 1e-3 * nn.functional.mse_loss(output.float(), batch)
+        loss = 1e-4 * nn.functional.mse_loss(output.float(), batch)
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        total += 1000 * loss.item() / 20
+        total += 1e4 * loss.item() / 20
     print(f"epoch {epoch}: reconstruction error {total:.4f}")

@@ -8,22 +8,22 @@ from torch import nn
 
 seed = int(sys.argv[1]) if len(sys.argv) > 1 else 157
 torch.manual_seed(seed)
-truth = torch.randn(30, 1) / 6
+truth = torch.randn(100, 1) / 10
 
 
 def stream(start=0):
     generator = torch.Generator().manual_seed(seed)
     count = 0
     while True:
-        x = torch.randn(16, 30, generator=generator)
-        y = x @ truth + torch.randn(16, 1, generator=generator)
+        x = torch.randn(12, 100, generator=generator)
+        y = x @ truth + torch.randn(12, 1, generator=generator)
         count += 1
         if count > start:
             yield x, y
 
 
 def build():
-    model = nn.Sequential(nn.Linear(30, 256), nn.ReLU(), nn.Linear(256, 1))
+    model = nn.Sequential(nn.Linear(100, 512), nn.ReLU(), nn.Linear(512, 1))
     return model, torch.optim.Adam(model.parameters(), lr=2e-3)
 
 
@@ -41,9 +41,9 @@ def train(model, optimizer, batches, first, last):
 
 
 model, optimizer = build()
-train(model, optimizer, stream(), 0, 200)
+train(model, optimizer, stream(), 0, 160)
 buffer = io.BytesIO()
-torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 200}, buffer)
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 160}, buffer)
 buffer.seek(0)
 
 checkpoint = torch.load(buffer)
@@ -51,4 +51,4 @@ model, optimizer = build()
 model.load_state_dict(checkpoint["model"])
 optimizer.load_state_dict(checkpoint["optimizer"])
 print("resumed at step", checkpoint["step"])
-train(model, optimizer, stream(), checkpoint["step"], 400)
+train(model, optimizer, stream(), checkpoint["step"], 320)

@@ -11,7 +11,7 @@ torch.manual_seed(seed)
 X, y = load_digits(return_X_y=True)
 X = torch.tensor((X - X.mean()) / X.std(), dtype=torch.float32)
 y = torch.tensor(y)
-EPOCHS = 12
+EPOCHS, STOP = 9, 7
 
 
 def create():
@@ -24,19 +24,19 @@ def create():
 def train(model, optimizer, scheduler, epochs):
     for epoch in epochs:
         total = 0.0
-        for rows in torch.randperm(1500).split(50):
+        for rows in torch.randperm(1500).split(25):
             loss = nn.functional.cross_entropy(model(X[rows]), y[rows])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            total += loss.item() / 30
+            total += loss.item() / 60
         print(f"epoch {epoch:2d} loss {total:.4f} lr {optimizer.param_groups[0]['lr']:.5f}")
         scheduler.step()
 
 
 path = os.path.join(tempfile.mkdtemp(), "model.pt")
 model, optimizer, scheduler = create()
-train(model, optimizer, scheduler, range(EPOCHS // 2))
+train(model, optimizer, scheduler, range(STOP))
 torch.save(model.state_dict(), path)
 
 model, optimizer, scheduler = create()
@@ -44,6 +44,6 @@ model.load_state_dict(torch.load(path))
 os.remove(path)
 os.rmdir(os.path.dirname(path))
 print("loaded the checkpoint")
-train(model, optimizer, scheduler, range(EPOCHS // 2, EPOCHS))
+train(model, optimizer, scheduler, range(STOP, EPOCHS))
 with torch.no_grad():
     print("accuracy", (model(X[1500:]).argmax(1) == y[1500:]).float().mean().item())
