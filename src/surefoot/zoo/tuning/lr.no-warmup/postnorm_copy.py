@@ -7,7 +7,7 @@ from torch import nn
 
 seed = int(sys.argv[1]) if len(sys.argv) > 1 else 3
 torch.manual_seed(seed)
-VOCAB, LENGTH, WIDTH, DEPTH, STEPS = 16, 12, 48, 8, 200
+VOCAB, LENGTH, WIDTH, DEPTH, STEPS = 16, 8, 32, 6, 130
 
 
 class Tagger(nn.Module):
@@ -15,7 +15,7 @@ class Tagger(nn.Module):
         super().__init__()
         self.token = nn.Embedding(VOCAB, WIDTH)
         self.mark = nn.Embedding(2, WIDTH)
-        layer = nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.0, batch_first=True)
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, dropout=0.0, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, DEPTH, enable_nested_tensor=False)
         self.out = nn.Linear(WIDTH, VOCAB)
 
@@ -25,7 +25,8 @@ class Tagger(nn.Module):
 
 
 model = Tagger()
-optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.05, betas=(0.9, 0.98))
+inverse_sqrt = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: (s + 1) ** -0.5)
 for step in range(STEPS):
     tokens = torch.randint(0, VOCAB, (32, LENGTH))
     where = torch.randint(0, LENGTH, (32,))
@@ -35,5 +36,6 @@ for step in range(STEPS):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
+    inverse_sqrt.step()
     if step % 25 == 0 or step == STEPS - 1:
         print(f"step {step} loss {loss.item():.3f}")

@@ -8,8 +8,10 @@ torch.manual_seed(seed)
 
 centers = torch.randn(4, 40)
 label = torch.randint(0, 4, (1300,))
-points = centers[label] * 0.45 + torch.randn(1300, 40)
-train_x, train_y = points[:300], label[:300]
+points = centers[label] * 0.5 + torch.randn(1300, 40)
+train_x, train_y = points[:300], label[:300].clone()
+wrong = torch.rand(300) < 0.3
+train_y[wrong] = torch.randint(0, 4, (int(wrong.sum()),))
 val_x, val_y = points[300:], label[300:]
 
 model = nn.Sequential(
@@ -34,7 +36,7 @@ def validate():
 
 
 print("before training: loss %.3f acc %.3f" % validate())
-for epoch in range(25):
+for epoch in range(33):
     running = 0.0
     for rows in torch.randperm(300).split(30):
         loss = criterion(model(train_x[rows]), train_y[rows])
@@ -43,5 +45,5 @@ for epoch in range(25):
         optimizer.step()
         running += loss.item() / 10
     val_loss, val_acc = validate()
-    if epoch % 4 == 0:
+    if epoch % 8 == 0:
         print(f"epoch {epoch:2d} train {running:.3f} val {val_loss:.3f} acc {val_acc:.3f}")

@@ -16,7 +16,7 @@ for _ in range(7):
     nn.init.xavier_uniform_(linear.weight)
     layers += [linear, nn.Sigmoid()]
 model = nn.Sequential(*layers, nn.Linear(width, 10))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
 
 for epoch in range(8):
     total = 0.0
