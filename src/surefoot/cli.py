@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
-from rich.markup import escape
+
+from surefoot.errors import UsageError
+from surefoot.zoo.commands import app as zoo
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,15 +18,66 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Keeps PyTorch training on its feet.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(zoo, name="zoo")
+# What the parser raises, wherever this release of typer keeps it.
+_Misuse: type[Exception] = typer.BadParameter.__bases__[0]
 
 
-@app.callback()
-def _surefoot() -> None:
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Answer one command line. Wrong use is one line on stderr and exit code 2."""
+    try:
+        code = app(arguments, prog_name="surefoot", standalone_mode=False)
+    except (_Misuse, UsageError) as error:
+        words = error.format_message() if hasattr(error, "format_message") else str(error)
+        context = getattr(error, "ctx", None)
+        way_out = f" See `{context.command_path} --help`." if context is not None else ""
+        typer.echo(f"surefoot: {' '.join(words.split())}{way_out}", err=True)
+        sys.exit(2)
+    except typer.Abort:
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+@app.callback(invoke_without_command=True)
+def _surefoot(context: typer.Context) -> None:
     """Keeps PyTorch training on its feet."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def run(
+    script: str = typer.Argument(help="The script, or with -m a module. What follows it belongs to it."),
+    arguments: list[str] | None = typer.Argument(None, metavar="[ARGS]...", help="The script's own arguments."),
+    out: Path | None = typer.Option(None, help="Where the run folder goes (default: runs/SCRIPT-DATE-TIME)."),
+    guard: bool = typer.Option(False, "--guard", help="Also protect: a step with non-finite gradients is not applied."),
+    module: bool = typer.Option(False, "-m", help="Run a module, as `python -m` does."),
+) -> None:
+    """Run a PyTorch script unmodified, watch it, and end with a diagnosis on stderr."""
+    # Only the help comes from here: `surefoot.entry` answers everything else before this file is even imported.
+    from surefoot.launch.command import main as launch
+
+    before = [*(["--out", str(out)] if out else []), *(["--guard"] if guard else []), *(["-m"] if module else [])]
+    launch([*before, script, *(arguments or [])])
+
+
+@app.command()
+def diagnose(
+    folder: Path = typer.Argument(help="A run folder, as `surefoot run --out DIR` leaves one."),
+    json: bool = typer.Option(False, "--json", help="As JSON on stdout, for other programs."),
+) -> None:
+    """Say what was wrong with a recorded run, with all the evidence."""
+    from surefoot.diagnose.engine import diagnose as judge
+    from surefoot.diagnose.engine import load
+    from surefoot.diagnose.terminal import as_full_text
+    from surefoot.launch.folder import as_json
+
+    diagnosis = judge(*load(folder))
+    typer.echo(as_json(diagnosis.as_json(), indent=2) if json else as_full_text(diagnosis, str(folder)))
 
 
 @app.command()
@@ -50,7 +105,7 @@ def explain(
     else:
         near = nearest_codes(code)
         like = f"; did you mean {' or '.join(near)}?" if near else "."
-        _refuse(f"no cause has the code {code!r}{like} `surefoot explain` lists all {len(CATALOGUE)}.")
+        raise UsageError(f"no cause has the code {code!r}{like} `surefoot explain` lists all {len(CATALOGUE)}.")
 
 
 def _list_causes() -> None:
@@ -68,6 +123,8 @@ def _list_causes() -> None:
 
 
 def _explain(cause: Cause) -> None:
+    from rich.markup import escape
+
     console = _console()
     console.print(f"[bold]{cause.code}[/bold]: {cause.title}", highlight=False)
     for head, text in [("Symptom", cause.symptom), ("Evidence", cause.evidence)]:
@@ -84,9 +141,3 @@ def _console() -> Console:
 
     console = Console()
     return console if console.is_terminal else Console(width=160)
-
-
-def _refuse(message: str) -> NoReturn:
-    """Say in one line what was wrong with the call, and leave with the code of wrong use."""
-    typer.echo(f"surefoot: {message}", err=True)
-    raise typer.Exit(2)

@@ -1,4 +1,4 @@
-"""Where the command line begins. `run` is answered before anything else is imported: the script's arguments are its own."""
+"""Where the command line begins. `run` is answered before anything is imported: the script's arguments are its own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ def main() -> None:
         from surefoot.launch.command import main as run
 
         run(sys.argv[2:])
-    from surefoot.cli import app
+    from surefoot.cli import main as answer
 
-    app(prog_name="surefoot")
+    answer()

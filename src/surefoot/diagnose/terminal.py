@@ -26,6 +26,32 @@ def as_text(diagnosis: Diagnosis, folder: str) -> str:
     return "\n".join(lines)
 
 
+def as_full_text(diagnosis: Diagnosis, folder: str) -> str:
+    """The verdict and every finding, with its evidence and all its fixes."""
+    steps = f"{diagnosis.steps:,} step{'s' if diagnosis.steps != 1 else ''}"
+    lines = [f"{diagnosis.verdict} · {steps} · {folder}"]
+    for finding in diagnosis.findings:
+        lines.append("")
+        lines.extend(_lines(finding)[: 3 if finding.step is not None or finding.where else 2])
+        for key, value in finding.evidence.items():
+            lines.append(f"    Evidence: {key.replace('_', ' ')} {_shown(value)}")
+        lines.extend(f"    Fix {number}: {fix}" for number, fix in enumerate(finding.fixes, 1))
+    if not diagnosis.findings:
+        lines.append("  nothing to report")
+    return "\n".join(lines)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, (list, tuple)):
+        shown = ", ".join(_shown(item) for item in value[:12])
+        return f"{shown}, … ({len(value)} in all)" if len(value) > 12 else shown
+    if isinstance(value, dict):
+        return "; ".join(f"{key} {_shown(item)}" for key, item in list(value.items())[:12])
+    return str(value)
+
+
 def _lines(finding: Finding) -> list[str]:
     lines = [f"  {finding.severity} · {finding.cause} · {finding.confidence:.2f}", f"    {finding.summary}"]
     at = [] if finding.step is None else [f"step {finding.step:,}"]

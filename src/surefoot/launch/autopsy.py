@@ -206,7 +206,7 @@ def _origin(node: Any, order: list[Any], origins: dict[str, list[tuple[str, str,
         return {}
     alike = [other for other in order if graph.op(other) == op]
     chosen = known[alike.index(node)] if len(alike) == len(known) and node in alike else known[0]
-    facts = {"site": chosen[0], "module": chosen[1], "call": chosen[2]}
+    facts: dict[str, Any] = {"site": chosen[0], "module": chosen[1], "call": chosen[2]}
     if len({place for place, _, _ in known}) > 1:
         facts["sites"] = sorted({place for place, _, _ in known})[:5]
     return facts

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from surefoot.launch.sites import name_of, user_frame
 
@@ -100,7 +101,7 @@ class Book:
             dtype=str(tensor.dtype).removeprefix("torch."),
             requires_grad=tensor.requires_grad,
         )
-        if not tensor.is_meta and not isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        if not tensor.is_meta and not is_lazy(tensor):
             record.first = weight_facts(tensor)
         self.parameters.append(record)
         self._ids[id(tensor)] = record.id

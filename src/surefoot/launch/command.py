@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -18,14 +19,6 @@ if TYPE_CHECKING:
     from surefoot.launch.watcher import Watcher
 
 USAGE = "usage: surefoot run [--out DIR] [--guard] SCRIPT [ARGS...]   or: surefoot run [...] -m MODULE [ARGS...]"
-HELP = f"""{USAGE}
-
-Run a PyTorch script unmodified, watch it, and end with a diagnosis on stderr.
-
-  --out DIR   where the run folder goes (default: runs/SCRIPT-DATE-TIME)
-  --guard     also protect: a step with non-finite gradients is not applied
-  -m MODULE   run a module, as `python -m` does
-"""
 
 
 @dataclass(frozen=True)
@@ -37,8 +30,8 @@ class Request:
     guard: bool = False
 
 
-def parse(arguments: list[str]) -> Request | str:
-    """The request, or what is wrong with it. Everything after the script belongs to the script."""
+def parse(arguments: list[str]) -> Request | str | None:
+    """The request, or what is wrong with it; `None` asks for help. What follows the script belongs to the script."""
     out: Path | None = None
     guard = False
     waiting = list(arguments)
@@ -56,6 +49,8 @@ def parse(arguments: list[str]) -> Request | str:
             if not waiting:
                 return "-m needs a module: surefoot run -m MODULE"
             return Request(Target(waiting[0], tuple(waiting[1:]), is_module=True), out, guard)
+        elif word in ("-h", "--help"):
+            return None
         elif word == "--" and waiting:
             return Request(Target(waiting[0], tuple(waiting[1:])), out, guard)
         elif word.startswith("-") and word != "-":
@@ -67,10 +62,11 @@ def parse(arguments: list[str]) -> Request | str:
 
 def main(arguments: list[str]) -> NoReturn:
     """Run the command. Does not return: the process ends the way the script did."""
-    if arguments and arguments[0] in ("-h", "--help"):
-        print(HELP)
-        sys.exit(0)
     request = parse(arguments)
+    if request is None:
+        from surefoot.cli import main as answer
+
+        answer(["run", "--help"])
     if isinstance(request, str):
         print(f"surefoot run: {request}", file=sys.stderr)
         sys.exit(2)
@@ -169,10 +165,8 @@ class Session:
         from surefoot.diagnose.terminal import as_text
 
         diagnosis = diagnose(facts, self._facts)
-        try:
+        with contextlib.suppress(OSError):  # said above
             write_json(self.folder / "findings.json", diagnosis.as_json())
-        except OSError:
-            pass  # said above
         print(as_text(diagnosis, str(self.folder)), file=sys.stderr)
 
 

@@ -29,11 +29,16 @@ def default_folder(name: str) -> Path:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write one file whole or not at all. What is not finite is written as a word."""
-    text = json.dumps(_clean(value), ensure_ascii=False, separators=(",", ":"), default=str)
+    """Write one file whole or not at all."""
     scratch = path.with_name(path.name + ".part")
-    scratch.write_text(text, encoding="utf-8")
+    scratch.write_text(as_json(value), encoding="utf-8")
     os.replace(scratch, path)
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """The text of a value. JSON has no NaN: what is not finite is written as a word."""
+    separators = (",", ":") if indent is None else None
+    return json.dumps(_clean(value), ensure_ascii=False, separators=separators, indent=indent, default=str)
 
 
 def describe_run(target: str, arguments: tuple[str, ...], is_module: bool, guard: bool) -> dict[str, Any]:

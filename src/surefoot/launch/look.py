@@ -68,7 +68,7 @@ class Look:
             register_module_forward_hook(self._after_call, with_kwargs=True, always_call=True),
         ]
         if self.tape is not None:
-            self.tape.__enter__()
+            self.tape.__enter__()  # type: ignore[no-untyped-call]
             self._entered = True
 
     def end(self) -> None:
@@ -92,7 +92,7 @@ class Look:
             return
         self._entered = False
         self.tape.paused += 1  # should it be below somebody else's mode, it stays there and does nothing
-        stack = torch.overrides._get_current_function_mode_stack()  # type: ignore[attr-defined]
+        stack = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         if stack and stack[-1] is self.tape:
             self.tape.__exit__(None, None, None)
 
@@ -135,7 +135,7 @@ class Look:
             self.tape.module = self._path(module)
 
     def _hide_tape(self, module: nn.Module) -> None:
-        stack = torch.overrides._get_current_function_mode_stack()  # type: ignore[attr-defined]
+        stack = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         if stack and stack[-1] is self.tape and self.tape is not None:
             self.tape.__exit__(None, None, None)
             self._hidden_tape = id(module)
@@ -148,7 +148,7 @@ class Look:
         if self._hidden_tape == id(module) and self.tape is not None:
             self._hidden_tape = 0
             if self._entered:
-                self.tape.__enter__()
+                self.tape.__enter__()  # type: ignore[no-untyped-call]
         if self.tape is not None:
             self.tape.module = self._path(self._stack[-1]) if self._stack else ""
         if not self._stack and len(self.passes) < MOST_PASSES:
@@ -251,7 +251,7 @@ class Look:
             facts["nodes"] = len(below)
             facts["operations"] = _chain(root.grad_fn)
             found = [variable for node in below if (variable := graph.leaf(node)) is not None]
-            facts["custom"] = sorted({graph.op(node) for node in below if not str(type(node).__module__) == "builtins"
+            facts["custom"] = sorted({graph.op(node) for node in below if str(type(node).__module__) != "builtins"
                                       and "torch" not in str(type(node).__module__)})[:10]  # fmt: skip
             known, strange = [], []
             for variable in found:
@@ -311,7 +311,7 @@ class Look:
         """A sample of inputs with their labels, if a model call and a loss of this step fit together."""
         if not self._outputs or not self.notes.losses or len(self._outputs) > 1:
             return None
-        note, inputs, _ = self._outputs[-1]
+        _, inputs, _ = self._outputs[-1]
         loss = self.notes.losses[-1]
         if self.tape is None or not inputs or loss.get("op") not in ("cross_entropy", "nll_loss"):
             return None
@@ -536,7 +536,7 @@ def mode_facts(module: nn.Module) -> dict[str, Any]:
     others = [
         part
         for part in module.modules()
-        if isinstance(part, (nn.RNNBase, nn.MultiheadAttention)) and getattr(part, "dropout", 0)
+        if isinstance(part, (nn.RNNBase, nn.MultiheadAttention)) and part.dropout
     ]
     norms = [part for part in module.modules() if isinstance(part, _BATCHNORM) and part.track_running_stats]
     return {

@@ -236,7 +236,7 @@ def _wrap_randomness(watcher: Watcher, after: Any) -> None:
         after(np.random, "seed", "seeds", seeding("numpy"))
 
     def permuted(result: Any, args: Any, kwargs: Any) -> None:
-        if isinstance(result, Tensor) and 8 <= result.numel() and len(watcher.permutations) < 200:
+        if isinstance(result, Tensor) and result.numel() >= 8 and len(watcher.permutations) < 200:
             watcher.permutations.append(
                 {"step": watcher.steps, "length": result.numel(), "print": hash(tuple(result[:32].tolist()))}
             )
@@ -258,7 +258,7 @@ def _wrap_data(watcher: Watcher, after: Any) -> None:
             "batch_size": loader.batch_size,
             "sampler": type(loader.sampler).__name__,
             "workers": loader.num_workers,
-            "rows": len(dataset) if hasattr(dataset, "__len__") else None,  # type: ignore[arg-type]
+            "rows": len(dataset) if hasattr(dataset, "__len__") else None,
             "batches": len(loader) if hasattr(dataset, "__len__") else None,
             "iterations": 0,
             "drawn": 0,
@@ -346,8 +346,7 @@ def _states_in(value: Any) -> list[str]:
     """What kinds of state a checkpoint holds."""
     found = []
     values = value if isinstance(value, dict) else {}
-    candidates = [("", value), *((str(key), item) for key, item in list(values.items())[:64])]
-    for key, item in candidates:
+    for item in [value, *list(values.values())[:64]]:
         if not isinstance(item, dict):
             continue
         if set(item) >= {"state", "param_groups"}:

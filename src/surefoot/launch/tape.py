@@ -153,7 +153,8 @@ class Tape(TorchFunctionMode):
 
     def history(self, start: int | None, limit: int = 400) -> Iterator[Entry]:
         """The entries a result was made from, nearest first, itself included."""
-        waiting, seen = ([] if start is None else [start]), set()
+        waiting = [] if start is None else [start]
+        seen: set[int] = set()
         while waiting and len(seen) < limit:
             index = max(waiting)
             waiting.remove(index)

@@ -281,7 +281,7 @@ class Watcher:
     def _leave_sentinel(self, root: Tensor) -> None:
         """Tie a token to the graph's root: while the graph is held by anyone, the token lives."""
         token = _Token()
-        root.grad_fn.metadata["surefoot"] = token  # type: ignore[union-attr]
+        root.grad_fn.metadata["surefoot"] = token  # type: ignore[union-attr, index]
         self._sentinels.append(weakref.ref(token))
 
     def _check_leftover(self) -> None:
@@ -407,7 +407,8 @@ class Watcher:
         if self._gradient_autopsied or self.scaler.get("enabled"):
             return
         self._gradient_autopsied = True
-        bad, good = [], []
+        bad: list[str] = []
+        good: list[str] = []
         for group in optimizer.param_groups:
             for tensor in group["params"]:
                 if tensor.grad is None:

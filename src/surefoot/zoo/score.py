@@ -1,0 +1,260 @@
+"""The scoreboard: run every script of the zoo, diagnose it from its run folder, compare with the truth.
+
+A faulty run counts as top-1 if its truth is the first finding above `info`, as top-3 if it is among the first three
+(where nothing is above `info`, all findings count). A healthy run with any finding above `info` is a false alarm. Run
+folders that were kept can be scored again without running anything, which is how rules are tuned.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.errors import UsageError
+from surefoot.zoo import HALVES, HEALTHY, Specimen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+TIMEOUT_S = 180.0
+
+
+@dataclass
+class Result:
+    """What one run of one script came to."""
+
+    half: str
+    truth: str
+    script: str
+    seed: int
+    named: list[str] = field(default_factory=list)
+    """The findings that count, best first."""
+    alarms: list[str] = field(default_factory=list)
+    """Findings above `info`, with confidence and summary."""
+    exit_code: int | None = None
+    trouble: str = ""
+    """Why there is no diagnosis."""
+    unwatched: dict[str, str] = field(default_factory=dict)
+    """Probes that failed while the script ran."""
+
+    @property
+    def name(self) -> str:
+        """`testing/lr.too-high/char_lstm:100`."""
+        return f"{self.half}/{self.truth}/{self.script}:{self.seed}"
+
+    @property
+    def faulty(self) -> bool:
+        """Whether there is a cause to be named."""
+        return self.truth != HEALTHY
+
+    def among(self, count: int) -> bool:
+        """Whether the truth is among the first findings."""
+        return self.truth in self.named[:count]
+
+
+def folder_of(root: Path, specimen: Specimen, seed: int) -> Path:
+    """Where the run folder of one run lies under `root`."""
+    return root / specimen.half / specimen.truth / specimen.path.stem / str(seed)
+
+
+def run_all(
+    chosen: list[Specimen],
+    seeds: list[int],
+    jobs: int,
+    keep: Path | None = None,
+    timeout_s: float = TIMEOUT_S,
+    done: Callable[[Result], None] = lambda result: None,
+) -> list[Result]:
+    """Run every script with every seed, `jobs` at a time, and diagnose each."""
+    with tempfile.TemporaryDirectory(prefix="surefoot-zoo-") as scratch:
+        root = keep.absolute() if keep is not None else Path(scratch)
+        with ThreadPoolExecutor(jobs) as pool:
+            waiting = [pool.submit(_run_one, held, seed, root, timeout_s) for held in chosen for seed in seeds]
+            found = []
+            try:
+                for future in as_completed(waiting):
+                    found.append(future.result())
+                    done(found[-1])
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+    return sorted(found, key=lambda result: result.name)
+
+
+def _run_one(specimen: Specimen, seed: int, root: Path, timeout_s: float) -> Result:
+    folder = folder_of(root, specimen, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in ("facts.json", "run.json", "findings.json"):
+        (folder / old).unlink(missing_ok=True)
+    source = str(Path(__file__).parents[2])
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")])),
+    }
+    command = [sys.executable, "-m", "surefoot", "run", "--out", str(folder), str(specimen.path), str(seed)]
+    trouble = ""
+    with tempfile.TemporaryDirectory(prefix="surefoot-zoo-cwd-") as place:
+        try:
+            ended = subprocess.run(
+                command, cwd=place, env=environment, capture_output=True, text=True, timeout=timeout_s
+            )
+            (folder / "output.txt").write_text(ended.stdout + ended.stderr, encoding="utf-8")
+            if not (folder / "facts.json").exists():
+                last = (ended.stderr.strip().splitlines() or ["no output"])[-1]
+                trouble = f"left no facts, exit code {ended.returncode}: {last}"
+        except subprocess.TimeoutExpired:
+            trouble = f"still running after {timeout_s:g} s"
+    return read(folder, specimen.half, specimen.truth, specimen.path.stem, seed, trouble)
+
+
+def recorded(root: Path, half: str = "both", only: str = "", seeds: Iterable[int] | None = None) -> Iterator[Result]:
+    """Diagnose again what `--keep` left behind."""
+    if not root.is_dir():
+        raise UsageError(f"no folder at {root}: expected what `surefoot zoo score --keep DIR` left there.")
+    wanted = set(seeds) if seeds is not None else None
+    for folder in sorted(root.glob("*/*/*/*")):
+        part, truth, script, seed = folder.relative_to(root).parts
+        known = part in HALVES and half in (part, "both") and seed.isdigit()
+        if known and only in f"{part}/{truth}/{script}" and (wanted is None or int(seed) in wanted):
+            yield read(folder, part, truth, script, int(seed))
+
+
+def read(folder: Path, half: str, truth: str, script: str, seed: int, trouble: str = "") -> Result:
+    """Diagnose one run folder."""
+    from surefoot.diagnose.engine import diagnose, load
+
+    result = Result(half, truth, script, seed, trouble=trouble)
+    if trouble:
+        return result
+    try:
+        facts, run_facts = load(folder)
+    except UsageError as error:
+        result.trouble = str(error)
+        return result
+    diagnosis = diagnose(facts, run_facts)
+    serious = [finding for finding in diagnosis.findings if finding.severity != "info"]
+    result.named = [finding.cause for finding in serious or diagnosis.findings]
+    result.alarms = [f"{f.severity} {f.cause} {f.confidence:.2f}: {f.summary}" for f in serious]
+    result.exit_code = run_facts.get("exit_code")
+    result.unwatched = dict(facts.get("problems") or {})
+    return result
+
+
+def summary(results: list[Result]) -> dict[str, Any]:
+    """The figures of one half."""
+    faulty = [result for result in results if result.faulty]
+    healthy = [result for result in results if not result.faulty]
+    codes = {}
+    for code in sorted({result.truth for result in faulty}):
+        runs = [result for result in faulty if result.truth == code]
+        codes[code] = {
+            "runs": len(runs),
+            "scripts": len({result.script for result in runs}),
+            "top1": sum(result.among(1) for result in runs),
+            "top3": sum(result.among(3) for result in runs),
+            "instead": dict(Counter(_first(result) for result in runs if not result.among(1)).most_common()),
+        }
+    confused = Counter((result.truth, _first(result)) for result in faulty if not result.among(1))
+    return {
+        "faulty": len(faulty),
+        "healthy": len(healthy),
+        "top1": _share([result.among(1) for result in faulty]),
+        "top3": _share([result.among(3) for result in faulty]),
+        "false_alarms": sum(bool(result.alarms) for result in healthy),
+        "codes": codes,
+        "confusions": [{"truth": t, "named": n, "runs": count} for (t, n), count in confused.most_common()],
+    }
+
+
+def _first(result: Result) -> str:
+    if result.trouble:
+        return "(no diagnosis)"
+    return result.named[0] if result.named else "(nothing)"
+
+
+def _share(hits: list[bool]) -> float | None:
+    return sum(hits) / len(hits) if hits else None
+
+
+def by_half(results: list[Result]) -> dict[str, list[Result]]:
+    """The results of each half that has any."""
+    found = {half: [result for result in results if result.half == half] for half in HALVES}
+    return {half: held for half, held in found.items() if held}
+
+
+def as_json(results: list[Result]) -> str:
+    """Everything, for a file."""
+    halves = {half: summary(held) for half, held in by_half(results).items()}
+    return json.dumps({"schema": 1, "halves": halves, "runs": [vars(result) for result in results]}, indent=1)
+
+
+def show(results: list[Result], console: Any) -> None:
+    """Print the scoreboard."""
+    for half, held in by_half(results).items():
+        _show_half(half, held, console)
+    for title, lines in [
+        ("no diagnosis", [f"{result.name}: {result.trouble}" for result in results if result.trouble]),
+        (
+            "the script itself ended with an error",
+            [f"{result.name}: exit code {result.exit_code}" for result in results if result.exit_code],
+        ),
+        (
+            "probes that failed",
+            [f"{r.name}: {probe} ({why})" for r in results for probe, why in r.unwatched.items()],
+        ),
+    ]:
+        if lines:
+            console.print(f"\n[bold]{title}[/bold] ({len(lines)})")
+            for line in lines:
+                console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _show_half(half: str, results: list[Result], console: Any) -> None:
+    from rich.table import Table
+
+    figures = summary(results)
+    console.print(
+        f"\n[bold]{half}[/bold]: {figures['faulty']} faulty runs, top-1 {_percent(figures['top1'])}, "
+        f"top-3 {_percent(figures['top3'])}; {figures['healthy']} healthy runs, "
+        f"{figures['false_alarms']} with a false alarm",
+        highlight=False,
+    )
+    if figures["codes"]:
+        table = Table("cause", "scripts", "runs", "top-1", "top-3", "named instead", box=None, pad_edge=False)
+        for code, row in figures["codes"].items():
+            instead = ", ".join(f"{name} ×{count}" for name, count in row["instead"].items())
+            table.add_row(
+                code, str(row["scripts"]), str(row["runs"]), _of(row["top1"], row), _of(row["top3"], row), instead
+            )
+        console.print(table)
+    misses = [result for result in results if result.faulty and not result.among(1)]
+    if misses:
+        console.print("\n[bold]confusions[/bold] (truth -> named)")
+        for row in figures["confusions"]:
+            console.print(f"  {row['truth']} -> {row['named']}  ×{row['runs']}", markup=False, highlight=False)
+        console.print("\n[bold]runs that missed[/bold]")
+        for result in misses:
+            line = f"  {result.name} -> {', '.join(result.named[:3]) or result.trouble or 'nothing'}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    alarms = [result for result in results if not result.faulty and result.alarms]
+    if alarms:
+        console.print("\n[bold]false alarms[/bold]")
+        for result in alarms:
+            for alarm in result.alarms:
+                console.print(f"  {result.name}: {alarm}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _of(count: int, row: dict[str, Any]) -> str:
+    return f"{count}/{row['runs']}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"

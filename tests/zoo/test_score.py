@@ -1,0 +1,111 @@
+"""The scoreboard counts what it says it counts, and a kept run is scored again without running."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from surefoot.errors import UsageError
+from surefoot.zoo import Specimen, find, specimens
+from surefoot.zoo.score import Result, as_json, folder_of, recorded, run_all, summary
+
+SCRIPT = """
+import sys, torch
+torch.manual_seed(int(sys.argv[1]))
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(30):
+    x = torch.randn(8, 4)
+    loss = (model(x) - x.sum(1, keepdim=True)).pow(2).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+def a_zoo(root, **scripts):
+    found = []
+    for name, text in scripts.items():
+        half, truth, stem = name.split("__")
+        path = root / half / truth.replace("_", ".") / f"{stem}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        found.append(Specimen(half, path.parent.name, path))
+    return found
+
+
+def run(truth, named, half="testing", alarms=()):
+    return Result(half, truth, "script", 100, named=list(named), alarms=list(alarms))
+
+
+def test_top_one_and_top_three_are_shares_of_the_faulty_runs():
+    figures = summary(
+        [
+            run("lr.too-high", ["lr.too-high"]),
+            run("lr.too-high", ["init.too-large", "x", "lr.too-high"]),
+            run("lr.too-low", ["a", "b", "c", "lr.too-low"]),
+            run("lr.too-low", []),
+            run("healthy", [], alarms=["warning lr.too-high"]),
+            run("healthy", ["remark"]),
+        ]
+    )
+    assert (figures["top1"], figures["top3"], figures["false_alarms"]) == (0.25, 0.5, 1)
+    assert figures["codes"]["lr.too-high"]["instead"] == {"init.too-large": 1}
+    assert {"truth": "lr.too-low", "named": "(nothing)", "runs": 1} in figures["confusions"]
+
+
+def test_a_real_run_is_kept_and_scored_again_without_running(tmp_path):
+    scripts = a_zoo(tmp_path / "zoo", testing__healthy__line=SCRIPT, tuning__healthy__crash="raise SystemExit(3)")
+    done = []
+    results = run_all(scripts, [100], 1, keep=tmp_path / "kept", timeout_s=120, done=done.append)
+    assert [result.name for result in results] == ["testing/healthy/line:100", "tuning/healthy/crash:100"]
+    assert len(done) == 2
+    assert [result.exit_code for result in results] == [0, 3]
+    assert not any(result.trouble or result.unwatched for result in results)
+    again = list(recorded(tmp_path / "kept"))
+    assert [vars(result) for result in again] == [vars(result) for result in results]
+    assert [result.half for result in recorded(tmp_path / "kept", half="tuning")] == ["tuning"]
+    assert json.loads(as_json(results))["halves"]["testing"]["healthy"] == 1
+
+
+def test_a_script_that_never_ends_is_given_up_and_listed(tmp_path):
+    scripts = a_zoo(tmp_path / "zoo", testing__lr_too__loop="while True: pass")
+    (result,) = run_all(scripts, [100], 1, keep=tmp_path / "kept", timeout_s=2)
+    assert "still running after 2 s" in result.trouble
+    assert not result.among(3)
+    assert folder_of(tmp_path / "kept", scripts[0], 100).is_dir()
+    (again,) = recorded(tmp_path / "kept")
+    assert "no facts.json" in again.trouble
+
+
+def test_a_part_of_a_name_is_enough_if_only_one_script_has_it(tmp_path):
+    a_zoo(tmp_path, testing__healthy__line="", tuning__healthy__line_two="", tuning__lr_too__curve="")
+    assert find("curve", tmp_path).truth == "lr.too"
+    assert find("line", tmp_path).half == "testing"
+    assert len(specimens("tuning", "line", tmp_path)) == 1
+    with pytest.raises(UsageError, match="fits 2 zoo scripts"):
+        find("healthy", tmp_path)
+    with pytest.raises(UsageError, match="`surefoot zoo list`"):
+        find("nothing", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["zoo"], "zoo needs one of list, run, score"),
+        (["zoo", "score", "--half", "third"], "--half must be tuning, testing or both; got 'third'"),
+        (["zoo", "score", "--seeds", "1,x"], "--seeds must be whole numbers"),
+        (["zoo", "score", "--from", "nowhere"], "no folder at nowhere"),
+        (["zoo", "run", "no-such-script"], "no zoo script is called"),
+        (["diagnose", "nowhere"], "no run folder at nowhere"),
+        (["diagnose"], "See `surefoot diagnose --help`"),
+        (["nonsense"], "No such command 'nonsense'"),
+        (["run"], "no script given"),
+        (["run", "--nonsense", "x.py"], "unknown option --nonsense"),
+        (["run", "--out"], "--out needs a folder"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_two(arguments, words):
+    result = subprocess.run([sys.executable, "-m", "surefoot", *arguments], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) == 1
