@@ -313,19 +313,19 @@ class Look:
             return None
         _, inputs, _ = self._outputs[-1]
         loss = self.notes.losses[-1]
-        if self.tape is None or not inputs or loss.get("op") not in ("cross_entropy", "nll_loss"):
+        if self.tape is None or not inputs or loss.get("op") not in _PAIRED:
             return None
         target = _target_of(self.tape, loss["index"])
         features = inputs[0]
-        if target is None or target.dim() != 1 or len(target) != len(features) or features.dim() < 2:
+        if target is None or not len(features) or target.numel() != len(features) or features.dim() < 2:
             return None
-        flat = features.detach().reshape(len(features), -1)
+        flat = features.detach()[:64].reshape(len(features[:64]), -1)
+        if not flat.is_floating_point():
+            flat = _bags(flat)
         if flat.shape[1] > 64:
             flat = flat[:, :: math.ceil(flat.shape[1] / 64)]
-        if not flat.is_floating_point():
-            return None
-        rows = [[round(v, 5) for v in row] for row in flat[:64].float().cpu().nan_to_num().tolist()]
-        return {"x": rows, "y": target[:64].tolist()}
+        rows = [[round(v, 5) for v in row] for row in flat.float().cpu().nan_to_num().tolist()]
+        return {"x": rows, "y": target.detach().reshape(-1)[:64].tolist()}
 
     def _watch_backward(self, below: list[Any], facts: dict[str, Any]) -> None:
         """Let each node say whether it received, and whether it made, something that is not finite."""
@@ -585,6 +585,15 @@ _LOSS_NAMES = {
     "cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss",
     "smooth_l1_loss", "huber_loss", "kl_div", "gaussian_nll_loss", "cosine_embedding_loss", "triplet_margin_loss",
 }  # fmt: skip
+
+
+_PAIRED = {"cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss"}
+
+
+def _bags(ids: Tensor) -> Tensor:
+    """How often each token id, folded to 64 kinds, occurs in each row."""
+    folded = ids.long() % 64
+    return torch.zeros(len(ids), 64, device=ids.device).scatter_add_(1, folded, torch.ones_like(folded).float())
 
 
 def _thin(tensor: Tensor) -> Tensor:

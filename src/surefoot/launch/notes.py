@@ -356,7 +356,9 @@ class Notes:
             changed = float((out != args[0]).float().mean())
             if changed:
                 self.folded_ids.append(
-                    self._place(entry) | {"changed": changed, "highest": int(args[0].max()), "kept": int(out.max())}
+                    self._place(entry)
+                    | {"changed": changed, "highest": int(args[0].max()), "kept": int(out.max())}
+                    | {"source": self.producer(args[0])}
                 )
 
     def _risk(self, entry: Entry, args: tuple[Any, ...], out: Tensor) -> None:

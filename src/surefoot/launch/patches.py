@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from surefoot.launch.describe import label_counts
-from surefoot.launch.sites import is_users, site
+from surefoot.launch.sites import is_users, place, site
 from surefoot.launch.tape import tensors_in
 
 if TYPE_CHECKING:
@@ -224,6 +224,7 @@ def _wrap_randomness(watcher: Watcher, after: Any) -> None:
                 calls = watcher.seeds.setdefault(kind, [])
                 calls.append(watcher.steps)
                 del calls[400:]
+                note_seed(kind, args[-1] if args else kwargs.get("seed", kwargs.get("a")), frame)
 
         return seeded
 
@@ -234,6 +235,28 @@ def _wrap_randomness(watcher: Watcher, after: Any) -> None:
         import numpy as np
 
         after(np.random, "seed", "seeds", seeding("numpy"))
+
+    def note_seed(kind: str, value: Any, frame: Any) -> None:
+        """The same line, seeding with the same number again and again, draws the same numbers again and again."""
+        if isinstance(value, int) and len(watcher.reseeds) < 64:
+            where = place(frame.f_code.co_filename, frame.f_lineno)
+            calls = watcher.reseeds.setdefault(f"{kind}({value}) at {where}", [])
+            if len(calls) < 400:
+                calls.append(watcher.steps)
+
+    def seeded_own(kind: str) -> Callable[..., None]:
+        def seeded(result: Any, args: Any, kwargs: Any) -> None:
+            frame: Any = sys._getframe(4)
+            if frame.f_code.co_filename == random.__file__:
+                frame = frame.f_back
+            if frame is not None and is_users(frame.f_code.co_filename):
+                note_seed(kind, args[-1] if args else kwargs.get("seed"), frame)
+
+        return seeded
+
+    after(random.Random, "seed", "seeds", seeded_own("random.Random"))
+    if "numpy" in sys.modules:
+        after(np.random, "default_rng", "seeds", seeded_own("numpy.random.default_rng"))
 
     def permuted(result: Any, args: Any, kwargs: Any) -> None:
         if isinstance(result, Tensor) and result.numel() >= 8 and len(watcher.permutations) < 200:
@@ -368,7 +391,8 @@ def _wrap_modes(watcher: Watcher, wrap: Any, here: Callable[[], bool]) -> None:
         return is_users(filename) or filename.endswith(inside)
 
     def around_enter(original: Any, args: Any, kwargs: Any) -> Any:
-        if here() and by_user():
+        turns_on = isinstance(args[0], torch.set_grad_enabled) and args[0].mode
+        if here() and not turns_on and by_user():
             args[0]._surefoot = True
             watcher.safely("evaluation", watcher.evaluations.open)
         return original(*args, **kwargs)
@@ -379,7 +403,7 @@ def _wrap_modes(watcher: Watcher, wrap: Any, here: Callable[[], bool]) -> None:
             watcher.safely("evaluation", watcher.evaluations.close)
         return result
 
-    for context in (torch.no_grad, torch.inference_mode):
+    for context in (torch.no_grad, torch.inference_mode, torch.set_grad_enabled):
         wrap(context, "__enter__", around_enter)
         wrap(context, "__exit__", around_exit)
 
@@ -390,6 +414,11 @@ def _wrap_modes(watcher: Watcher, wrap: Any, here: Callable[[], bool]) -> None:
             watcher.safely("looking", watcher.end_look)
         return original(*args, **kwargs)
 
+    def hooked(original: Any, args: Any, kwargs: Any) -> Any:
+        watcher.stream.hooked = True
+        return original(*args, **kwargs)
+
+    wrap(torch.autograd.graph.saved_tensors_hooks, "__enter__", hooked)
     wrap(torch, "compile", compiled)
     wrap(nn.Module, "compile", compiled)
 

@@ -25,6 +25,7 @@ from surefoot.launch.evaluation import Evaluations
 from surefoot.launch.look import Look
 from surefoot.launch.series import Series
 from surefoot.launch.sites import name_of, site, user_frame
+from surefoot.launch.stream import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,6 +77,8 @@ class Watcher:
         self.problems: dict[str, str] = {}
         self.evaluations = Evaluations(self)
         self.seeds: dict[str, list[int]] = {}
+        self.reseeds: dict[str, list[int]] = {}
+        self.stream = Stream()
         self.permutations: list[dict[str, Any]] = []
         self.clips: list[dict[str, Any]] = []
         self.loaders: list[dict[str, Any]] = []
@@ -220,6 +223,11 @@ class Watcher:
         where = user_frame(3)
         if where is not None:
             self._root_sites_of_step.append(f"{where.f_code.co_filename}:{where.f_lineno}")
+            if self.look is not None:
+                with self.look.quietly():
+                    self.safely("data of steps", self.stream.note, root, (where.f_code, where.f_lineno), self.steps)
+            else:
+                self.safely("data of steps", self.stream.note, root, (where.f_code, where.f_lineno), self.steps)
 
     def after_backward(self) -> None:
         """`backward` is done."""
@@ -514,6 +522,8 @@ class Watcher:
             "evaluations": self.evaluations.as_facts(),
             "evaluation_blocks": self.evaluations.blocks,
             "seeds": self.seeds,
+            "reseeds": self.reseeds,
+            "stream": self.stream.as_facts(),
             "permutations": self.permutations,
             "clips": self.clips,
             "loaders": [{k: v for k, v in loader.items() if k != "ref"} for loader in self.loaders],
