@@ -7,7 +7,6 @@ is taken off again when the step is over; other steps are only counted.
 from __future__ import annotations
 
 import math
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -99,11 +98,27 @@ class Look:
     def _forget(self) -> None:
         """Let go of the graph; keep where in the user's code each kind of node came from."""
         if self.tape is not None:
+            products = {i for e in self.tape.entries if e.name in ("matmul", "einsum", "bmm", "mul") for i in e.inputs}
+            for note in self.notes.softmaxes:
+                note.setdefault(
+                    "attends",
+                    note["op"] == "scaled_dot_product_attention" or bool(products & self._passed_on(note["index"])),
+                )
             for entry in self.tape.entries:
                 if entry.node is not None:
                     self.origins.setdefault(graph.op(entry.node), []).append((entry.site, entry.module, entry.name))
                 entry.node = None
-                entry.note.pop("scalar", None)
+                entry.note = {}
+        self.notes.targets = {}
+
+    def _passed_on(self, index: int) -> set[int]:
+        """An entry and those that only reshape, drop or copy its result."""
+        assert self.tape is not None
+        found = {index}
+        for entry in self.tape.entries[index + 1 : index + 12]:
+            if (entry.name in VIEWS or entry.name == "dropout") and found & set(entry.inputs):
+                found.add(entry.index)
+        return found
 
     def as_facts(self) -> dict[str, Any]:
         """For the run folder."""
@@ -197,7 +212,9 @@ class Look:
                     record.requires_grad = tensor.requires_grad
             self.passes.append(note)
             if grad_mode:
-                self._outputs.append((note, inputs, [weakref.ref(tensor) for tensor in outputs]))
+                # The outputs are held to the end of the step where their dependence on the inputs is asked for.
+                held = outputs if self.thorough else []
+                self._outputs.append((note, inputs, held))
 
     # Operations
 
@@ -260,6 +277,11 @@ class Look:
                     strange.append({"shape": list(variable.shape), "parameter": isinstance(variable, nn.Parameter)})
                     record = self._book.add(variable)
                 self._reached.add(record.id)
+                if not record.optimizers:
+                    sample = _thin(variable)
+                    if record.sample is not None and record.sample.shape == sample.shape:
+                        record.moved_alone += not torch.equal(record.sample, sample)
+                    record.sample = sample.clone()
                 known.append(record.id)
             facts["parameters"] = sorted(known)
             facts["strange"] = strange[:20]
@@ -268,6 +290,7 @@ class Look:
             if entry is not None and self.tape is not None:
                 facts["made_from"] = self._made_from(entry)
                 facts["sign"] = self._sign(entry)
+                facts["factor"] = self._factor(entry)
             facts["pairs"] = self._pair_rows(facts)
             self.roots.append(facts)
             self._watch_backward(below, facts)
@@ -307,6 +330,24 @@ class Look:
             index = ahead[0]
         return None
 
+    def _factor(self, entry: int) -> float:
+        """What the loss was multiplied by, in plain numbers, right before backward."""
+        assert self.tape is not None
+        factor = 1.0
+        for _ in range(8):
+            e = self.tape.entries[entry]
+            if e.note.get("constant") is not None:
+                factor *= float(e.note["constant"])
+            elif e.name == "neg":
+                factor = -factor
+            elif e.name not in VIEWS:
+                break
+            ahead = [i for i in e.inputs if self.tape.entries[i].out_grad]
+            if len(ahead) != 1:
+                break
+            entry = ahead[0]
+        return factor
+
     def _pair_rows(self, facts: dict[str, Any]) -> dict[str, Any] | None:
         """A sample of inputs with their labels, if a model call and a loss of this step fit together."""
         if not self._outputs or not self.notes.losses or len(self._outputs) > 1:
@@ -315,7 +356,7 @@ class Look:
         loss = self.notes.losses[-1]
         if self.tape is None or not inputs or loss.get("op") not in _PAIRED:
             return None
-        target = _target_of(self.tape, loss["index"])
+        target = self.notes.targets.get(loss["index"])
         features = inputs[0]
         if target is None or not len(features) or target.numel() != len(features) or features.dim() < 2:
             return None
@@ -411,26 +452,27 @@ class Look:
         loss = next((n for n in reversed(self.notes.losses) if n["op"] == "cross_entropy" and n["grad"]), None)
         if loss is None:
             return
-        target = _target_of(self.tape, loss["index"])
+        target = self.notes.targets.get(loss["index"])
         if target is None:
             return
         for note, _, outputs in self._outputs:
-            out = next((t for ref in outputs if (t := ref()) is not None and t.requires_grad and t.dim() == 3), None)
+            out = next((tensor for tensor in outputs if tensor.requires_grad and tensor.dim() == 3), None)
             if out is None:
                 continue
             for entry in self.tape.entries:
-                if entry.name != "embedding" or entry.node is None or not entry.taken:
+                if entry.name != "embedding" or entry.node is None:
                     continue
-                ids = entry.taken[0]()
+                ids = entry.note.get("ids")
                 if ids is None or ids.dim() != 2 or ids.shape[1] < 4 or not _is_next_token(ids, target):
                     continue
                 facts["causality"] = self._leak(out, ids, entry) | {"model": note["model"], "site": loss["site"]}
                 return
 
     def _leak(self, out: Tensor, ids: Tensor, entry: Any) -> dict[str, Any]:
-        time = 1 if out.shape[1] == ids.shape[1] else 0 if out.shape[0] == ids.shape[1] else -1
-        if time < 0:
+        sizes = [dim for dim in range(3) if out.shape[dim] == ids.shape[1]]
+        if len(sizes) != 1:
             return {"applies": False}
+        time = sizes[0]
         cut = ids.shape[1] // 2
         caught: list[Tensor] = []
         handle = entry.node.register_prehook(lambda grads: caught.append(grads[0].detach()))
@@ -483,12 +525,12 @@ class Look:
                     self._before[record.id] = _thin(tensor).clone()
                     row["weight"] = float(_thin(tensor).float().norm())
                     state = optimizer.state.get(tensor, {})
-                    second = state.get("exp_avg_sq")
+                    second = next((state[k] for k in ("exp_avg_sq", "square_avg", "sum") if k in state), None)
                     if isinstance(second, Tensor) and second.numel():
                         steps = float(state.get("step", 1)) or 1.0
-                        beta = group.get("betas", (0.9, 0.999))[1]
-                        scale = 1 - float(beta) ** steps
+                        scale = 1 - float(group["betas"][1]) ** steps if "betas" in group else 1.0
                         row["root_second_moment"] = float(_thin(second).float().sqrt().median()) / math.sqrt(scale or 1)
+                        row["second_moment"] = float(_thin(second).float().mean().sqrt())
                         row["age"] = steps
                         row["moment_norm"] = (
                             float(_thin(state["exp_avg"]).float().norm()) if "exp_avg" in state else None
@@ -534,9 +576,7 @@ def mode_facts(module: nn.Module) -> dict[str, Any]:
     """Which parts behave differently in training, and in which mode they are."""
     dropouts = [part for part in module.modules() if isinstance(part, _DROPOUT) and part.p > 0]
     others = [
-        part
-        for part in module.modules()
-        if isinstance(part, (nn.RNNBase, nn.MultiheadAttention)) and part.dropout
+        part for part in module.modules() if isinstance(part, (nn.RNNBase, nn.MultiheadAttention)) and part.dropout
     ]
     norms = [part for part in module.modules() if isinstance(part, _BATCHNORM) and part.track_running_stats]
     return {
@@ -621,12 +661,6 @@ def _chain(node: Any) -> list[str]:
             break
         node = below[0]
     return names
-
-
-def _target_of(tape: Tape, index: int) -> Tensor | None:
-    taken = tape.entries[index].taken
-    target = taken[1]() if len(taken) > 1 else None
-    return target if isinstance(target, Tensor) else None
 
 
 def _summands(tape: Tape, index: int) -> list[tuple[Any, Tensor]]:

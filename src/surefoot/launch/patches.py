@@ -66,7 +66,7 @@ def install(watcher: Watcher) -> None:
 
     _wrap_backward(watcher, wrap, here)
     _wrap_optimizers(watcher, after, here)
-    _wrap_clipping(watcher, after)
+    _wrap_clipping(watcher, wrap, after, here)
     _wrap_scaler(watcher, wrap, after, here)
     _wrap_randomness(watcher, after)
     _wrap_data(watcher, after)
@@ -87,6 +87,24 @@ def _wrap_backward(watcher: Watcher, wrap: Any, here: Callable[[], bool]) -> Non
         return result
 
     wrap(torch.autograd, "backward", around)
+
+    def around_grad(original: Any, args: Any, kwargs: Any) -> Any:
+        """In a loop without an optimizer, asking for gradients is what a step begins with."""
+        given = args[0] if args else kwargs.get("outputs")
+        root = given if isinstance(given, Tensor) else given[0] if isinstance(given, (list, tuple)) and given else None
+        loop = (
+            not watcher.optimizers and isinstance(root, Tensor) and root.numel() == 1 and not kwargs.get("create_graph")
+        )
+        if not loop or not here() or torch._C._functorch.maybe_current_level() is not None:
+            return original(*args, **kwargs)
+        if not is_users(sys._getframe(2).f_code.co_filename):
+            return original(*args, **kwargs)
+        watcher.safely("backward", watcher.before_backward, root)
+        result = original(*args, **kwargs)
+        watcher.safely("backward", watcher.after_backward, result)
+        return result
+
+    wrap(torch.autograd, "grad", around_grad)
 
 
 def _wrap_optimizers(watcher: Watcher, after: Any, here: Callable[[], bool]) -> None:
@@ -128,7 +146,7 @@ def _wrap_optimizers(watcher: Watcher, after: Any, here: Callable[[], bool]) -> 
     after(ReduceLROnPlateau, "__init__", "schedules", scheduled)
 
 
-def _wrap_clipping(watcher: Watcher, after: Any) -> None:
+def _wrap_clipping(watcher: Watcher, wrap: Any, after: Any, here: Callable[[], bool]) -> None:
     def clipped(result: Any, args: Any, kwargs: Any) -> None:
         limit = kwargs.get("max_norm", args[1] if len(args) > 1 else None)
         norm = result.full_tensor() if hasattr(result, "full_tensor") else result
@@ -150,14 +168,30 @@ def _wrap_clipping(watcher: Watcher, after: Any) -> None:
             watcher.scaler["clipped_scaled"] = watcher.scaler.get("clipped_scaled", 0) + 1
             watcher.scaler.setdefault("clip_site", site(4))
 
-    def clipped_value(result: Any, args: Any, kwargs: Any) -> None:
+    def around_value(original: Any, args: Any, kwargs: Any) -> Any:
+        """Clipping by value leaves no figure behind: the largest entry is taken before."""
+        if here():
+            watcher.safely("clipping", value_clipped, args, kwargs)
+        return original(*args, **kwargs)
+
+    def value_clipped(args: Any, kwargs: Any) -> None:
+        given = args[0] if args else kwargs.get("parameters")
+        limit = float(kwargs.get("clip_value", args[1] if len(args) > 1 else 0.0))
+        if isinstance(given, (list, tuple, Tensor)):  # a generator may be read only once
+            tensors = [given] if isinstance(given, Tensor) else given
+            largest = [float(t.grad.detach().abs().max()) for t in tensors if t.grad is not None and t.grad.numel()]
+            watcher._clip_now = {"clip_norm": max(largest, default=0.0), "clip_limit": limit, "clip_by_value": True}
+        else:
+            watcher._clip_now = {"clip_limit": limit, "clip_by_value": True}
+        if len(watcher.clips) < 3:
+            watcher.clips.append({"step": watcher.steps, "site": site(5), "limit": limit, "by_value": True})
         if watcher.scaler.get("scaled_now"):
             watcher.scaler["clipped_scaled"] = watcher.scaler.get("clipped_scaled", 0) + 1
-            watcher.scaler.setdefault("clip_site", site(4))
+            watcher.scaler.setdefault("clip_site", site(5))
 
     for owner in (nn.utils, nn.utils.clip_grad):
         after(owner, "clip_grad_norm_", "clipping", clipped)
-        after(owner, "clip_grad_value_", "clipping", clipped_value)
+        wrap(owner, "clip_grad_value_", around_value)
 
 
 def _wrap_scaler(watcher: Watcher, wrap: Any, after: Any, here: Callable[[], bool]) -> None:
@@ -173,7 +207,7 @@ def _wrap_scaler(watcher: Watcher, wrap: Any, after: Any, here: Callable[[], boo
         state["scaled_now"] = True
         if isinstance(result, Tensor) and isinstance(given, Tensor):
             watcher._unscaled = (weakref.ref(result), given.detach())
-            if isinstance(scaler._scale, Tensor):
+            if isinstance(getattr(scaler, "_scale", None), Tensor):
                 state["scale"] = state["unscale_by"] = float(scaler._scale)
 
     def unscaled(result: Any, args: Any, kwargs: Any) -> None:
@@ -204,7 +238,7 @@ def _wrap_scaler(watcher: Watcher, wrap: Any, after: Any, here: Callable[[], boo
     def updated(result: Any, args: Any, kwargs: Any) -> None:
         scaler = args[0]
         state["scaled_now"] = False
-        if isinstance(scaler._scale, Tensor) and scaler.is_enabled():
+        if scaler.is_enabled() and isinstance(getattr(scaler, "_scale", None), Tensor):
             trace = state.setdefault("trace", [])
             trace.append(float(scaler._scale))
             if len(trace) > 2000:
@@ -340,6 +374,7 @@ def _wrap_states(watcher: Watcher, after: Any) -> None:
     def optimizer_loaded(result: Any, args: Any, kwargs: Any) -> None:
         held = watcher.watched(args[0])
         held.loaded_at = held.series.count
+        watcher.look_soon()
         ages = [float(state["step"]) for state in args[0].state.values() if "step" in state]
         held.loaded_age = max(ages) if ages else None
         watcher.events.append(

@@ -37,7 +37,7 @@ def softmax_before_cross_entropy(run: Run) -> Claim | None:
         if len(seen) < min(2, max(1, run.steps)) or not seen:
             continue
         slack = 2e-2 if notes[0]["input"]["dtype"] in ("float16", "bfloat16") else 1e-4
-        if any(d["min"] < 0 or d["max"] > 1 + slack or d["sum_error"] > slack for d in seen):
+        if not all(d["min"] >= 0 and d["max"] <= 1 + slack and d["sum_error"] <= slack for d in seen):
             continue
         rows, classes = sum(d["rows"] for d in seen), seen[0]["classes"]
         floor = math.log(math.e + classes - 1) - 1
@@ -171,14 +171,14 @@ def sign_flipped(run: Run) -> Claim | None:
     curve = run.curve
     if curve.count < 10 or any(True for _ in run.notes("ratios")) or run.facts.get("policy") or _has_advantages(run):
         return None
-    began_negative = curve.start < 0
-    falling = curve.end < 0 and curve.end < 10 * min(curve.start, -abs(curve.start)) and abs(curve.end) > 10
-    if began_negative and falling:
+    falling = curve.start < 0 and curve.end < 10 * curve.start and curve.end < -10
+    plunging = curve.end < -1e3 * max(1.0, abs(curve.start))
+    if falling or plunging:
         root = next(iter(run.roots()), {})
         return Claim(
-            0.8,
-            f"The loss starts below zero ({curve.start:.3g}) and runs to {curve.end:.3g} without a bound: what is "
-            "minimised looks like the negative of what should be.",
+            0.85,
+            f"The loss starts at {curve.start:.3g} and runs to {curve.end:.3g} without a bound: what is minimised, or a "
+            "part of it, is the negative of what should be.",
             step=0,
             where=(str(root.get("site", "")),),
             evidence={"first": curve.start, "last": curve.end, "operations": root.get("operations", [])[:6]},
@@ -216,7 +216,9 @@ def broadcast(run: Run) -> Claim | None:
             step=note["step"],
             where=(note["site"], _source(note)),
             evidence={"prediction": given, "target": target, "broadcast": out, "loss": run.curve.end},
-            fixes=(f"Give both the same shape: `.squeeze(-1)` on {tuple(given)} or `.unsqueeze(-1)` on {tuple(target)}.",),
+            fixes=(
+                f"Give both the same shape: `.squeeze(-1)` on {tuple(given)} or `.unsqueeze(-1)` on {tuple(target)}.",
+            ),
         )
     return None
 
@@ -330,8 +332,8 @@ def _blown_up(run: Run, bad: dict[str, Any]) -> bool:
     """Whether values had already grown beyond reason: then the operation is only where it ended."""
     ranges = [abs(v) for pair in (bad.get("inputs") or {}).values() for v in pair]
     huge = bool(ranges) and max(ranges) > 1e10
-    early = [v for v in run.curve.finite[-6:]]
-    return huge or (bool(early) and max(early) > 1e4 * max(1.0, abs(run.curve.start)))
+    late = [abs(v) for v in run.curve.finite[-6:]]
+    return huge or (bool(late) and max(late) > 1e3 * max(1.0, abs(run.curve.start)))
 
 
 def no_valid_targets(run: Run) -> Claim | None:
@@ -394,7 +396,8 @@ def _is_root(run: Run, note: dict[str, Any]) -> bool:
 
 def _summed(run: Run, site: str, op: str, count: int, step: int) -> Claim | None:
     norms = run.grad_norms[:8]
-    if not norms or not (run.nonfinite or run.curve.rose or run.curve.peak > 3 * abs(run.curve.start)):
+    pushed = max(run.update_ratios()[:8], default=0.0) > 0.02
+    if not norms or not (run.nonfinite or run.curve.rose or run.curve.peak > 3 * abs(run.curve.start) or pushed):
         return None
     return Claim(
         0.85,
@@ -423,8 +426,9 @@ def term_dominates(run: Run) -> Claim | None:
     for term in last["terms"]:
         if term is strongest or term["loss"] is None:
             continue
-        values = [n["value"] for n in run.training_losses() if n["site"] == term["loss_site"] and n.get("value")]
-        if len(values) >= 4 and median(values[-3:]) > 0.85 * median(values[:3]) and median(values[-3:]) > 1e-3:
+        notes = [n for n in run.training_losses() if n["site"] == term["loss_site"] and n.get("value")]
+        values = [n["value"] for n in notes]
+        if len(values) >= 4 and _is_stuck(notes):
             return Claim(
                 0.85,
                 f"{strongest['norm'] / total:.1%} of the gradient comes from the term at {strongest['site']}; the term "
@@ -435,6 +439,16 @@ def term_dominates(run: Run) -> Claim | None:
                 evidence={"terms": last["terms"], "first": median(values[:3]), "last": median(values[-3:])},
             )
     return None
+
+
+def _is_stuck(notes: list[dict[str, Any]]) -> bool:
+    """Whether a loss ends where it began, or no better than the best constant answer."""
+    values = [n["value"] for n in notes]
+    last = median(values[-3:])
+    spread = [n["target_variance"] for n in notes if n.get("target_variance") is not None]
+    if notes[0]["op"] == "mse_loss" and spread:
+        return last > 0.85 * median(spread)
+    return last > 0.85 * median(values[:3]) and last > 1e-3
 
 
 def _share(root: dict[str, Any]) -> float:
@@ -521,7 +535,8 @@ RULES = (
          explains=("lr.*", "model.*", "data.labels-uninformative", "data.class-collapse")),
     Rule("loss.logits-into-probability-loss", "wiring", logits_into_probability_loss,
          explains=("lr.*", "loss.sign-flipped", "model.*", "init.*", "data.class-collapse")),
-    Rule("loss.sign-flipped", "wiring", sign_flipped, explains=("lr.*", "model.*", "init.*", "data.*")),
+    Rule("loss.sign-flipped", "wiring", sign_flipped,
+         explains=("lr.*", "model.*", "init.*", "data.*", "loss.undefined-op", "precision.*")),
     Rule("loss.broadcast", "wiring", broadcast,
          explains=("lr.*", "model.*", "data.labels-uninformative", "loss.bounded-output", "init.*")),
     Rule("loss.bounded-output", "wiring", bounded_output,
@@ -529,7 +544,8 @@ RULES = (
     Rule("loss.undefined-op", "value", undefined_op, explains=("lr.*", "model.*", "init.*")),
     Rule("loss.no-valid-targets", "value", no_valid_targets, explains=("loss.undefined-op", "lr.*", "data.*")),
     Rule("loss.sum-reduction", "value", sum_reduction,
-         explains=("lr.too-high", "model.exploding-gradient", "model.dead-units", "clip.saturated", "lr.no-warmup")),
+         explains=("lr.too-high", "model.exploding-gradient", "model.dead-units", "clip.saturated", "lr.no-warmup",
+                   "loss.undefined-op", "precision.fp16-overflow")),
     Rule("loss.term-dominates", "value", term_dominates, explains=("lr.too-low",)),
     Rule("mask.fully-masked-row", "value", fully_masked_row, explains=("loss.undefined-op", "lr.*", "data.nonfinite-input")),
     Rule("mask.leaks-future", "wiring", leaks_future, explains=("data.leakage",)),

@@ -22,6 +22,18 @@ def _uses(run: Run, dtype: str) -> bool:
 
 def fp16_overflow(run: Run) -> Claim | None:
     """The first infinite value appeared in a half-precision tensor."""
+    notes = list(run.notes("overflows"))
+    often = len({n["step"] for n in notes}) >= max(2, 0.3 * len(run.looks))
+    if notes and (often or not run.curve.learned):
+        note = notes[0]
+        return Claim(
+            0.93,
+            f"{note['op']} at {note['site']} overflows in fp16 at step {note['step']}: {note['infinite']} of {note['of']} "
+            f"results are infinite (limit 65504) from finite inputs of up to {note['largest_in']:.3g}.",
+            step=note["step"],
+            where=(note["site"], note["module"]),
+            evidence={"overflows": notes[:5]},
+        )
     if not _uses(run, "float16"):
         return None
     bad = run.bad_value or {}
@@ -175,7 +187,7 @@ def accum_not_divided(run: Run) -> Claim | None:
         step=0,
         where=(roots[0]["site"], run.main["site"]),
         evidence={"backwards_per_step": size, "steps": len(counts), "values": [r["value"] for r in roots[:size]]},
-        severity="warning",
+        severity="error" if run.failing else "warning",
         fixes=(f"Divide the loss by {size} before backward.",),
     )
 
@@ -185,10 +197,7 @@ def _same_weights(window: list[dict[str, Any]]) -> bool:
 
 
 def _is_divided(root: dict[str, Any]) -> bool:
-    sign = root.get("sign")
-    if sign is not None:
-        return sign.get("factor") not in (1.0, None) or bool(root.get("operations", [""])[0] in ("Div", "Mul"))
-    return bool((root.get("operations") or [""])[0] in ("Div", "Mul"))
+    return root.get("factor", 1.0) != 1.0 or (root.get("operations") or [""])[0] in ("Div", "Mul")
 
 
 def accum_uneven(run: Run) -> Claim | None:
@@ -197,18 +206,16 @@ def accum_uneven(run: Run) -> Claim | None:
     total = 0
     for look in run.looks:
         roots = look.get("roots") or []
-        losses = [n for n in look.get("notes", {}).get("losses", []) if n.get("grad")]
-        if len(roots) < 2 or len(losses) != len(roots) or not _same_weights(roots) or not look.get("steps"):
+        if len(roots) < 2 or not _same_weights(roots) or not look.get("steps") or len({r["site"] for r in roots}) > 1:
             continue
-        if any(n["reduction"] != "mean" for n in losses) or len({r["site"] for r in roots}) > 1:
-            continue
-        factors = {(r.get("sign") or {}).get("factor") for r in roots}
-        if len(factors) > 1 or factors == {None}:
+        sizes = _sizes(look)
+        factors = [abs(root.get("factor") or 0.0) for root in roots]
+        if len(sizes) != len(roots) or min(factors) == 0 or "Sum" in (roots[0].get("operations") or [])[:2]:
             continue
         total += 1
-        sizes = [n.get("valid") or math.prod(n["target"]["shape"] or [1]) for n in losses]
-        if max(sizes) > 1.3 * min(sizes):
-            uneven.append((look["step"], sizes, losses[0]["site"]))
+        weights = [factor / size for factor, size in zip(factors, sizes, strict=True)]  # what one target counts
+        if max(weights) > 1.3 * min(weights):
+            uneven.append((look["step"], sizes, roots[0]["site"]))
     if total < 3 or len(uneven) < 0.5 * total:
         return None
     step, sizes, site = uneven[0]
@@ -223,6 +230,19 @@ def accum_uneven(run: Run) -> Claim | None:
         severity="warning",
         fixes=("Sum the loss over each microbatch and divide by the number of targets in the whole window.",),
     )
+
+
+def _sizes(look: dict[str, Any]) -> list[int]:
+    """How many targets each backward of a step averages over."""
+    losses = [n for n in look.get("notes", {}).get("losses", []) if n.get("grad")]
+    if len(losses) == len(look["roots"]):
+        if any(n["reduction"] != "mean" for n in losses):
+            return []
+        return [n.get("valid") or math.prod(n["target"]["shape"] or [1]) for n in losses]
+    passes = [n for n in look.get("passes", []) if n["grad"] and n["inputs"]]
+    if losses or len(passes) != len(look["roots"]):
+        return []
+    return [n["inputs"][0]["shape"][0] for n in passes]
 
 
 def graph_retained(run: Run) -> Claim | None:
@@ -248,7 +268,8 @@ def graph_retained(run: Run) -> Claim | None:
 
 
 RULES = (
-    Rule("precision.fp16-overflow", "value", fp16_overflow, explains=("lr.*", "loss.undefined-op", "model.*", "init.*")),
+    Rule("precision.fp16-overflow", "value", fp16_overflow, explains=("lr.*", "loss.undefined-op", "model.*", "init.*",
+                                                                       "precision.fp16-underflow")),
     Rule("precision.fp16-underflow", "value", fp16_underflow,
          explains=("lr.too-low", "model.vanishing-gradient", "model.dead-units", "data.labels-uninformative",
                    "data.class-collapse", "optim.no-update", "precision.low-precision-weights")),
@@ -256,7 +277,7 @@ RULES = (
          explains=("lr.too-low", "optim.no-update", "data.labels-uninformative", "data.class-collapse")),
     Rule("precision.scaler-stuck", "value", scaler_stuck, explains=("lr.*", "optim.no-update", "precision.fp16-overflow")),
     Rule("clip.before-unscale", "wiring", clip_before_unscale, explains=("clip.saturated", "lr.*")),
-    Rule("accum.not-divided", "wiring", accum_not_divided, explains=("lr.too-high", "clip.saturated")),
+    Rule("accum.not-divided", "wiring", accum_not_divided, explains=("lr.*", "clip.saturated", "model.*", "init.*")),
     Rule("accum.uneven-microbatches", "value", accum_uneven),
     Rule("memory.graph-retained", "value", graph_retained),
 )  # fmt: skip

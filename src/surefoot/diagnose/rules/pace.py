@@ -27,7 +27,8 @@ def too_high(run: Run) -> Claim | None:
         return None
     early = max(ratios[:8])
     blown = run.nonfinite or curve.rose
-    stalled = not curve.learned and (curve.peak > 1.5 * abs(curve.start) + 1e-9 or _restless(run)) and curve.count >= 8
+    shaken = curve.peak > 1.5 * abs(curve.start) + 1e-9 or _restless(run) or early > 0.1
+    stalled = not curve.learned and shaken and curve.count >= 8
     if not (blown or stalled) or early < 0.02:
         return None
     rate = run.lr[0] if run.lr else math.nan
@@ -92,13 +93,13 @@ def no_warmup(run: Run) -> Claim | None:
     if not attention or run.lr[0] < 0.9 * max(run.lr):
         return None
     early = curve.finite[: max(10, min(60, curve.count // 3))]
-    jumped = max(early) > 1.3 * abs(curve.start) + 0.2 or (curve.first_bad is not None and curve.first_bad < 100)
     ratios = run.update_ratios()[:8]
-    if not jumped or not ratios or max(ratios) < 0.01 or (curve.learned and curve.drop > 0.5):
+    jumped = max(early) > 1.3 * abs(curve.start) + 0.2 or (curve.first_bad is not None and curve.first_bad < 100)
+    if not ratios or max(ratios) < 0.03 or curve.learned or not (jumped or max(ratios) > 0.1):
         return None
-    plausible = max(run.lr) <= (6e-3 if run.main["type"].startswith(ADAPTIVE) else 0.5)
-    if not plausible:
-        return None
+    decays = run.lr[-1] < 0.5 * run.lr[0]
+    if not decays and max(run.lr) > (6e-3 if run.main["type"].startswith(ADAPTIVE) else 0.5):
+        return None  # too high for later steps as well
     return Claim(
         0.8,
         f"A model with attention starts at its full learning rate of {run.lr[0]:.3g}: the first steps change the "
@@ -131,7 +132,9 @@ def _schedule(run: Run, held: dict[str, Any]) -> Claim | None:
     place = (schedulers[-1]["site"] if schedulers else held["site"],)
     shown = {"lr_first": rates[0], "lr_highest": top, "lr_last": rates[-1], "schedulers": sorted(kinds), "steps": count}
     if min(rates) < 0:
-        return _broken(0.97, f"The learning rate becomes negative ({min(rates):.3g}).", rates.index(min(rates)), place, shown)
+        return _broken(
+            0.97, f"The learning rate becomes negative ({min(rates):.3g}).", rates.index(min(rates)), place, shown
+        )
     if top == 0:
         return None
     tiny = 1e-4 * top
@@ -213,7 +216,8 @@ def epsilon(run: Run) -> Claim | None:
         if (value := number(row.get("root_second_moment"))) is not None and value > 0
         and len(run.parameters[row["id"]]["shape"]) >= 2
     ]  # fmt: skip
-    if roots and eps > 1e-7 and eps > 2 * median(roots) and not run.curve.learned:
+    ratio = eps / median(roots) if roots else 0.0
+    if eps > 1e-7 and ((ratio > 2 and not run.curve.learned) or (ratio > 100 and eps >= 1e-3)):
         return Claim(
             0.9,
             f"eps={eps:g} of {run.main['type']} is {eps / median(roots):.3g} times the root of the second moment "
@@ -252,11 +256,12 @@ def weight_decay(run: Run) -> Claim | None:
                 continue
             rate = step["lr"][0] if step["lr"] else 0.0
             for row in step["rows"]:
-                if len(run.parameters[row["id"]]["shape"]) < 2 or not row.get("weight"):
+                sizes = [row.get("weight"), row.get("grad"), row.get("update")]
+                if len(run.parameters[row["id"]]["shape"]) < 2 or not all(v and math.isfinite(v) for v in sizes):
                     continue
-                if decoupled and row.get("update"):
+                if decoupled:
                     shares.append(rate * decay * row["weight"] / row["update"])
-                elif row.get("grad"):
+                else:
                     shares.append(decay * row["weight"] / row["grad"])
     for p in run.parameters.values():
         if len(p["shape"]) >= 2 and p["first"].get("norm") and p["last"].get("norm") is not None and p["optimizers"]:
@@ -273,6 +278,81 @@ def weight_decay(run: Run) -> Claim | None:
         evidence={"weight_decay": decay, "decay_to_gradient": median(shares), "norm_left": median(shrink)},
         fixes=(f"Lower weight_decay to {decay / 100:.0e} or less.",),
     )
+
+
+def stale_state(run: Run) -> Claim | None:
+    """Moments that do not belong to these parameters or these gradients."""
+    emptied = _emptied_moments(run)
+    if emptied is not None:
+        return emptied
+    loaded = [held for held in run.facts.get("optimizers", []) if held.get("loaded_at") is not None]
+    for held in loaded:
+        when = next((e["step"] for e in run.events("optimizer-loaded") if e["optimizer"] == held["number"]), 0)
+        looks = [look for look in run.looks if look["step"] >= when][:3]
+        ratios = []
+        for look in looks:
+            for step in look.get("steps", []):
+                for row in step["rows"] if step["optimizer"] == held["number"] else []:
+                    size = math.sqrt(max(1, math.prod(run.parameters[row["id"]]["shape"])))
+                    grad, root = number(row.get("grad")), number(row.get("root_second_moment"))
+                    if grad and root and len(run.parameters[row["id"]]["shape"]) >= 2:
+                        ratios.append(root * size / grad)
+        fresh = not run.events("model-loaded") and (held.get("loaded_age") or 0) > 1
+        if ratios and (median(ratios) > 30 or median(ratios) < 1 / 30):
+            return Claim(
+                0.9,
+                f"The moments loaded into {held['type']} (age {held.get('loaded_age') or 0:.0f} steps) do not fit the "
+                f"gradients they meet at step {when}: the root of the second moment is {median(ratios):.3g} times the "
+                "gradient's entries.",
+                step=when,
+                where=(held["site"],),
+                evidence={"moment_to_gradient": median(ratios), "age": held.get("loaded_age")},
+            )
+        if fresh:
+            return Claim(
+                0.8,
+                f"{held['type']} was given the state of an optimizer {held['loaded_age']:.0f} steps old, and the model "
+                "was never loaded: the moments belong to other weights.",
+                step=when,
+                where=(held["site"],),
+                evidence={"age": held["loaded_age"], "model_loaded": False},
+            )
+    return None
+
+
+def _emptied_moments(run: Run) -> Claim | None:
+    """The second moment fell faster than its decay allows, and its age went on: it was reset by half."""
+    before: dict[int, tuple[float, float]] = {}
+    fallen: dict[int, list[str]] = {}
+    worst = 1.0
+    for look in run.looks:
+        for step in look.get("steps", []):
+            held = next(o for o in run.facts["optimizers"] if o["number"] == step["optimizer"])
+            beta = (held["settings"][0].get("betas") or [0.9, 0.999])[1]
+            for row in step["rows"]:
+                second, age = number(row.get("second_moment")), number(row.get("age"))
+                if second is None or age is None:
+                    continue
+                if row["id"] in before:
+                    was, then = before[row["id"]]
+                    least = was * beta ** ((age - then) / 2)
+                    if age > then and least > 0 and second < 0.3 * least:
+                        fallen.setdefault(look["step"], []).append(run.label(row["id"]))
+                        worst = min(worst, second / least)
+                before[row["id"]] = (second, age)
+    for at, names in fallen.items():
+        if len(names) >= 2:
+            return Claim(
+                0.9,
+                f"By step {at} the second moment of {len(names)} parameters is at {worst:.1e} of the least its decay "
+                "allows, while its step count went on: the moments were emptied and the bias correction was not, so "
+                "updates are many times too large.",
+                step=at,
+                where=tuple(names[:4]),
+                evidence={"parameters": names[:20], "share_of_least": worst},
+                fixes=("Reset the step count with the moments, or make a new optimizer.",),
+            )
+    return None
 
 
 def clip_saturated(run: Run) -> Claim | None:
@@ -316,5 +396,6 @@ RULES = (
     Rule("optim.weight-decay", "value", weight_decay,
          explains=("lr.*", "model.dead-units", "data.labels-uninformative", "model.vanishing-gradient", "init.too-small",
                    "data.class-collapse")),
+    Rule("optim.stale-state", "value", stale_state, explains=("lr.*", "optim.epsilon")),
     Rule("clip.saturated", "value", clip_saturated, explains=("lr.too-low", "data.class-collapse")),
 )  # fmt: skip

@@ -78,6 +78,9 @@ def init_too_small(run: Run) -> Claim | None:
     last = chain[-1]["out_std"] or 0.0
     if any(run.parameters[n["parameter"]]["first"].get("rows_equal") for n in inner if n["parameter"] is not None):
         return None
+    notes = run.looks[0].get("notes", {}).get("activations", [])
+    if any(note.get("units") and note["dead"] > 0.7 * note["units"] for note in notes):
+        return None  # the units are dead, whatever the scale
     small = median(gains[:-1] or gains) < HEALTHY_GAIN[0] and last < 1e-2 * entering
     dies = last < 1e-4 * entering and median(gains) < 0.7
     if not (small or dies):
@@ -165,20 +168,18 @@ def dead_units(run: Run) -> Claim | None:
 
 def saturated_units(run: Run) -> Claim | None:
     """Hidden sigmoid or tanh units that sit at their bounds."""
-    if run.curve.learned and run.curve.drop > 0.5:
-        return None
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for look in run.looks:
         notes = look.get("notes", {})
         last_layer = max((n["index"] for n in notes.get("layers", [])), default=-1)
         for note in notes.get("activations", []):
             if "saturated" in note and note["index"] < last_layer:
-                groups.setdefault((note["module"], note["site"], note["op"]), []).append(
-                    {"step": look["step"], **note}
-                )
+                groups.setdefault((note["module"], note["site"], note["op"]), []).append({"step": look["step"], **note})
     for (module, site, op), found in groups.items():
         shares = [n["saturated"] for n in found]
-        if len(shares) >= 3 and median(shares) > 0.6:
+        from_start = median(shares[:3]) > 0.6
+        well = run.curve.learned and run.curve.drop > 0.5
+        if len(shares) >= 3 and median(shares) > 0.6 and (from_start or not well):
             return Claim(
                 0.85,
                 f"{median(shares):.0%} of the outputs of {op} at {site} are at its bounds, where its derivative is "
@@ -186,6 +187,7 @@ def saturated_units(run: Run) -> Claim | None:
                 step=found[0]["step"],
                 where=(module, site),
                 evidence={"saturated": median(shares), "at_start": shares[0], "looks": len(shares)},
+                severity="warning" if well else "error",
             )
     return None
 
@@ -239,7 +241,7 @@ def exploding_gradient(run: Run) -> Claim | None:
     early = run.looks[:4]
     profile = _depth_profile(run, early)
     norms = run.grad_norms
-    bad = run.nonfinite or run.curve.rose or _spiky(run)
+    bad = run.nonfinite or run.curve.rose or run.curve.blew_up or _spiky(run)
     if not norms or not bad:
         return None
     recurrent = _recurrent(run)
@@ -310,14 +312,17 @@ def attention_logit_growth(run: Run) -> Claim | None:
     """Attention logits climb until the softmax is one-hot."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for note in run.notes("softmaxes"):
-        if note.get("largest") is not None and note.get("entropy") is not None and len(note["shape"]) >= 3:
+        if note.get("largest") is not None and note.get("entropy") is not None and note.get("attends", True):
             groups.setdefault((note["module"], note["site"]), []).append(note)
     for (module, site), notes in groups.items():
         if len(notes) < 5:
             continue
         first, last = median(n["largest"] for n in notes[:3]), max(n["largest"] for n in notes[-3:])
         calm, sharp = median(n["entropy"] for n in notes[:3]), min(n["entropy"] for n in notes[-3:])
-        if last > 50 and last > 8 * max(first, 1e-6) and sharp < 0.5 * calm and _badly(run):
+        soon = [n["largest"] for n in notes if n["step"] <= max(8, 0.1 * run.steps)]
+        gradual = max(soon, default=0.0) < 0.4 * last
+        poor = _badly(run) or run.curve.drop < 0.6
+        if last > 50 and last > 8 * max(first, 1e-6) and gradual and sharp < 0.5 * calm and poor:
             return Claim(
                 0.85,
                 f"The largest attention logit at {site} climbs from {first:.3g} to {last:.3g} while the entropy of the "
@@ -331,7 +336,7 @@ def attention_logit_growth(run: Run) -> Claim | None:
 
 def _badly(run: Run) -> bool:
     """Whether the run went wrong: not finite, risen, spiky, or never clearly fallen."""
-    return run.nonfinite or run.curve.rose or not run.curve.learned or _spiky(run)
+    return run.nonfinite or run.curve.rose or run.curve.blew_up or not run.curve.learned or _spiky(run)
 
 
 RULES = (
@@ -351,5 +356,5 @@ RULES = (
          explains=("lr.too-low", "data.labels-uninformative", "data.class-collapse")),
     Rule("model.exploding-gradient", "dynamics", exploding_gradient, explains=("lr.*", "clip.saturated")),
     Rule("model.batchnorm-tiny-batch", "value", batchnorm_tiny_batch),
-    Rule("model.attention-logit-growth", "dynamics", attention_logit_growth, explains=("lr.*",)),
+    Rule("model.attention-logit-growth", "dynamics", attention_logit_growth, explains=("lr.too-high",)),
 )  # fmt: skip
