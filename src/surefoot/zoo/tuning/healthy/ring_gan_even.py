@@ -26,18 +26,18 @@ bce = nn.BCELoss()
 ones, zeros = torch.ones(64, 1), torch.zeros(64, 1)
 d_steps = 1
 
-for it in range(640 // d_steps):
+for it in range(750 // d_steps):
     for _ in range(d_steps):
         real, fake = ring(64), generator(torch.randn(64, 4)).detach()
         d_loss = bce(discriminator(real), ones) + bce(discriminator(fake), zeros)
         opt_d.zero_grad()
         d_loss.backward()
         opt_d.step()
-    g_loss = -bce(discriminator(generator(torch.randn(64, 4))), zeros)
+    g_loss = bce(discriminator(generator(torch.randn(64, 4))), ones)
     opt_g.zero_grad()
     g_loss.backward()
     opt_g.step()
-    if it % 10 == 9:
+    if it % 50 == 49:
         print(f"iter {it + 1}: D {d_loss.item():.5f} G {g_loss.item():.5f}")
 
 with torch.no_grad():
