@@ -21,7 +21,6 @@ mix = rng.standard_normal((8, 3)).astype(np.float32) / 2
 level = np.tanh(channels @ mix).sum(axis=1) + 0.05 * rng.standard_normal(960)
 level = level.astype(np.float32)
 
-# readings as exported by the lab, row 411 onwards was the second instrument
 export = np.column_stack([channels, level])
 export[411, 8] *= 1000.0
 export[411, 8] += 900.0

@@ -44,9 +44,9 @@ def main():
     p = argparse.ArgumentParser()
     p.add_argument("seed", nargs="?", type=int, default=999)
     p.add_argument("--nz", type=int, default=16)
-    p.add_argument("--lr-d", type=float, default=2e-4)
-    p.add_argument("--lr-g", type=float, default=1e-3)
-    p.add_argument("--iters", type=int, default=250)
+    p.add_argument("--lr-d", type=float, default=1e-2)
+    p.add_argument("--lr-g", type=float, default=2e-4)
+    p.add_argument("--iters", type=int, default=180)
     opt = p.parse_args()
     torch.manual_seed(opt.seed)
     images = torch.tensor(load_digits().images, dtype=torch.float32).unsqueeze(1) / 8 - 1
@@ -62,11 +62,11 @@ def main():
         lossD.backward()
         optD.step()
 
-        lossG = -F.logsigmoid(netD(fake)).mean()
+        lossG = F.logsigmoid(-netD(fake)).mean()
         optG.zero_grad()
         lossG.backward()
         optG.step()
-        if i % 25 == 0 or i == opt.iters - 1:
+        if i % 20 == 0 or i == opt.iters - 1:
             print(
                 f"[{i}/{opt.iters}] Loss_D: {lossD.item():.4f} Loss_G: {lossG.item():.4f} "
                 f"D(x): {out_real.sigmoid().mean().item():.3f} D(G(z)): {out_fake.sigmoid().mean().item():.4f}"
