@@ -56,9 +56,9 @@ def train(args):
 if __name__ == "__main__":
     cli = argparse.ArgumentParser()
     cli.add_argument("seed", nargs="?", type=int, default=50)
-    cli.add_argument("--lr", type=float, default=0.15)
+    cli.add_argument("--lr", type=float, default=0.1)
     cli.add_argument("--context", type=int, default=8)
     cli.add_argument("--micro", type=int, default=8)
-    cli.add_argument("--accumulate", type=int, default=8)
-    cli.add_argument("--updates", type=int, default=151)
+    cli.add_argument("--accumulate", type=int, default=12)
+    cli.add_argument("--updates", type=int, default=126)
     train(cli.parse_args())

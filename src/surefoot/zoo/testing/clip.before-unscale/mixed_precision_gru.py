@@ -9,7 +9,7 @@ import torch.nn as nn
 
 @dataclass
 class Hyper:
-    lr: float = 0.1
+    lr: float = 0.05
     clip: float = 0.5
     steps: int = 180
     batch: int = 32

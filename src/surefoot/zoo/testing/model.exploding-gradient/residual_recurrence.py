@@ -33,14 +33,14 @@ class Stream(nn.Module):
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("seed", nargs="?", type=int, default=95)
-    ap.add_argument("--length", type=int, default=25)
+    ap.add_argument("--length", type=int, default=20)
     args = ap.parse_args()
     torch.manual_seed(args.seed)
     model = Stream()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     history = []
     for step in range(1, 151):
-        x = torch.randn(24, args.length, 3)
+        x = 0.3 * torch.randn(24, args.length, 3)
         level = torch.randn(24)
         x[:, :, 0] += level[:, None]
         loss = (model(x) - level).square().mean()

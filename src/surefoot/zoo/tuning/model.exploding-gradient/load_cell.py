@@ -1,4 +1,4 @@
-"""Average of a sequence, with a rectified recurrent net started at the identity."""
+"""Weight on a load cell from a minute of noisy readings."""
 
 import sys
 
@@ -7,17 +7,14 @@ from torch import nn
 
 seed = int(sys.argv[1]) if len(sys.argv) > 1 else 71
 torch.manual_seed(seed)
-LENGTH, HIDDEN, BATCH = 40, 32, 32
+LENGTH, HIDDEN, BATCH = 60, 32, 32
 
 
-class Averager(nn.Module):
+class Scale(nn.Module):
     def __init__(self):
         super().__init__()
         self.rnn = nn.RNN(1, HIDDEN, nonlinearity="relu", batch_first=True)
         nn.init.eye_(self.rnn.weight_hh_l0)
-        nn.init.zeros_(self.rnn.bias_hh_l0)
-        nn.init.zeros_(self.rnn.bias_ih_l0)
-        nn.init.normal_(self.rnn.weight_ih_l0, std=0.1)
         self.out = nn.Linear(HIDDEN, 1)
 
     def forward(self, x):
@@ -25,18 +22,19 @@ class Averager(nn.Module):
         return self.out(states[:, -1]).squeeze(-1)
 
 
-def batch():
-    values = torch.rand(BATCH, LENGTH)
-    return values.unsqueeze(-1), 6 * values.mean(1) - 3
+def readings():
+    weight = torch.randn(BATCH)
+    noise = 0.5 * torch.randn(BATCH, LENGTH)
+    return (weight[:, None] + noise).unsqueeze(-1), weight
 
 
-model = Averager()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+model = Scale()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 for step in range(200):
-    x, y = batch()
-    loss = nn.functional.mse_loss(model(x), y)
+    x, weight = readings()
+    loss = nn.functional.mse_loss(model(x), weight)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    if step % 30 == 0 or step == 199:
+    if step % 25 == 0 or step == 199:
         print(f"step {step:4d} mse {loss.item():.4g}")
