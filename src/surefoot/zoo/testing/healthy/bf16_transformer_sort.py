@@ -52,10 +52,10 @@ def main():
     torch.manual_seed(args.seed)
     model = Sorter()
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.1)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=5e-3, total_steps=150)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=5e-3, total_steps=120)
     criterion = nn.CrossEntropyLoss(ignore_index=-100)
     pool = make(1024)
-    for step in range(150):
+    for step in range(120):
         rows = torch.randint(1024, (32,))
         source, target_in, target_out = (t[rows] for t in pool)
         with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -23,7 +23,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    def __init__(self, channels=12, depth=6):
+    def __init__(self, channels=12, depth=4):
         super().__init__()
         self.stem = nn.Conv2d(1, channels, 3, stride=2, padding=1)
         self.blocks = nn.ModuleList(Block(channels) for _ in range(depth))

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 torch.manual_seed(int(sys.argv[1]) if len(sys.argv) > 1 else 26)
-STAGES = [(4, 90), (8, 110), (12, 130)]
+STAGES = [(4, 90), (8, 130), (12, 200)]
 
 
 class Counter(nn.Module):
@@ -27,17 +27,19 @@ def make(batch, length):
 
 model = Counter()
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, sum(steps for _, steps in STAGES))
 step = 0
 for length, steps in STAGES:
     for _ in range(steps):
-        bits, count = make(64, length)
+        bits, count = make(64, int(torch.randint(2, length + 1, ())))
         loss = nn.functional.smooth_l1_loss(model(bits), count)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        scheduler.step()
         if step % 30 == 0:
-            print(f"step {step:4d}  length {length:2d}  loss {loss.item():.4f}")
+            print(f"step {step:4d}  up to {length:2d} bits  loss {loss.item():.4f}")
         step += 1
 
 model.eval()

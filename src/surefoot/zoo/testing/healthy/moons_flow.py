@@ -46,9 +46,9 @@ data = torch.tensor(data, dtype=torch.float32) * 0.7
 train, test = data[:3200], data[3200:]
 flow = Flow()
 opt = torch.optim.Adam(flow.parameters(), lr=4e-3)
-sched = torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=6e-3, total_steps=400)
-for step in range(400):
-    batch = train[torch.randint(len(train), (256,))]
+sched = torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=6e-3, total_steps=330)
+for step in range(330):
+    batch = train[torch.randint(len(train), (192,))]
     loss = -flow.log_prob(batch).mean()
     opt.zero_grad(set_to_none=True)
     loss.backward()

@@ -43,7 +43,7 @@ parser.add_argument("seed", nargs="?", type=int, default=0)
 args = parser.parse_args()
 torch.manual_seed(args.seed)
 g = torch.Generator().manual_seed(args.seed + 1)
-train_x, train_y = make_sequences(600, g)
+train_x, train_y = make_sequences(460, g)
 test_x, test_y = make_sequences(300, g)
 model = Classifier()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -58,7 +58,7 @@ for epoch in range(2):
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         average = 0.97 * average + 0.03 * loss.item()
-        if step % 75 == 74:
+        if step % 46 == 45:
             print(f"epoch {epoch} step {step + 1} loss {average:.4f}")
 model.eval()
 with torch.no_grad():

@@ -40,7 +40,7 @@ def main():
     baseline, gamma = 0.0, 0.97
     recent = []
 
-    for update in range(90):
+    for update in range(70):
         log_probs, returns, entropies, scores = [], [], [], []
         for _ in range(4):
             obs, rewards, done = env.reset(), [], False

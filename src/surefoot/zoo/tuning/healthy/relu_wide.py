@@ -14,7 +14,7 @@ def main():
     x, y = torch.tensor(x / 16, dtype=torch.float32)[order], torch.tensor(y)[order]
     hidden = torch.nn.Linear(64, 600)
     # biases well below zero make the code sparse, and leave some units silent
-    torch.nn.init.uniform_(hidden.bias, -0.6, 0.1)
+    torch.nn.init.uniform_(hidden.bias, -0.25, 0.1)
     readout = torch.nn.Linear(600, 10)
     optimizer = torch.optim.Adam([*hidden.parameters(), *readout.parameters()], lr=2e-3)
 

@@ -8,27 +8,29 @@ import torch
 from torch import nn
 
 torch.manual_seed(int(sys.argv[1]) if len(sys.argv) > 1 else 18)
-T, BATCH, STEPS = 40, 256, 700
+T, BATCH, STEPS = 40, 200, 900
 betas = torch.linspace(1e-3, 0.2, T)
 alpha_bar = torch.cumprod(1 - betas, dim=0)
 
 
 def spiral(n):
-    angle = 1.5 * math.pi * (1 + 2 * torch.rand(n))
-    points = torch.stack([angle * angle.cos(), angle * angle.sin()], dim=1) / 7
+    angle = 1.6 * math.pi * torch.rand(n)
+    radius = 0.5 + 0.3 * angle
+    points = torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1)
     return points + 0.03 * torch.randn(n, 2)
 
 
 class Denoiser(nn.Module):
     def __init__(self, width=96):
         super().__init__()
-        self.time = nn.Embedding(T, 16)
+        self.register_buffer("frequency", 2.0 ** torch.arange(6))
         self.net = nn.Sequential(
-            nn.Linear(18, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 2)
+            nn.Linear(14, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 2)
         )
 
     def forward(self, x, t):
-        return self.net(torch.cat([x, self.time(t)], dim=1))
+        angle = t.unsqueeze(1) / T * self.frequency
+        return self.net(torch.cat([x, angle.cos(), angle.sin()], dim=1))
 
 
 @torch.no_grad()
@@ -50,7 +52,7 @@ def sample(net, n):
 
 model = Denoiser()
 average = copy.deepcopy(model).requires_grad_(False)
-optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
 for step in range(STEPS):
     x0, t, noise = spiral(BATCH), torch.randint(T, (BATCH,)), torch.randn(BATCH, 2)
     scale = alpha_bar[t].unsqueeze(1)
@@ -59,7 +61,7 @@ for step in range(STEPS):
     loss.backward()
     optimizer.step()
     ema_update(average, model, decay=0.99)
-    if step % 100 == 0:
+    if step % 150 == 0:
         print(f"step {step:4d}  loss {loss.item():.4f}")
 
 fake, real = sample(average, 400), spiral(400)
