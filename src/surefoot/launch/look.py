@@ -57,6 +57,8 @@ class Look:
         self._before: dict[int, Tensor] = {}
         self._outputs: list[tuple[dict[str, Any], Any, Any]] = []
         self._hidden_tape = 0
+        self._several = len({number for held in book.parameters for number in held.optimizers}) > 1
+        """Several optimizers: perhaps models that judge each other, whose samples are compared."""
 
     # Beginning and end
 
@@ -206,6 +208,8 @@ class Look:
                 note["features"] = feature_scales(inputs[0])
             if outputs and outputs[0].dim() > 1 and len(outputs[0]) > 1 and outputs[0].is_floating_point():
                 note["diversity"] = float(outputs[0].detach().float().std(0).mean())
+            if self._several and grad_mode:
+                note["samples"] = [_few(tensor) for tensor in (inputs[:1] + outputs[:1])]
             for tensor in module.parameters():
                 record = self._book.get(tensor)
                 if record is not None and grad_mode:
@@ -634,6 +638,15 @@ def _bags(ids: Tensor) -> Tensor:
     """How often each token id, folded to 64 kinds, occurs in each row."""
     folded = ids.long() % 64
     return torch.zeros(len(ids), 64, device=ids.device).scatter_add_(1, folded, torch.ones_like(folded).float())
+
+
+def _few(tensor: Tensor) -> list[list[float]] | None:
+    """A few rows of a batch, thinned to a few numbers each."""
+    if tensor.dim() < 2 or not tensor.is_floating_point() or not tensor.numel():
+        return None
+    rows = tensor.detach()[:32].reshape(len(tensor[:32]), -1)
+    rows = rows[:, :: math.ceil(rows.shape[1] / 16)]
+    return [[round(v, 4) for v in row] for row in rows.float().nan_to_num().tolist()]
 
 
 def _thin(tensor: Tensor) -> Tensor:

@@ -278,8 +278,9 @@ class Notes:
         note["is_distribution"] = bool(
             rows.shape[1] > 1 and (rows >= 0).all() and ((rows.sum(1) - 1).abs() < 1e-3).all()
         )
-        if entry.name == "softmax" and out.numel():
+        if out.numel():
             chances = rows_of(out, dim if isinstance(dim, int) else -1).float()
+            chances = chances if entry.name == "softmax" else chances.exp()
             note["entropy"] = float(torch.special.entr(chances.clamp_min(0)).sum(1).nanmean())
         note["producer"] = self.producer(given)
         self.softmaxes.append(note)

@@ -415,6 +415,9 @@ def _states_in(value: Any) -> list[str]:
             found.append("scaler")
         elif item and all(isinstance(part, Tensor) for part in item.values()):
             found.append("model")
+    counts = {"epoch", "step", "iteration", "iter", "global_step", "start_epoch", "steps", "epochs"}
+    if any(str(key).lower() in counts and isinstance(item, int) for key, item in values.items()):
+        found.append("progress")
     return found
 
 
