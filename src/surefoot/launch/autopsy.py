@@ -182,10 +182,22 @@ def _exp(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
     )
 
 
+def _half_product(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+    """A product in half precision whose true value is beyond 65504, computed again in single precision."""
+    left = next((given[k] for k in ("self", "mat1") if k in given), None)
+    right = next((given[k] for k in ("mat2", "other") if k in given), None)
+    if left is None or right is None or left.dtype != torch.float16 or not (_finite(left) and _finite(right)):
+        return None
+    product = left.float() * right.float() if graph.op(node) == "Mul" else left.float() @ right.float()
+    bad = int((product.abs() > 65504).sum())
+    return {"undefined_at": "results beyond 65504", "bad": bad, "largest": float(product.abs().max())} if bad else None
+
+
 _UNDEFINED: dict[str, Callable[[Any, dict[str, Tensor]], dict[str, Any] | None]] = {
     "Log": _log, "Log2": _log, "Log10": _log, "Log1P": _log1p, "Div": _div, "Acos": _arc, "Asin": _arc, "Pow": _pow,
     "Softmax": _softmax, "LogSoftmax": _softmax, "NllLoss": _nll, "NllLoss2D": _nll, "Exp": _exp,
     "ScaledDotProductFlashAttentionForCpu": _attention, "ScaledDotProductAttention": _attention,
+    "Mm": _half_product, "Addmm": _half_product, "Bmm": _half_product, "Mul": _half_product,
     "ScaledDotProductEfficientAttention": _attention, "SafeSoftmax": _softmax,
 }  # fmt: skip
 

@@ -473,10 +473,14 @@ class Look:
                 return
 
     def _leak(self, out: Tensor, ids: Tensor, entry: Any) -> dict[str, Any]:
-        sizes = [dim for dim in range(3) if out.shape[dim] == ids.shape[1]]
-        if len(sizes) != 1:
+        rows, length = ids.shape
+        places = {1: (rows, length), 2: (rows, None, length), 0: (length, rows)}
+        time = next(
+            (dim for dim, sizes in places.items()
+             if all(size in (None, out.shape[i]) for i, size in enumerate(sizes))), None
+        )  # fmt: skip
+        if time is None:
             return {"applies": False}
-        time = sizes[0]
         cut = ids.shape[1] // 2
         caught: list[Tensor] = []
         handle = entry.node.register_prehook(lambda grads: caught.append(grads[0].detach()))

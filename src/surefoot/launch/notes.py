@@ -226,6 +226,7 @@ class Notes:
         note = self._place(entry) | {
             "parameter": parameter,
             "in_std": _std(first),
+            "fan_in": _fan_in(entry.name, first, given),
             "in_mean": float(sampled(first).float().mean()) if first.is_floating_point() else None,
             "out_std": _std(made),
             "out_largest": float(sampled(made).float().abs().max()) if made.numel() else 0.0,
@@ -424,6 +425,13 @@ class Notes:
                 "dtype": entry.out_dtype,
             }
         )
+
+
+def _fan_in(name: str, first: Tensor, given: list[Tensor]) -> int | None:
+    """How many inputs each output of a layer adds up."""
+    if name.startswith("conv") and len(given) > 1:
+        return math.prod(given[1].shape[1:])
+    return first.shape[-1] if first.dim() else None
 
 
 def _finite(value: Tensor) -> float | None:

@@ -171,18 +171,18 @@ def _wrap_clipping(watcher: Watcher, wrap: Any, after: Any, here: Callable[[], b
     def around_value(original: Any, args: Any, kwargs: Any) -> Any:
         """Clipping by value leaves no figure behind: the largest entry is taken before."""
         if here():
+            if args and not isinstance(args[0], (list, tuple, Tensor)):
+                args = (list(args[0]), *args[1:])  # a generator can be read only once
             watcher.safely("clipping", value_clipped, args, kwargs)
         return original(*args, **kwargs)
 
     def value_clipped(args: Any, kwargs: Any) -> None:
         given = args[0] if args else kwargs.get("parameters")
         limit = float(kwargs.get("clip_value", args[1] if len(args) > 1 else 0.0))
-        if isinstance(given, (list, tuple, Tensor)):  # a generator may be read only once
+        if isinstance(given, (list, tuple, Tensor)):
             tensors = [given] if isinstance(given, Tensor) else given
             largest = [float(t.grad.detach().abs().max()) for t in tensors if t.grad is not None and t.grad.numel()]
             watcher._clip_now = {"clip_norm": max(largest, default=0.0), "clip_limit": limit, "clip_by_value": True}
-        else:
-            watcher._clip_now = {"clip_limit": limit, "clip_by_value": True}
         if len(watcher.clips) < 3:
             watcher.clips.append({"step": watcher.steps, "site": site(5), "limit": limit, "by_value": True})
         if watcher.scaler.get("scaled_now"):

@@ -295,9 +295,15 @@ class Watcher:
         )
 
     def _leave_sentinel(self, root: Tensor) -> None:
-        """Tie a token to the graph's root: while the graph is held by anyone, the token lives."""
+        """Tie a token to the graph near its leaves: while anything made from it is held by anyone, the token lives."""
+        node: Any = root.grad_fn
+        for _ in range(2000):
+            below = next((n for n, _ in node.next_functions if n is not None and graph.leaf(n) is None), None)
+            if below is None:
+                break
+            node = below
         token = _Token()
-        root.grad_fn.metadata["surefoot"] = token  # type: ignore[union-attr, index]
+        node.metadata["surefoot"] = token
         self._sentinels.append(weakref.ref(token))
 
     def _check_leftover(self) -> None:

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from surefoot.diagnose.rules import (
     adversarial,
     data,
-    data_order,
-    data_splits,
     losses,
     numerics,
     pace,
@@ -25,8 +23,6 @@ RULES: tuple[Rule, ...] = (
     *losses.RULES,
     *wiring.RULES,
     *data.RULES,
-    *data_order.RULES,
-    *data_splits.RULES,
     *scale.RULES,
     *pace.RULES,
     *numerics.RULES,

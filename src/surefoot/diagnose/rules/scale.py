@@ -18,7 +18,7 @@ HEALTHY_GAIN = (0.1, 3.0)
 
 def _chain(run: Run) -> list[dict[str, Any]]:
     """The weight layers of the first step, in the order they ran, before anything was updated."""
-    if not run.looks or run.looks[0]["step"] != 0:
+    if not run.looks or run.looks[0]["step"] > (0 if run.main else 1):  # a loop without optimizer is seen from step 1
         return []
     layers = run.looks[0].get("notes", {}).get("layers", [])
     seen: set[Any] = set()
@@ -35,8 +35,9 @@ def _gains(run: Run, chain: list[dict[str, Any]]) -> list[float]:
     found = []
     for note in chain:
         first = run.parameters[note["parameter"]]["first"] if note["parameter"] is not None else {}
-        if first.get("std") is not None and first.get("fan_in"):
-            found.append(first["std"] * math.sqrt(first["fan_in"]))
+        fan_in = note.get("fan_in") or first.get("fan_in")
+        if first.get("std") is not None and fan_in:
+            found.append(first["std"] * math.sqrt(fan_in))
     return found
 
 
