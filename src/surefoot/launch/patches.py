@@ -352,6 +352,7 @@ def _wrap_states(watcher: Watcher, after: Any) -> None:
     def file_loaded(result: Any, args: Any, kwargs: Any) -> None:
         watcher.events.append(
             {"event": "file-loaded", "step": watcher.steps, "site": site(4), "holds": _states_in(result)}
+            | {"backward": watcher.backwards}
         )
 
     def file_saved(result: Any, args: Any, kwargs: Any) -> None:

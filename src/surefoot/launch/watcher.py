@@ -60,6 +60,8 @@ class Watched:
         self.zeroed_before_step = 0
         self.zero_site = ""
         self.inside = False
+        self.lines: set[int] = set()
+        """The lines of `backward` whose gradients it stepped with, as the stream counts them."""
         self.closure_backwards = 0
         self.loss_at_start: int = 0
 
@@ -103,6 +105,7 @@ class Watcher:
         self._gradient_autopsied = False
         self._clip_now: dict[str, Any] | None = None
         self._level: list[float] = []
+        self._levels: dict[Any, list[float]] = {}
         self._spikes = 0
         self._stashed: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._unscaled: tuple[weakref.ref[Tensor], Tensor] | None = None
@@ -192,6 +195,7 @@ class Watcher:
     def before_backward(self, root: Tensor) -> None:
         """`backward` is about to run on `root`."""
         self.backwards += 1
+        where = user_frame(3)
         value: Any = root.detach()
         if self._unscaled is not None:
             ref, original = self._unscaled
@@ -212,7 +216,7 @@ class Watcher:
                 if not self._autopsied:
                     self._autopsied = True
                     self.safely("autopsy", self._autopsy, root, value)
-            elif self._is_spike(value):
+            elif self._is_spike(value, where):
                 self.safely("spikes", self._note_spike, root, value)
         if root.grad_fn is not None and self.backwards <= 4096:
             self.safely("kept graphs", self._leave_sentinel, root)
@@ -220,14 +224,11 @@ class Watcher:
             self.safely("left-over gradients", self._check_leftover)
             facts = {"site": site(3), "value": value, "backward": self.backwards, "step": self.steps}
             self.safely("graph", self.look.before_backward, root, facts)
-        where = user_frame(3)
         if where is not None:
             self._root_sites_of_step.append(f"{where.f_code.co_filename}:{where.f_lineno}")
-            if self.look is not None:
-                with self.look.quietly():
-                    self.safely("data of steps", self.stream.note, root, (where.f_code, where.f_lineno), self.steps)
-            else:
-                self.safely("data of steps", self.stream.note, root, (where.f_code, where.f_lineno), self.steps)
+            with self.look.quietly() if self.look is not None else torch.no_grad():
+                line = (where.f_code, where.f_lineno)
+                self.safely("data of steps", self.stream.note, root, line, self.steps, self.backwards)
 
     def after_backward(self) -> None:
         """`backward` is done."""
@@ -249,9 +250,10 @@ class Watcher:
         facts = autopsy(root, self.book, origins)
         self.events.append({"event": "nonfinite-loss", "step": self.steps, "value": str(value), **facts})
 
-    def _is_spike(self, value: float) -> bool:
-        """Whether a loss stands far out of the last ones. A spike is not taken into the level it is judged by."""
-        level = self._level
+    def _is_spike(self, value: float, frame: Any) -> bool:
+        """Whether a loss stands far out of the last ones from the same line. It is not judged by a level it is in."""
+        key = (frame.f_code, frame.f_lineno) if frame is not None else None
+        level = self._level = self._levels.setdefault(key, [])
         if len(level) < 20:
             level.append(value)
             return False
@@ -284,6 +286,7 @@ class Watcher:
         batch = self.batches[-1]["print"] if self.batches else None
         self.events.append(
             {"event": "spike", "step": self.steps, "value": value, "level": level, "data": held, "batch": batch}
+            | {"backward": self.backwards}
         )
 
     def _leave_sentinel(self, root: Tensor) -> None:
@@ -353,6 +356,8 @@ class Watcher:
             row["roots"] = len(set(self._root_sites_of_step))
         self._last_losses, self._pending = losses, []
         self._root_sites_of_step = []
+        watched.lines |= self.stream.recent
+        self.stream.recent = set()
         watched.series.append(row)
         self.steps = max(self.steps, watched.series.count)
         for scheduler in self.schedulers:
@@ -503,6 +508,7 @@ class Watcher:
                     "born_at": held.born_at,
                     "loaded_at": held.loaded_at,
                     "loaded_age": held.loaded_age,
+                    "lines": sorted(held.lines),
                     "zeroed_before_step": held.zeroed_before_step,
                     "zero_site": held.zero_site,
                     "series": held.series.as_facts(),

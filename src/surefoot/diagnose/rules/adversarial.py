@@ -156,8 +156,8 @@ def mode_collapse(run: Run) -> Claim | None:
     return Claim(
         0.9 if spread < 0.25 else 0.75,
         f"Samples of `{name}` are alike: from step {late[0]['step']} on their spread is {spread:.1%} of that of the "
-        f"real data and they come near {covered:.0%} of the real rows, while the discriminator's loss is {judge.end:.3g}, "
-        "not 0.",
+        f"real data and they come near {covered:.0%} of the real rows, while the discriminator's loss is "
+        f"{judge.end:.3g}, not 0.",
         step=late[0]["step"],
         where=where_of(name, pair.generator["site"]),
         evidence={"spread_ratio": spread, "real_rows_covered": covered, "samples_near_real": near}

@@ -115,8 +115,8 @@ def ratio_explosion(run: Run) -> Claim | None:
     return Claim(
         0.92,
         f"The importance ratio at {worst['site']} reaches {float(worst['largest']):.3g} at step {worst['step']} "
-        f"where its mean is {float(worst['mean']):.3g}; it is above 20 in {len(wild)} of {len(notes)} batches looked at, first "
-        f"at step {wild[0]['step']}: a few samples outweigh all others.",
+        f"where its mean is {float(worst['mean']):.3g}; it is above 20 in {len(wild)} of {len(notes)} batches, "
+        f"first at step {wild[0]['step']}: a few samples outweigh all others.",
         step=wild[0]["step"],
         where=where_of(worst["site"]),
         evidence={"largest": worst["largest"], "mean": worst["mean"], "batches_above_20": len(wild), "of": len(notes)},
