@@ -60,6 +60,7 @@ class Watched:
         self.zeroed_before_step = 0
         self.zero_site = ""
         self.inside = False
+        self.looked = 0
         self.lines: set[int] = set()
         """The lines of `backward` whose gradients it stepped with, as the stream counts them."""
         self.closure_backwards = 0
@@ -87,6 +88,7 @@ class Watcher:
         self.batches: list[dict[str, Any]] = []
         self.scaler: dict[str, Any] = {}
         self.policy: list[dict[str, Any]] = []
+        self.divergences: list[dict[str, Any]] = []
         self.backward_series = Series()
         self.backwards = 0
         self.steps = 0
@@ -106,6 +108,9 @@ class Watcher:
         self._clip_now: dict[str, Any] | None = None
         self._level: list[float] = []
         self._levels: dict[Any, list[float]] = {}
+        self._streak = (-1, 0)
+        """The optimizer that stepped last, and how often in a row."""
+        self._streaks: dict[int, int] = {}
         self._spikes = 0
         self._stashed: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._unscaled: tuple[weakref.ref[Tensor], Tensor] | None = None
@@ -316,6 +321,7 @@ class Watcher:
             if watched.number in self._cycle and not has_closure:
                 self._finish_cycle()
             if self.look is not None:
+                watched.looked += 1
                 self.safely("gradients", self.look.before_step, watched.number, optimizer)
         if self._backwards_at_zero == self.backwards and self._pending and not has_closure:
             watched.zeroed_before_step += 1
@@ -367,10 +373,25 @@ class Watcher:
             self._cycle.add(watched.number)
             if sum(held.ref() is not None for held in self.optimizers) == 1:
                 self._finish_cycle()
-        elif self.steps >= self._look_at:
+        elif self.steps >= self._look_at or self._is_rare_turn(watched):
             self.begin_look()
         if self.steps % 16 == 0:
             self.safely("kept graphs", self._count_graphs)
+
+    def _is_rare_turn(self, watched: Watched) -> bool:
+        """Whether another optimizer, which steps once for many of this one's, comes next and was seldom looked at."""
+        if len(self.optimizers) < 2:
+            return False
+        number, count = self._streak
+        if number != watched.number:
+            self._streaks[number] = count
+            self._streak = (watched.number, 1)
+            return False
+        self._streak = (number, count + 1)
+        if count + 1 != self._streaks.get(number):
+            return False
+        others = [held for held in self.optimizers if held is not watched and held.series.count]
+        return any(held.looked < 4 + math.log2(held.series.count) for held in others)
 
     def _follow(self, facts: dict[str, Any]) -> None:
         scheduler = facts["ref"]()
@@ -530,6 +551,7 @@ class Watcher:
             "batches": self.batches,
             "scaler": {k: v for k, v in self.scaler.items() if not k.startswith("_")},
             "policy": self.policy,
+            "divergences": self.divergences,
             "retained": self.retained,
             "compiled": self.compiled,
             "problems": self.problems,

@@ -26,7 +26,7 @@ class Pair:
 
 def adversaries(run: Run) -> Pair | None:
     """Two optimizers of which one trains through the other's model, and the other judges real against made."""
-    active = [held for held in run.optimizers if held["steps"] >= max(10, 0.1 * run.steps)]
+    active = [held for held in run.optimizers if held["steps"] >= max(10, 0.02 * run.steps)]
     for first in active:
         for second in active:
             if first["number"] < second["number"]:

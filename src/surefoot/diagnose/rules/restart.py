@@ -187,9 +187,9 @@ def data_replayed(run: Run) -> Claim | None:
         replay = _replayed(before, after)
         if replay is None:
             continue
-        start, length = replay
-        if not _in_mid_epoch(before, after, start, length):
+        if not _in_mid_epoch(run, restart, before, after, replay):
             continue
+        start, length = replay
         return Claim(
             0.9,
             f"After the restart at step {at} ({restart['file']['site']}) the first {length} batches are those of steps "
@@ -215,14 +215,25 @@ def _replayed(before: list[Any], after: list[Any]) -> tuple[int, int] | None:
     return best
 
 
-def _in_mid_epoch(before: list[Any], after: list[Any], start: int, length: int) -> bool:
+def _in_mid_epoch(
+    run: Run, restart: dict[str, Any], before: list[Any], after: list[Any], replay: tuple[int, int]
+) -> bool:
     """Whether the epoch went on beyond what had been seen: then its beginning should not have come again."""
-    if start + length < len(before):
+    start, length = replay
+    if start + length < min(len(before), start + len(after)):
         return False  # the replay left the old order by itself: another epoch, or chance
-    if after[0] in before[start + 1 :]:
+    if after[0] in before[start + 1 :] or len(set(before[start:])) < len(before) - start:
         return False  # the sequence had come round already: one more epoch in a fixed order
-    fresh = after[length] if length < len(after) else None
-    return fresh is not None and fresh not in set(before)
+    if after[0] in after[1:]:
+        return False  # it comes round afterwards: the restart was at the end of an epoch
+    until = restart["file"]["backward"]
+    drawn = [b for b in run.facts.get("batches", []) if b["backward"] < until and b.get("grad")]
+    if length >= len(after) and drawn:
+        last = drawn[-1]
+        loader = next(held for held in run.facts["loaders"] if held["number"] == last["loader"])
+        seen = sum(b["loader"] == last["loader"] and b["iteration"] == last["iteration"] for b in drawn)
+        return loader.get("batches") is None or seen < loader["batches"]
+    return length >= 5
 
 
 def unseeded(run: Run) -> Claim | None:
