@@ -239,7 +239,7 @@ class Run:
     @property
     def adversarial(self) -> bool:
         """Several optimizers take turns, as in a GAN: one loss says little by itself."""
-        active = [held for held in self.optimizers if held["steps"] >= 0.2 * max(1, self.steps)]
+        active = [held for held in self.optimizers if held["steps"] >= max(5, 0.02 * self.steps)]
         overlapping = [h for h in active if h["born_at"] <= 0.5 * self.steps]
         return len(overlapping) > 1
 

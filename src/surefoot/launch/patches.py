@@ -348,6 +348,7 @@ def _wrap_data(watcher: Watcher, after: Any) -> None:
             "loader": facts["number"],
             "iteration": facts["iterations"],
             "step": watcher.steps,
+            "backward": watcher.backwards,
             "size": len(tensors[0]),
             "print": hash((tuple(tensors[0].shape), tuple(ends))),
             "grad": torch.is_grad_enabled(),
@@ -387,6 +388,7 @@ def _wrap_states(watcher: Watcher, after: Any) -> None:
     def file_loaded(result: Any, args: Any, kwargs: Any) -> None:
         watcher.events.append(
             {"event": "file-loaded", "step": watcher.steps, "site": site(4), "holds": _states_in(result)}
+            | {"backward": watcher.backwards}
         )
 
     def file_saved(result: Any, args: Any, kwargs: Any) -> None:
@@ -486,3 +488,21 @@ def _wrap_policies(watcher: Watcher, after: Any) -> None:
                 watcher.policy.append({"step": watcher.steps, "entropy": entropy, "actions": args[0].param_shape[-1]})
 
     after(Categorical, "log_prob", "policies", log_prob)
+
+    def divergence(result: Any, args: Any, kwargs: Any) -> None:
+        """The KL divergence from a distribution that is not learned and not the same for every row."""
+        notes = watcher.divergences
+        if not result.requires_grad or (notes and notes[-1]["step"] == watcher.steps) or len(notes) >= 1000:
+            return
+        if len(notes) >= 200 and watcher.steps % 16:
+            return
+        with watcher.look.quietly() if watcher.look is not None else torch.no_grad():
+            other = args[1]
+            held = [t for name in other.arg_constraints if isinstance(t := other.__dict__.get(name), Tensor)]
+            if not held or any(tensor.requires_grad for tensor in held):
+                return
+            if any(tensor.dim() and float(tensor.double().std(0).max()) > 0 for tensor in held if len(tensor) > 1):
+                notes.append({"step": watcher.steps, "kl": float(result.detach().mean()), "site": site(4)})
+
+    for owner in (torch.distributions, torch.distributions.kl):
+        after(owner, "kl_divergence", "policies", divergence)

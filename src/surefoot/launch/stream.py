@@ -27,7 +27,7 @@ LABELLED = 600
 """So many notes tell which labels the batch had, and how large its numbers were."""
 ROWS_OF = 400
 """So many notes tell which rows the batch had."""
-MOST_ROWS = 12_000
+MOST_ROWS, MOST_IN_BATCH = 12_000, 256
 _SEARCHES = 12
 _EAGER_STEPS = 200
 
@@ -43,35 +43,38 @@ class Stream:
 
     def __init__(self) -> None:
         self.notes: list[dict[str, Any]] = []
-        self.rows: dict[int, int] = {}
-        """Each row that was trained on, and the step it was first seen at."""
+        self.rows: dict[int, dict[int, int]] = {}
+        """For each line that calls `backward`: every row trained on, and the backward it was first seen at."""
+        self.recent: set[int] = set()
+        """The lines since the last step of an optimizer."""
         self.hooked = False
         """Whether the script puts hooks on saved tensors; nothing is read from then on."""
         self._ways: dict[Any, dict[str, Any]] = {}
 
-    def note(self, root: Tensor, where: Any, step: int) -> None:
+    def note(self, root: Tensor, where: Any, step: int, backward: int) -> None:
         """`backward` is about to run on `root`, called from the line `where`."""
         if self.hooked or len(self.notes) >= MOST_NOTES or root.grad_fn is None:
             return
         if root.device.type != "cpu" and step >= _EAGER_STEPS:
             return
-        way = self._ways.setdefault(where, {"searches": 0})
+        way = self._ways.setdefault(where, {"searches": 0, "line": len(self._ways)})
+        self.recent.add(way["line"])
         with torch.no_grad():
             inputs = self._follow(root.grad_fn, way, "inputs")
             target = self._follow(root.grad_fn, way, "target")
             if inputs is None and target is None:
                 return
-            found: dict[str, Any] = {"step": step, "line": len(self._ways) if "line" not in way else way["line"]}
-            way.setdefault("line", found["line"])
+            found: dict[str, Any] = {"step": step, "backward": backward, "line": way["line"]}
             early = len(self.notes) < LABELLED
             if inputs is not None:
                 found["x"] = print_of(inputs)
                 found["size"] = len(inputs)
                 if early and inputs.is_floating_point():
                     found["x_largest"] = float(inputs.abs().max())
-                if len(self.notes) < ROWS_OF and len(self.rows) < MOST_ROWS and inputs.dim() > 1:
-                    for row in fingerprints(inputs, 256):
-                        self.rows.setdefault(row, step)
+                rows = self.rows.setdefault(way["line"], {})
+                if len(self.notes) < ROWS_OF and len(rows) < MOST_ROWS and inputs.dim() > 1:
+                    for row in fingerprints(inputs, MOST_IN_BATCH):
+                        rows.setdefault(row, backward)
             if target is not None:
                 found["y"] = print_of(target)
                 if early:
@@ -103,7 +106,17 @@ class Stream:
 
     def as_facts(self) -> dict[str, Any]:
         """For the run folder."""
-        return {"notes": self.notes, "rows": list(self.rows), "row_steps": list(self.rows.values())}
+        rows = {
+            str(line): {"prints": list(held), "first": list(held.values()), "whole": self._whole(line)}
+            for line, held in self.rows.items()
+        }
+        return {"notes": self.notes, "rows": rows}
+
+    def _whole(self, line: int) -> bool:
+        """Whether every row that was trained on from a line is known."""
+        notes = [note for note in self.notes if note["line"] == line]
+        largest = max((note.get("size", 0) for note in notes), default=0)
+        return len(self.notes) < ROWS_OF and len(self.rows[line]) < MOST_ROWS and largest <= MOST_IN_BATCH
 
 
 def _data(node: Any, name: str) -> Tensor | None:

@@ -60,6 +60,13 @@ class Watched:
         self.zeroed_before_step = 0
         self.zero_site = ""
         self.inside = False
+<<<<<<< HEAD
+=======
+        self.looked = 0
+        self.lines: set[int] = set()
+        """The lines of `backward` whose gradients it stepped with, as the stream counts them."""
+        self.closure_backwards = 0
+>>>>>>> 95b6cdcbf0e59bbe8cdd229a1d70c2aeb149029b
         self.loss_at_start: int = 0
 
 
@@ -84,6 +91,7 @@ class Watcher:
         self.batches: list[dict[str, Any]] = []
         self.scaler: dict[str, Any] = {}
         self.policy: list[dict[str, Any]] = []
+        self.divergences: list[dict[str, Any]] = []
         self.backward_series = Series()
         self.backwards = 0
         self.steps = 0
@@ -102,6 +110,10 @@ class Watcher:
         self._gradient_autopsied = False
         self._clip_now: dict[str, Any] | None = None
         self._level: list[float] = []
+        self._levels: dict[Any, list[float]] = {}
+        self._streak = (-1, 0)
+        """The optimizer that stepped last, and how often in a row."""
+        self._streaks: dict[int, int] = {}
         self._spikes = 0
         self._stashed: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._unscaled: tuple[weakref.ref[Tensor], Tensor] | None = None
@@ -196,6 +208,7 @@ class Watcher:
     def before_backward(self, root: Tensor) -> None:
         """`backward` is about to run on `root`."""
         self.backwards += 1
+        where = user_frame(3)
         value: Any = root.detach()
         if self._unscaled is not None:
             ref, original = self._unscaled
@@ -216,7 +229,7 @@ class Watcher:
                 if not self._autopsied:
                     self._autopsied = True
                     self.safely("autopsy", self._autopsy, root, value)
-            elif self._is_spike(value):
+            elif self._is_spike(value, where):
                 self.safely("spikes", self._note_spike, root, value)
         if root.grad_fn is not None and (
             self.backwards <= 128 or (self.backwards % 16 == 0 and self.backwards < 1 << 14)
@@ -226,14 +239,11 @@ class Watcher:
             self.safely("left-over gradients", self._check_leftover)
             facts = {"site": site(3), "value": value, "backward": self.backwards, "step": self.steps}
             self.safely("graph", self.look.before_backward, root, facts)
-        where = user_frame(3)
         if where is not None:
             self._root_sites_of_step.append(f"{where.f_code.co_filename}:{where.f_lineno}")
-            if self.look is not None:
-                with self.look.quietly():
-                    self.safely("data of steps", self.stream.note, root, (where.f_code, where.f_lineno), self.steps)
-            else:
-                self.safely("data of steps", self.stream.note, root, (where.f_code, where.f_lineno), self.steps)
+            with self.look.quietly() if self.look is not None else torch.no_grad():
+                line = (where.f_code, where.f_lineno)
+                self.safely("data of steps", self.stream.note, root, line, self.steps, self.backwards)
 
     def after_backward(self, gradients: Any = None) -> None:
         """`backward` is done; `gradients` are those that were returned instead of accumulated."""
@@ -255,9 +265,10 @@ class Watcher:
         facts = autopsy(root, self.book, origins)
         self.events.append({"event": "nonfinite-loss", "step": self.steps, "value": str(value), **facts})
 
-    def _is_spike(self, value: float) -> bool:
-        """Whether a loss stands far out of the last ones. A spike is not taken into the level it is judged by."""
-        level = self._level
+    def _is_spike(self, value: float, frame: Any) -> bool:
+        """Whether a loss stands far out of the last ones from the same line. It is not judged by a level it is in."""
+        key = (frame.f_code, frame.f_lineno) if frame is not None else None
+        level = self._level = self._levels.setdefault(key, [])
         if len(level) < 20:
             level.append(value)
             return False
@@ -292,6 +303,7 @@ class Watcher:
             self.look_soon()
         self.events.append(
             {"event": "spike", "step": self.steps, "value": value, "level": level, "data": held, "batch": batch}
+            | {"backward": self.backwards}
         )
 
     def _leave_sentinel(self, root: Tensor) -> None:
@@ -331,6 +343,7 @@ class Watcher:
             if watched.number in self._cycle and not has_closure:
                 self._finish_cycle()
             if self.look is not None:
+                watched.looked += 1
                 self.safely("gradients", self.look.before_step, watched.number, optimizer)
         if self._backwards_at_zero == self.backwards and self._pending and not has_closure:
             watched.zeroed_before_step += 1
@@ -371,8 +384,13 @@ class Watcher:
             row["roots"] = len(set(self._root_sites_of_step))
         self._last_losses, self._pending = losses, []
         self._root_sites_of_step = []
+<<<<<<< HEAD
         self._stepped = True
         row["at"] = self.steps
+=======
+        watched.lines |= self.stream.recent
+        self.stream.recent = set()
+>>>>>>> 95b6cdcbf0e59bbe8cdd229a1d70c2aeb149029b
         watched.series.append(row)
         if watched.number in self._round or not self._round:  # a round ends when an optimizer steps again
             self.steps += 1
@@ -385,10 +403,25 @@ class Watcher:
             self._cycle.add(watched.number)
             if sum(held.ref() is not None for held in self.optimizers) == 1:
                 self._finish_cycle()
-        elif self.steps >= self._look_at:
+        elif self.steps >= self._look_at or self._is_rare_turn(watched):
             self.begin_look()
         if self.steps % 16 == 0:
             self.safely("kept graphs", self._count_graphs)
+
+    def _is_rare_turn(self, watched: Watched) -> bool:
+        """Whether another optimizer, which steps once for many of this one's, comes next and was seldom looked at."""
+        if len(self.optimizers) < 2:
+            return False
+        number, count = self._streak
+        if number != watched.number:
+            self._streaks[number] = count
+            self._streak = (watched.number, 1)
+            return False
+        self._streak = (number, count + 1)
+        if count + 1 != self._streaks.get(number):
+            return False
+        others = [held for held in self.optimizers if held is not watched and held.series.count]
+        return any(held.looked < 4 + math.log2(held.series.count) for held in others)
 
     def _follow(self, facts: dict[str, Any]) -> None:
         scheduler = facts["ref"]()
@@ -529,6 +562,7 @@ class Watcher:
                     "born_at": held.born_at,
                     "loaded_at": held.loaded_at,
                     "loaded_age": held.loaded_age,
+                    "lines": sorted(held.lines),
                     "zeroed_before_step": held.zeroed_before_step,
                     "zero_site": held.zero_site,
                     "series": held.series.as_facts(),
@@ -551,6 +585,7 @@ class Watcher:
             "batches": self.batches,
             "scaler": {k: v for k, v in self.scaler.items() if not k.startswith("_")},
             "policy": self.policy,
+            "divergences": self.divergences,
             "retained": self.retained,
             "compiled": self.compiled,
             "problems": self.problems,

@@ -26,7 +26,7 @@ class Pair:
 
 def adversaries(run: Run) -> Pair | None:
     """Two optimizers of which one trains through the other's model, and the other judges real against made."""
-    active = [held for held in run.optimizers if held["steps"] >= max(10, 0.1 * run.steps)]
+    active = [held for held in run.optimizers if held["steps"] >= max(10, 0.02 * run.steps)]
     for first in active:
         for second in active:
             if first["number"] < second["number"]:
@@ -156,8 +156,8 @@ def mode_collapse(run: Run) -> Claim | None:
     return Claim(
         0.9 if spread < 0.25 else 0.75,
         f"Samples of `{name}` are alike: from step {late[0]['step']} on their spread is {spread:.1%} of that of the "
-        f"real data and they come near {covered:.0%} of the real rows, while the discriminator's loss is {judge.end:.3g}, "
-        "not 0.",
+        f"real data and they come near {covered:.0%} of the real rows, while the discriminator's loss is "
+        f"{judge.end:.3g}, not 0.",
         step=late[0]["step"],
         where=where_of(name, pair.generator["site"]),
         evidence={"spread_ratio": spread, "real_rows_covered": covered, "samples_near_real": near}

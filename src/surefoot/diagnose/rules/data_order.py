@@ -258,9 +258,9 @@ def bad_batch(run: Run) -> Claim | None:
 
 
 def _outlying_data(run: Run, spikes: list[dict[str, Any]]) -> Claim | None:
-    at = {spike["step"] for spike in spikes}
+    at = {spike["backward"] for spike in spikes}
     for key, name in (("y_largest", "target"), ("x_largest", "input")):
-        sizes = [(n["step"], v) for n in main_line(run) if (v := number(n.get(key))) is not None and v < 1e30]
+        sizes = [(n["backward"], v) for n in main_line(run) if (v := number(n.get(key))) is not None and v < 1e30]
         if len(sizes) < 20:
             continue
         usual = median(v for _, v in sizes)
@@ -269,7 +269,7 @@ def _outlying_data(run: Run, spikes: list[dict[str, Any]]) -> Claim | None:
         if not apart or len(apart) > 0.25 * len(sizes) or min(v for _, v in apart) < 3 * max(rest):
             continue
         spiked = [s for s, _ in apart if s in at]
-        early = [s for s, _ in apart if s < 20]  # no level to judge by yet
+        early = [s for s, _ in apart if s <= 20]  # no level to judge by yet
         if not spiked or len(spiked) < 0.6 * (len(apart) - len(early)):
             continue
         return _claim_outlier(run, name, spikes, spiked, usual, max(v for _, v in apart), max(rest))
@@ -277,9 +277,10 @@ def _outlying_data(run: Run, spikes: list[dict[str, Any]]) -> Claim | None:
 
 
 def _claim_outlier(
-    run: Run, name: str, spikes: list[dict[str, Any]], steps: list[int], usual: float, worst: float, next_largest: float
+    run: Run, name: str, spikes: list[dict[str, Any]], hits: list[int], usual: float, worst: float, next_largest: float
 ) -> Claim:
-    first = next(spike for spike in spikes if spike["step"] == steps[0])
+    first = next(spike for spike in spikes if spike["backward"] == hits[0])
+    steps = [spike["step"] for spike in spikes if spike["backward"] in hits]
     row = next((d["worst_row"] for d in first["data"] if d.get("row_ratio", 0) > 8), None)
     times = f"{len(steps)} times, always with such a batch" if len(steps) > 1 else "once"
     return Claim(
@@ -324,17 +325,17 @@ def _outlying_row(run: Run, spikes: list[dict[str, Any]]) -> Claim | None:
 
 def _recurring_batch(run: Run, spikes: list[dict[str, Any]]) -> Claim | None:
     """The same batch each time, and each time it comes."""
-    prints = {note["step"]: hash((note.get("x"), note.get("y"))) for note in stream(run)}
+    prints = {note["backward"]: hash((note.get("x"), note.get("y"))) for note in stream(run)}
     if len(set(prints.values())) < 4:
         return None
-    at = Counter(prints[spike["step"]] for spike in spikes if spike["step"] in prints)
+    at = Counter(prints[spike["backward"]] for spike in spikes if spike["backward"] in prints)
     if not at:
         return None
     print_, times = at.most_common(1)[0]
-    came = sorted(step for step, other in prints.items() if other == print_ and step >= 20)
+    came = sorted(n["step"] for n in stream(run) if prints[n["backward"]] == print_ and n["backward"] > 20)
     if times < 2 or times < 0.6 * len(came) or sum(at.values()) > 2 * times:
         return None
-    first = next(spike for spike in spikes if prints.get(spike["step"]) == print_)
+    first = next(spike for spike in spikes if prints.get(spike["backward"]) == print_)
     return Claim(
         0.9,
         f"The loss jumps from {first['level']:.3g} to {first['value']:.3g} at step {first['step']}, and {times} times "

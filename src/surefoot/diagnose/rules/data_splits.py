@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -14,106 +14,122 @@ if TYPE_CHECKING:
     from surefoot.diagnose.run import Run
 
 
-@dataclass
-class Held:
-    """The rows of one evaluation, gathered from its passes."""
+@dataclass(frozen=True)
+class Known:
+    """What is known of the rows a model was trained on."""
 
-    model: str
-    site: str
-    step: int
-    rows: set[int] = field(default_factory=set)
-    whole: bool = True
-    """Whether all of its passes, and all of their rows, are known."""
+    rows: set[int]
+    coverage: float
+    """Which share of all training rows these are, roughly; 0 if it cannot be told."""
 
 
-def evaluations(run: Run) -> list[Held]:
-    """What the model was evaluated on: one entry for each line of the script and first row."""
-    blocks: dict[Any, Held] = {}
-    for note in run.evaluations():
-        rows = note.get("rows")
-        if not rows or len(rows) < 8 or note.get("grad_mode"):
-            continue
-        key = (note["model"], note["site"], note.get("block", ("look", note["step"])))
-        held = blocks.setdefault(key, Held(note["model"], note["site"], note["step"]))
-        held.rows.update(rows)
-        total = note["inputs"][0]["shape"][0] if note["inputs"] else len(rows)
-        if total > len(rows) or note.get("block_passes", 1) > 16:
-            held.whole = False
-    return list(blocks.values())
+def trained_rows(run: Run, model: str) -> Known:
+    """The rows a model was trained on: those of the lines whose gradients its optimizer took, and of the looks."""
+    optimizers = {n for p in run.parameters.values() if p["model"] == model for n in p["trained_by"]}
+    lines = {str(line) for held in run.optimizers if held["number"] in optimizers for line in held.get("lines", [])}
+    held = [entry for line, entry in run.facts.get("stream", {}).get("rows", {}).items() if line in lines]
+    first = {row: at for entry in held for row, at in zip(entry["prints"], entry["first"], strict=True)}
+    passes = [n for n in run.passes(grad=True) if n["model"] == model and n.get("rows")]
+    alike = [sum(row in first for row in note["rows"]) / len(note["rows"]) for note in passes]
+    if held and alike and median(alike) > 0.95:
+        whole = all(entry["whole"] for entry in held)
+        return Known(set(first), 1.0 if whole else _recapture(passes, first))
+    rows: dict[int, int] = {}
+    shares = []
+    for position, note in enumerate(passes):
+        shares.append(sum(row in rows for row in note["rows"]) / len(note["rows"]))
+        for row in note["rows"]:
+            rows.setdefault(row, position)
+    return Known(set(rows), median(shares[-4:]) if len(shares) > 6 else 0.0)
+
+
+def _recapture(passes: list[dict[str, Any]], first: dict[int, int]) -> float:
+    """Which share of the rows of late batches had come before: how much of the set is known."""
+    last = max(first.values(), default=0)
+    later = [note for note in passes if note["step"] > last] or passes[-4:]
+    return median(sum(first.get(r, math.inf) <= last for r in n["rows"]) / len(n["rows"]) for n in later)
 
 
 # ── leakage ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def leakage(run: Run) -> Claim | None:
-    """Some rows of the evaluation were trained on, and it is not the training set that is evaluated."""
-    trained = training_rows(run)
-    if len(trained) < 16 or run.adversarial:
+    """Some rows of an evaluation batch were trained on and others not, or a held-out set lies within the training set.
+
+    An evaluation of the training set itself, for its accuracy, shares all of its rows: that is no leak.
+    """
+    if run.adversarial:
         return None
-    found = [(len(held.rows & trained) / len(held.rows), held) for held in evaluations(run) if len(held.rows) >= 8]
-    found = [(share, held) for share, held in found if held.step > 0]
-    if not found or not _rows_are_telling(run, trained):
-        return None
-    coverage = recapture(run)
-    parts = [(share, held) for share, held in found if share > 0.02 and len(held.rows & trained) >= 4]
-    if not parts:
-        return None
-    clean = any(share < 0.01 for share, _ in found)
-    mixed = [(s, h) for s, h in parts if s < 0.9 * coverage and s < 0.9]
-    if mixed and coverage > 0.3:
-        share, held = max(mixed, key=lambda item: (item[1].step, item[0]))
-        return _claim_leak(share, held, trained, coverage, 0.9 if share > 0.1 else 0.75)
-    if clean or any(_is_training_set(run, held, trained) for _, held in parts):
-        return None
-    share, held = max(parts, key=lambda item: item[1].step)
-    if share > 0.9 and held.whole and len(trained) > 1.3 * len(held.rows) and not _same_loader(run):
-        return _claim_leak(share, held, trained, coverage, 0.8)
+    for model in {note["model"] for note in run.evaluations()}:
+        known = trained_rows(run, model)
+        passes = _distinct([n for n in run.evaluations() if n["model"] == model and not n["grad_mode"]])
+        if len(known.rows) < 16 or known.coverage < 0.3 or not passes or not _rows_differ(run, model):
+            continue
+        claim = _part_known(model, passes, known) or _held_within(run, model, passes, known)
+        if claim is not None:
+            return claim
     return None
 
 
-def _claim_leak(share: float, held: Held, trained: set[int], coverage: float, confidence: float) -> Claim:
-    both = len(held.rows & trained)
+def _distinct(notes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Passes with enough rows, each set of rows once."""
+    found = {}
+    for note in notes:
+        rows = note.get("rows") or []
+        if len(rows) >= 8 and note["step"] > 0:
+            found[(note["site"], tuple(rows[:8]))] = note
+    return list(found.values())
+
+
+def _shared(note: dict[str, Any], known: Known) -> float:
+    return sum(row in known.rows for row in note["rows"]) / len(note["rows"])
+
+
+def _part_known(model: str, passes: list[dict[str, Any]], known: Known) -> Claim | None:
+    touched = [(note, share) for note in passes if (share := _shared(note, known)) > 0.03]
+    mixed = []
+    for note, share in touched:
+        count, cover = len(note["rows"]), known.coverage
+        chance = 3 * math.sqrt(cover * (1 - cover) / count)
+        if share * count >= 4 and share < min(0.9, 0.85 * cover) and share < cover - chance:
+            mixed.append((note, share))
+    if not mixed or sum(len(n["rows"]) for n, _ in mixed) < 0.5 * sum(len(n["rows"]) for n, _ in touched):
+        return None
+    note, share = max(mixed, key=lambda item: len(item[0]["rows"]))
+    return _claim_leak(model, note, share, known, 0.92 if share > 0.1 else 0.8)
+
+
+def _held_within(run: Run, model: str, passes: list[dict[str, Any]], known: Known) -> Claim | None:
+    """All evaluated rows were trained on, and they are but a part of the training set, from a source of their own."""
+    shares = [_shared(note, known) for note in passes]
+    if min(shares) < 0.97 or known.coverage < 0.9 or _same_loader(run):
+        return None
+    cut = any(note["inputs"][0]["shape"][0] > len(note["rows"]) for note in passes)
+    many = any(note.get("block_passes", 1) > 16 for note in passes)
+    rows = {row for note in passes for row in note["rows"]}
+    if cut or many or len(rows) > 0.7 * len(known.rows) or len(rows) < 16:
+        return None
+    note = max(passes, key=lambda item: len(item["rows"]))
+    return _claim_leak(model, note, 1.0, known, 0.8)
+
+
+def _claim_leak(model: str, note: dict[str, Any], share: float, known: Known, confidence: float) -> Claim:
+    both = round(share * len(note["rows"]))
     return Claim(
         confidence,
-        f"{both} of the {len(held.rows)} rows that `{held.model}` is evaluated on at {held.site} ({share:.0%}) were, "
-        f"value for value, among the {len(trained):,} rows seen in training.",
-        step=held.step,
-        where=where_of(held.site, held.model),
-        evidence={"shared": both, "evaluated": len(held.rows), "trained": len(trained), "coverage": coverage},
+        f"{both} of {len(note['rows'])} rows that `{model}` is evaluated on at {note['site']} ({share:.0%}) are, value "
+        f"for value, among the {len(known.rows):,} rows it is trained on.",
+        step=note["step"],
+        where=where_of(note["site"], model),
+        evidence={"shared": both, "evaluated": len(note["rows"]), "trained": len(known.rows)}
+        | {"training_rows_known": known.coverage},
     )
 
 
-def training_rows(run: Run) -> set[int]:
-    """Fingerprints of the rows that were trained on."""
-    rows = set(run.facts.get("stream", {}).get("rows", []))
-    for note in run.passes(grad=True):
-        rows.update(note.get("rows") or ())
-    return rows
-
-
-def recapture(run: Run) -> float:
-    """Which share of a late training batch had been seen in earlier ones: how much of the set is known."""
-    seen: set[int] = set(run.facts.get("stream", {}).get("rows", []))
-    steps = dict(zip(run.facts["stream"]["rows"], run.facts["stream"]["row_steps"], strict=True)) if seen else {}
-    passes = [note for note in run.passes(grad=True) if note.get("rows") and note["step"] > 0]
-    shares = []
-    for note in passes[-6:]:
-        known = sum(steps.get(row, math.inf) < note["step"] for row in note["rows"])
-        shares.append(known / len(note["rows"]))
-    return median(shares) if shares else 0.0
-
-
-def _rows_are_telling(run: Run, trained: set[int]) -> bool:
+def _rows_differ(run: Run, model: str) -> bool:
     """Whether two different rows would look different: not so for a few kinds of tokens or discrete states."""
-    batches = [note for note in run.passes(grad=True) if note.get("rows") and len(note["rows"]) > 7]
-    if not batches:
-        return False
-    alike = [len(set(note["rows"])) / len(note["rows"]) for note in batches]
-    return median(alike) > 0.9
-
-
-def _is_training_set(run: Run, held: Held, trained: set[int]) -> bool:
-    return not held.whole or len(held.rows) > 0.75 * len(trained)
+    batches = [n["rows"] for n in run.passes(grad=True) if n["model"] == model and len(n.get("rows") or ()) > 7]
+    return bool(batches) and median(len(set(rows)) / len(rows) for rows in batches) > 0.9
 
 
 def _same_loader(run: Run) -> bool:

@@ -115,8 +115,8 @@ def ratio_explosion(run: Run) -> Claim | None:
     return Claim(
         0.92,
         f"The importance ratio at {worst['site']} reaches {float(worst['largest']):.3g} at step {worst['step']} "
-        f"where its mean is {float(worst['mean']):.3g}; it is above 20 in {len(wild)} of {len(notes)} batches looked at, first "
-        f"at step {wild[0]['step']}: a few samples outweigh all others.",
+        f"where its mean is {float(worst['mean']):.3g}; it is above 20 in {len(wild)} of {len(notes)} batches, "
+        f"first at step {wild[0]['step']}: a few samples outweigh all others.",
         step=wild[0]["step"],
         where=where_of(worst["site"]),
         evidence={"largest": worst["largest"], "mean": worst["mean"], "batches_above_20": len(wild), "of": len(notes)},
@@ -135,17 +135,20 @@ def divergences(run: Run) -> tuple[list[tuple[int, float]], str]:
         and number(n["input"].get("mean")) is not None
         and n["input"]["mean"] < 0
     ]
+    stated = [(n["step"], n["kl"], n["site"]) for n in run.facts.get("divergences", []) if number(n["kl"]) is not None]
     divided = [
         (n["step"], float(n["value"]), n["site"]) for n in run.notes("losses") if n["op"] == "kl_div" and n["value"]
     ]
-    chosen = max((ratios, apart, divided), key=lambda found: (len(found) > 5, max((v for _, v, _ in found), default=0)))
+    chosen = max(
+        (stated, ratios, apart, divided), key=lambda found: (len(found) > 5, max((v for _, v, _ in found), default=0))
+    )
     chosen = [item for item in chosen if math.isfinite(item[1])]
     return [(step, value) for step, value, _ in chosen], chosen[0][2] if chosen else ""
 
 
 def kl_blowup(run: Run) -> Claim | None:
     """The policy moves away from the one it is measured against, further and further."""
-    if not is_policy(run):
+    if not is_policy(run) and not run.facts.get("divergences"):
         return None
     found, site = divergences(run)
     if len(found) < 6:
@@ -208,7 +211,9 @@ def reward_scale(run: Run) -> Claim | None:
     if max(scale, weights) < 30:
         return None
     share = _value_share(run)
-    if weights < 30 and (share is None or share < 0.95):
+    losses = [abs(value) for root in run.roots() if (value := number(root["value"])) is not None]
+    dominated = share > 0.95 if share is not None else median(losses or [0.0]) > 30
+    if weights < 30 and not dominated:
         return None
     rise = gain(run)
     moved = entropies(run)

@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from surefoot.diagnose.engine import Claim, Rule
-from surefoot.diagnose.readings import stream, training_loader, where_of
+from surefoot.diagnose.readings import stream, where_of
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import Run
@@ -175,21 +175,21 @@ def _claim_rate(restart: dict[str, Any], jump: tuple[float, float]) -> Claim:
 def data_replayed(run: Run) -> Claim | None:
     """After a restart in the middle of an epoch, the batches of that epoch come from its beginning again."""
     for restart in restarts(run):
-        new = restart["optimizers"][-1]
         at = restart["file"]["step"]
         if at < 2:
             continue
-        sequence = _prints(run)
-        split = _split(run, sequence, new, at)
-        if split is None:
+        notes = stream(run)
+        prints = [hash((note.get("x"), note.get("y"))) for note in notes]
+        split = next((i for i, note in enumerate(notes) if note["backward"] > restart["file"]["backward"]), None)
+        if not split:
             continue
-        before, after = [p for _, p in sequence[:split]], [p for _, p in sequence[split:]]
+        before, after = prints[:split], prints[split:]
         replay = _replayed(before, after)
         if replay is None:
             continue
-        start, length = replay
-        if not _in_mid_epoch(run, restart, before, after, start, length):
+        if not _in_mid_epoch(run, restart, before, after, replay):
             continue
+        start, length = replay
         return Claim(
             0.9,
             f"After the restart at step {at} ({restart['file']['site']}) the first {length} batches are those of steps "
@@ -200,26 +200,6 @@ def data_replayed(run: Run) -> Claim | None:
             evidence={"replayed": length, "first_seen_at": start, "restart": at},
         )
     return None
-
-
-def _prints(run: Run) -> list[tuple[int, Any]]:
-    """Steps and prints of the batches trained on, in order."""
-    notes = [(n["step"], hash((n.get("x"), n.get("y")))) for n in stream(run)]
-    loader = training_loader(run)
-    if notes or loader is None:
-        return notes
-    return [(b["step"], b["print"]) for b in run.facts["batches"] if b.get("grad")]
-
-
-def _split(run: Run, sequence: list[tuple[int, Any]], new: dict[str, Any], at: int) -> int | None:
-    """Where in the sequence the restart lies.
-
-    Steps are counted per optimizer, so those of a new one do not rise above the old count for a while: the notes of the
-    first `at` steps come before it.
-    """
-    if len(sequence) <= at or at < 2:
-        return None
-    return at if new["born_at"] else next((i for i, (step, _) in enumerate(sequence) if step >= at), None)
 
 
 def _replayed(before: list[Any], after: list[Any]) -> tuple[int, int] | None:
@@ -236,15 +216,24 @@ def _replayed(before: list[Any], after: list[Any]) -> tuple[int, int] | None:
 
 
 def _in_mid_epoch(
-    run: Run, restart: dict[str, Any], before: list[Any], after: list[Any], start: int, length: int
+    run: Run, restart: dict[str, Any], before: list[Any], after: list[Any], replay: tuple[int, int]
 ) -> bool:
     """Whether the epoch went on beyond what had been seen: then its beginning should not have come again."""
-    if start + length < len(before):
+    start, length = replay
+    if start + length < min(len(before), start + len(after)):
         return False  # the replay left the old order by itself: another epoch, or chance
-    if after[0] in before[start + 1 :]:
+    if after[0] in before[start + 1 :] or len(set(before[start:])) < len(before) - start:
         return False  # the sequence had come round already: one more epoch in a fixed order
-    fresh = after[length] if length < len(after) else None
-    return fresh is not None and fresh not in set(before)
+    if after[0] in after[1:]:
+        return False  # it comes round afterwards: the restart was at the end of an epoch
+    until = restart["file"]["backward"]
+    drawn = [b for b in run.facts.get("batches", []) if b["backward"] < until and b.get("grad")]
+    if length >= len(after) and drawn:
+        last = drawn[-1]
+        loader = next(held for held in run.facts["loaders"] if held["number"] == last["loader"])
+        seen = sum(b["loader"] == last["loader"] and b["iteration"] == last["iteration"] for b in drawn)
+        return loader.get("batches") is None or seen < loader["batches"]
+    return length >= 5
 
 
 def unseeded(run: Run) -> Claim | None:
