@@ -66,6 +66,7 @@ def _keep_streams(generators: Iterable[torch.Generator]) -> Undo:
 def _keep_model(model: nn.Module, parameters: list[Tensor]) -> Undo:
     tensors = [*parameters, *model.buffers()]
     values = [tensor.detach().clone() for tensor in tensors]
+    versions = [_version(tensor) for tensor in tensors]
     gradients = [(p, p.grad, None if p.grad is None else p.grad.detach().clone()) for p in parameters]
     slots = [(module, dict(module._buffers)) for module in model.modules()]
     modes = [(module, module.training) for module in model.modules()]
@@ -75,8 +76,8 @@ def _keep_model(model: nn.Module, parameters: list[Tensor]) -> Undo:
             for module, buffers in slots:  # a forward may also put a new tensor in a buffer's place
                 module._buffers.clear()
                 module._buffers.update(buffers)
-            for tensor, value in zip(tensors, values, strict=True):
-                _write(tensor, value)
+            for tensor, value, version in zip(tensors, values, versions, strict=True):
+                _write(tensor, value, version)
             for parameter, gradient, saved in gradients:
                 parameter.grad = gradient if saved is None or gradient is None else gradient.copy_(saved)
         for module, mode in modes:
@@ -85,8 +86,18 @@ def _keep_model(model: nn.Module, parameters: list[Tensor]) -> Undo:
     return put_back
 
 
-def _write(tensor: Tensor, value: Tensor) -> None:
-    """Copy, into an expanded tensor without its repeats, which torch refuses to write to."""
+def _version(tensor: Tensor) -> int | None:
+    """How often a tensor was written to; unknown for those made in inference mode."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def _write(tensor: Tensor, value: Tensor, version: int | None) -> None:
+    """Copy, into an expanded tensor without its repeats, which torch refuses to write to.
+
+    What nobody wrote to is left alone: a write would break a graph of the user's that still waits for its backward.
+    """
+    if version is not None and tensor._version == version and torch.equal(tensor, value):
+        return
     if tensor.layout == torch.strided and 0 in tensor.stride():
         once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
         tensor, value = tensor[once], value[once]

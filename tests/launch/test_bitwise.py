@@ -1,4 +1,4 @@
-"""With and without `surefoot run`: the same output, parameters, buffers, optimizer states and random streams, bit for bit.
+"""With and without `surefoot run`: output, parameters, buffers, optimizer states, random streams are bit for bit equal.
 
 `benchmarks/bitwise.py` does the same for every script of the zoo.
 """

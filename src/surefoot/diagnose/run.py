@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,31 @@ def number(value: Any) -> float | None:
         return None
 
 
+def _with_numbers(value: Any) -> Any:
+    """JSON has no NaN: the words that stand for it become numbers again."""
+    if isinstance(value, str):
+        return float(value) if value in ("nan", "inf", "-inf") else value
+    if isinstance(value, dict):
+        return {key: _with_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_numbers(item) for item in value]
+    return value
+
+
+def _entropy(losses: list[dict[str, Any]]) -> float | None:
+    """Entropy of all labels seen, in nats."""
+    counts: dict[str, int] = {}
+    for note in losses:
+        if not note.get("labels"):
+            return None
+        for label, count in note["labels"].items():
+            counts[label] = counts.get(label, 0) + count
+    total = sum(counts.values())
+    if len(losses) < 3 or total < 64:
+        return None
+    return -sum(c / total * math.log(c / total) for c in counts.values() if c)
+
+
 @dataclass(frozen=True)
 class Curve:
     """What became of a loss."""
@@ -29,6 +55,12 @@ class Curve:
     values: list[float]
     """Finite and non-finite ones, in order."""
     steps: list[int]
+    continued: bool = False
+    """The parameters had been trained or loaded before: it need not fall any more."""
+    blind: bool = False
+    """Its level says nothing about progress, as in policy gradients and bootstrapped targets."""
+    chance: float | None = None
+    """The loss of the best constant answer, where it is known."""
 
     @cached_property
     def finite(self) -> list[float]:
@@ -53,7 +85,10 @@ class Curve:
     @cached_property
     def start(self) -> float:
         """Where it began: the first loss, or the median of the first few in a long run."""
-        return median(self.finite[: max(1, min(5, self.count // 20))]) if self.finite else math.nan
+        if not self.finite:
+            return math.nan
+        # A blow-up in the first few steps must not pass for the beginning.
+        return min(self.finite[0], median(self.finite[: max(1, min(5, self.count // 20))]))
 
     @cached_property
     def end(self) -> float:
@@ -72,7 +107,7 @@ class Curve:
     def noise(self) -> float:
         """Typical step-to-step movement in the second half."""
         half = self.finite[self.count // 2 :]
-        moves = [abs(b - a) for a, b in zip(half, half[1:], strict=False)]
+        moves = [abs(b - a) for a, b in pairwise(half)]
         return median(moves) if moves else 0.0
 
     @property
@@ -88,7 +123,7 @@ class Curve:
     @property
     def rose(self) -> bool:
         """Whether it ended, or was for long, far above where it began."""
-        if self.count < 5:
+        if self.count < 5 or self.blind:
             return False
         return self.end > self.start + max(0.5 * abs(self.start), 3 * self.noise) and self.end > self.best * 1.2
 
@@ -98,9 +133,14 @@ class Curve:
         return max(self.finite) if self.finite else math.nan
 
     @property
+    def blew_up(self) -> bool:
+        """Whether it was ever far beyond where it began, even if it came back."""
+        return self.count >= 5 and not self.blind and self.peak > 20 * abs(self.start) + 20 * self.noise
+
+    @property
     def flat(self) -> bool:
         """Whether it ended about where it began, and never was much lower."""
-        if self.count < 8:
+        if self.count < 8 or self.blind or self.continued:
             return False
         move = abs(self.start - self.end)
         return move < max(0.05 * abs(self.start), 1.0 * self.noise) and self.best_drop < 0.1
@@ -108,7 +148,11 @@ class Curve:
     @property
     def learned(self) -> bool:
         """Whether it clearly fell, and stayed down."""
-        if self.count < 5 or self.first_bad is not None:
+        if self.first_bad is not None:
+            return False
+        if self.blind or (self.continued and not self.rose):
+            return True
+        if self.count < 5 or (self.chance is not None and self.end > 0.97 * self.chance + 1e-6):
             return False
         return self.start - self.end > max(0.15 * abs(self.start), 2 * self.noise)
 
@@ -117,7 +161,7 @@ class Run:
     """The facts of one run."""
 
     def __init__(self, facts: dict[str, Any], run_facts: dict[str, Any], strict: bool = False) -> None:
-        self.facts, self.run_facts, self.strict = facts, run_facts, strict
+        self.facts, self.run_facts, self.strict = _with_numbers(facts), run_facts, strict
         self.steps = int(facts.get("steps", 0))
 
     # Optimizers and their numbers
@@ -147,12 +191,50 @@ class Run:
             for step, raw in zip(series.get("step", []), series.get("loss", []), strict=False)
             if (value := number(raw)) is not None
         ]
-        return Curve([value for _, value in pairs], [step for step, _ in pairs])
+        return Curve(
+            [value for _, value in pairs],
+            [step for step, _ in pairs],
+            continued=optimizer is not None and self._continues(optimizer),
+            blind=self.blind,
+            chance=self.chance,
+        )
 
     @cached_property
     def curve(self) -> Curve:
         """The loss of the run."""
         return self.curve_of(self.main)
+
+    def _continues(self, optimizer: dict[str, Any]) -> bool:
+        mine = [p for p in self.parameters.values() if optimizer["number"] in p["optimizers"] and p["requires_grad"]]
+        before = [p for p in mine if p["loaded"] or any(n < optimizer["number"] for n in p["trained_by"])]
+        return optimizer["born_at"] > 0 and len(before) > 0.5 * len(mine) > 0
+
+    @cached_property
+    def blind(self) -> bool:
+        """Whether the loss says nothing about progress: rewards weigh it, or its targets come from a model."""
+        if self.facts.get("policy"):
+            return True
+        losses = self.training_losses()
+        if losses and sum(bool(n.get("target_from_model")) for n in losses) > 0.5 * len(losses):
+            return True
+        return any(not n["other_binary"] and "log_prob" in n["history"] for n in self.notes("products"))
+
+    @cached_property
+    def chance(self) -> float | None:
+        """The loss of the best constant answer, if the run minimises one plain loss function."""
+        names = {(root.get("sign") or {}).get("function") for root in self.roots()}
+        factors = {root.get("factor") for root in self.roots()}
+        if len(names) != 1 or names == {None} or factors != {1.0}:
+            return None
+        losses = self.training_losses(*(name for name in names if name))
+        if not losses or any(n["reduction"] != "mean" or n.get("weighted") or n.get("smoothing") for n in losses):
+            return None
+        if losses[0]["op"] in ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"):
+            return _entropy(losses)
+        if losses[0]["op"] == "mse_loss":
+            spreads = [n["target_variance"] for n in losses if n.get("target_variance") is not None]
+            return median(spreads) if len(spreads) >= 3 else None
+        return None
 
     @property
     def adversarial(self) -> bool:
@@ -240,6 +322,7 @@ class Run:
                 for row in step["rows"]
                 if len(self.parameters[row["id"]]["shape"]) >= 2
                 and (value := number(row.get("ratio"))) is not None
+                and math.isfinite(value)
                 and row.get("grad")
             ]
             if ratios:
@@ -261,7 +344,8 @@ class Run:
     def bad_value(self) -> dict[str, Any] | None:
         """The autopsy of the first non-finite loss."""
         found = self.events("nonfinite-loss")
-        return found[0] if found else self.facts.get("bad_loss")
+        last: dict[str, Any] | None = self.facts.get("bad_loss")
+        return found[0] if found else last
 
     @cached_property
     def nonfinite(self) -> bool:

@@ -48,10 +48,12 @@ class Parameter:
     unchanged: int = 0
     moved_alone: int = 0
     """Looks between which it changed although it is in no optimizer."""
+    sample: Tensor | None = None
+    """Some of its values at the last look, kept only while no optimizer has it."""
 
     def as_facts(self) -> dict[str, Any]:
         """For the run folder."""
-        facts = {key: value for key, value in vars(self).items() if key != "tensor"}
+        facts = {key: value for key, value in vars(self).items() if key not in ("tensor", "sample")}
         return facts | {"optimizers": sorted(self.optimizers), "trained_by": sorted(self.trained_by)}
 
 

@@ -84,5 +84,8 @@ def fingerprints(rows: Tensor, limit: int = 4096) -> list[int]:
     if matrix.shape[1] > 4096:
         matrix = matrix[:, :: math.ceil(matrix.shape[1] / 4096)]
     matrix = matrix.cpu().to(torch.float64)
-    weights = torch.cos(torch.arange(1, matrix.shape[1] + 1, dtype=torch.float64) * 1.2345)
-    return [hash(value) for value in (torch.nan_to_num(matrix) @ weights).tolist()]
+    places = torch.arange(1, matrix.shape[1] + 1, dtype=torch.float64)
+    weights = torch.stack([torch.cos(places * 1.2345), torch.cos(places * 0.7071)], dim=1)
+    # The order of a sum depends on the number of rows: the last digits are rounded off, and two sums taken.
+    sums = (torch.nan_to_num(matrix) @ weights).to(torch.float32)
+    return [hash((first, second)) for first, second in sums.tolist()]

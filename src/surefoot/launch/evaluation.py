@@ -51,7 +51,7 @@ class Evaluations:
         if look is not None:
             look.end()
             for note in look.passes[:16]:
-                self.passes.append(note | {"block": self.blocks})
+                self.passes.append(note | {"block": self.blocks, "block_passes": len(look.passes)})
 
     def as_facts(self) -> list[dict[str, Any]]:
         """For the run folder."""

@@ -7,7 +7,6 @@ is taken off again when the step is over; other steps are only counted.
 from __future__ import annotations
 
 import math
-import weakref
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from surefoot.launch.book import Book
+    from surefoot.launch.tape import Entry
 
 MOST_PASSES = 64
 """A step with more model calls than this is not one; the look then only counts."""
@@ -63,6 +63,8 @@ class Look:
         self._outputs: list[tuple[dict[str, Any], Any, Any]] = []
         self._hidden_tape = 0
         self._thread = get_ident()
+        self._several = len({number for held in book.parameters for number in held.optimizers}) > 1
+        """Several optimizers: perhaps models that judge each other, whose samples are compared."""
 
     # Beginning and end
 
@@ -104,11 +106,27 @@ class Look:
     def _forget(self) -> None:
         """Let go of the graph; keep where in the user's code each kind of node came from."""
         if self.tape is not None:
+            products = {i for e in self.tape.entries if e.name in ("matmul", "einsum", "bmm", "mul") for i in e.inputs}
+            for note in self.notes.softmaxes:
+                note.setdefault(
+                    "attends",
+                    note["op"] == "scaled_dot_product_attention" or bool(products & self._passed_on(note["index"])),
+                )
             for entry in self.tape.entries:
                 if entry.node is not None:
                     self.origins.setdefault(graph.op(entry.node), []).append((entry.site, entry.module, entry.name))
                 entry.node = None
-                entry.note.pop("scalar", None)
+                entry.note = {}
+        self.notes.targets = {}
+
+    def _passed_on(self, index: int) -> set[int]:
+        """An entry and those that only reshape, drop or copy its result."""
+        assert self.tape is not None
+        found = {index}
+        for entry in self.tape.entries[index + 1 : index + 12]:
+            if (entry.name in VIEWS or entry.name == "dropout") and found & set(entry.inputs):
+                found.add(entry.index)
+        return found
 
     def as_facts(self) -> dict[str, Any]:
         """For the run folder."""
@@ -206,13 +224,17 @@ class Look:
                 note["features"] = feature_scales(inputs[0])
             if outputs and outputs[0].dim() > 1 and len(outputs[0]) > 1 and outputs[0].is_floating_point():
                 note["diversity"] = float(outputs[0].detach().float().std(0).mean())
+            if self._several and grad_mode:
+                note["samples"] = [_few(tensor) for tensor in (inputs[:1] + outputs[:1])]
             for tensor in module.parameters():
                 record = self._book.get(tensor)
                 if record is not None and grad_mode:
                     record.requires_grad = tensor.requires_grad
             self.passes.append(note)
             if grad_mode:
-                self._outputs.append((note, inputs, [weakref.ref(tensor) for tensor in outputs]))
+                # The outputs are held to the end of the step where their dependence on the inputs is asked for.
+                held = outputs if self.thorough else []
+                self._outputs.append((note, inputs, held))
 
     # Operations
 
@@ -224,6 +246,7 @@ class Look:
         for tensor in (*tensors_in(args), *tensors_in(kwargs)):
             if tensor.is_leaf and tensor.requires_grad and (number := self._book.id_of(tensor)) is not None:
                 self._used.add(number)
+                entry.parameters.append(number)
         if out is not None and isinstance(out, Tensor) and out.dim() == 0 and out.requires_grad:
             entry.note["scalar"] = out
         self._safely("operations", self.notes.take, entry, args, kwargs, out)
@@ -246,10 +269,15 @@ class Look:
                         "site": entry.site,
                         "module": entry.module,
                         "reaches_loss": entry.index in reached,
-                        "inputs": entry.inputs[:4],
+                        "parameters": sorted(self._upstream(entry))[:200],
                     }
                 )
         return found[:200]
+
+    def _upstream(self, entry: Entry) -> set[int]:
+        """The parameters that a value was computed from."""
+        assert self.tape is not None
+        return {number for past in self.tape.history(entry.index, 2000) for number in past.parameters}
 
     # Backward and step
 
@@ -268,6 +296,11 @@ class Look:
                     strange.append({"shape": list(variable.shape), "parameter": isinstance(variable, nn.Parameter)})
                     record = self._book.add(variable)
                 self._reached.add(record.id)
+                if not record.optimizers:
+                    sample = _thin(variable)
+                    if record.sample is not None and record.sample.shape == sample.shape:
+                        record.moved_alone += not torch.equal(record.sample, sample)
+                    record.sample = sample.clone()
                 known.append(record.id)
             facts["parameters"] = sorted(known)
             facts["strange"] = strange[:20]
@@ -276,6 +309,7 @@ class Look:
             if entry is not None and self.tape is not None:
                 facts["made_from"] = self._made_from(entry)
                 facts["sign"] = self._sign(entry)
+                facts["factor"] = self._factor(entry)
             facts["pairs"] = self._pair_rows(facts)
             self.roots.append(facts)
             self._watch_backward(below, facts)
@@ -315,25 +349,43 @@ class Look:
             index = ahead[0]
         return None
 
+    def _factor(self, entry: int) -> float:
+        """What the loss was multiplied by, in plain numbers, right before backward."""
+        assert self.tape is not None
+        factor = 1.0
+        for _ in range(8):
+            e = self.tape.entries[entry]
+            if e.note.get("constant") is not None:
+                factor *= float(e.note["constant"])
+            elif e.name == "neg":
+                factor = -factor
+            elif e.name not in VIEWS:
+                break
+            ahead = [i for i in e.inputs if self.tape.entries[i].out_grad]
+            if len(ahead) != 1:
+                break
+            entry = ahead[0]
+        return factor
+
     def _pair_rows(self, facts: dict[str, Any]) -> dict[str, Any] | None:
         """A sample of inputs with their labels, if a model call and a loss of this step fit together."""
         if not self._outputs or not self.notes.losses or len(self._outputs) > 1:
             return None
         _, inputs, _ = self._outputs[-1]
         loss = self.notes.losses[-1]
-        if self.tape is None or not inputs or loss.get("op") not in ("cross_entropy", "nll_loss"):
+        if self.tape is None or not inputs or loss.get("op") not in _PAIRED:
             return None
-        target = _target_of(self.tape, loss["index"])
+        target = self.notes.targets.get(loss["index"])
         features = inputs[0]
-        if target is None or target.dim() != 1 or len(target) != len(features) or features.dim() < 2:
+        if target is None or not len(features) or target.numel() != len(features) or features.dim() < 2:
             return None
-        flat = features.detach().reshape(len(features), -1)
+        flat = features.detach()[:64].reshape(len(features[:64]), -1)
+        if not flat.is_floating_point():
+            flat = _bags(flat)
         if flat.shape[1] > 64:
             flat = flat[:, :: math.ceil(flat.shape[1] / 64)]
-        if not flat.is_floating_point():
-            return None
-        rows = [[round(v, 5) for v in row] for row in flat[:64].float().cpu().nan_to_num().tolist()]
-        return {"x": rows, "y": target[:64].tolist()}
+        rows = [[round(v, 5) for v in row] for row in flat.float().cpu().nan_to_num().tolist()]
+        return {"x": rows, "y": target.detach().reshape(-1)[:64].tolist()}
 
     def _watch_backward(self, below: list[Any], facts: dict[str, Any]) -> None:
         """Let each node say whether it received, and whether it made, something that is not finite."""
@@ -421,26 +473,27 @@ class Look:
         loss = next((n for n in reversed(self.notes.losses) if n["op"] == "cross_entropy" and n["grad"]), None)
         if loss is None:
             return
-        target = _target_of(self.tape, loss["index"])
+        target = self.notes.targets.get(loss["index"])
         if target is None:
             return
         for note, _, outputs in self._outputs:
-            out = next((t for ref in outputs if (t := ref()) is not None and t.requires_grad and t.dim() == 3), None)
+            out = next((tensor for tensor in outputs if tensor.requires_grad and tensor.dim() == 3), None)
             if out is None:
                 continue
             for entry in self.tape.entries:
-                if entry.name != "embedding" or entry.node is None or not entry.taken:
+                if entry.name != "embedding" or entry.node is None:
                     continue
-                ids = entry.taken[0]()
+                ids = entry.note.get("ids")
                 if ids is None or ids.dim() != 2 or ids.shape[1] < 4 or not _is_next_token(ids, target):
                     continue
                 facts["causality"] = self._leak(out, ids, entry) | {"model": note["model"], "site": loss["site"]}
                 return
 
     def _leak(self, out: Tensor, ids: Tensor, entry: Any) -> dict[str, Any]:
-        time = 1 if out.shape[1] == ids.shape[1] else 0 if out.shape[0] == ids.shape[1] else -1
-        if time < 0:
+        sizes = [dim for dim in range(3) if out.shape[dim] == ids.shape[1]]
+        if len(sizes) != 1:
             return {"applies": False}
+        time = sizes[0]
         cut = ids.shape[1] // 2
         caught: list[Tensor] = []
         handle = entry.node.register_prehook(lambda grads: caught.append(grads[0].detach()))
@@ -493,12 +546,12 @@ class Look:
                     self._before[record.id] = _thin(tensor).clone()
                     row["weight"] = float(_thin(tensor).float().norm())
                     state = optimizer.state.get(tensor, {})
-                    second = state.get("exp_avg_sq")
+                    second = next((state[k] for k in ("exp_avg_sq", "square_avg", "sum") if k in state), None)
                     if isinstance(second, Tensor) and second.numel():
                         steps = float(state.get("step", 1)) or 1.0
-                        beta = group.get("betas", (0.9, 0.999))[1]
-                        scale = 1 - float(beta) ** steps
+                        scale = 1 - float(group["betas"][1]) ** steps if "betas" in group else 1.0
                         row["root_second_moment"] = float(_thin(second).float().sqrt().median()) / math.sqrt(scale or 1)
+                        row["second_moment"] = float(_thin(second).float().mean().sqrt())
                         row["age"] = steps
                         row["moment_norm"] = (
                             float(_thin(state["exp_avg"]).float().norm()) if "exp_avg" in state else None
@@ -585,6 +638,24 @@ _LOSS_NAMES = {
 }  # fmt: skip
 
 
+_PAIRED = {"cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss"}
+
+
+def _bags(ids: Tensor) -> Tensor:
+    """How often each token id, folded to 64 kinds, occurs in each row."""
+    folded = ids.long() % 64
+    return torch.zeros(len(ids), 64, device=ids.device).scatter_add_(1, folded, torch.ones_like(folded).float())
+
+
+def _few(tensor: Tensor) -> list[list[float]] | None:
+    """A few rows of a batch, thinned to a few numbers each."""
+    if tensor.dim() < 2 or not tensor.is_floating_point() or not tensor.numel():
+        return None
+    rows = tensor.detach()[:32].reshape(len(tensor[:32]), -1)
+    rows = rows[:, :: math.ceil(rows.shape[1] / 16)]
+    return [[round(v, 4) for v in row] for row in rows.float().nan_to_num().tolist()]
+
+
 def _thin(tensor: Tensor) -> Tensor:
     flat = tensor.detach().reshape(-1) if tensor.layout is torch.strided else tensor.detach().to_dense().reshape(-1)
     return flat[:: math.ceil(flat.numel() / 65_536)] if flat.numel() > 65_536 else flat
@@ -610,12 +681,6 @@ def _chain(node: Any) -> list[str]:
             break
         node = below[0]
     return names
-
-
-def _target_of(tape: Tape, index: int) -> Tensor | None:
-    taken = tape.entries[index].taken
-    target = taken[1]() if len(taken) > 1 else None
-    return target if isinstance(target, Tensor) else None
 
 
 def _summands(tape: Tape, index: int) -> list[tuple[Any, Tensor]]:

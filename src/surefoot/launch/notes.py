@@ -30,7 +30,11 @@ OTHER_LOSSES = {
 }  # fmt: skip
 LOSSES = CLASS_LOSSES | BINARY_LOSSES | DISTANCE_LOSSES | OTHER_LOSSES
 
-WEIGHT_LAYERS = {"linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "matmul", "bilinear"}
+WEIGHT_LAYERS = {
+    "linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "matmul", "bilinear", "mm", "addmm",
+    "bmm", "einsum", "__rmatmul__",
+}  # fmt: skip
+_ARITHMETIC = WEIGHT_LAYERS | {"mul", "add", "sub", "div", "pow", "exp", "sum", "square", "prod", "cumsum", "norm"}
 ACTIVATIONS = {
     "relu", "relu_", "leaky_relu", "elu", "gelu", "silu", "sigmoid", "sigmoid_", "tanh", "tanh_", "hardtanh",
     "softplus", "relu6", "hardswish", "mish", "selu", "threshold", "clamp_min", "clamp",
@@ -70,6 +74,9 @@ class Notes:
         self.risky: list[dict[str, Any]] = []
         self.norms: list[dict[str, Any]] = []
         self.folded_ids: list[dict[str, Any]] = []
+        self.overflows: list[dict[str, Any]] = []
+        self.targets: dict[int, Tensor] = {}
+        """The target of each loss call, by its place on the tape, while the look lasts."""
         self._parameter_id = parameter_id
         self.tape: Tape | None = None
 
@@ -108,8 +115,19 @@ class Notes:
                 self._norm(entry, args, kwargs)
             elif name in ("clamp", "remainder", "fmod", "__mod__", "clip"):
                 self._folded(entry, args, out)
+            if entry.out_dtype == "float16" and isinstance(out, Tensor):
+                self._overflow(entry, args, out)
             if name in RISKY and entry.out_grad and isinstance(out, Tensor) and out.is_floating_point():
                 self._risk(entry, args, out)
+
+    def _weight(self, tensor: Tensor) -> int | None:
+        """The number of the parameter a tensor is, or is a view of."""
+        number = self._parameter_id(tensor)
+        if number is None and self.tape is not None and (maker := self.tape.maker(tensor)) is not None:
+            entry = self.tape.entries[maker]
+            if entry.name in VIEWS and len(entry.parameters) == 1:
+                return entry.parameters[0]
+        return number
 
     def producer(self, tensor: Any) -> dict[str, Any] | None:
         """The call that gave a tensor its values, views and copies passed over."""
@@ -149,6 +167,8 @@ class Notes:
             "same_shape": list(given.shape) == list(target.shape),
             "value": float(out) if isinstance(out, Tensor) and out.dim() == 0 else None,
         }
+        self.targets[entry.index] = target.detach()
+        note["target_from_model"] = bool(self.history_names(target) & (WEIGHT_LAYERS | RECURRENT))
         if entry.name in CLASS_LOSSES and given.dim() >= 1 and given.numel():
             self._class_loss(note, given, target, kwargs)
         elif entry.name in BINARY_LOSSES and given.numel():
@@ -158,11 +178,12 @@ class Notes:
             note["row_sum_error"] = as_distribution(given, -1)["sum_error"] if given.dim() > 1 else None
             hard = (given > (0.5 if entry.name == "binary_cross_entropy" else 0)).float()
             note["predicted_share"] = float(hard.mean())
+            note["weighted"] = any(kwargs.get(key) is not None for key in ("weight", "pos_weight"))
         elif entry.name in DISTANCE_LOSSES:
             note |= _bounds(given, target)
             note["pinned_low"], note["pinned_high"] = _pinned(given)
-            if target.numel():
-                note["target_rows"] = target.shape[0] if target.dim() else 1
+            if target.dim() and len(target) > 1:
+                note["target_variance"] = float(target.detach().float().var(0, correction=0).mean())
         elif entry.name == "kl_div" and given.dim() > 1:
             note["distribution"] = as_distribution(given, -1)
             note["log_target"] = bool(kwargs.get("log_target", False))
@@ -173,6 +194,7 @@ class Notes:
         ignore = int(kwargs.get("ignore_index", -100))
         note["distribution"] = as_distribution(given, dim)
         note["ignore_index"] = ignore
+        note["weighted"] = kwargs.get("weight") is not None
         note["smoothing"] = float(kwargs.get("label_smoothing", 0.0))
         if target.is_floating_point():
             return
@@ -196,10 +218,12 @@ class Notes:
         made = out[0] if isinstance(out, tuple) and out else out
         if first is None or not isinstance(made, Tensor) or not made.is_floating_point():
             return
-        weight = args[1] if len(args) > 1 and isinstance(args[1], Tensor) else kwargs.get("weight")
-        parameter = self._parameter_id(weight) if isinstance(weight, Tensor) else None
-        if entry.name == "matmul" and parameter is None:
-            return
+        given = [value for value in [*args, *kwargs.values()] if isinstance(value, Tensor)]
+        parameter = next(
+            (n for value in reversed(given) if value.dim() > 1 and (n := self._weight(value)) is not None), None
+        )
+        if parameter is None and entry.name not in RECURRENT:
+            return  # a product of activations, as in attention
         note = self._place(entry) | {
             "parameter": parameter,
             "in_std": _std(first),
@@ -236,6 +260,7 @@ class Notes:
         table = kwargs.get("weight", args[1] if len(args) > 1 else None)
         if not isinstance(ids, Tensor) or not isinstance(table, Tensor) or not ids.numel():
             return
+        entry.note["ids"] = ids.detach()
         self.embeddings.append(
             self._place(entry)
             | {"rows": table.shape[0], "lowest": int(ids.min()), "highest": int(ids.max()), "shape": list(ids.shape)}
@@ -254,8 +279,9 @@ class Notes:
         note["is_distribution"] = bool(
             rows.shape[1] > 1 and (rows >= 0).all() and ((rows.sum(1) - 1).abs() < 1e-3).all()
         )
-        if entry.name == "softmax" and out.numel():
+        if out.numel():
             chances = rows_of(out, dim if isinstance(dim, int) else -1).float()
+            chances = chances if entry.name == "softmax" else chances.exp()
             note["entropy"] = float(torch.special.entr(chances.clamp_min(0)).sum(1).nanmean())
         note["producer"] = self.producer(given)
         self.softmaxes.append(note)
@@ -294,6 +320,8 @@ class Notes:
         }
         note |= _bounds(given, target)
         note["pinned_low"], note["pinned_high"] = _pinned(given)
+        if target.dim() and len(target) > 1:
+            note["target_variance"] = float(target.detach().float().var(0, correction=0).mean())
         self.errors.append(note)
 
     def _product(self, entry: Entry, args: tuple[Any, ...], out: Any) -> None:
@@ -357,8 +385,21 @@ class Notes:
             changed = float((out != args[0]).float().mean())
             if changed:
                 self.folded_ids.append(
-                    self._place(entry) | {"changed": changed, "highest": int(args[0].max()), "kept": int(out.max())}
+                    self._place(entry)
+                    | {"changed": changed, "highest": int(args[0].max()), "kept": int(out.max())}
+                    | {"source": self.producer(args[0])}
                 )
+
+    def _overflow(self, entry: Entry, args: tuple[Any, ...], out: Tensor) -> None:
+        """A half-precision result beyond its range, from finite inputs."""
+        if entry.name not in _ARITHMETIC or len(self.overflows) >= 20 or not bool(torch.isinf(out).any()):
+            return
+        given = [value for value in args if isinstance(value, Tensor) and value.is_floating_point()]
+        if given and all(bool(torch.isfinite(value).all()) for value in given):
+            largest = max(float(sampled(value).float().abs().max()) for value in given if value.numel())
+            self.overflows.append(
+                self._place(entry) | {"infinite": int(torch.isinf(out).sum()), "of": out.numel(), "largest_in": largest}
+            )
 
     def _risk(self, entry: Entry, args: tuple[Any, ...], out: Tensor) -> None:
         """How near an operation came to where it, or its derivative, is not defined."""

@@ -25,7 +25,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from surefoot.launch.calm import Unnoticed, listeners
 from surefoot.launch.describe import label_counts
-from surefoot.launch.sites import is_users, site
+from surefoot.launch.sites import is_users, place, site
 from surefoot.launch.tape import tensors_in
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def install(watcher: Watcher) -> None:
     _wrap_listeners(wrap)
     _wrap_function_modes(watcher, wrap)
     _wrap_optimizers(watcher, after, here)
-    _wrap_clipping(watcher, after)
+    _wrap_clipping(watcher, wrap, after, here)
     _wrap_scaler(watcher, wrap, after, here)
     _wrap_randomness(watcher, after)
     _wrap_data(watcher, after)
@@ -103,6 +103,24 @@ def _wrap_backward(watcher: Watcher, wrap: Any, here: Callable[[], bool]) -> Non
 
     wrap(torch.autograd, "backward", around)
     wrap(Tensor, "backward", around)  # calls the one above, but, under a function mode, from inside the mode
+
+    def around_grad(original: Any, args: Any, kwargs: Any) -> Any:
+        """In a loop without an optimizer, asking for gradients is what a step begins with."""
+        given = args[0] if args else kwargs.get("outputs")
+        root = given if isinstance(given, Tensor) else given[0] if isinstance(given, (list, tuple)) and given else None
+        loop = (
+            not watcher.optimizers and isinstance(root, Tensor) and root.numel() == 1 and not kwargs.get("create_graph")
+        )
+        if not loop or not here():
+            return original(*args, **kwargs)
+        if not is_users(sys._getframe(2).f_code.co_filename):
+            return original(*args, **kwargs)
+        watcher.safely("backward", watcher.before_backward, root)
+        result = original(*args, **kwargs)
+        watcher.safely("backward", watcher.after_backward, result)
+        return result
+
+    wrap(torch.autograd, "grad", around_grad)
 
 
 def _wrap_listeners(wrap: Any) -> None:
@@ -178,7 +196,7 @@ def _wrap_optimizers(watcher: Watcher, after: Any, here: Callable[[], bool]) -> 
     after(ReduceLROnPlateau, "__init__", "schedules", scheduled)
 
 
-def _wrap_clipping(watcher: Watcher, after: Any) -> None:
+def _wrap_clipping(watcher: Watcher, wrap: Any, after: Any, here: Callable[[], bool]) -> None:
     def clipped(result: Any, args: Any, kwargs: Any) -> None:
         limit = kwargs.get("max_norm", args[1] if len(args) > 1 else None)
         norm = result.full_tensor() if hasattr(result, "full_tensor") else result
@@ -200,13 +218,29 @@ def _wrap_clipping(watcher: Watcher, after: Any) -> None:
             watcher.scaler["clipped_scaled"] = watcher.scaler.get("clipped_scaled", 0) + 1
             watcher.scaler.setdefault("clip_site", site(4))
 
-    def clipped_value(result: Any, args: Any, kwargs: Any) -> None:
+    def around_value(original: Any, args: Any, kwargs: Any) -> Any:
+        """Clipping by value leaves no figure behind: the largest entry is taken before."""
+        if here():
+            watcher.safely("clipping", value_clipped, args, kwargs)
+        return original(*args, **kwargs)
+
+    def value_clipped(args: Any, kwargs: Any) -> None:
+        given = args[0] if args else kwargs.get("parameters")
+        limit = float(kwargs.get("clip_value", args[1] if len(args) > 1 else 0.0))
+        if isinstance(given, (list, tuple, Tensor)):  # a generator may be read only once
+            tensors = [given] if isinstance(given, Tensor) else given
+            largest = [float(t.grad.detach().abs().max()) for t in tensors if t.grad is not None and t.grad.numel()]
+            watcher._clip_now = {"clip_norm": max(largest, default=0.0), "clip_limit": limit, "clip_by_value": True}
+        else:
+            watcher._clip_now = {"clip_limit": limit, "clip_by_value": True}
+        if len(watcher.clips) < 3:
+            watcher.clips.append({"step": watcher.steps, "site": site(5), "limit": limit, "by_value": True})
         if watcher.scaler.get("scaled_now"):
             watcher.scaler["clipped_scaled"] = watcher.scaler.get("clipped_scaled", 0) + 1
-            watcher.scaler.setdefault("clip_site", site(4))
+            watcher.scaler.setdefault("clip_site", site(5))
 
     after(nn.utils.clip_grad, "clip_grad_norm_", "clipping", clipped)
-    after(nn.utils.clip_grad, "clip_grad_value_", "clipping", clipped_value)
+    wrap(nn.utils.clip_grad, "clip_grad_value_", around_value)
     nn.utils.clip_grad_norm_ = nn.utils.clip_grad.clip_grad_norm_
     nn.utils.clip_grad_value_ = nn.utils.clip_grad.clip_grad_value_
 
@@ -224,7 +258,7 @@ def _wrap_scaler(watcher: Watcher, wrap: Any, after: Any, here: Callable[[], boo
         state["scaled_now"] = True
         if isinstance(result, Tensor) and isinstance(given, Tensor):
             watcher._unscaled = (weakref.ref(result), given.detach())
-            if isinstance(scaler._scale, Tensor):
+            if isinstance(getattr(scaler, "_scale", None), Tensor):
                 state["scale"] = state["unscale_by"] = float(scaler._scale)
 
     def unscaled(result: Any, args: Any, kwargs: Any) -> None:
@@ -257,7 +291,7 @@ def _wrap_scaler(watcher: Watcher, wrap: Any, after: Any, here: Callable[[], boo
     def updated(result: Any, args: Any, kwargs: Any) -> None:
         scaler = args[0]
         state["scaled_now"] = False
-        if isinstance(scaler._scale, Tensor) and scaler.is_enabled():
+        if scaler.is_enabled() and isinstance(getattr(scaler, "_scale", None), Tensor):
             trace = state.setdefault("trace", [])
             trace.append(float(scaler._scale))
             if len(trace) > 2000:
@@ -277,6 +311,7 @@ def _wrap_randomness(watcher: Watcher, after: Any) -> None:
                 calls = watcher.seeds.setdefault(kind, [])
                 calls.append(watcher.steps)
                 del calls[400:]
+                note_seed(kind, args[-1] if args else kwargs.get("seed", kwargs.get("a")), frame)
 
         return seeded
 
@@ -287,6 +322,28 @@ def _wrap_randomness(watcher: Watcher, after: Any) -> None:
         import numpy as np
 
         after(np.random, "seed", "seeds", seeding("numpy"))
+
+    def note_seed(kind: str, value: Any, frame: Any) -> None:
+        """The same line, seeding with the same number again and again, draws the same numbers again and again."""
+        if isinstance(value, int) and len(watcher.reseeds) < 64:
+            where = place(frame.f_code.co_filename, frame.f_lineno)
+            calls = watcher.reseeds.setdefault(f"{kind}({value}) at {where}", [])
+            if len(calls) < 400:
+                calls.append(watcher.steps)
+
+    def seeded_own(kind: str) -> Callable[..., None]:
+        def seeded(result: Any, args: Any, kwargs: Any) -> None:
+            frame: Any = sys._getframe(4)
+            if frame.f_code.co_filename == random.__file__:
+                frame = frame.f_back
+            if frame is not None and is_users(frame.f_code.co_filename):
+                note_seed(kind, args[-1] if args else kwargs.get("seed"), frame)
+
+        return seeded
+
+    after(random.Random, "seed", "seeds", seeded_own("random.Random"))
+    if "numpy" in sys.modules:
+        after(np.random, "default_rng", "seeds", seeded_own("numpy.random.default_rng"))
 
     def permuted(result: Any, args: Any, kwargs: Any) -> None:
         if isinstance(result, Tensor) and result.numel() >= 8 and len(watcher.permutations) < 200:
@@ -370,6 +427,7 @@ def _wrap_states(watcher: Watcher, after: Any) -> None:
     def optimizer_loaded(result: Any, args: Any, kwargs: Any) -> None:
         held = watcher.watched(args[0])
         held.loaded_at = held.series.count
+        watcher.look_soon()
         ages = [float(state["step"]) for state in args[0].state.values() if "step" in state]
         held.loaded_age = max(ages) if ages else None
         watcher.events.append(
@@ -411,6 +469,9 @@ def _states_in(value: Any) -> list[str]:
             found.append("scaler")
         elif item and all(isinstance(part, Tensor) for part in item.values()):
             found.append("model")
+    counts = {"epoch", "step", "iteration", "iter", "global_step", "start_epoch", "steps", "epochs"}
+    if any(str(key).lower() in counts and isinstance(item, int) for key, item in values.items()):
+        found.append("progress")
     return found
 
 
@@ -422,7 +483,8 @@ def _wrap_modes(watcher: Watcher, wrap: Any, here: Callable[[], bool]) -> None:
         return is_users(filename) or filename.endswith(inside)
 
     def around_enter(original: Any, args: Any, kwargs: Any) -> Any:
-        if here() and by_user():
+        turns_on = isinstance(args[0], torch.set_grad_enabled) and args[0].mode
+        if here() and not turns_on and by_user():
             args[0]._surefoot = True
             watcher.safely("evaluation", watcher.evaluations.open)
         return original(*args, **kwargs)
@@ -433,7 +495,7 @@ def _wrap_modes(watcher: Watcher, wrap: Any, here: Callable[[], bool]) -> None:
             watcher.safely("evaluation", watcher.evaluations.close)
         return result
 
-    for context in (torch.no_grad, torch.inference_mode):
+    for context in (torch.no_grad, torch.inference_mode, torch.set_grad_enabled):
         wrap(context, "__enter__", around_enter)
         wrap(context, "__exit__", around_exit)
 

@@ -59,6 +59,8 @@ class Entry:
     out_grad: bool = False
     out_dtype: str = ""
     note: dict[str, Any] = field(default_factory=dict)
+    parameters: list[int] = field(default_factory=list)
+    """Numbers of the parameters among the tensors taken."""
     node: Any = None
     """The autograd node of the result, while the look lasts."""
     result: Any = None

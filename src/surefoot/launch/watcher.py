@@ -27,6 +27,7 @@ from surefoot.launch.evaluation import Evaluations
 from surefoot.launch.look import Look
 from surefoot.launch.series import Series
 from surefoot.launch.sites import name_of, site, user_frame
+from surefoot.launch.stream import Stream
 from surefoot.launch.tape import leave_every_tape
 from surefoot.launch.voice import say
 
@@ -65,7 +66,6 @@ class Watched:
         self.zeroed_before_step = 0
         self.zero_site = ""
         self.inside = False
-        self.closure_backwards = 0
         self.loss_at_start: int = 0
 
 
@@ -85,6 +85,8 @@ class Watcher:
         self.problems: dict[str, str] = {}
         self.evaluations = Evaluations(self)
         self.seeds: dict[str, list[int]] = {}
+        self.reseeds: dict[str, list[int]] = {}
+        self.stream = Stream()
         self.permutations: list[dict[str, Any]] = []
         self.clips: list[dict[str, Any]] = []
         self.loaders: list[dict[str, Any]] = []
@@ -113,15 +115,13 @@ class Watcher:
         self._stashed: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._unscaled: tuple[weakref.ref[Tensor], Tensor] | None = None
         self._manual: list[weakref.ref[Tensor]] = []
-        self._manual_before: dict[int, Tensor] = {}
         self._look_backwards = 0
         self._cycle: set[int] = set()
+        self._round: set[int] = set()
+        self._stepped = False
+        self._extra_looks = 0
         self._sentinels: list[weakref.ref[Any]] = []
-        self._held_steps = 0
-        self._backward_sites: dict[str, int] = {}
         self._root_sites_of_step: list[str] = []
-        self.windows: list[dict[str, Any]] = []
-        self._micro: list[dict[str, Any]] = []
 
     def here(self) -> bool:
         """In the process and the thread that train, and not while torch compiles or traces."""
@@ -180,7 +180,8 @@ class Watcher:
         if facts is not None:
             self.looks.append(facts)
             self.origins = look.origins or self.origins
-        if len(self.looks) < FIRST_LOOKS:
+        if len(self.looks) < FIRST_LOOKS or self._extra_looks > 0:
+            self._extra_looks -= 1
             self._look_at = self.steps
         else:
             self._look_at = max(self.steps + 1, math.ceil(look.step * 1.6))
@@ -200,7 +201,13 @@ class Watcher:
                 record.optimizers.add(watched.number)
                 if not record.name and not isinstance(tensor, nn.Parameter) and frame is not None:
                     record.name = name_of(tensor, frame)
-        if self.look is None and self.steps == 0:
+        self.look_soon()
+
+    def look_soon(self) -> None:
+        """Something new began: look at the next few steps."""
+        if self.steps:
+            self._extra_looks = 3
+        if self.look is None:
             self.begin_look()
 
     def watched(self, optimizer: torch.optim.Optimizer) -> Watched:
@@ -229,7 +236,7 @@ class Watcher:
         if eager:
             value = float(value)
         self._pending.append(value)
-        if not self.steps:
+        if not self._stepped:
             self.backward_series.append({"loss": value})
         if not self.optimizers:
             self._manual_step(root)
@@ -240,7 +247,9 @@ class Watcher:
                     self.safely("autopsy", self._autopsy, root, value)
             elif self._is_spike(value):
                 self.safely("spikes", self._note_spike, root, value)
-        if root.grad_fn is not None and self.backwards <= 4096:
+        if root.grad_fn is not None and (
+            self.backwards <= 128 or (self.backwards % 16 == 0 and self.backwards < 1 << 14)
+        ):
             self.safely("kept graphs", self._leave_sentinel, root)
         if self.look is not None:
             self.safely("left-over gradients", self._check_leftover)
@@ -249,15 +258,20 @@ class Watcher:
         where = user_frame(3)
         if where is not None:
             self._root_sites_of_step.append(f"{where.f_code.co_filename}:{where.f_lineno}")
+            if self.look is not None:
+                with self.look.quietly():
+                    self.safely("data of steps", self.stream.note, root, (where.f_code, where.f_lineno), self.steps)
+            else:
+                self.safely("data of steps", self.stream.note, root, (where.f_code, where.f_lineno), self.steps)
 
-    def after_backward(self) -> None:
-        """`backward` is done."""
+    def after_backward(self, gradients: Any = None) -> None:
+        """`backward` is done; `gradients` are those that were returned instead of accumulated."""
         if self.look is not None:
             self.safely("backward", self.look.after_backward)
             if self.look is not None and self.backwards - self._look_backwards >= 64:
                 self.end_look()
         if not self.optimizers:
-            self._after_manual_backward()
+            self._after_manual_backward(gradients)
 
     def _autopsy(self, root: Tensor, value: float) -> None:
         if self.look is not None and self.look.tape is not None:
@@ -303,6 +317,8 @@ class Watcher:
                 break
         level = sorted(self._level)[len(self._level) // 2]
         batch = self.batches[-1]["print"] if self.batches else None
+        if self._spikes <= 3:
+            self.look_soon()
         self.events.append(
             {"event": "spike", "step": self.steps, "value": value, "level": level, "data": held, "batch": batch}
         )
@@ -314,6 +330,10 @@ class Watcher:
         self._sentinels.append(weakref.ref(token))
 
     def _check_leftover(self) -> None:
+        if self._manual and self.backward_series.count > 1:
+            tensors = [tensor for ref in self._manual if (tensor := ref()) is not None]
+            left = sum(tensor.grad is not None and bool((tensor.grad != 0).any()) for tensor in tensors)
+            self.backward_series.rows[-1]["leftover"] = left / max(1, len(tensors))
         for watched in self.optimizers:
             optimizer = watched.ref()
             if optimizer is None or watched.series.count == 0:
@@ -378,8 +398,13 @@ class Watcher:
             row["roots"] = len(set(self._root_sites_of_step))
         self._last_losses, self._pending = losses, []
         self._root_sites_of_step = []
+        self._stepped = True
+        row["at"] = self.steps
         watched.series.append(row)
-        self.steps = max(self.steps, watched.series.count)
+        if watched.number in self._round or not self._round:  # a round ends when an optimizer steps again
+            self.steps += 1
+            self._round = set()
+        self._round.add(watched.number)
         for scheduler in self.schedulers:
             self.safely("schedules", self._follow, scheduler)
         if self.look is None:
@@ -482,8 +507,10 @@ class Watcher:
                     record.name = name_of(leaf, frame)
             self._manual = [weakref.ref(leaf) for leaf in found]
 
-    def _after_manual_backward(self) -> None:
+    def _after_manual_backward(self, gradients: Any) -> None:
+        self.steps += 1
         grads = [t.grad for ref in self._manual if (t := ref()) is not None and t.grad is not None]
+        grads = [grad for grad in gradients or grads if isinstance(grad, Tensor)]
         if grads and self.backward_series.rows:
             norm = torch.linalg.vector_norm(torch.stack([g.detach().float().norm() for g in grads]))
             self.backward_series.rows[-1]["grad_norm"] = float(norm)
@@ -543,7 +570,10 @@ class Watcher:
             "looks": self.looks,
             "events": self.events,
             "evaluations": self.evaluations.as_facts(),
+            "evaluation_blocks": self.evaluations.blocks,
             "seeds": self.seeds,
+            "reseeds": self.reseeds,
+            "stream": self.stream.as_facts(),
             "permutations": self.permutations,
             "clips": self.clips,
             "loaders": [{k: v for k, v in loader.items() if k != "ref"} for loader in self.loaders],

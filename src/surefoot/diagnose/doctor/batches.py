@@ -1,0 +1,136 @@
+"""What a batch is made of, whatever its shape: tensors in tuples, lists, dicts and objects, and how to cut and move it.
+
+Batches are taken from a loader without its worker processes, and without moving the position of anything that can be
+put back: samplers draw from generators that the caller restores, and a loader with `state_dict` gets its state back. An
+iterator cannot be rewound; then as few batches as possible are taken, and a note says how many.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+MOST_BATCHES = 32
+MOST_ROWS = 4096
+MOST_BYTES = 256 * 2**20
+FROM_AN_ITERATOR = 4
+
+
+def leaves(batch: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in a batch with the path that leads to it, such as `[0]` or `['labels']`."""
+    if isinstance(batch, Tensor):
+        yield name or "batch", batch
+    elif isinstance(batch, Mapping):
+        for key, value in batch.items():
+            yield from leaves(value, f"{name}[{key!r}]")
+    elif isinstance(batch, tuple | list):
+        for index, value in enumerate(batch):
+            yield from leaves(value, f"{name}[{index}]")
+
+
+def map_leaves(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same batch with every tensor changed; what is no tensor stays."""
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if isinstance(batch, np.ndarray) and batch.dtype.kind in "fiub":
+        return change(torch.as_tensor(batch))
+    if isinstance(batch, Mapping):
+        return {key: map_leaves(value, change) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_leaves(value, change) for value in batch))
+    if isinstance(batch, tuple | list):
+        return type(batch)(map_leaves(value, change) for value in batch)
+    return batch
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """A copy of the batch on a device, through its own `.to` where it is an object of some other library."""
+    with suppress(Exception):
+        if not isinstance(batch, Tensor | Mapping | tuple | list) and hasattr(batch, "to"):
+            return copy.copy(batch).to(device)
+    return map_leaves(batch, lambda tensor: tensor.detach().to(device, copy=True))
+
+
+def row_count(batch: Any) -> int | None:
+    """How many rows a batch has, if all its tensors agree on it."""
+    sizes = {tensor.shape[0] for _, tensor in leaves(batch) if tensor.dim() > 0}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def first_rows(batch: Any, rows: int) -> Any:
+    """The first rows of a batch; the whole batch where its tensors do not agree on what a row is."""
+    count = row_count(batch)
+    if count is None or count <= rows:
+        return batch
+    return map_leaves(batch, lambda tensor: tensor[:rows] if tensor.dim() else tensor)
+
+
+def byte_count(batch: Any) -> int:
+    """How much memory the tensors of a batch take."""
+    return sum(tensor.numel() * tensor.element_size() for _, tensor in leaves(batch))
+
+
+def is_iterator(loader: Any) -> bool:
+    """Whether taking a batch from it moves it for good."""
+    return hasattr(loader, "__next__") and iter(loader) is loader
+
+
+def generators_of(loader: Any) -> list[torch.Generator]:
+    """The generators a loader shuffles by; they are random streams too."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    sources = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    found = [getattr(source, "generator", None) for source in sources]
+    return [generator for generator in dict.fromkeys(found) if isinstance(generator, torch.Generator)]
+
+
+def take(loader: Iterable[Any], most: int = MOST_BATCHES) -> list[Any]:
+    """A few batches, on the host, within bounds on rows and memory. A loader with state gets it back."""
+    batches: list[Any] = []
+    rows = size = 0
+    with _position_kept(loader):
+        source: Iterable[Any] = _without_workers(loader)
+        if isinstance(source, Tensor | Mapping | str):
+            raise TypeError(f"`loader` must be iterable over batches; got a {type(source).__name__}")
+        for batch in islice(iter(source), FROM_AN_ITERATOR if is_iterator(loader) else most):
+            batches.append(map_leaves(batch, lambda tensor: tensor.detach().clone()))
+            rows += row_count(batches[-1]) or 1
+            size += byte_count(batches[-1])
+            if rows >= MOST_ROWS or size >= MOST_BYTES:
+                break
+    return batches
+
+
+def _without_workers(loader: Any) -> Any:
+    """The same batches loaded in this process: no workers to start, and none of the user's to disturb."""
+    if type(loader) is not DataLoader or loader.num_workers == 0:
+        return loader
+    if loader.batch_sampler is None:
+        return DataLoader(loader.dataset, batch_size=None, sampler=loader.sampler, collate_fn=loader.collate_fn)
+    if isinstance(loader.dataset, torch.utils.data.IterableDataset):
+        return DataLoader(
+            loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, collate_fn=loader.collate_fn
+        )
+    return DataLoader(
+        loader.dataset, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn, generator=loader.generator
+    )
+
+
+@contextmanager
+def _position_kept(loader: Any) -> Iterator[None]:
+    """Hand a loader that keeps its own position (`state_dict`) that position back."""
+    if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
+        yield
+        return
+    state = copy.deepcopy(loader.state_dict())
+    try:
+        yield
+    finally:
+        loader.load_state_dict(state)

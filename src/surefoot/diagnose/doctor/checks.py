@@ -1,0 +1,188 @@
+"""What the preflight says: one `Check` per question, all of them in an `Examination`.
+
+A check has a status, the number it rests on, what was expected and what to do. `skipped` means that the question could
+not be asked, and says why; it is never a way to say that something is wrong.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from surefoot.diagnose.catalogue import CATALOGUE
+
+Status: TypeAlias = Literal["pass", "warn", "fail", "skipped"]
+
+STEPS = {
+    1: "shapes, labels, dtypes",
+    2: "output and loss agree",
+    3: "overfits a tiny batch",
+    4: "statistics and wiring",
+    5: "learning rate",
+    6: "init and norm",
+    7: "clipping",
+    8: "precision",
+    9: "kept graphs",
+    10: "bad data",
+}
+"""The ten steps, in the order in which a fault in one explains the next."""
+
+_WORST_FIRST: tuple[Status, ...] = ("fail", "warn", "pass", "skipped")
+_WIDTH = 72
+
+
+@dataclass(frozen=True)
+class Check:
+    """The answer to one question."""
+
+    step: int
+    """Which of the ten steps asked it."""
+
+    name: str
+    """What was asked, in a few words; unique within an examination."""
+
+    status: Status
+    """`pass`, `warn`, `fail`, or `skipped` when it could not be asked."""
+
+    summary: str
+    """One sentence with what was found, or why the check was skipped."""
+
+    number: float | None = None
+    """The number the status rests on."""
+
+    expected: str = ""
+    """What the number should be."""
+
+    fix: str = ""
+    """What to do first; empty when there is nothing to do."""
+
+    cause: str | None = None
+    """The code of the cause, where the check names one; `surefoot explain CODE` says more."""
+
+    def __post_init__(self) -> None:
+        if self.cause is not None and self.cause not in CATALOGUE:
+            raise ValueError(f"{self.cause!r} is no code of the catalogue.")
+
+
+def passed(step: int, name: str, summary: str, number: float | None = None, expected: str = "") -> Check:
+    """Nothing wrong here."""
+    return Check(step, name, "pass", summary, number, expected)
+
+
+def skipped(step: int, name: str, why: str) -> Check:
+    """It could not be asked."""
+    return Check(step, name, "skipped", why)
+
+
+def warned(
+    step: int, name: str, summary: str, number: float | None, expected: str, fix: str, cause: str | None = None
+) -> Check:
+    """It may hurt."""
+    return Check(step, name, "warn", summary, number, expected, fix, cause)
+
+
+def failed(
+    step: int, name: str, summary: str, number: float | None, expected: str, fix: str, cause: str | None = None
+) -> Check:
+    """It will hurt."""
+    return Check(step, name, "fail", summary, number, expected, fix, cause)
+
+
+def from_catalogue(
+    step: int,
+    name: str,
+    status: Status,
+    cause: str,
+    summary: str,
+    number: float | None = None,
+    expected: str = "",
+) -> Check:
+    """A check whose first fix is the one the catalogue gives for its cause."""
+    return Check(step, name, status, summary, number, expected, CATALOGUE[cause].fixes[0], cause)
+
+
+@dataclass(frozen=True)
+class Examination:
+    """Every check, in order."""
+
+    checks: tuple[Check, ...]
+
+    seconds: float
+    """How long it took."""
+
+    notes: tuple[str, ...] = ()
+    """What the reader should know about how it was done: batches taken out of an iterator, a model unwrapped."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed; warnings do not count."""
+        return all(check.status != "fail" for check in self.checks)
+
+    @property
+    def status(self) -> Status:
+        """The worst status of all."""
+        return min((check.status for check in self.checks), key=_WORST_FIRST.index, default="skipped")
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """The codes that were named, failures first, then in the order of the steps."""
+        ranked = sorted(self.checks, key=lambda check: _WORST_FIRST.index(check.status))
+        return tuple(dict.fromkeys(check.cause for check in ranked if check.cause is not None))
+
+    def __getitem__(self, name: str) -> Check:
+        for check in self.checks:
+            if check.name == name:
+                return check
+        raise KeyError(f"no check is called {name!r}; there are {', '.join(check.name for check in self.checks)}")
+
+    def counts(self) -> dict[str, int]:
+        """How many checks ended in each status."""
+        return {status: sum(check.status == status for check in self.checks) for status in _WORST_FIRST}
+
+    def verdict(self) -> str:
+        """One line: how many of each, and how long it took."""
+        counts = ", ".join(f"{count} {status}" for status, count in self.counts().items() if count)
+        return f"{counts} · {self.seconds:.1f} s"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain values, for JSON; a number that is not finite becomes a string."""
+        return {
+            "schema": 1,
+            "status": self.status,
+            "ok": self.ok,
+            "seconds": round(self.seconds, 3),
+            "causes": list(self.causes),
+            "notes": list(self.notes),
+            "checks": [
+                {
+                    "step": check.step,
+                    "name": check.name,
+                    "status": check.status,
+                    "number": _plain(check.number),
+                    "expected": check.expected,
+                    "summary": check.summary,
+                    "fix": check.fix,
+                    "cause": check.cause,
+                }
+                for check in self.checks
+            ],
+        }
+
+    def __str__(self) -> str:
+        width = max((len(check.name) for check in self.checks), default=0)
+        lines: list[str] = []
+        for check in self.checks:
+            text = textwrap.wrap(check.summary, _WIDTH) or [""]
+            if check.fix:
+                cause = f"{check.cause}: " if check.cause else ""
+                text += textwrap.wrap(f"-> {cause}{check.fix}", _WIDTH, subsequent_indent="   ")
+            lines.append(f"{check.step:>2}  {check.name:<{width}}  {check.status:<7}  {text[0]}")
+            lines += [f"{'':>2}  {'':<{width}}  {'':<7}  {more}" for more in text[1:]]
+        return "\n".join([*lines, "", *self.notes, self.verdict()])
+
+
+def _plain(number: float | None) -> float | str | None:
+    if number is None or abs(number) < float("inf"):
+        return number
+    return str(number)

@@ -1,0 +1,229 @@
+"""Generators and discriminators: one side that has won, and samples that are all alike."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from surefoot.diagnose.engine import Claim, Rule
+from surefoot.diagnose.readings import DISTANCES, where_of
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.run import Run
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two optimizers of a GAN, and the models they train."""
+
+    generator: dict[str, Any]
+    discriminator: dict[str, Any]
+    generator_models: set[str]
+    discriminator_models: set[str]
+
+
+def adversaries(run: Run) -> Pair | None:
+    """Two optimizers of which one trains through the other's model, and the other judges real against made."""
+    active = [held for held in run.optimizers if held["steps"] >= max(10, 0.1 * run.steps)]
+    for first in active:
+        for second in active:
+            if first["number"] < second["number"]:
+                found = _roles(run, first, second)
+                if found is not None and not _learns_values(run, found[1]):
+                    made_by, judged_by = found
+                    return Pair(made_by, judged_by, _models(run, made_by), _models(run, judged_by))
+    return None
+
+
+def _owned(run: Run, optimizer: dict[str, Any]) -> set[int]:
+    return {p["id"] for p in run.parameters.values() if p["optimizers"] == [optimizer["number"]]}
+
+
+def _models(run: Run, optimizer: dict[str, Any]) -> set[str]:
+    return {run.parameters[number]["model"] for number in _owned(run, optimizer)} - {""}
+
+
+def _roles(run: Run, a: dict[str, Any], b: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Generator and discriminator: the generator's loss goes through the discriminator, which also learns alone."""
+    own_a, own_b = _owned(run, a), _owned(run, b)
+    if not own_a or not own_b:
+        return None
+    both = only_a = only_b = 0
+    for root in run.roots():
+        reached = set(root["parameters"])
+        in_a, in_b = bool(reached & own_a), bool(reached & own_b)
+        both += in_a and in_b
+        only_a += in_a and not in_b
+        only_b += in_b and not in_a
+    if not both:
+        return None
+    if only_b and not only_a:
+        return a, b
+    if only_a and not only_b:
+        return b, a
+    if only_a:
+        return None
+    return _by_passes(run, a, b)
+
+
+def _by_passes(run: Run, a: dict[str, Any], b: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """When made samples are never detached: whose outputs are the other's inputs."""
+    for first, second in ((a, b), (b, a)):
+        makers, judges = _models(run, first), _models(run, second)
+        for look in run.looks:
+            made = {_sign(p["outputs"][0]) for p in look["passes"] if p["model"] in makers and p["outputs"]}
+            if any(_sign(p["inputs"][0]) in made for p in look["passes"] if p["model"] in judges and p["inputs"]):
+                return first, second
+    return None
+
+
+def _sign(described: dict[str, Any]) -> tuple[Any, ...]:
+    return described.get("mean"), described.get("min"), described.get("max")
+
+
+def _learns_values(run: Run, judge: dict[str, Any]) -> bool:
+    """Whether the other model is a critic of reinforcement learning: it is fitted to targets that vary."""
+    for note in run.training_losses(*DISTANCES):
+        if (note["target"].get("std") or 0.0) > 1e-4:
+            return True
+    for note in run.notes("errors"):
+        if (note["target"].get("std") or 0.0) > 1e-4 and (note["target"].get("shape") or [0])[-1:] in ([], [1]):
+            return True
+    return bool(run.facts.get("policy"))
+
+
+# ── the discriminator has won ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def discriminator_wins(run: Run) -> Claim | None:
+    """The discriminator's loss at 0 for good, and nothing left for the generator to follow."""
+    pair = adversaries(run)
+    if pair is None:
+        return None
+    judge, maker = run.curve_of(pair.discriminator), run.curve_of(pair.generator)
+    if judge.count < 30 or maker.count < 10 or min(judge.finite) < -1e-3 or judge.start <= 0:
+        return None
+    late = sorted(judge.finite[int(0.7 * judge.count) :])
+    middle, high = late[len(late) // 2], late[int(0.8 * len(late))]
+    if middle > 0.08 * judge.start or high > 0.25 * judge.start:
+        return None
+    since = next((s for s, v in zip(judge.steps, judge.values, strict=True) if v < 0.1 * judge.start), judge.steps[0])
+    norms = [v for v in run.column("grad_norm", pair.generator) if v is not None and math.isfinite(v)]
+    first, last = median(norms[:5]) if norms else math.nan, median(norms[-20:]) if norms else math.nan
+    name = "/".join(sorted(pair.discriminator_models)) or "the discriminator"
+    other = "/".join(sorted(pair.generator_models)) or "the generator"
+    return Claim(
+        0.92,
+        f"`{name}` tells real from made without error: its loss is down from {judge.start:.3g} to {middle:.2g} since "
+        f"step {since}, while the loss of `{other}` went from {maker.start:.3g} to {maker.end:.3g} and its gradient "
+        f"norm from {first:.2g} to {last:.2g}.",
+        step=since,
+        where=where_of(name, other, pair.discriminator["site"]),
+        evidence={
+            "discriminator_loss": [judge.start, middle],
+            "generator_loss": [maker.start, maker.end],
+            "generator_gradient": [first, last],
+            "learning_rates": [_rate(run, pair.discriminator), _rate(run, pair.generator)],
+        },
+    )
+
+
+def _rate(run: Run, optimizer: dict[str, Any]) -> float | None:
+    rates = [value for value in run.column("lr", optimizer) if value is not None]
+    return rates[0] if rates else None
+
+
+# ── samples all alike ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def mode_collapse(run: Run) -> Claim | None:
+    """Made samples spread far less than real ones, or cover only a part of them."""
+    pair = adversaries(run)
+    if pair is None or discriminator_wins(run) is not None:
+        return None
+    late = [look for look in run.looks if look["step"] >= 0.4 * run.steps] or run.looks[-2:]
+    real, made = _samples(late, pair)
+    if len(real) < 24 or len(made) < 24:
+        return None
+    spread = _spread(made) / max(1e-9, _spread(real))
+    covered, near = coverage(real, made)
+    if spread > 0.25 and not (covered < 0.35 and near > 0.5):
+        return None
+    judge = run.curve_of(pair.discriminator)
+    name = "/".join(sorted(pair.generator_models)) or "the generator"
+    return Claim(
+        0.9 if spread < 0.25 else 0.75,
+        f"Samples of `{name}` are alike: from step {late[0]['step']} on their spread is {spread:.1%} of that of the "
+        f"real data and they come near {covered:.0%} of the real rows, while the discriminator's loss is {judge.end:.3g}, "
+        "not 0.",
+        step=late[0]["step"],
+        where=where_of(name, pair.generator["site"]),
+        evidence={"spread_ratio": spread, "real_rows_covered": covered, "samples_near_real": near}
+        | {"discriminator_loss": judge.end, "rows": [len(real), len(made)]},
+    )
+
+
+def _samples(looks: list[dict[str, Any]], pair: Pair) -> tuple[list[list[float]], list[list[float]]]:
+    real: list[list[float]] = []
+    made: list[list[float]] = []
+    for look in looks:
+        outputs = set()
+        for note in look["passes"]:
+            if note["model"] in pair.generator_models and note["outputs"] and note.get("samples"):
+                outputs.add(_sign(note["outputs"][0]))
+                made.extend(note["samples"][-1] or [])
+        for note in look["passes"]:
+            if note["model"] not in pair.discriminator_models or not note["inputs"] or not note.get("samples"):
+                continue
+            given = note["inputs"][0]
+            if given["grad"] or _sign(given) in outputs or _mixed(note["samples"][0], made):
+                continue
+            real.extend(note["samples"][0] or [])
+    width = min((len(row) for row in [*real, *made]), default=0)
+    if any(len(row) != width for row in [*real, *made]):
+        return [], []
+    return real[-256:], made[-256:]
+
+
+def _mixed(rows: list[list[float]] | None, made: list[list[float]]) -> bool:
+    """Whether a batch holds made rows, as when real and made ones go through the discriminator together."""
+    known = {tuple(row) for row in made}
+    return any(tuple(row) in known for row in rows or [])
+
+
+def _spread(rows: list[list[float]]) -> float:
+    import numpy as np
+
+    return float(np.array(rows).std(0).mean())
+
+
+def coverage(real: list[list[float]], made: list[list[float]]) -> tuple[float, float]:
+    """Which share of real rows has a made one as near as other real ones are, and the other way round."""
+    import numpy as np
+
+    count = min(len(real), len(made))
+    r, m = np.array(real)[-count:], np.array(made)[-count:]
+    within = np.sqrt(((r[:, None] - r[None]) ** 2).sum(-1))
+    across = np.sqrt(((r[:, None] - m[None]) ** 2).sum(-1))
+    np.fill_diagonal(within, np.inf)
+    reach = 3 * float(np.median(np.sort(within, 1)[:, min(2, count - 2)]))
+    return float((across.min(1) < reach).mean()), float((across.min(0) < reach).mean())
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "gan.discriminator-wins",
+        "dynamics",
+        discriminator_wins,
+        explains=(
+            "model.vanishing-gradient",
+            "lr.too-low",
+            "lr.too-high",
+            "gan.mode-collapse",
+            "model.saturated-units",
+        ),
+    ),
+    Rule("gan.mode-collapse", "dynamics", mode_collapse, explains=("lr.too-high", "lr.too-low")),
+)

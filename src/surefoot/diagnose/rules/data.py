@@ -1,0 +1,520 @@
+"""What goes in: values that are not finite, labels and ids that do not fit, scales, and labels that say nothing."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections import Counter
+from statistics import mean, median
+from typing import TYPE_CHECKING, Any
+
+from surefoot.diagnose.engine import Claim, Rule
+from surefoot.diagnose.readings import (
+    BINARY_LOSSES,
+    CLASS_LOSSES,
+    at_chance,
+    chance,
+    entropy,
+    label_batches,
+    stream,
+    weights_moved,
+    where_of,
+)
+from surefoot.diagnose.rules import data_order, data_splits
+from surefoot.diagnose.run import number
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.run import Run
+
+_CONSEQUENCES = (
+    "loss.undefined-op", "lr.too-high", "lr.no-warmup", "init.too-large", "model.exploding-gradient",
+    "precision.fp16-overflow", "optim.no-update", "data.unscaled-input", "data.class-collapse", "data.bad-batch",
+)  # fmt: skip
+
+
+# ── values that are not finite ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def nonfinite_input(run: Run) -> Claim | None:
+    """The first tensor that is not finite came from outside the graph."""
+    bad = run.bad_value
+    if bad is not None and bad.get("kind") == "data" and not _half_infinite(bad):
+        return _claim_autopsy(bad)
+    first_bad = run.curve.first_bad
+    if bad is None and first_bad is None:
+        return None
+    if bad is not None and bad.get("kind") == "parameter":
+        return None
+    step = bad.get("step") if bad is not None else first_bad
+    return _seen_in_pass(run, step) or _seen_in_stream(run, step)
+
+
+def _half_infinite(bad: dict[str, Any]) -> bool:
+    return bad.get("dtype") in ("float16", "bfloat16") and not bad.get("nan")
+
+
+def _claim_autopsy(bad: dict[str, Any]) -> Claim:
+    nan, inf, rows = bad.get("nan", 0), bad.get("inf", 0), bad.get("rows") or []
+    tensor = {"target": "The target", "the other operand": "A data tensor"}.get(bad.get("tensor", ""), "The input")
+    shape = tuple(bad.get("shape", ()))
+    count = f"{nan} NaN" if not inf else f"{inf} Inf" if not nan else f"{nan} NaN and {inf} Inf"
+    listed = f" in {bad.get('bad_rows', len(rows))} of {shape[0]} rows (first: row {rows[0]})" if rows and shape else ""
+    place = f" at {bad['site']}" if bad.get("site") else ""
+    return Claim(
+        0.97,
+        f"{tensor} of shape {shape} that reaches `{bad.get('call') or bad.get('op')}`{place} at step "
+        f"{bad.get('step', 0)} already holds {count}{listed}: no operation made them, the data did.",
+        step=bad.get("step"),
+        where=where_of(bad.get("site"), bad.get("module")),
+        evidence={k: bad[k] for k in ("nan", "inf", "shape", "rows", "bad_rows", "op", "tensor", "value") if k in bad},
+    )
+
+
+def _seen_in_pass(run: Run, step: int | None) -> Claim | None:
+    for note in run.passes():
+        if step is not None and note["step"] > step:
+            break
+        for position, given in enumerate(note["inputs"]):
+            if given.get("nonfinite") and note["step"] == step and not _is_mask(given):
+                return Claim(
+                    0.93,
+                    f"Input {position} of `{note['model']}` holds {given['nonfinite']} values that are not finite at "
+                    f"step {note['step']} ({note['site']}), before any layer has run.",
+                    step=note["step"],
+                    where=where_of(note["site"], note["model"]),
+                    evidence={"nonfinite": given["nonfinite"], "shape": given["shape"], "step": note["step"]},
+                )
+    for note in run.training_losses():
+        if note["target"].get("nonfinite") and note["step"] == step:
+            return Claim(
+                0.93,
+                f"The target of `{note['op']}` holds {note['target']['nonfinite']} values that are not finite at step "
+                f"{note['step']} ({note['site']}).",
+                step=note["step"],
+                where=where_of(note["site"]),
+                evidence={"nonfinite": note["target"]["nonfinite"], "shape": note["target"]["shape"]},
+            )
+    return None
+
+
+def _is_mask(given: dict[str, Any]) -> bool:
+    """A float mask: nothing finite in it but zeros."""
+    return given.get("min") == given.get("max") == 0.0 or "min" not in given
+
+
+def _seen_in_stream(run: Run, step: int | None) -> Claim | None:
+    for note in stream(run):
+        for key, name in (("x_largest", "input"), ("y_largest", "target")):
+            value = number(note.get(key))
+            if value is not None and not math.isfinite(value) and note["step"] == step:
+                return Claim(
+                    0.9,
+                    f"The {name} of the batch at step {note['step']} holds a value of {value}, and the loss of that "
+                    "very step is the first that is not finite.",
+                    step=note["step"],
+                    evidence={key: str(value), "step": note["step"]},
+                )
+    return None
+
+
+# ── labels and ids that do not fit ───────────────────────────────────────────────────────────────────────────────────
+
+_BOUNDS = re.compile(r"index (-?\d+) is out of bounds for dimension (\d+) with size (\d+)")
+
+
+def label_crash(run: Run) -> Claim | None:
+    """Labels that name a class there is no output for."""
+    return _label_crash(run.crash) if run.crash is not None else None
+
+
+def _label_crash(crash: dict[str, Any]) -> Claim | None:
+    given = crash.get("arguments", {})
+    logits, target = given.get("input"), given.get("target")
+    if crash.get("call") in (*CLASS_LOSSES, "nll_loss_nd") and logits and target and "min" in target:
+        classes = logits["shape"][1] if len(logits["shape"]) > 1 else logits["shape"][0]
+        low, high, ignored = target["min"], target["max"], given.get("ignore_index", -100)
+        stated = re.search(r"Target (-?\d+) is out of bounds", crash["message"])
+        if isinstance(low, float) or not (stated or (low < 0 and low != ignored) or high >= classes):
+            return None
+        return _label_claim(crash, classes, low, high, ignored)
+    if crash.get("call") == "binary_cross_entropy" and target and _beyond_unit(target):
+        return _binary_claim(crash["site"], "binary_cross_entropy", target, None)
+    if "Class values must be" in crash["message"]:
+        label = given.get("input") or given.get("tensor") or {}
+        return Claim(
+            0.9,
+            f"`one_hot` at {crash.get('site', '')} was given a label outside its classes"
+            + (f": labels run from {label['min']} to {label['max']}." if "min" in label else f": {crash['message']}"),
+            where=where_of(crash.get("site")),
+            evidence={"message": crash["message"][:300]},
+        )
+    return _indexed_crash(crash)
+
+
+def _label_claim(crash: dict[str, Any], classes: int, low: int, high: int, ignored: int) -> Claim:
+    outside = high if high >= classes else low
+    fixes = []
+    if low == 1 and high == classes:
+        fixes.append("The labels count from 1: subtract 1 from them.")
+    elif outside in (255, -1):
+        fixes.append(f"{outside} is the usual mark for unlabelled: pass `ignore_index={outside}` to the loss.")
+    return Claim(
+        0.97,
+        f"Labels run from {low} to {high} at {crash.get('site', '')}, but the model has {classes} outputs (labels 0 to "
+        f"{classes - 1}) and the ignore index is {ignored}.",
+        where=where_of(crash.get("site")),
+        evidence={"classes": classes, "lowest": low, "highest": high, "ignore_index": ignored},
+        fixes=tuple(fixes),
+    )
+
+
+def _indexed_crash(crash: dict[str, Any]) -> Claim | None:
+    """A loss written by hand that picks the output of each label."""
+    stated = _BOUNDS.search(crash["message"])
+    if stated is None or crash.get("call") == "embedding":
+        return None
+    index, size = int(stated[1]), int(stated[3])
+    held = crash.get("locals", {})
+    outputs = [n for n, d in held.items() if d.get("grad") and size in d["shape"][1:]]
+    labels = [
+        n for n, d in held.items() if "int" in d["dtype"] and "max" in d and not -size <= d["min"] <= d["max"] < size
+    ]
+    if not outputs or not labels:
+        return None
+    return Claim(
+        0.9,
+        f"`{labels[0]}` holds the label {index} at {crash.get('site', '')}, but `{outputs[0]}` has {size} columns "
+        f"(labels 0 to {size - 1}).",
+        where=where_of(crash.get("site"), labels[0]),
+        evidence={"label": index, "classes": size, "labels": labels[0], "outputs": outputs[0]},
+    )
+
+
+def _beyond_unit(target: dict[str, Any]) -> bool:
+    low, high = number(target.get("min")), number(target.get("max"))
+    return low is not None and high is not None and (low < -1e-3 or high > 1 + 1e-3)
+
+
+def label_beyond_binary(run: Run) -> Claim | None:
+    """A binary loss whose targets are no probabilities."""
+    for note in run.training_losses(*BINARY_LOSSES):
+        if _beyond_unit(note["target"]):
+            return _binary_claim(note["site"], note["op"], note["target"], note["step"])
+    return None
+
+
+def _binary_claim(site: str, op: str, target: dict[str, Any], step: int | None) -> Claim:
+    return Claim(
+        0.9,
+        f"The targets of `{op}` at {site} run from {target['min']:g} to {target['max']:g}; it is only defined for "
+        "labels of 0 and 1 (or probabilities between).",
+        step=step,
+        where=where_of(site),
+        evidence={"lowest": target["min"], "highest": target["max"]},
+    )
+
+
+def token_crash(run: Run) -> Claim | None:
+    """Ids the embedding table has no row for."""
+    crash = run.crash
+    if crash is None:
+        return None
+    if crash.get("call") in ("embedding", "embedding_bag"):
+        ids, table = crash["arguments"].get("input"), crash["arguments"].get("weight")
+        if ids and table and "max" in ids and not 0 <= ids["min"] <= ids["max"] < table["shape"][0]:
+            return _ids_claim(crash.get("site", ""), ids["min"], ids["max"], table["shape"][0])
+    return _lookup_crash(crash)
+
+
+def _ids_claim(site: str, low: int, high: int, rows: int) -> Claim:
+    return Claim(
+        0.97,
+        f"Ids run from {low} to {high} at {site}, but the embedding has {rows} rows (ids 0 to {rows - 1}).",
+        where=where_of(site),
+        evidence={"lowest": low, "highest": high, "rows": rows},
+        fixes=(f"Build the table for the ids there are: at least {high + 1} rows.",) if low >= 0 else (),
+    )
+
+
+def _lookup_crash(crash: dict[str, Any]) -> Claim | None:
+    """A table looked up by hand, with ids beyond its rows."""
+    stated = _BOUNDS.search(crash["message"])
+    if stated is None or int(stated[2]) != 0:
+        return None
+    size, held = int(stated[3]), crash.get("locals", {})
+    tables = [n for n, d in held.items() if d.get("grad") and d["shape"][:1] == [size] and len(d["shape"]) == 2]
+    ids = [(n, d) for n, d in held.items() if "int" in d["dtype"] and "max" in d and d["max"] >= size]
+    return _ids_claim(crash.get("site", ""), ids[0][1]["min"], ids[0][1]["max"], size) if tables and ids else None
+
+
+def token_forced(run: Run) -> Claim | None:
+    """Ids from the data that were clamped, or folded, to the rows of a table."""
+    tables = {(note["step"], note["rows"]) for note in run.notes("embeddings")}
+    hits = [
+        note
+        for note in run.notes("folded_ids")
+        if (note["step"], note["kept"] + 1) in tables and note.get("source") is None and note["changed"] > 0.005
+    ]
+    clamped = [note for note in hits if note["op"] in ("clamp", "clip")]
+    folded = [note for note in hits if note["op"] not in ("clamp", "clip") and note["highest"] < 4 * note["kept"]]
+    if not clamped and not folded:
+        return None
+    note = max(clamped or folded, key=lambda item: item["changed"])
+    return Claim(
+        0.85 if clamped else 0.6,
+        f"{note['changed']:.1%} of the ids reach beyond the {note['kept'] + 1} rows of the embedding (up to "
+        f"{note['highest']}) and are forced into it by `{note['op']}` at {note['site']}: different tokens become one.",
+        step=note["step"],
+        where=where_of(note["site"]),
+        evidence={"changed": note["changed"], "highest": note["highest"], "rows": note["kept"] + 1},
+        severity="error" if clamped else "warning",
+    )
+
+
+# ── scale ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def unscaled_input(run: Run) -> Claim | None:
+    """Inputs far from unit scale before the first update, in a run that goes wrong."""
+    note = next((n for n in run.passes(grad=True) if n.get("features") and n["step"] <= 1), None)
+    if note is None or note["inputs"][0].get("nonfinite") or _normalised_first(run):
+        return None
+    features = note["features"]
+    sizes = [math.hypot(m, s) for m, s in zip(features["mean"], features["std"], strict=True)]
+    size = math.sqrt(mean([v * v for v in sizes])) if sizes else 0.0
+    if size == 0 or 0.02 < size < 15:
+        return None
+    small = size < 1
+    stuck = at_chance(run)
+    curve = run.curve
+    bad = run.failing or stuck is not None or _blown_start(run)
+    if small and not (curve.flat or stuck is not None):
+        bad = False
+    if not bad or run.adversarial:
+        return None
+    worst = max(range(len(sizes)), key=lambda i: sizes[i])
+    reach = abs(math.log10(size))
+    end = f"the loss went from {curve.start:.3g} to {curve.end:.3g}" if curve.finite else "no loss was finite"
+    if stuck is not None:
+        end += f" (always giving the same answer would cost {stuck.level:.3g})"
+    return Claim(
+        min(0.92, 0.55 + 0.15 * reach),
+        f"The input of `{note['model']}` has a typical size of {size:.3g} at step {note['step']}, before any update "
+        f"(feature {worst}: mean {features['mean'][worst]:.3g}, spread {features['std'][worst]:.3g}), and {end}.",
+        step=note["step"],
+        where=where_of(note["site"], note["model"]),
+        evidence={
+            "size": size,
+            "largest_feature": {"index": worst, "mean": features["mean"][worst], "std": features["std"][worst]},
+            "range": [note["inputs"][0].get("min"), note["inputs"][0].get("max")],
+            "first_loss": curve.start,
+            "last_loss": curve.end,
+            "chance": stuck.level if stuck is not None else None,
+        },
+    )
+
+
+def _blown_start(run: Run) -> bool:
+    """Whether the first losses lie many times above what an untrained model should lose."""
+    level = chance(run)
+    return level is not None and level.kind != "variance" and max(run.curve.finite[:20], default=0) > 8 * level.level
+
+
+def _normalised_first(run: Run) -> bool:
+    """Whether the first layer normalises, so that the scale of the input does not matter."""
+    for look in run.looks[:1]:
+        notes = look.get("notes", {})
+        norms = [n["index"] for n in notes.get("norms", [])]
+        layers = [n["index"] for n in notes.get("layers", [])]
+        tables = [n["index"] for n in notes.get("embeddings", [])]
+        if norms and min(norms) < min(layers, default=math.inf) and not tables:
+            return True
+        # A convolution or linear layer followed at once by batch norm does not care for the scale either.
+        if layers and any(n["op"] == "batch_norm" and n["index"] <= min(layers) + 2 for n in notes.get("norms", [])):
+            return True
+    return False
+
+
+# ── labels ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def class_collapse(run: Run) -> Claim | None:
+    """Rare classes that are never predicted, to the end of the run."""
+    notes = run.training_losses(*CLASS_LOSSES, *BINARY_LOSSES)
+    late = [n for n in notes if n["step"] >= 0.5 * run.steps]
+    late = late if len({n["step"] for n in late}) >= 2 else notes[-4:]
+    if run.steps < 30 or run.adversarial or run.nonfinite or len(late) < 2:
+        return None
+    labels: Counter[str] = Counter()
+    predicted: Counter[str] = Counter()
+    for note in late:
+        if not note.get("labels"):
+            return None
+        labels.update({str(int(float(label))): count for label, count in note["labels"].items()})
+        predicted.update(_predictions(note))
+    total = sum(labels.values())
+    if len(labels) < 2 or not predicted:
+        return None
+    common, times = labels.most_common(1)[0]
+    rare = total - times
+    shown = predicted.get(common, 0) / sum(predicted.values())
+    if times / total < 0.7 or rare < 8 or 1 - shown > 0.2 * rare / total:
+        return None
+    trained: Counter[str] = Counter()
+    for batch in label_batches(run):
+        trained.update(batch)
+    share = trained[common] / sum(trained.values()) if trained.get(common) else times / total
+    return Claim(
+        0.85,
+        f"Since step {late[0]['step']} class {common} is predicted for {shown:.1%} of the rows at {late[0]['site']}, "
+        f"although {rare} of {total} rows have another label; in training {share:.1%} of the labels are {common}.",
+        step=late[0]["step"],
+        where=where_of(late[0]["site"]),
+        evidence={
+            "predicted": dict(predicted),
+            "labels": dict(labels),
+            "prediction_entropy": entropy(predicted),
+            "label_entropy": entropy(labels),
+        },
+        severity="error" if shown > 0.998 else "warning",
+        fixes=(f"Weight the rare class about {share / max(1e-9, 1 - share):.0f} times as high in the loss.",),
+    )
+
+
+def _predictions(note: dict[str, Any]) -> dict[str, int]:
+    if note.get("predicted"):
+        return {str(label): count for label, count in note["predicted"].items()}
+    if note.get("predicted_share") is None:
+        return {}
+    count = sum(note["labels"].values())
+    ones = round(note["predicted_share"] * count)
+    return {"1": ones, "0": count - ones}
+
+
+def labels_uninformative(run: Run) -> Claim | None:
+    """Stuck at chance although the weights move, and no label can be told from its input by other means either."""
+    stuck = at_chance(run, 0.8)
+    if stuck is None or run.nonfinite or run.adversarial or run.steps < 30:
+        return None
+    moved = weights_moved(run)
+    if moved < 0.2 or _never_spread(run):
+        return None
+    pairs = _pairs(run)
+    if len(pairs) < 60:
+        return None
+    verdict = predictability(pairs, stuck.kind == "variance")
+    if verdict is None or verdict["score"] > 3.0:
+        return None
+    curve = run.curve
+    what = "variance of the targets" if stuck.kind == "variance" else "entropy of the labels"
+    return Claim(
+        0.8 if run.curve.end > 0.9 * stuck.level else 0.65,
+        f"The loss ends at {curve.end:.3g}, where chance is {stuck.level:.3g} (the {what}), although the weights moved "
+        f"by about {moved:.1f} times their size; among {len(pairs)} rows the nearest neighbours share a label no more "
+        f"often than after shuffling the labels ({verdict['found']:.3f} against {verdict['shuffled']:.3f}).",
+        step=0,
+        where=where_of(stuck.site),
+        evidence={
+            "last_loss": curve.end,
+            "chance": stuck.level,
+            "weights_moved": moved,
+            "rows": len(pairs),
+            "neighbours": verdict,
+        },
+    )
+
+
+def _never_spread(run: Run) -> bool:
+    """Whether the outputs are the same for every row: then the model, not the labels, is to blame."""
+    spreads = [n["unit_spread"] for n in run.training_losses() if n.get("unit_spread") is not None]
+    return bool(spreads) and median(spreads[-5:]) < 1e-4
+
+
+def _pairs(run: Run) -> list[tuple[list[float], float]]:
+    seen: dict[tuple[float, ...], float] = {}
+    for root in run.roots():
+        held = root.get("pairs")
+        if held:
+            for row, label in zip(held["x"], held["y"], strict=True):
+                seen.setdefault(tuple(row), float(label))
+    return [(list(row), label) for row, label in list(seen.items())[:600]]
+
+
+def predictability(pairs: list[tuple[list[float], float]], continuous: bool) -> dict[str, float] | None:
+    """How much better the nearest neighbours of a row foretell its label than with the labels shuffled."""
+    import numpy as np
+
+    x = np.array([row for row, _ in pairs])
+    y = np.array([label for _, label in pairs])
+    spread = x.std(0)
+    x = (x[:, spread > 0] - x[:, spread > 0].mean(0)) / spread[spread > 0]
+    if x.shape[1] == 0 or len(set(y.tolist())) < 2:
+        return None
+    squares = (x * x).sum(1)
+    distances = squares[:, None] + squares[None] - 2 * x @ x.T
+    np.fill_diagonal(distances, np.inf)
+    near = np.argsort(distances, 1)[:, :5]
+    ridge = x.T @ x + len(x) * 0.1 * np.eye(x.shape[1])
+    hat = x @ np.linalg.solve(ridge, x.T)
+    leverage = np.clip(np.diag(hat), 0, 0.99)
+
+    def score(labels: Any) -> tuple[float, float]:
+        if continuous:
+            local = -float(((labels[near].mean(1) - labels) ** 2).mean() / labels.var())
+        else:
+            local = float((labels[near] == labels[:, None]).mean())
+        targets = (labels - labels.mean())[:, None]
+        if not continuous:
+            kinds = np.unique(labels)
+            targets = (labels[:, None] == kinds[None]).astype(float)
+            targets = targets - targets.mean(0)
+        left_out = (hat @ targets - leverage[:, None] * targets) / (1 - leverage[:, None])
+        straight = float((left_out * targets).sum() / (np.abs(left_out).sum() + 1e-12))
+        return local, straight
+
+    found = score(y)
+    shuffler = random.Random(0)
+    order = list(range(len(y)))
+    others = []
+    for _ in range(20):
+        shuffler.shuffle(order)
+        others.append(score(y[order]))
+    scores = []
+    for position in (0, 1):
+        values = [other[position] for other in others]
+        scores.append((found[position] - mean(values)) / (float(np.std(values)) + 1e-9))
+    return {"found": found[0], "shuffled": mean(other[0] for other in others), "score": max(scores)}
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("data.nonfinite-input", "value", nonfinite_input, explains=_CONSEQUENCES),
+    Rule("data.label-out-of-range", "crash", label_crash),
+    Rule("data.label-out-of-range", "value", label_beyond_binary, explains=("loss.sign-flipped", "lr.too-high")),
+    Rule("data.token-mismatch", "crash", token_crash),
+    Rule("data.token-mismatch", "value", token_forced, explains=("data.labels-uninformative",)),
+    Rule(
+        "data.unscaled-input",
+        "value",
+        unscaled_input,
+        explains=(
+            "lr.too-high",
+            "lr.too-low",
+            "lr.no-warmup",
+            "init.too-large",
+            "init.too-small",
+            "model.dead-units",
+            "model.saturated-units",
+            "model.exploding-gradient",
+            "model.vanishing-gradient",
+            "clip.saturated",
+            "data.class-collapse",
+            "data.labels-uninformative",
+            "data.bad-batch",
+        ),
+    ),
+    Rule("data.class-collapse", "dynamics", class_collapse),
+    Rule("data.labels-uninformative", "dynamics", labels_uninformative, explains=("lr.too-low", "data.class-collapse")),
+    *data_order.RULES,
+    *data_splits.RULES,
+)

@@ -1,0 +1,361 @@
+"""The order of the data: sorted rows, batches that come again, and one batch unlike all others."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import pairwise
+from statistics import mean, median
+from typing import TYPE_CHECKING, Any
+
+from surefoot.diagnose.engine import Claim, Rule
+from surefoot.diagnose.readings import entropy, label_batches, main_line, stream, training_loader, where_of
+from surefoot.diagnose.run import number
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.run import Run
+
+
+# ── sorted rows ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def unshuffled(run: Run) -> Claim | None:
+    """Batches of few labels each, alike from one to the next and unlike further off."""
+    batches = [batch for batch in label_batches(run) if sum(batch.values()) > 1]
+    if run.adversarial:
+        return None
+    if len(batches) < 10:
+        return _sorted_targets(run)
+    everything: Counter[str] = Counter()
+    for batch in batches:
+        everything.update(batch)
+    if len(everything) < 2:
+        return None
+    found = mean(entropy(batch) for batch in batches)
+    mixed = _mixed_entropy(batches)
+    near = mean(_overlap(a, b) for a, b in pairwise(batches))
+    far = _far_overlap(batches)
+    if mixed < 0.05 or found > 0.6 * mixed or near < far + 0.25:
+        return None
+    curve = run.curve
+    loader = training_loader(run)
+    where = where_of(loader["site"] if loader is not None and loader["sampler"] == "SequentialSampler" else None)
+    kinds = mean(len(batch) for batch in batches)
+    return Claim(
+        0.93,
+        f"Rows arrive sorted by label: a batch of {median(sum(b.values()) for b in batches):g} holds {kinds:.1f} of "
+        f"{len(everything)} labels on average (label entropy {found:.2f}; mixed batches would have {mixed:.2f}), "
+        f"neighbouring batches share {near:.0%} of their labels and distant ones {far:.0%}.",
+        step=0,
+        where=where,
+        evidence={
+            "batch_entropy": found,
+            "mixed_entropy": mixed,
+            "neighbour_overlap": near,
+            "distant_overlap": far,
+            "batches": len(batches),
+            "labels": len(everything),
+            "loss_swing": [min(curve.finite[-50:], default=None), max(curve.finite[-50:], default=None)],
+        },
+        fixes=("Pass `shuffle=True` to the DataLoader.",) if where else (),
+    )
+
+
+def _overlap(a: Counter[str], b: Counter[str]) -> float:
+    whole_a, whole_b = sum(a.values()), sum(b.values())
+    return sum(min(a[label] / whole_a, b[label] / whole_b) for label in a)
+
+
+def _far_overlap(batches: list[Counter[str]]) -> float:
+    chooser = random.Random(0)
+    pairs = [(chooser.randrange(len(batches)), chooser.randrange(len(batches))) for _ in range(400)]
+    distant = [(a, b) for a, b in pairs if abs(a - b) > 1]
+    return mean(_overlap(batches[a], batches[b]) for a, b in distant)
+
+
+def _mixed_entropy(batches: list[Counter[str]]) -> float:
+    """The mean label entropy the same batches would have if their rows were mixed."""
+    rows = [label for batch in batches for label in batch.elements()]
+    random.Random(0).shuffle(rows)
+    found, start = [], 0
+    for batch in batches:
+        size = sum(batch.values())
+        found.append(entropy(Counter(rows[start : start + size])))
+        start += size
+    return mean(found)
+
+
+def _sorted_targets(run: Run) -> Claim | None:
+    """Targets of a regression that rise (or fall) from batch to batch through the whole epoch."""
+    notes = [note for note in main_line(run) if isinstance(note.get("y_mean"), float)]
+    loader = training_loader(run)
+    if len(notes) < 10 and loader is not None:
+        notes = [
+            {"y_mean": b["target_mean"], "y_std": b["target_std"], "x": b["print"]}
+            for b in run.facts["batches"]
+            if b["loader"] == loader["number"] and isinstance(b.get("target_mean"), float) and b.get("grad")
+        ]
+    period = _period([note.get("x") or note.get("y") for note in notes]) or len(notes)
+    epoch = notes[:period]
+    if len(epoch) < 8:
+        return None
+    means, spreads = [note["y_mean"] for note in epoch], [note["y_std"] for note in epoch]
+    between = mean([(m - mean(means)) ** 2 for m in means])
+    share = between / (between + mean([s * s for s in spreads]) + 1e-12)
+    rising = mean([float(b > a) for a, b in pairwise(means)])
+    if share < 0.7 or 0.1 < rising < 0.9:
+        return None
+    return Claim(
+        0.85,
+        f"Rows arrive sorted by target: over {len(epoch)} batches the mean target goes from {means[0]:.3g} to "
+        f"{means[-1]:.3g}, {'rising' if rising > 0.5 else 'falling'} in {max(rising, 1 - rising):.0%} of the steps, "
+        f"and {share:.0%} of the variance lies between batches instead of within them.",
+        step=0,
+        where=where_of(loader["site"] if loader is not None else None),
+        evidence={"first_mean": means[0], "last_mean": means[-1], "share_between": share, "batches": len(epoch)},
+    )
+
+
+# ── batches that come again ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def repeated_batches(run: Run) -> Claim | None:
+    """The very same batches again, although the script draws them anew."""
+    if run.steps < 6:
+        return None
+    return _first_batch_for_ever(run) or _same_within_epoch(run) or _same_shuffle(run)
+
+
+def _first_batch_for_ever(run: Run) -> Claim | None:
+    """`next(iter(loader))`: every step opens the loader again and takes its first batch."""
+    for loader in run.facts.get("loaders", []):
+        notes = [b for b in run.facts["batches"] if b["loader"] == loader["number"] and b.get("grad")]
+        opened = {b["iteration"] for b in notes}
+        if loader.get("batches") == 1 or len(notes) < 6 or len(notes) > 1.2 * len(opened):
+            continue
+        kinds = Counter(b["print"] for b in notes)
+        if len(opened) < 0.5 * run.steps or len(kinds) > max(1, 0.1 * len(notes)):
+            continue
+        size = notes[0]["size"]
+        known = loader["rows"]
+        rows = f"{size * len(kinds)} of {known:,} rows" if known else f"{len(kinds)} batch{'es' * (len(kinds) > 1)}"
+        return Claim(
+            0.96,
+            f"The loader at {loader['site']} was opened {loader['iterations']} times and gave {loader['drawn']} "
+            f"batches, {len(kinds)} of them different: every step takes the first batch again, and only {rows} are "
+            "ever trained on.",
+            step=1,
+            where=where_of(loader["site"]),
+            evidence={"opened": loader["iterations"], "drawn": loader["drawn"], "different": len(kinds)},
+            fixes=("Make the iterator once, before the loop, and call `next` on it; begin anew when it ends.",),
+        )
+    return None
+
+
+def _same_within_epoch(run: Run) -> Claim | None:
+    """Batches that come several times within one pass over a loader, as when each worker reads the whole stream."""
+    for loader in run.facts.get("loaders", []):
+        first = [b for b in run.facts["batches"] if b["loader"] == loader["number"] and b["iteration"] == 1]
+        if len(first) < 6 or not any(b.get("grad") for b in first):
+            continue
+        counts = Counter(b["print"] for b in first)
+        again = sum(count for count in counts.values() if count > 1)
+        if again < 0.6 * len(first) or len(counts) > 0.6 * len(first):
+            continue
+        workers = f" by {loader['workers']} workers" if loader["workers"] > 1 else ""
+        return Claim(
+            0.9,
+            f"Within one pass over the loader at {loader['site']}, {len(first)} batches were drawn{workers} and only "
+            f"{len(counts)} of them differ.",
+            step=first[0]["step"],
+            where=where_of(loader["site"]),
+            evidence={"drawn": len(first), "different": len(counts), "workers": loader["workers"]},
+            fixes=("Give each worker its own share with `torch.utils.data.get_worker_info()`.",) if workers else (),
+        )
+    return None
+
+
+def _same_shuffle(run: Run) -> Claim | None:
+    """Every epoch has the same batches in the same order, and something that should have mixed them did not."""
+    loader = training_loader(run)
+    if loader is not None:
+        drawn = [b for b in run.facts["batches"] if b["loader"] == loader["number"] and b.get("grad")]
+        prints = [b["print"] for b in drawn]
+    else:
+        prints = [hash((note.get("x"), note.get("y"))) for note in main_line(run)]
+    period = _period(prints)
+    if period is None or len(prints) < 2 * period:
+        return None
+    cause = _reason(run, loader, period)
+    if cause is None:
+        return None
+    epochs = len(prints) // period
+    return Claim(
+        0.92,
+        f"The same {period} batches come in the same order {epochs} times over: {cause['text']}.",
+        step=period,
+        where=where_of(cause.get("where")),
+        evidence={"period": period, "epochs": epochs} | cause["evidence"],
+        fixes=cause.get("fixes", ()),
+    )
+
+
+def _period(prints: list[Any]) -> int | None:
+    """After how many batches the sequence repeats itself exactly; `None` if it does not."""
+    if len(prints) < 4:
+        return None
+    first = prints[0]
+    for position in range(1, len(prints) // 2 + 1):
+        if prints[position] == first:
+            again = [a == b for a, b in zip(prints, prints[position:], strict=False)]
+            if len(again) >= position and mean(again) > 0.95:
+                return position
+    return None
+
+
+def _reason(run: Run, loader: dict[str, Any] | None, period: int) -> dict[str, Any] | None:
+    """What should have mixed the batches: a shuffle that was drawn again, or a seed that was set again."""
+    for key, steps in run.facts.get("reseeds", {}).items():
+        times = len(set(steps))
+        own = key.startswith(("random.Random", "numpy.random.default_rng"))
+        ordered = loader is not None and loader["sampler"] == "SequentialSampler" and loader.get("rows") is not None
+        if times >= 3 and (own or not ordered) and (period > 1 or times > 0.5 * run.steps):
+            call, _, site = key.partition(" at ")
+            return {
+                "text": f"{call} at {site} starts the random numbers over {len(steps)} times during training",
+                "where": site,
+                "evidence": {"reseeded_at": sorted(set(steps))[:8], "call": call},
+                "fixes": ("Seed once, before the first epoch, or add the epoch to the seed.",),
+            }
+    if period < 2:
+        return None
+    shuffles = Counter((p["length"], p["print"]) for p in run.facts.get("permutations", []))
+    for (length, print_), times in shuffles.most_common(3):
+        steps = sorted({p["step"] for p in run.facts["permutations"] if p["print"] == print_})
+        if times >= 3 and len(steps) >= 2:
+            site = loader["site"] if loader is not None else None
+            return {
+                "text": f"the same permutation of {length:,} rows was drawn {times} times (at steps "
+                f"{', '.join(map(str, steps[:4]))})",
+                "where": site,
+                "evidence": {"same_permutation": times, "steps": steps[:8]},
+                "fixes": (
+                    "Call `sampler.set_epoch(epoch)` on a distributed sampler, and do not reseed its generator.",
+                ),
+            }
+    return None
+
+
+# ── one batch unlike the others ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def bad_batch(run: Run) -> Claim | None:
+    """Losses that stand out together with the data they came from."""
+    spikes = run.events("spike")
+    if not spikes or run.adversarial:
+        return None
+    return _outlying_data(run, spikes) or _recurring_batch(run, spikes)
+
+
+def _outlying_data(run: Run, spikes: list[dict[str, Any]]) -> Claim | None:
+    at = {spike["step"] for spike in spikes}
+    for key, name in (("y_largest", "target"), ("x_largest", "input")):
+        sizes = [(n["step"], v) for n in main_line(run) if (v := number(n.get(key))) is not None and v < 1e30]
+        if len(sizes) < 20:
+            continue
+        usual = median(v for _, v in sizes)
+        apart = [(s, v) for s, v in sizes if v > 8 * usual]
+        rest = [v for s, v in sizes if v <= 8 * usual]
+        if not apart or len(apart) > 0.25 * len(sizes) or min(v for _, v in apart) < 3 * max(rest):
+            continue
+        spiked = [s for s, _ in apart if s in at]
+        early = [s for s, _ in apart if s < 20]  # no level to judge by yet
+        if not spiked or len(spiked) < 0.6 * (len(apart) - len(early)):
+            continue
+        return _claim_outlier(run, name, spikes, spiked, usual, max(v for _, v in apart), max(rest))
+    return _outlying_row(run, spikes)
+
+
+def _claim_outlier(
+    run: Run, name: str, spikes: list[dict[str, Any]], steps: list[int], usual: float, worst: float, next_largest: float
+) -> Claim:
+    first = next(spike for spike in spikes if spike["step"] == steps[0])
+    row = next((d["worst_row"] for d in first["data"] if d.get("row_ratio", 0) > 8), None)
+    times = f"{len(steps)} times, always with such a batch" if len(steps) > 1 else "once"
+    return Claim(
+        0.92 if len(steps) > 1 else 0.85,
+        f"At step {first['step']} the loss jumps from {first['level']:.3g} to {first['value']:.3g} ({times}): the "
+        f"{name} of that batch reaches {worst:.3g}, where batches usually reach {usual:.3g} and no other more than "
+        f"{next_largest:.3g}" + (f"; row {row} of the batch stands out." if row is not None else "."),
+        step=first["step"],
+        evidence={"loss": first["value"], "level": first["level"], "steps": steps[:20], "largest": worst}
+        | {"usual": usual, "next_largest": next_largest, "tensor": name, "row": row},
+    )
+
+
+def _outlying_row(run: Run, spikes: list[dict[str, Any]]) -> Claim | None:
+    """For data the stream does not know: a row far out of its own batch, at most of the spikes."""
+    usual = [
+        abs(v)
+        for note in run.passes(grad=True)
+        for given in note["inputs"][:1]
+        for key in ("min", "max")
+        if (v := number(given.get(key))) is not None and "float" in given["dtype"]
+    ]
+    hits = []
+    for spike in spikes:
+        for data in spike["data"]:
+            reach = max(abs(data.get("min", 0.0)), abs(data.get("max", 0.0)))
+            if data.get("row_ratio", 0) > 20 and (not usual or reach > 8 * median(usual)):
+                hits.append((spike, data, reach))
+                break
+    if len(hits) < 0.6 * len(spikes):
+        return None
+    spike, data, reach = hits[0]
+    return Claim(
+        0.8,
+        f"At step {spike['step']} the loss jumps from {spike['level']:.3g} to {spike['value']:.3g}: row "
+        f"{data['worst_row']} of the data that reaches `{data['op']}` goes up to {reach:.3g}, {data['row_ratio']:.0f} "
+        "times as far as the rows around it.",
+        step=spike["step"],
+        evidence={"loss": spike["value"], "level": spike["level"], "row": data["worst_row"], "largest": reach},
+    )
+
+
+def _recurring_batch(run: Run, spikes: list[dict[str, Any]]) -> Claim | None:
+    """The same batch each time, and each time it comes."""
+    prints = {note["step"]: hash((note.get("x"), note.get("y"))) for note in stream(run)}
+    if len(set(prints.values())) < 4:
+        return None
+    at = Counter(prints[spike["step"]] for spike in spikes if spike["step"] in prints)
+    if not at:
+        return None
+    print_, times = at.most_common(1)[0]
+    came = sorted(step for step, other in prints.items() if other == print_ and step >= 20)
+    if times < 2 or times < 0.6 * len(came) or sum(at.values()) > 2 * times:
+        return None
+    first = next(spike for spike in spikes if prints.get(spike["step"]) == print_)
+    return Claim(
+        0.9,
+        f"The loss jumps from {first['level']:.3g} to {first['value']:.3g} at step {first['step']}, and {times} times "
+        f"in all: each time it is the same batch (steps {', '.join(map(str, came[:5]))}).",
+        step=first["step"],
+        evidence={"loss": first["value"], "level": first["level"], "spikes": times, "batch_came_at": came[:20]},
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "data.unshuffled",
+        "value",
+        unshuffled,
+        explains=("data.class-collapse", "lr.too-high", "data.labels-uninformative", "data.bad-batch"),
+    ),
+    Rule("data.repeated-batches", "wiring", repeated_batches, explains=("data.leakage", "resume.data-replayed")),
+    Rule(
+        "data.bad-batch",
+        "value",
+        bad_batch,
+        explains=("lr.too-high", "model.exploding-gradient", "lr.no-warmup", "model.dead-units"),
+    ),
+)

@@ -1,0 +1,283 @@
+"""Precision, accumulation and memory: how numbers are rounded, added up, and kept alive."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from surefoot.diagnose.engine import Claim, Rule
+from surefoot.diagnose.run import number
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.run import Run
+
+
+def _uses(run: Run, dtype: str) -> bool:
+    """Whether models run in a type, by autocast or by their weights."""
+    if any(note.get("autocast") == dtype for note in run.passes()):
+        return True
+    return any(p["dtype"] == dtype and p["in_graph"] for p in run.parameters.values())
+
+
+def fp16_overflow(run: Run) -> Claim | None:
+    """The first infinite value appeared in a half-precision tensor."""
+    notes = list(run.notes("overflows"))
+    often = len({n["step"] for n in notes}) >= max(2, 0.3 * len(run.looks))
+    if notes and (often or not run.curve.learned):
+        note = notes[0]
+        return Claim(
+            0.93,
+            f"{note['op']} at {note['site']} overflows in fp16 at step {note['step']}: {note['infinite']} of {note['of']} "
+            f"results are infinite (limit 65504) from finite inputs of up to {note['largest_in']:.3g}.",
+            step=note["step"],
+            where=(note["site"], note["module"]),
+            evidence={"overflows": notes[:5]},
+        )
+    if not _uses(run, "float16"):
+        return None
+    bad = run.bad_value or {}
+    event = (run.events("nonfinite-gradient") or [{}])[0]
+    scaler = run.facts.get("scaler") or {}
+    if bad.get("kind") == "operation" and bad.get("dtype") == "float16":
+        return Claim(
+            0.93,
+            f"{bad.get('call') or bad.get('op')} at {bad.get('site') or 'the model'} overflowed at step "
+            f"{bad.get('step', run.steps)}: its fp16 result went beyond 65504 ({bad.get('inf', 0)} infinite, "
+            f"{bad.get('nan', 0)} NaN).",
+            step=bad.get("step"),
+            where=(str(bad.get("site") or ""), str(bad.get("module") or "")),
+            evidence={k: v for k, v in bad.items() if k != "event"},
+        )
+    if bad and bad.get("kind") != "data":
+        peak = _largest_half(run)
+        if bad.get("kind") in ("unknown", "operation") or peak > 3e4:
+            return Claim(
+                0.75,
+                f"The loss became {bad.get('value', 'non-finite')} at step {bad.get('step', run.steps)} in fp16; the "
+                f"largest activation seen in it is {peak:.3g} (limit 65504).",
+                step=bad.get("step"),
+                where=(str(bad.get("site") or ""),),
+                evidence={"largest": peak, **{k: v for k, v in bad.items() if k != "event"}},
+            )
+    if event.get("loss_finite") and not scaler.get("enabled"):
+        return Claim(
+            0.75,
+            f"Gradients overflowed in fp16 at step {event['step']} while the loss was finite "
+            f"({', '.join(event['parameters'][:3])}).",
+            step=event["step"],
+            where=tuple(event["parameters"][:4]),
+            evidence=event,
+        )
+    return None
+
+
+def _largest_half(run: Run) -> float:
+    values = [number(n.get("out_largest")) for n in run.notes("layers") if n.get("dtype") == "float16"]
+    return max((v for v in values if v is not None and math.isfinite(v)), default=0.0)
+
+
+def fp16_underflow(run: Run) -> Claim | None:
+    """Gradients in fp16 that are exactly zero, with no loss scaling."""
+    if not _uses(run, "float16") or (run.facts.get("scaler") or {}).get("enabled") or run.curve.learned:
+        return None
+    zeros = [row["zeros"] for _, row in run.updates() if row.get("zeros") is not None]
+    if not zeros or median(zeros) < 0.3:
+        return None
+    sizes = [row["largest"] for _, row in run.updates() if number(row.get("largest"))]
+    return Claim(
+        0.9,
+        f"{median(zeros):.0%} of the gradient's entries are exactly 0 in fp16, without loss scaling; the largest are "
+        f"{median(sizes) if sizes else 0:.1e} (fp16 ends at 6e-8). The loss moved from {run.curve.start:.4g} to "
+        f"{run.curve.end:.4g}.",
+        step=0,
+        where=tuple(run.label(row["id"]) for _, row in list(run.updates())[:3]),
+        evidence={"zeros": median(zeros), "largest": median(sizes) if sizes else 0},
+    )
+
+
+def low_precision_weights(run: Run) -> Claim | None:
+    """Weights in 16 bits on which most updates round to nothing."""
+    stuck: list[float] = []
+    names: list[str] = []
+    for _, row in run.updates():
+        p = run.parameters[row["id"]]
+        if p["dtype"] in ("bfloat16", "float16") and row.get("stuck") is not None and row.get("grad"):
+            stuck.append(row["stuck"])
+            names.append(p["label"])
+    if len(stuck) < 3 or median(stuck) < 0.6:
+        return None
+    weak = not run.curve.learned or run.curve.drop < 0.3
+    return Claim(
+        0.92 if median(stuck) > 0.85 else 0.75,
+        f"{median(stuck):.0%} of the weights in {run.parameters[0]['dtype'] if 0 in run.parameters else '16 bits'} stay "
+        f"the same bit for bit at a step although their gradient is not 0: the updates round to nothing (loss "
+        f"{run.curve.start:.4g} to {run.curve.end:.4g}).",
+        step=run.looks[0]["step"],
+        where=tuple(dict.fromkeys(names))[:4],
+        evidence={"unchanged": median(stuck), "rows": len(stuck)},
+        severity="error" if weak else "warning" if median(stuck) > 0.85 else "info",
+    )
+
+
+def scaler_stuck(run: Run) -> Claim | None:
+    """Every step is skipped, for ever."""
+    scaler = run.facts.get("scaler") or {}
+    attempts, skips = scaler.get("attempts", 0), scaler.get("skips", 0)
+    steps = scaler.get("skip_steps", [])
+    tail = 0
+    while tail < len(steps) and steps[-1 - tail] == attempts - 1 - tail:
+        tail += 1
+    if attempts < 10 or tail < 10 or tail < 0.3 * attempts:
+        return None
+    trace = scaler.get("trace") or [0.0]
+    return Claim(
+        0.93,
+        f"The last {tail} of {attempts} steps were all skipped by the gradient scaler; its scale fell from "
+        f"{trace[0]:.3g} to {trace[-1]:.3g} without ever finding one that fits.",
+        step=attempts - tail,
+        where=(),
+        evidence={"attempts": attempts, "skipped": skips, "skipped_at_end": tail, "scale": trace[-1]},
+    )
+
+
+def clip_before_unscale(run: Run) -> Claim | None:
+    """Gradients were clipped while still multiplied by the loss scale."""
+    scaler = run.facts.get("scaler") or {}
+    count = scaler.get("clipped_scaled", 0)
+    if count < 2 or (scaler.get("scale") or 1.0) <= 1.0:
+        return None
+    return Claim(
+        0.97,
+        f"Clipping at {scaler.get('clip_site')} ran {count} times on gradients that still carry the loss scale of "
+        f"{scaler['scale']:.3g}: the limit means {1 / scaler['scale']:.2g} of what it says.",
+        step=0,
+        where=(str(scaler.get("clip_site") or ""),),
+        evidence={"clipped": count, "scale": scaler["scale"]},
+        fixes=("Call `scaler.unscale_(optimizer)` before clipping.",),
+    )
+
+
+def _windows(run: Run) -> list[list[dict[str, Any]]]:
+    """The backwards of each step that was looked at, in order."""
+    return [look["roots"] for look in run.looks if look.get("roots") and look.get("steps")]
+
+
+def accum_not_divided(run: Run) -> Claim | None:
+    """Several backwards per step, each with a whole loss."""
+    if run.adversarial or not run.main:
+        return None
+    counts = [int(v) for v in run.column("backwards") if v]
+    closures = [v for v in run.column("closure") if v]
+    sites = [int(v) for v in run.column("roots") if v]
+    if len(counts) < 3 or median(counts) < 2 or closures or not sites or max(sites) > 1:
+        return None
+    size = int(median(counts))
+    windows = [w for w in _windows(run) if len(w) == size]
+    if not windows or not all(_same_weights(w) for w in windows):
+        return None
+    roots = [root for window in windows for root in window]
+    divided = [root for root in roots if _is_divided(root)]
+    if divided:
+        return None
+    return Claim(
+        0.9 if all(root.get("sign") for root in roots) else 0.75,
+        f"backward runs {size} times per step at {roots[0]['site']}, each time on a loss that is not divided by {size}: "
+        f"the gradient is {size} times that of the batch.",
+        step=0,
+        where=(roots[0]["site"], run.main["site"]),
+        evidence={"backwards_per_step": size, "steps": len(counts), "values": [r["value"] for r in roots[:size]]},
+        severity="error" if run.failing else "warning",
+        fixes=(f"Divide the loss by {size} before backward.",),
+    )
+
+
+def _same_weights(window: list[dict[str, Any]]) -> bool:
+    return all(root["parameters"] == window[0]["parameters"] for root in window)
+
+
+def _is_divided(root: dict[str, Any]) -> bool:
+    return root.get("factor", 1.0) != 1.0 or (root.get("operations") or [""])[0] in ("Div", "Mul")
+
+
+def accum_uneven(run: Run) -> Claim | None:
+    """Microbatches of unequal size that count the same."""
+    uneven = []
+    total = 0
+    for look in run.looks:
+        roots = look.get("roots") or []
+        if len(roots) < 2 or not _same_weights(roots) or not look.get("steps") or len({r["site"] for r in roots}) > 1:
+            continue
+        sizes = _sizes(look)
+        factors = [abs(root.get("factor") or 0.0) for root in roots]
+        if len(sizes) != len(roots) or min(factors) == 0 or "Sum" in (roots[0].get("operations") or [])[:2]:
+            continue
+        total += 1
+        weights = [factor / size for factor, size in zip(factors, sizes, strict=True)]  # what one target counts
+        if max(weights) > 1.3 * min(weights):
+            uneven.append((look["step"], sizes, roots[0]["site"]))
+    if total < 3 or len(uneven) < 0.5 * total:
+        return None
+    step, sizes, site = uneven[0]
+    return Claim(
+        0.88,
+        f"The microbatches of a step hold {sizes} targets, and the mean of each counts the same: a target in the "
+        f"smallest weighs {max(sizes) / max(1, min(sizes)):.1f} times one in the largest "
+        f"({len(uneven)} of {total} steps looked at).",
+        step=step,
+        where=(site,),
+        evidence={"sizes": sizes, "steps_uneven": len(uneven), "steps_looked_at": total},
+        severity="warning",
+        fixes=("Sum the loss over each microbatch and divide by the number of targets in the whole window.",),
+    )
+
+
+def _sizes(look: dict[str, Any]) -> list[int]:
+    """How many targets each backward of a step averages over."""
+    losses = [n for n in look.get("notes", {}).get("losses", []) if n.get("grad")]
+    if len(losses) == len(look["roots"]):
+        if any(n["reduction"] != "mean" for n in losses):
+            return []
+        return [n.get("valid") or math.prod(n["target"]["shape"] or [1]) for n in losses]
+    passes = [n for n in look.get("passes", []) if n["grad"] and n["inputs"]]
+    if losses or len(passes) != len(look["roots"]):
+        return []
+    return [n["inputs"][0]["shape"][0] for n in passes]
+
+
+def graph_retained(run: Run) -> Claim | None:
+    """Graphs of past steps that something still holds."""
+    counts = run.facts.get("retained", [])
+    if len(counts) < 3:
+        return None
+    held = [alive / max(1, total - 8) for _, alive, total in counts]
+    last_step, alive, total = counts[-1]
+    growing = all(b[1] >= a[1] for a, b in zip(counts, counts[1:], strict=False))
+    if not (alive >= 24 and growing and median(held) > 0.9):
+        return None
+    return Claim(
+        0.95,
+        f"The graphs of {alive} of {total} backward calls were still held at step {last_step}, one more with every "
+        "step: something keeps the loss (or a tensor made from it) with its graph.",
+        step=counts[0][0],
+        where=tuple(dict.fromkeys(root["site"] for root in run.roots()))[:1],
+        evidence={"held": alive, "backwards": total, "trace": counts[:: max(1, len(counts) // 10)]},
+        severity="warning",
+        fixes=("Keep `loss.item()` or `loss.detach()`, not `loss`.",),
+    )
+
+
+RULES = (
+    Rule("precision.fp16-overflow", "value", fp16_overflow, explains=("lr.*", "loss.undefined-op", "model.*", "init.*",
+                                                                       "precision.fp16-underflow")),
+    Rule("precision.fp16-underflow", "value", fp16_underflow,
+         explains=("lr.too-low", "model.vanishing-gradient", "model.dead-units", "data.labels-uninformative",
+                   "data.class-collapse", "optim.no-update", "precision.low-precision-weights")),
+    Rule("precision.low-precision-weights", "value", low_precision_weights,
+         explains=("lr.too-low", "optim.no-update", "data.labels-uninformative", "data.class-collapse")),
+    Rule("precision.scaler-stuck", "value", scaler_stuck, explains=("lr.*", "optim.no-update", "precision.fp16-overflow")),
+    Rule("clip.before-unscale", "wiring", clip_before_unscale, explains=("clip.saturated", "lr.*")),
+    Rule("accum.not-divided", "wiring", accum_not_divided, explains=("lr.*", "clip.saturated", "model.*", "init.*")),
+    Rule("accum.uneven-microbatches", "value", accum_uneven),
+    Rule("memory.graph-retained", "value", graph_retained),
+)  # fmt: skip

@@ -1,0 +1,401 @@
+"""How far each step goes: learning rate, its schedule, clipping, decay, and what the optimizer divides by."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from surefoot.diagnose.engine import Claim, Rule
+from surefoot.diagnose.run import number
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.run import Run
+
+CYCLES = {"CosineAnnealingWarmRestarts", "OneCycleLR", "CyclicLR"}
+"""Schedules that rise on purpose."""
+ADAPTIVE = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Lion", "Nadam", "NAdam", "RAdam", "Adafactor")
+
+
+def too_high(run: Run) -> Claim | None:
+    """Updates are large against the weights before the loss goes wrong."""
+    curve = run.curve
+    if run.adversarial or not run.main:
+        return None
+    ratios = run.update_ratios(before=max(8, (curve.first_bad or 0) + 1) if curve.first_bad is not None else None)
+    if not ratios:
+        return None
+    early = max(ratios[:8])
+    blown = run.nonfinite or curve.rose
+    shaken = curve.peak > 1.5 * abs(curve.start) + 1e-9 or _restless(run) or early > 0.1
+    stalled = not curve.learned and shaken and curve.count >= 8
+    if not (blown or stalled) or early < 0.02:
+        return None
+    rate = run.lr[0] if run.lr else math.nan
+    confidence = 0.9 if early > 0.3 else 0.8 if early > 0.1 else 0.65
+    ends = "is not finite" if curve.first_bad is not None else f"ends at {curve.end:.3g}"
+    return Claim(
+        confidence,
+        f"At a learning rate of {max(run.lr or [rate]):.3g} one step of {run.main['type']} changes the weights by up to "
+        f"{early:.0%} of their norm in the first looks (1 % is large), and the loss, {curve.start:.3g} at first, peaks "
+        f"at {curve.peak:.3g} and {ends}.",
+        step=curve.first_bad if curve.first_bad is not None else 0,
+        where=(run.main["site"],),
+        evidence={"update_to_weight": early, "lr": rate, "first": curve.start, "peak": curve.peak, "last": curve.end},
+        fixes=(f"Divide the learning rate by 3 to 10: {rate / 10:.1g} to {rate / 3:.1g}.",) if rate == rate else (),
+    )
+
+
+def _restless(run: Run) -> bool:
+    """Whether the loss jumps about its level by a lot instead of settling."""
+    half = run.curve.finite[run.curve.count // 2 :]
+    if len(half) < 8:
+        return False
+    level = median(half)
+    return run.curve.noise > 0.3 * abs(level) or max(half) > 3 * abs(level)
+
+
+def too_low(run: Run) -> Claim | None:
+    """Steady gradients, and steps too small to get anywhere."""
+    curve = run.curve
+    ratios = run.update_ratios()
+    if run.adversarial or not run.main or curve.count < 20 or curve.learned or run.nonfinite or not ratios:
+        return None
+    if curve.rose or not run.grad_norms or median(run.grad_norms) == 0:
+        return None
+    typical = median(ratios)
+    travelled = typical * curve.count
+    if typical <= 0 or typical > 3e-4 or travelled > 0.1:
+        return None
+    return Claim(
+        0.85 if typical < 1e-5 else 0.7,
+        f"One step of {run.main['type']} at a learning rate of {median(run.lr):.2g} changes the weights by "
+        f"{typical:.1e} of their norm, {travelled:.1e} over all {curve.count} steps; gradients are steady (norm "
+        f"{median(run.grad_norms):.3g}) and the loss moved from {curve.start:.4g} to {curve.end:.4g}.",
+        step=0,
+        where=(run.main["site"],),
+        evidence={"update_to_weight": typical, "lr": median(run.lr), "grad_norm": median(run.grad_norms),
+                  "first": curve.start, "last": curve.end},
+        fixes=(f"Multiply the learning rate by 10 to 100: {median(run.lr) * 10:.1g} to {median(run.lr) * 100:.1g}.",),
+    )  # fmt: skip
+
+
+def no_warmup(run: Run) -> Claim | None:
+    """A transformer that is thrown off course in its first steps, at full learning rate."""
+    curve = run.curve
+    if run.adversarial or not run.main or not run.lr or curve.count < 8:
+        return None
+    attention = any(len(n["shape"]) >= 3 for n in run.notes("softmaxes") if n["op"] != "log_softmax") or any(
+        "Attention" in part["type"] or "Transformer" in part["type"]
+        for model in run.facts.get("models", [])
+        for part in model["modules"]
+    )
+    if not attention or run.lr[0] < 0.9 * max(run.lr):
+        return None
+    early = curve.finite[: max(10, min(60, curve.count // 3))]
+    ratios = run.update_ratios()[:8]
+    jumped = max(early) > 1.3 * abs(curve.start) + 0.2 or (curve.first_bad is not None and curve.first_bad < 100)
+    if not ratios or max(ratios) < 0.03 or curve.learned or not (jumped or max(ratios) > 0.1):
+        return None
+    decays = run.lr[-1] < 0.5 * run.lr[0]
+    if not decays and max(run.lr) > (6e-3 if run.main["type"].startswith(ADAPTIVE) else 0.5):
+        return None  # too high for later steps as well
+    return Claim(
+        0.8,
+        f"A model with attention starts at its full learning rate of {run.lr[0]:.3g}: the first steps change the "
+        f"weights by {max(ratios):.1%} of their norm each, the loss jumps from {curve.start:.3g} to {max(early):.3g} "
+        f"within {len(early)} steps, and ends at {curve.end:.3g}.",
+        step=early.index(max(early)),
+        where=(run.main["site"],),
+        evidence={"lr": run.lr[:10], "update_to_weight": ratios, "peak": max(early), "last": curve.end},
+        fixes=("Warm the learning rate up over the first few hundred steps (surefoot.warmup_cosine does).",),
+    )
+
+
+def schedule_broken(run: Run) -> Claim | None:
+    """The learning rate itself jumps, rebounds, or reaches nothing too early."""
+    for held in run.optimizers:
+        found = _schedule(run, held)
+        if found is not None:
+            return found
+    return None
+
+
+def _schedule(run: Run, held: dict[str, Any]) -> Claim | None:
+    rates = [v for v in run.column("lr", held) if v is not None]
+    schedulers = [s for s in run.facts.get("schedulers", []) if s.get("optimizer") == held["number"]]
+    kinds = {s["type"] for s in schedulers}
+    if len(rates) < 10 or kinds & CYCLES:
+        return None
+    top, count = max(rates), len(rates)
+    base = number(held["settings"][0].get("initial_lr")) or number(held["settings"][0].get("lr")) or rates[0]
+    place = (schedulers[-1]["site"] if schedulers else held["site"],)
+    shown = {"lr_first": rates[0], "lr_highest": top, "lr_last": rates[-1], "schedulers": sorted(kinds), "steps": count}
+    if min(rates) < 0:
+        return _broken(
+            0.97, f"The learning rate becomes negative ({min(rates):.3g}).", rates.index(min(rates)), place, shown
+        )
+    if top == 0:
+        return None
+    tiny = 1e-4 * top
+    first_tiny = next((i for i, v in enumerate(rates) if v < tiny and all(w < tiny for w in rates[i:])), None)
+    if first_tiny is not None and first_tiny < 0.7 * count and rates[0] >= tiny:
+        if not (run.curve.learned and run.curve.drop > 0.95 and "ReduceLROnPlateau" in kinds):
+            return _broken(
+                0.93,
+                f"The learning rate falls from {top:.3g} to {rates[first_tiny]:.2g} by step {first_tiny} of {count} and "
+                f"stays there: the last {1 - first_tiny / count:.0%} of the run learn nothing (loss {run.curve.end:.3g})"
+                f"{_per_step(schedulers, count)}.",
+                first_tiny, place, shown,
+            )  # fmt: skip
+    for s in schedulers:
+        period = number((s.get("settings") or {}).get("T_max"))
+        if s["type"] == "CosineAnnealingLR" and period and s["last_epoch"] > 1.05 * period and _rebounds(rates):
+            return _broken(
+                0.93,
+                f"CosineAnnealingLR was made for {period:.0f} steps and stepped {s['last_epoch']} times: the learning "
+                f"rate reaches its floor and climbs back to {_after_floor(rates):.3g}.",
+                rates.index(min(rates)), (s["site"],), shown | {"T_max": period, "stepped": s["last_epoch"]},
+            )  # fmt: skip
+    if top > 3 * base and rates[-1] > 3 * rates[0] and rates[-1] >= 0.99 * top and run.failing:
+        return _broken(
+            0.9,
+            f"The learning rate only grows: from {rates[0]:.3g} to {rates[-1]:.3g}, {rates[-1] / base:.3g} times what "
+            f"the optimizer was made with (loss {run.curve.start:.3g} to {run.curve.end:.3g}).",
+            count - 1, place, shown,
+        )  # fmt: skip
+    jump = next((i for i in range(max(2, count // 20), count) if rates[i] > 5 * rates[i - 1] > 0), None)
+    if jump is not None and (run.failing or _worse_after(run, jump)):
+        return _broken(
+            0.88,
+            f"The learning rate jumps from {rates[jump - 1]:.3g} to {rates[jump]:.3g} at step {jump}.",
+            jump, place, shown,
+        )  # fmt: skip
+    return None
+
+
+def _broken(confidence: float, words: str, step: int, where: tuple[str, ...], evidence: dict[str, Any]) -> Claim:
+    return Claim(confidence, words, step=step, where=where, evidence=evidence)
+
+
+def _per_step(schedulers: list[dict[str, Any]], count: int) -> str:
+    for s in schedulers:
+        if s["steps"] >= 0.9 * count and s["type"] in ("StepLR", "MultiStepLR", "ExponentialLR"):
+            return f"; {s['type']} is stepped once per batch, {s['steps']} times"
+    return ""
+
+
+def _rebounds(rates: list[float]) -> bool:
+    low = rates.index(min(rates))
+    return low < len(rates) - 2 and max(rates[low:]) > 0.3 * max(rates)
+
+
+def _after_floor(rates: list[float]) -> float:
+    return max(rates[rates.index(min(rates)) :])
+
+
+def _worse_after(run: Run, step: int) -> bool:
+    values = run.curve.finite
+    before, after = values[max(0, step - 20) : step], values[step : step + 20]
+    return bool(before and after) and median(after) > median(before) + 0.2 * abs(median(before))
+
+
+def epsilon(run: Run) -> Claim | None:
+    """Adam's eps outweighs the root of the second moment, or is too small to help."""
+    if not run.main:
+        return None
+    eps = number(run.main["settings"][0].get("eps"))
+    if eps is None:
+        return None
+    roots = [
+        value
+        for look in run.looks[1:8]
+        for step in look.get("steps", [])
+        if step["optimizer"] == run.main["number"]
+        for row in step["rows"]
+        if (value := number(row.get("root_second_moment"))) is not None and value > 0
+        and len(run.parameters[row["id"]]["shape"]) >= 2
+    ]  # fmt: skip
+    ratio = eps / median(roots) if roots else 0.0
+    if eps > 1e-7 and ((ratio > 2 and not run.curve.learned) or (ratio > 100 and eps >= 1e-3)):
+        return Claim(
+            0.9,
+            f"eps={eps:g} of {run.main['type']} is {eps / median(roots):.3g} times the root of the second moment "
+            f"({median(roots):.2g}): updates are that much smaller than the learning rate says, and the loss moved "
+            f"from {run.curve.start:.4g} to {run.curve.end:.4g}.",
+            step=1,
+            where=(run.main["site"],),
+            evidence={"eps": eps, "root_second_moment": median(roots), "ratio": eps / median(roots)},
+            fixes=(f"Lower eps under {median(roots) / 10:.0e}; the default is 1e-8.",),
+        )
+    bad = run.bad_value or {}
+    if eps < 1e-14 and bad.get("kind") == "parameter" and not run.events("nonfinite-gradient"):
+        return Claim(
+            0.85,
+            f"eps={eps:g} of {run.main['type']}: where a second moment is 0 the update is 0/0. "
+            f"{bad['count']} parameters became non-finite though no gradient was ({', '.join(bad['parameters'][:3])}).",
+            step=bad.get("step"),
+            where=(run.main["site"], *bad["parameters"][:3]),
+            evidence={"eps": eps, "parameters": bad["parameters"]},
+        )
+    return None
+
+
+def weight_decay(run: Run) -> Claim | None:
+    """Decay outweighs the gradient and the weights shrink away."""
+    if not run.main or (run.curve.learned and run.curve.drop > 0.6):
+        return None
+    decay = max((number(group.get("weight_decay")) or 0.0) for group in run.main["settings"])
+    if decay <= 0:
+        return None
+    decoupled = run.main["type"] in ("AdamW", "SGDW", "Lion")
+    shares, shrink = [], []
+    for look in run.looks[3:]:
+        for step in look.get("steps", []):
+            if step["optimizer"] != run.main["number"]:
+                continue
+            rate = step["lr"][0] if step["lr"] else 0.0
+            for row in step["rows"]:
+                sizes = [row.get("weight"), row.get("grad"), row.get("update")]
+                if len(run.parameters[row["id"]]["shape"]) < 2 or not all(v and math.isfinite(v) for v in sizes):
+                    continue
+                if decoupled:
+                    shares.append(rate * decay * row["weight"] / row["update"])
+                else:
+                    shares.append(decay * row["weight"] / row["grad"])
+    for p in run.parameters.values():
+        if len(p["shape"]) >= 2 and p["first"].get("norm") and p["last"].get("norm") is not None and p["optimizers"]:
+            shrink.append(p["last"]["norm"] / p["first"]["norm"])
+    if not shares or not shrink or median(shrink) > 0.6 or median(shares) < 0.3:
+        return None
+    return Claim(
+        0.9,
+        f"weight_decay={decay:g} outweighs the gradient ({median(shares):.2g} times its update at the looks) and the "
+        f"weights shrink to {median(shrink):.0%} of their first norm; the loss is at {run.curve.end:.4g} (first "
+        f"{run.curve.start:.4g}).",
+        step=run.looks[-1]["step"] if run.looks else None,
+        where=(run.main["site"],),
+        evidence={"weight_decay": decay, "decay_to_gradient": median(shares), "norm_left": median(shrink)},
+        fixes=(f"Lower weight_decay to {decay / 100:.0e} or less.",),
+    )
+
+
+def stale_state(run: Run) -> Claim | None:
+    """Moments that do not belong to these parameters or these gradients."""
+    emptied = _emptied_moments(run)
+    if emptied is not None:
+        return emptied
+    loaded = [held for held in run.facts.get("optimizers", []) if held.get("loaded_at") is not None]
+    for held in loaded:
+        when = next((e["step"] for e in run.events("optimizer-loaded") if e["optimizer"] == held["number"]), 0)
+        looks = [look for look in run.looks if look["step"] >= when][:3]
+        ratios = []
+        for look in looks:
+            for step in look.get("steps", []):
+                for row in step["rows"] if step["optimizer"] == held["number"] else []:
+                    size = math.sqrt(max(1, math.prod(run.parameters[row["id"]]["shape"])))
+                    grad, root = number(row.get("grad")), number(row.get("root_second_moment"))
+                    if grad and root and len(run.parameters[row["id"]]["shape"]) >= 2:
+                        ratios.append(root * size / grad)
+        fresh = not run.events("model-loaded") and (held.get("loaded_age") or 0) > 1
+        if ratios and (median(ratios) > 30 or median(ratios) < 1 / 30):
+            return Claim(
+                0.9,
+                f"The moments loaded into {held['type']} (age {held.get('loaded_age') or 0:.0f} steps) do not fit the "
+                f"gradients they meet at step {when}: the root of the second moment is {median(ratios):.3g} times the "
+                "gradient's entries.",
+                step=when,
+                where=(held["site"],),
+                evidence={"moment_to_gradient": median(ratios), "age": held.get("loaded_age")},
+            )
+        if fresh:
+            return Claim(
+                0.8,
+                f"{held['type']} was given the state of an optimizer {held['loaded_age']:.0f} steps old, and the model "
+                "was never loaded: the moments belong to other weights.",
+                step=when,
+                where=(held["site"],),
+                evidence={"age": held["loaded_age"], "model_loaded": False},
+            )
+    return None
+
+
+def _emptied_moments(run: Run) -> Claim | None:
+    """The second moment fell faster than its decay allows, and its age went on: it was reset by half."""
+    before: dict[int, tuple[float, float]] = {}
+    fallen: dict[int, list[str]] = {}
+    worst = 1.0
+    for look in run.looks:
+        for step in look.get("steps", []):
+            held = next(o for o in run.facts["optimizers"] if o["number"] == step["optimizer"])
+            beta = (held["settings"][0].get("betas") or [0.9, 0.999])[1]
+            for row in step["rows"]:
+                second, age = number(row.get("second_moment")), number(row.get("age"))
+                if second is None or age is None:
+                    continue
+                if row["id"] in before:
+                    was, then = before[row["id"]]
+                    least = was * beta ** ((age - then) / 2)
+                    if age > then and least > 0 and second < 0.3 * least:
+                        fallen.setdefault(look["step"], []).append(run.label(row["id"]))
+                        worst = min(worst, second / least)
+                before[row["id"]] = (second, age)
+    for at, names in fallen.items():
+        if len(names) >= 2:
+            return Claim(
+                0.9,
+                f"By step {at} the second moment of {len(names)} parameters is at {worst:.1e} of the least its decay "
+                "allows, while its step count went on: the moments were emptied and the bias correction was not, so "
+                "updates are many times too large.",
+                step=at,
+                where=tuple(names[:4]),
+                evidence={"parameters": names[:20], "share_of_least": worst},
+                fixes=("Reset the step count with the moments, or make a new optimizer.",),
+            )
+    return None
+
+
+def clip_saturated(run: Run) -> Claim | None:
+    """Nearly every step is clipped by far, and learning is slow."""
+    if not run.main or (run.curve.learned and run.curve.drop > 0.3):
+        return None
+    pairs = [
+        (norm, limit)
+        for norm, limit in zip(run.column("clip_norm"), run.column("clip_limit"), strict=False)
+        if norm is not None and limit is not None and limit > 0 and math.isfinite(norm)
+    ]
+    if len(pairs) < 10:
+        return None
+    excess = [norm / limit for norm, limit in pairs]
+    hard = sum(e > 5 for e in excess) / len(excess)
+    if hard < 0.9 or median(excess) < 10:
+        return None
+    clips = run.facts.get("clips", [])
+    site = clips[0]["site"] if clips else ""
+    return Claim(
+        0.85,
+        f"{hard:.0%} of the steps are clipped, to {1 / median(excess):.1e} of the gradient (norm "
+        f"{median(n for n, _ in pairs):.3g}, limit {pairs[0][1]:g}): the loss moved from {run.curve.start:.4g} to "
+        f"{run.curve.end:.4g}.",
+        step=0,
+        where=(site,),
+        evidence={"clipped": hard, "norm_to_limit": median(excess), "limit": pairs[0][1]},
+        fixes=(f"Raise max_norm to about {median(n for n, _ in pairs):.2g}.",),
+    )
+
+
+RULES = (
+    Rule("lr.schedule-broken", "value", schedule_broken, explains=("lr.too-low", "lr.too-high", "lr.no-warmup",
+                                                                   "optim.no-update", "model.dead-units")),
+    Rule("lr.too-high", "curve", too_high,
+         explains=("model.dead-units", "model.saturated-units", "model.exploding-gradient", "data.class-collapse",
+                   "model.attention-logit-growth", "loss.undefined-op")),
+    Rule("lr.no-warmup", "dynamics", no_warmup, explains=("lr.too-high", "model.dead-units", "model.attention-logit-growth")),
+    Rule("lr.too-low", "curve", too_low, explains=("data.labels-uninformative", "data.class-collapse")),
+    Rule("optim.epsilon", "value", epsilon, explains=("lr.too-low", "data.class-collapse", "loss.undefined-op")),
+    Rule("optim.weight-decay", "value", weight_decay,
+         explains=("lr.*", "model.dead-units", "data.labels-uninformative", "model.vanishing-gradient", "init.too-small",
+                   "data.class-collapse")),
+    Rule("optim.stale-state", "value", stale_state, explains=("lr.*", "optim.epsilon")),
+    Rule("clip.saturated", "value", clip_saturated, explains=("lr.too-low", "data.class-collapse")),
+)  # fmt: skip

@@ -1,0 +1,252 @@
+"""Policies and rewards: what a policy gradient was given, and what became of the policy."""
+
+from __future__ import annotations
+
+import math
+from statistics import mean, median
+from typing import TYPE_CHECKING, Any
+
+from surefoot.diagnose.engine import Claim, Rule
+from surefoot.diagnose.readings import DISTANCES, where_of
+from surefoot.diagnose.run import number
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.run import Run
+
+_LOGS = {"log_prob", "log_softmax", "gather", "logsumexp"}
+
+
+def advantages(run: Run) -> list[dict[str, Any]]:
+    """What log-probabilities, or importance ratios, were multiplied with."""
+    return [
+        n for n in run.notes("products") if n["other"].get("std") is not None and set(n["history"]) & (_LOGS | {"exp"})
+    ]
+
+
+def is_policy(run: Run) -> bool:
+    """Whether the script trains a policy: log-probabilities of drawn actions, weighted by what they brought."""
+    if run.facts.get("policy") or any(True for _ in run.notes("ratios")):
+        return True
+    return any(not n["other_binary"] or n["other"].get("max") == 0 for n in advantages(run)) and not any(
+        n["op"] in ("cross_entropy", "nll_loss") for n in run.training_losses()
+    )
+
+
+def returns(run: Run) -> list[tuple[int, float, float]]:
+    """Step, mean and spread of the returns: targets of the value function, or weights that are not centred."""
+    found = [
+        (n["step"], float(n["target"]["mean"]), float(n["target"]["std"]))
+        for n in [*run.training_losses(*DISTANCES), *_value_errors(run)]
+        if number(n["target"].get("mean")) is not None and number(n["target"].get("std")) is not None
+    ]
+    if len(found) >= 4:
+        return sorted(found)
+    raw = [(n["step"], float(n["other"]["mean"]), float(n["other"]["std"])) for n in advantages(run)]
+    centred = mean(abs(m) < 0.05 * s + 1e-6 for _, m, s in raw) > 0.5 if raw else True
+    return [] if centred else sorted(raw)
+
+
+def _value_errors(run: Run) -> list[dict[str, Any]]:
+    """Predictions minus returns, by hand: differences that are not between log-probabilities."""
+    return [n for n in run.notes("errors") if not set(n.get("target_history", ())) & _LOGS]
+
+
+def gain(run: Run) -> float | None:
+    """How far the returns rose, in units of their early spread; `None` if they are not known."""
+    known = returns(run)
+    if len(known) < 6:
+        return None
+    third = max(2, len(known) // 3)
+    early, late = known[:third], known[-third:]
+    spread = mean(s for _, _, s in early) + abs(mean(m for _, m, _ in early)) * 0.1
+    return (mean(m for _, m, _ in late) - mean(m for _, m, _ in early)) / spread if spread > 0 else None
+
+
+def entropies(run: Run) -> list[tuple[int, float]]:
+    """Step and entropy of the policy, as a share of the largest it could have."""
+    own = [
+        (p["step"], p["entropy"] / math.log(p["actions"]))
+        for p in run.facts.get("policy", [])
+        if p["actions"] > 1 and isinstance(p["entropy"], (int, float))
+    ]
+    if own or not is_policy(run):
+        return own
+    notes = [
+        n for n in run.notes("softmaxes") if n.get("entropy") is not None and n.get("grad") and n["op"] == "log_softmax"
+    ]
+    wide = [(n["step"], n["entropy"], n["shape"][-1]) for n in notes if n["shape"] and n["shape"][-1] > 1]
+    return [(step, value / math.log(kinds)) for step, value, kinds in wide if number(value) is not None]
+
+
+# ── the rules ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def zero_advantage(run: Run) -> Claim | None:
+    """The weights of all log-probabilities are 0: no action is better than another."""
+    notes = advantages(run)
+    if not notes or not is_policy(run):
+        return None
+    by_step: dict[int, float] = {}
+    for note in notes:
+        largest = max(abs(note["other"]["min"]), abs(note["other"]["max"]))
+        by_step[note["step"]] = max(by_step.get(note["step"], 0.0), largest)
+    empty = [step for step, largest in by_step.items() if largest < 1e-6]
+    if len(by_step) < 3 or len(empty) < 0.7 * len(by_step):
+        return None
+    first = next(note for note in notes if note["step"] == empty[0])
+    return Claim(
+        0.94,
+        f"In {len(empty)} of {len(by_step)} steps looked at, every advantage is 0 (largest "
+        f"{max(by_step[s] for s in empty):.1g}) where it meets the log-probabilities at {first['site']}: no reward "
+        "tells the samples apart, and the policy gets no gradient.",
+        step=empty[0],
+        where=where_of(first["site"]),
+        evidence={"steps_without": len(empty), "steps": len(by_step), "values": first["other"]["shape"]},
+    )
+
+
+def ratio_explosion(run: Run) -> Claim | None:
+    """Importance ratios of which a few are orders of magnitude above the rest."""
+    notes = [n for n in run.notes("ratios") if number(n["largest"]) is not None and n["count"] > 1]
+    wild = [n for n in notes if not float(n["largest"]) < 20]
+    if len(wild) < max(2, 0.15 * len(notes)):
+        return None
+    worst = max(wild, key=lambda n: float(n["largest"]) if math.isfinite(float(n["largest"])) else math.inf)
+    return Claim(
+        0.92,
+        f"The importance ratio at {worst['site']} reaches {float(worst['largest']):.3g} at step {worst['step']} "
+        f"where its mean is {float(worst['mean']):.3g}; it is above 20 in {len(wild)} of {len(notes)} batches looked at, first "
+        f"at step {wild[0]['step']}: a few samples outweigh all others.",
+        step=wild[0]["step"],
+        where=where_of(worst["site"]),
+        evidence={"largest": worst["largest"], "mean": worst["mean"], "batches_above_20": len(wild), "of": len(notes)},
+    )
+
+
+def divergences(run: Run) -> tuple[list[tuple[int, float]], str]:
+    """Step and KL divergence from the old or reference policy, and where it was taken."""
+    ratios = [(n["step"], float(n["kl"]), n["site"]) for n in run.notes("ratios") if number(n.get("kl")) is not None]
+    apart = [
+        (n["step"], n["input"]["mean"] - n["target"]["mean"], n["site"])
+        for n in run.notes("errors")
+        if set(n.get("target_history", ())) & _LOGS
+        and (n["input"].get("max") or 0) < 1e-3
+        and (n["target"].get("max") or 0) < 1e-3
+        and number(n["input"].get("mean")) is not None
+        and n["input"]["mean"] < 0
+    ]
+    divided = [
+        (n["step"], float(n["value"]), n["site"]) for n in run.notes("losses") if n["op"] == "kl_div" and n["value"]
+    ]
+    chosen = max((ratios, apart, divided), key=lambda found: (len(found) > 5, max((v for _, v, _ in found), default=0)))
+    chosen = [item for item in chosen if math.isfinite(item[1])]
+    return [(step, value) for step, value, _ in chosen], chosen[0][2] if chosen else ""
+
+
+def kl_blowup(run: Run) -> Claim | None:
+    """The policy moves away from the one it is measured against, further and further."""
+    if not is_policy(run):
+        return None
+    found, site = divergences(run)
+    if len(found) < 6:
+        return None
+    third = len(found) // 3
+    early, late = median(v for _, v in found[:third]), median(v for _, v in found[-third:])
+    top = max(v for _, v in found)
+    if late < 0.5 or late < 5 * max(early, 0.01):
+        return None
+    since = next(step for step, value in found if value > 0.5 * late)
+    return Claim(
+        0.85,
+        f"The KL divergence from the old or reference policy, taken at {site}, climbs from {early:.2g} in the first "
+        f"looks to {late:.2g} in the last (highest {top:.2g}): a policy that keeps close to it stays under about 0.05.",
+        step=since,
+        where=where_of(site),
+        evidence={"early": early, "late": late, "highest": top, "gain_of_returns": gain(run)},
+    )
+
+
+def entropy_collapse(run: Run) -> Claim | None:
+    """The policy became certain early in the run."""
+    found = entropies(run)
+    if len(found) < 8 or not is_policy(run):
+        return None
+    values = [value for _, value in found]
+    start, end = max(values[: max(2, len(values) // 10)]), median(values[-max(3, len(values) // 5) :])
+    if start < 0.3 or end > 0.05:
+        return None
+    last_high = max((step for step, value in found if value > 0.1), default=0)
+    share = last_high / max(1, run.steps)
+    rise = gain(run)
+    solved = rise is not None and rise > 1.5
+    slow = share > 0.5
+    return Claim(
+        0.88 if not (solved or slow) else 0.5,
+        f"The entropy of the policy falls from {start:.0%} of its largest value to {end:.1%} and stays under 10 % "
+        f"after step {last_high} of {run.steps}"
+        + (
+            f"; the returns rose by {rise:.1f} of their early spreads."
+            if rise is not None
+            else ": exploration is over."
+        ),
+        step=last_high,
+        evidence={"start": start, "end": end, "collapsed_at": last_high, "gain_of_returns": rise},
+        severity="info" if solved or slow else "error",
+    )
+
+
+def reward_scale(run: Run) -> Claim | None:
+    """Returns far from unit scale, a value loss that drowns the policy's, and a policy that does not get better."""
+    if not is_policy(run):
+        return None
+    known = [
+        n for n in [*run.training_losses(*DISTANCES), *_value_errors(run)] if number(n["target"].get("std")) is not None
+    ]
+    sizes = [math.hypot(n["target"]["mean"], n["target"]["std"]) for n in known]
+    raw = [math.hypot(n["other"]["mean"], n["other"]["std"]) for n in advantages(run)]
+    scale, weights = (median(sizes) if sizes else 0.0), (median(raw) if raw else 0.0)
+    if max(scale, weights) < 30:
+        return None
+    share = _value_share(run)
+    if weights < 30 and (share is None or share < 0.95):
+        return None
+    rise = gain(run)
+    moved = entropies(run)
+    learning = rise is not None and rise > 0.3
+    site = known[0]["site"] if known else advantages(run)[0]["site"]
+    told = f"; the value loss brings {share:.1%} of the gradient" if share is not None else ""
+    size = (
+        f"returns have a typical size of {scale:.3g}"
+        if scale >= 30
+        else f"the weights of the log-probabilities have a typical size of {weights:.3g}"
+    )
+    return Claim(
+        0.85 if not learning else 0.5,
+        f"At {site} {size}{told}; over the run the returns rose by {rise or 0.0:.2f} of their spread.",
+        step=known[0]["step"] if known else 0,
+        where=where_of(site),
+        evidence={"returns": scale, "advantages": weights, "value_share": share, "gain_of_returns": rise}
+        | {"entropy": [moved[0][1], moved[-1][1]] if moved else None},
+        severity="info" if learning else "error",
+    )
+
+
+def _value_share(run: Run) -> float | None:
+    """Which part of the gradient comes from terms that fit values."""
+    shares = []
+    for root in run.roots():
+        terms = root.get("terms") or []
+        total = sum(term["norm"] for term in terms)
+        value = sum(term["norm"] for term in terms if term.get("loss") in DISTANCES)
+        if len(terms) > 1 and total > 0:
+            shares.append((value or max(term["norm"] for term in terms)) / total)
+    return median(shares) if shares else None
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("rl.zero-advantage", "value", zero_advantage, explains=("optim.no-update", "lr.too-low", "rl.reward-scale")),
+    Rule("rl.ratio-explosion", "value", ratio_explosion, explains=("rl.kl-blowup", "lr.too-high", "data.bad-batch")),
+    Rule("rl.reward-scale", "value", reward_scale, explains=("loss.term-dominates", "clip.saturated", "lr.*")),
+    Rule("rl.kl-blowup", "dynamics", kl_blowup, explains=("lr.too-high", "rl.entropy-collapse")),
+    Rule("rl.entropy-collapse", "dynamics", entropy_collapse, explains=("lr.too-high", "model.vanishing-gradient")),
+)

@@ -1,0 +1,360 @@
+"""How large things are from layer to layer: initial weights, activations, gradients, units that are dead or saturated."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from surefoot.diagnose.engine import Claim, Rule
+from surefoot.diagnose.run import number
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.run import Run
+
+HEALTHY_GAIN = (0.1, 3.0)
+"""std(weight) x sqrt(fan-in): 1.4 after He, 1 after Xavier, 0.58 by torch's default."""
+
+
+def _chain(run: Run) -> list[dict[str, Any]]:
+    """The weight layers of the first step, in the order they ran, before anything was updated."""
+    if not run.looks or run.looks[0]["step"] != 0:
+        return []
+    layers = run.looks[0].get("notes", {}).get("layers", [])
+    seen: set[Any] = set()
+    chain = []
+    for note in layers:
+        if note.get("grad") and note.get("out_std") is not None and note.get("parameter") not in seen:
+            seen.add(note["parameter"] if note["parameter"] is not None else object())
+            chain.append(note)
+    return chain
+
+
+def _gains(run: Run, chain: list[dict[str, Any]]) -> list[float]:
+    """Gain of each layer's weight as it was at first sight."""
+    found = []
+    for note in chain:
+        first = run.parameters[note["parameter"]]["first"] if note["parameter"] is not None else {}
+        if first.get("std") is not None and first.get("fan_in"):
+            found.append(first["std"] * math.sqrt(first["fan_in"]))
+    return found
+
+
+def init_too_large(run: Run) -> Claim | None:
+    """Activations grow with depth before the first update."""
+    chain = _chain(run)
+    gains = _gains(run, chain)
+    if len(chain) < 2 or not gains or not _badly(run):
+        return None
+    entering = number(chain[0].get("in_std"))
+    first, last = chain[0]["out_std"] or 0.0, max(note["out_std"] or 0.0 for note in chain)
+    if entering is not None and entering > 10:
+        return None  # the data is what is large
+    worst = max(gains)
+    large = worst > HEALTHY_GAIN[1] and last > 5 * max(1.0, entering or 1.0)
+    grows = first > 0 and last > 30 * first and median(gains) > 1.6
+    if not (large or grows):
+        return None
+    names = [run.label(n["parameter"]) for n in chain if n["parameter"] is not None]
+    return Claim(
+        0.9 if worst > 2 * HEALTHY_GAIN[1] else 0.75,
+        f"Before the first update activations grow from a spread of {entering or first:.3g} to {last:.3g} over "
+        f"{len(chain)} layers: weights have up to {worst:.3g} times the scale that keeps it (std x sqrt(fan-in); 1 to "
+        f"1.4 is right). The loss starts at {run.curve.start:.3g}.",
+        step=0,
+        where=tuple(names[:4]),
+        evidence={"gains": gains[:20], "spread_in": entering, "spread_largest": last, "first_loss": run.curve.start},
+    )
+
+
+def init_too_small(run: Run) -> Claim | None:
+    """Activations die with depth before the first update."""
+    chain = _chain(run)
+    gains = _gains(run, chain)
+    if len(chain) < 2 or not gains or run.curve.learned:
+        return None
+    entering = number(chain[0].get("in_std")) or 1.0
+    inner = chain[:-1]
+    last = chain[-1]["out_std"] or 0.0
+    if any(run.parameters[n["parameter"]]["first"].get("rows_equal") for n in inner if n["parameter"] is not None):
+        return None
+    notes = run.looks[0].get("notes", {}).get("activations", [])
+    if any(note.get("units") and note["dead"] > 0.7 * note["units"] for note in notes):
+        return None  # the units are dead, whatever the scale
+    small = median(gains[:-1] or gains) < HEALTHY_GAIN[0] and last < 1e-2 * entering
+    dies = last < 1e-4 * entering and median(gains) < 0.7
+    if not (small or dies):
+        return None
+    names = [run.label(n["parameter"]) for n in chain if n["parameter"] is not None]
+    return Claim(
+        0.88,
+        f"Before the first update activations die from a spread of {entering:.3g} to {last:.2g} over {len(chain)} "
+        f"layers: weights have {median(gains):.2g} times the scale that keeps it (std x sqrt(fan-in)). The loss went "
+        f"from {run.curve.start:.4g} to {run.curve.end:.4g}.",
+        step=0,
+        where=tuple(names[:4]),
+        evidence={"gains": gains[:20], "spread_in": entering, "spread_last": last},
+    )
+
+
+def init_symmetric(run: Run) -> Claim | None:
+    """The units of a layer start equal and stay equal."""
+    alike = [
+        p
+        for p in run.parameters.values()
+        if p["first"].get("rows_equal")
+        and p["last"].get("rows_equal")
+        and p["requires_grad"]
+        and p["optimizers"]
+        and p["looked"] >= 3
+        and p["in_graph"]
+        and p["shape"][0] > 1
+        and "Embedding" not in p["module_type"]
+        and "Norm" not in p["module_type"]
+    ]
+    if not alike:
+        return None
+    names = [p["label"] for p in alike]
+    p = alike[0]
+    return Claim(
+        0.95,
+        f"All {p['shape'][0]} rows of `{names[0]}` are equal at the start and still equal at the end: its units compute "
+        f"the same thing, get the same gradient, and learn as one"
+        f"{f' (also {chr(44).join(names[1:4])})' if len(names) > 1 else ''}.",
+        step=0,
+        where=tuple(names[:6]),
+        evidence={"parameters": names[:20], "units": p["shape"][0], "largest_weight": p["first"].get("largest")},
+    )
+
+
+def dead_units(run: Run) -> Claim | None:
+    """Units that are zero on every input."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for note in run.notes("activations"):
+        if note.get("units") and note.get("grad") is not None and note["rows"] >= 4:
+            groups.setdefault((note["module"], note["site"]), []).append(note)
+    worst: tuple[float, int, tuple[str, str], list[dict[str, Any]]] | None = None
+    for key, notes in groups.items():
+        per_look: dict[int, list[dict[str, Any]]] = {}
+        for note in notes:
+            per_look.setdefault(note["step"], []).append(note)
+        if any(len(found) > 1 and len({n["units"] for n in found}) > 1 for found in per_look.values()):
+            continue  # several layers share this place; they cannot be told apart
+        late = notes[len(notes) // 2 :] if len(notes) > 4 else notes
+        if len(late) < 2:
+            continue
+        silent = set(late[0]["dead_units"])
+        for note in late:
+            silent &= set(note["dead_units"])
+        share = len(silent) / late[0]["units"]
+        if late[0]["units"] >= 4 and (worst is None or share > worst[0]):
+            worst = (share, late[0]["units"], key, notes)
+    if worst is None or worst[0] < 0.4:
+        return None
+    share, units, (module, site), notes = worst
+    at_start = notes[0]["dead"] / units
+    bad = share >= 0.95 or (share >= 0.6 and (not run.curve.learned or at_start > 0.5)) or not run.curve.learned
+    return Claim(
+        0.85 if at_start > 0.4 else 0.7,
+        f"{share:.0%} of the {units} units after `{module or site}` are zero on every input of the last "
+        f"{len(notes) - len(notes) // 2} looks ({at_start:.0%} at step {notes[0]['step']}): they get no gradient and "
+        "cannot come back.",
+        step=notes[-1]["step"],
+        where=(module, site),
+        evidence={"share": share, "units": units, "share_at_start": at_start, "looks": len(notes)},
+        severity="error" if bad and share >= 0.8 else "warning" if bad else "info",
+    )
+
+
+def saturated_units(run: Run) -> Claim | None:
+    """Hidden sigmoid or tanh units that sit at their bounds."""
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for look in run.looks:
+        notes = look.get("notes", {})
+        last_layer = max((n["index"] for n in notes.get("layers", [])), default=-1)
+        for note in notes.get("activations", []):
+            if "saturated" in note and note["index"] < last_layer:
+                groups.setdefault((note["module"], note["site"], note["op"]), []).append({"step": look["step"], **note})
+    for (module, site, op), found in groups.items():
+        shares = [n["saturated"] for n in found]
+        from_start = median(shares[:3]) > 0.6
+        well = run.curve.learned and run.curve.drop > 0.5
+        if len(shares) >= 3 and median(shares) > 0.6 and (from_start or not well):
+            return Claim(
+                0.85,
+                f"{median(shares):.0%} of the outputs of {op} at {site} are at its bounds, where its derivative is "
+                f"near 0 ({shares[0]:.0%} already at step {found[0]['step']}).",
+                step=found[0]["step"],
+                where=(module, site),
+                evidence={"saturated": median(shares), "at_start": shares[0], "looks": len(shares)},
+                severity="warning" if well else "error",
+            )
+    return None
+
+
+def _depth_profile(run: Run, looks: list[dict[str, Any]]) -> list[tuple[int, float]]:
+    """Weight layers from first to last with the typical size of their gradient's entries, relative to the weights."""
+    if not run.looks:
+        return []
+    order: list[int] = []
+    for look in run.looks:
+        for note in look.get("notes", {}).get("layers", []):
+            number_ = note.get("parameter")
+            if number_ is not None and number_ not in order:
+                order.append(number_)
+    sizes: dict[int, list[float]] = {}
+    for look in looks:
+        for step in look.get("steps", []):
+            for row in step["rows"]:
+                grad = number(row.get("grad"))
+                if row["id"] in order and grad is not None and math.isfinite(grad):
+                    count = math.prod(run.parameters[row["id"]]["shape"])
+                    sizes.setdefault(row["id"], []).append(grad / math.sqrt(count))
+    return [(i, median(sizes[i])) for i in order if i in sizes]
+
+
+def vanishing_gradient(run: Run) -> Claim | None:
+    """The gradient dies on its way back to the first layers."""
+    early = run.looks[:6]
+    profile = _depth_profile(run, early)
+    if len(profile) < 4:
+        return None
+    first = median(size for _, size in profile[: max(1, len(profile) // 4)])
+    last = median(size for _, size in profile[-max(1, len(profile) // 4) :])
+    if last <= 0 or first / last > 1e-3:
+        return None
+    slow = run.curve.flat or not run.curve.learned
+    return Claim(
+        0.85 if first / last < 1e-4 else 0.7,
+        f"The gradient of `{run.label(profile[0][0])}` is {first / last:.1e} times that of "
+        f"`{run.label(profile[-1][0])}` ({first:.2g} against {last:.2g} per weight): it dies on its way back through "
+        f"{len(profile)} layers, and the first ones do not learn.",
+        step=early[0]["step"] if early else 0,
+        where=(run.label(profile[0][0]), run.label(profile[-1][0])),
+        evidence={"ratio": first / last, "layers": len(profile), "profile": [s for _, s in profile][:40]},
+        severity="error" if slow else "info",
+    )
+
+
+def exploding_gradient(run: Run) -> Claim | None:
+    """The gradient grows on its way back, or with the length of a sequence."""
+    early = run.looks[:4]
+    profile = _depth_profile(run, early)
+    norms = run.grad_norms
+    bad = run.nonfinite or run.curve.rose or run.curve.blew_up or _spiky(run)
+    if not norms or not bad:
+        return None
+    recurrent = _recurrent(run)
+    if len(profile) >= 4:
+        first = median(size for _, size in profile[: max(1, len(profile) // 4)])
+        last = median(size for _, size in profile[-max(1, len(profile) // 4) :])
+        if last > 0 and first / last > 1e3:
+            return Claim(
+                0.85,
+                f"The gradient grows on its way back: `{run.label(profile[0][0])}` has {first / last:.1e} times the "
+                f"gradient of `{run.label(profile[-1][0])}`, before the first update.",
+                step=0,
+                where=(run.label(profile[0][0]), run.label(profile[-1][0])),
+                evidence={"ratio": first / last, "profile": [s for _, s in profile][:40]},
+            )
+    if recurrent and (norms[0] > 100 or max(norms) > 100 * median(norms)):
+        return Claim(
+            0.85,
+            f"The gradient through the recurrence in `{recurrent}` explodes: norm {norms[0]:.3g} at step 0, "
+            f"{median(norms):.3g} in the middle, {max(norms):.3g} at most.",
+            step=norms.index(max(norms)),
+            where=(recurrent,),
+            evidence={"first": norms[0], "median": median(norms), "largest": max(norms)},
+        )
+    return None
+
+
+def _recurrent(run: Run) -> str:
+    """The name of a recurrent part: an RNN module, or a layer that runs many times per step."""
+    for look in run.looks[:3]:
+        for note in look.get("notes", {}).get("layers", []):
+            if note["op"].startswith(("rnn", "lstm", "gru")):
+                return str(note["module"] or note["op"])
+        counts: dict[Any, int] = {}
+        for note in look.get("notes", {}).get("layers", []):
+            if note.get("parameter") is not None and note.get("in_grad"):
+                counts[note["parameter"]] = counts.get(note["parameter"], 0) + 1
+        busiest = max(counts, key=lambda key: counts[key], default=None)
+        if busiest is not None and counts[busiest] >= 8:
+            return run.label(busiest)
+    return ""
+
+
+def _spiky(run: Run) -> bool:
+    return len(run.events("spike")) >= 3
+
+
+def batchnorm_tiny_batch(run: Run) -> Claim | None:
+    """Batch norm computes its statistics over almost nothing."""
+    notes = [n for n in run.notes("norms") if n["op"] == "batch_norm" and n.get("training") and n["grad"]]
+    tiny = [n for n in notes if n["per_statistic"] <= 4 or (n["shape"][0] <= 2 and n["per_statistic"] <= 8)]
+    if not notes or len(tiny) < 0.5 * len(notes):
+        return None
+    note = tiny[0]
+    return Claim(
+        0.88,
+        f"`{note['module']}` normalises with {note['per_statistic']} value{'s' * (note['per_statistic'] != 1)} per "
+        f"statistic (batch of {note['shape'][0]}): mean and variance of so few are noise in training, and differ from "
+        "the running ones used in evaluation.",
+        step=note["step"],
+        where=(note["module"], note["site"]),
+        evidence={"per_statistic": note["per_statistic"], "batch": note["shape"][0], "calls": len(notes)},
+        severity="warning",
+    )
+
+
+def attention_logit_growth(run: Run) -> Claim | None:
+    """Attention logits climb until the softmax is one-hot."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for note in run.notes("softmaxes"):
+        if note.get("largest") is not None and note.get("entropy") is not None and note.get("attends", True):
+            groups.setdefault((note["module"], note["site"]), []).append(note)
+    for (module, site), notes in groups.items():
+        if len(notes) < 5:
+            continue
+        first, last = median(n["largest"] for n in notes[:3]), max(n["largest"] for n in notes[-3:])
+        calm, sharp = median(n["entropy"] for n in notes[:3]), min(n["entropy"] for n in notes[-3:])
+        soon = [n["largest"] for n in notes if n["step"] <= max(8, 0.1 * run.steps)]
+        gradual = max(soon, default=0.0) < 0.4 * last
+        poor = _badly(run) or run.curve.drop < 0.6
+        if last > 50 and last > 8 * max(first, 1e-6) and gradual and sharp < 0.5 * calm and poor:
+            return Claim(
+                0.85,
+                f"The largest attention logit at {site} climbs from {first:.3g} to {last:.3g} while the entropy of the "
+                f"heads falls from {calm:.3g} to {sharp:.3g}.",
+                step=notes[-1]["step"],
+                where=(module, site),
+                evidence={"first": first, "last": last, "entropy_first": calm, "entropy_last": sharp},
+            )
+    return None
+
+
+def _badly(run: Run) -> bool:
+    """Whether the run went wrong: not finite, risen, spiky, or never clearly fallen."""
+    return run.nonfinite or run.curve.rose or run.curve.blew_up or not run.curve.learned or _spiky(run)
+
+
+RULES = (
+    Rule("init.too-large", "dynamics", init_too_large,
+         explains=("lr.*", "model.saturated-units", "model.exploding-gradient", "model.dead-units",
+                   "model.vanishing-gradient", "clip.saturated", "loss.undefined-op", "data.class-collapse")),
+    Rule("init.too-small", "dynamics", init_too_small,
+         explains=("lr.*", "model.vanishing-gradient", "data.labels-uninformative", "data.class-collapse",
+                   "optim.epsilon")),
+    Rule("init.symmetric", "wiring", init_symmetric,
+         explains=("lr.*", "model.*", "data.labels-uninformative", "init.too-small", "data.class-collapse")),
+    Rule("model.dead-units", "dynamics", dead_units,
+         explains=("lr.too-low", "data.labels-uninformative", "data.class-collapse", "model.vanishing-gradient")),
+    Rule("model.saturated-units", "dynamics", saturated_units,
+         explains=("lr.too-low", "model.vanishing-gradient", "data.labels-uninformative", "data.class-collapse")),
+    Rule("model.vanishing-gradient", "dynamics", vanishing_gradient,
+         explains=("lr.too-low", "data.labels-uninformative", "data.class-collapse")),
+    Rule("model.exploding-gradient", "dynamics", exploding_gradient, explains=("lr.*", "clip.saturated")),
+    Rule("model.batchnorm-tiny-batch", "value", batchnorm_tiny_batch),
+    Rule("model.attention-logit-growth", "dynamics", attention_logit_growth, explains=("lr.too-high",)),
+)  # fmt: skip

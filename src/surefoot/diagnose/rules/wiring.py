@@ -1,0 +1,315 @@
+"""What is connected to what: parameters, optimizers, gradients, and the mode a model is in."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from surefoot.diagnose.engine import Claim, Rule
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.run import Run
+
+
+def missing_zero_grad(run: Run) -> Claim | None:
+    """Each backward starts with the gradient the last step already used."""
+    for held in [*run.optimizers, None]:
+        left = [v for v in run.column("leftover", held)[1:] if v is not None] if held or not run.optimizers else []
+        if len(left) >= 2 and sum(v > 0.5 for v in left) >= 0.8 * len(left):
+            norms = run.grad_norms
+            site = next((root["site"] for root in run.roots()), "")
+            name = held["type"] if held else "the loop"
+            return Claim(
+                0.97,
+                f"At {len(left)} of {len(left)} steps looked at, {median(left):.0%} of the parameters of {name} still "
+                f"held the last step's gradient when backward ran at {site}: gradients pile up "
+                f"(norm {norms[0]:.3g} at first, {max(norms):.3g} at most)."
+                if norms
+                else f"Gradients were never cleared between steps ({name}).",
+                step=1,
+                where=(site, held["site"] if held else ""),
+                evidence={"share_left": median(left), "steps_looked_at": len(left), "norms": norms[:8]},
+                fixes=("Call `optimizer.zero_grad()` once per step, before backward.",),
+            )
+    return None
+
+
+def no_update(run: Run) -> Claim | None:
+    """Gradients exist, and the parameters stay as they are."""
+    if (run.facts.get("scaler") or {}).get("skips"):
+        return None
+    made = run.facts.get("optimizers", [])
+    if made and not run.optimizers and run.facts.get("backwards", 0) >= 5:
+        if any(p["moved_alone"] for p in run.parameters.values()):
+            return None
+        return Claim(
+            0.95,
+            f"backward ran {run.facts['backwards']} times, but `step` of the {made[0]['type']} made at "
+            f"{made[0]['site']} was never called: the loss stays at {run.curve.end:.3g}.",
+            step=0,
+            where=(made[0]["site"],),
+            evidence={"backwards": run.facts["backwards"], "steps": 0},
+            fixes=("Call `optimizer.step()` after backward.",),
+        )
+    for held in run.optimizers:
+        if held["zeroed_before_step"] >= max(2, 0.5 * held["steps"]):
+            return Claim(
+                0.97,
+                f"zero_grad ran between backward and step at {held['zeroed_before_step']} of {held['steps']} steps of "
+                f"{held['type']}: it steps on nothing.",
+                step=0,
+                where=(held["zero_site"], held["site"]),
+                evidence={"zeroed_before_step": held["zeroed_before_step"], "steps": held["steps"]},
+                fixes=("Order them: zero_grad, backward, step.",),
+            )
+        mine = [p for p in run.parameters.values() if held["number"] in p["optimizers"] and p["looked"]]
+        trainable = [p for p in mine if p["requires_grad"]]
+        if not trainable or any(p["changed"] for p in trainable) or held["steps"] < 3:
+            continue
+        rates = [v for v in run.column("lr", held) if v is not None]
+        if rates and max(rates) == 0:
+            return _silent(run, held, trainable, f"its learning rate is {rates[0]:g} throughout", 0.9)
+        if any(p["in_graph"] for p in trainable) and not any(p["with_grad"] for p in trainable):
+            return _silent(run, held, trainable, "their gradients were gone by the time of the step", 0.9)
+        if not any(p["in_graph"] for p in trainable):
+            return _silent(run, held, trainable, "the loss does not depend on any of them", 0.8)
+        if all(p["zero_grad"] < p["with_grad"] for p in trainable):
+            return _silent(run, held, trainable, "although they have gradients", 0.8)
+    return None
+
+
+def _silent(run: Run, held: dict[str, Any], mine: list[dict[str, Any]], why: str, confidence: float) -> Claim:
+    return Claim(
+        confidence,
+        f"{held['type']} (made at {held['site']}) stepped {held['steps']} times and none of its {len(mine)} "
+        f"parameters changed by a bit: {why}.",
+        step=0,
+        where=(held["site"], *[p["label"] for p in mine[:3]]),
+        evidence={"steps": held["steps"], "parameters": len(mine), "changed": 0},
+    )
+
+
+def parameters_missing(run: Run) -> Claim | None:
+    """A parameter the loss depends on that no optimizer was given."""
+    if not run.optimizers:
+        return None
+    given = [p for p in run.parameters.values() if p["optimizers"]]
+    if not any(p["model"] for p in given):
+        return None  # inputs are being optimised, not weights
+    lost = [
+        p
+        for p in run.parameters.values()
+        if p["in_graph"]
+        and p["registered"]
+        and p["model"]
+        and not p["optimizers"]
+        and p["requires_grad"]
+        and not p["loaded"]
+        and not p["moved_alone"]
+    ]
+    if not lost:
+        return None
+    all_of = [p for p in run.parameters.values() if p["requires_grad"] and p["registered"] and p["model"]]
+    share = _numel(lost) / max(1, _numel(all_of))
+    site = run.optimizers[-1]["site"]
+    names = [p["label"] for p in lost]
+    return Claim(
+        0.95,
+        f"{len(lost)} parameters ({share:.0%} of all weights) get a gradient but are in no optimizer: "
+        f"{', '.join(names[:4])}{' …' if len(names) > 4 else ''}. They never change.",
+        step=0,
+        where=(site, *names[:6]),
+        evidence={"parameters": names[:50], "share": share, "optimizer": run.optimizers[-1]["type"]},
+        fixes=(f"Pass them to the optimizer made at {site}.",),
+    )
+
+
+def frozen_parameters(run: Run) -> Claim | None:
+    """Most of what the optimizer was given cannot change."""
+    mine = [p for p in run.parameters.values() if p["optimizers"] and p["model"]]
+    frozen = [p for p in mine if not p["requires_grad"] and not p["trained_by"] and not p["loaded"]]
+    share = _numel(frozen) / max(1, _numel(mine))
+    if share < 0.5 or not run.optimizers:
+        return None
+    weak = not run.curve.learned or run.curve.drop < 0.5
+    return Claim(
+        0.9 if weak else 0.5,
+        f"{share:.0%} of the weights given to {run.optimizers[-1]['type']} have requires_grad=False and were neither "
+        f"loaded nor trained before: {', '.join(p['label'] for p in frozen[:4])}. The loss went from "
+        f"{run.curve.start:.3g} to {run.curve.end:.3g}.",
+        step=0,
+        where=(run.optimizers[-1]["site"], *[p["label"] for p in frozen[:6]]),
+        evidence={"share": share, "frozen": [p["label"] for p in frozen[:50]], "drop": run.curve.drop},
+        severity="error" if weak else "info",
+        fixes=("Set requires_grad=True on them, or leave them out of the optimizer if they are frozen on purpose.",),
+    )
+
+
+def detached_graph(run: Run) -> Claim | None:
+    """Parameters take part in the forward, and no gradient finds its way back to them."""
+    crash = run.crash or {}
+    if "does not require grad and does not have a grad_fn" in str(crash.get("message")):
+        cuts = [b for look in run.looks for b in look.get("breaks", [])]
+        at = cuts[-1]["site"] if cuts else crash.get("site")
+        return Claim(
+            0.95,
+            f"backward at {crash.get('site')} was called on a tensor without a graph"
+            + (f"; it was cut off by {cuts[-1]['op']} at {at}." if cuts else "."),
+            step=run.steps,
+            where=(str(crash.get("site")), str(at)),
+            evidence={"message": crash["message"], "cuts": cuts[-3:]},
+        )
+    dead = [
+        p
+        for p in run.parameters.values()
+        if p["optimizers"] and p["requires_grad"] and p["looked"] >= 2 and p["used"] and not p["in_graph"]
+        and not p["with_grad"]
+    ]  # fmt: skip
+    if not dead:
+        return None
+    lost = {p["id"] for p in dead}
+    cut = None
+    for look in run.looks:
+        for b in look.get("breaks", []):
+            if lost & set(b["parameters"]):
+                cut = b if cut is None or (b["reaches_loss"] and not cut["reaches_loss"]) else cut
+    names = [p["label"] for p in dead]
+    share = _numel(dead) / max(1, _numel([p for p in run.parameters.values() if p["optimizers"]]))
+    if cut is None:
+        if share < 0.05:
+            return None
+        return Claim(
+            0.5,
+            f"{len(dead)} parameters are used in the forward but the loss does not depend on them "
+            f"({', '.join(names[:4])}).",
+            step=0,
+            where=tuple(names[:6]),
+            evidence={"parameters": names[:50], "share": share},
+            severity="info",
+        )
+    return Claim(
+        0.95 if cut["reaches_loss"] else 0.85,
+        f"{len(dead)} parameters ({', '.join(names[:4])}{' …' if len(names) > 4 else ''}) take part in the forward and "
+        f"never get a gradient: {_cut_words(cut)} at {cut['site']} cuts the graph behind them.",
+        step=0,
+        where=(cut["site"], *names[:6]),
+        evidence={"parameters": names[:50], "cut": cut, "share": share},
+        fixes=(f"Let the graph through at {cut['site']}.",),
+    )
+
+
+def _cut_words(cut: dict[str, Any]) -> str:
+    return "running without gradients (no_grad)" if cut["op"] == "no_grad" else f"`{cut['op']}`"
+
+
+def unregistered_parameters(run: Run) -> Claim | None:
+    """Weights in a plain list or attribute, where `parameters()` does not see them."""
+    lost = [p for p in run.parameters.values() if not p["registered"] and p["in_graph"] and not p["optimizers"]]
+    lost = [p for p in lost if not p["moved_alone"]]
+    if not lost or not run.optimizers:
+        return None
+    names = [p["label"] for p in lost]
+    return Claim(
+        0.96,
+        f"{len(lost)} tensors with a gradient sit in plain attributes of `{lost[0]['model']}` where parameters() does "
+        f"not see them: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}. No optimizer has them.",
+        step=0,
+        where=(*names[:6], run.optimizers[-1]["site"]),
+        evidence={"tensors": names[:50], "weights": _numel(lost)},
+    )
+
+
+def eval_mode_training(run: Run) -> Claim | None:
+    """Steps are taken while dropout and batch norm are switched off."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for note in run.passes(grad=True):
+        groups.setdefault(note["model"], []).append(note)
+    trained = {p["model"] for p in run.parameters.values() if p["changed"]}
+    for model, notes in groups.items():
+        if model not in trained:
+            continue
+        off = [n for n in notes if _switched_off(n)]
+        late = notes[-max(2, len(notes) // 4) :]
+        if len(off) >= max(2, 0.2 * len(notes)) and all(_switched_off(n) for n in late):
+            first = off[0]
+            parts = [f"{first['dropouts']} dropouts"] * bool(first["dropouts"])
+            parts += [f"{first['batchnorms']} batch norms"] * bool(first["batchnorms"])
+            return Claim(
+                0.95,
+                f"`{model}` is in eval mode (training=False) on steps that update its weights, from step "
+                f"{first['step']} on: its {' and '.join(parts)} are inactive in {len(off)} of {len(notes)} passes "
+                "looked at.",
+                step=first["step"],
+                where=(model, first["site"]),
+                evidence={"passes": len(notes), "in_eval_mode": len(off), "dropouts": first["dropouts"],
+                          "batchnorms": first["batchnorms"]},
+                fixes=("Call `model.train()` before the training steps, and again after each evaluation.",),
+            )  # fmt: skip
+    return None
+
+
+def _switched_off(note: dict[str, Any]) -> bool:
+    if note["training"]:
+        return False
+    norms = note["batchnorms"] - note["batchnorms_frozen"]
+    return (note["dropouts"] + norms) > 0 and note["dropouts_on"] == 0 and note["batchnorms_on"] == 0
+
+
+def train_mode_eval(run: Run) -> Claim | None:
+    """Evaluation passes with dropout, or batch statistics, switched on."""
+    if run.facts.get("policy") or run.facts.get("evaluation_blocks", 0) >= 0.5 * max(1, run.steps):
+        return None
+    trained = {p["model"] for p in run.parameters.values() if p["changed"]}
+    notes = [n for n in run.facts.get("evaluations", []) if n["model"] in trained and not n["grad_mode"]]
+    hot = [n for n in notes if n["training"] and (n["dropouts_on"] or n["batchnorms_on"])]
+    if not hot or len(hot) < 0.5 * len(notes) or _repeats_rows(hot):
+        return None
+    first = hot[0]
+    parts = [f"{first['dropouts_on']} dropouts"] * bool(first["dropouts_on"])
+    parts += [f"{first['batchnorms_on']} batch norms"] * bool(first["batchnorms_on"])
+    return Claim(
+        0.9,
+        f"`{first['model']}` was evaluated without gradients at {first['site']} but in training mode: "
+        f"{' and '.join(parts)} were active in {len(hot)} of {len(notes)} such passes, so the figures are noisy"
+        f"{' and the running statistics take in evaluation data' if first['batchnorms_on'] else ''}.",
+        step=first["step"],
+        where=(first["model"], first["site"]),
+        evidence={"passes": len(notes), "in_training_mode": len(hot), "dropouts": first["dropouts_on"],
+                  "batchnorms": first["batchnorms_on"]},
+        severity="warning",
+        fixes=("Call `model.eval()` before evaluating and `model.train()` after.",),
+    )  # fmt: skip
+
+
+def _repeats_rows(notes: list[dict[str, Any]]) -> bool:
+    """The same rows several times in one block: an ensemble of dropout masks, on purpose."""
+    seen: dict[tuple[Any, ...], int] = {}
+    for note in notes:
+        key = (note.get("block"), *(note.get("rows") or [])[:4])
+        seen[key] = seen.get(key, 0) + 1
+    return max(seen.values(), default=0) > 2
+
+
+def _numel(parameters: list[dict[str, Any]]) -> int:
+    return sum(math.prod(p["shape"]) for p in parameters)
+
+
+RULES = (
+    Rule("optim.missing-zero-grad", "wiring", missing_zero_grad,
+         explains=("lr.*", "model.*", "clip.saturated", "accum.not-divided", "loss.sum-reduction", "data.bad-batch",
+                   "precision.fp16-overflow")),
+    Rule("optim.no-update", "wiring", no_update,
+         explains=("lr.*", "model.*", "data.labels-uninformative", "data.class-collapse", "init.*", "optim.epsilon")),
+    Rule("optim.parameters-missing", "wiring", parameters_missing,
+         explains=("lr.too-low", "optim.no-update", "model.dead-units")),
+    Rule("optim.frozen-parameters", "wiring", frozen_parameters,
+         explains=("lr.*", "data.labels-uninformative", "model.vanishing-gradient", "data.class-collapse", "init.*")),
+    Rule("optim.detached-graph", "wiring", detached_graph,
+         explains=("lr.*", "optim.no-update", "data.labels-uninformative", "init.symmetric", "data.class-collapse",
+                   "model.*")),
+    Rule("model.unregistered-parameters", "wiring", unregistered_parameters,
+         explains=("optim.parameters-missing", "lr.too-low", "optim.no-update")),
+    Rule("model.eval-mode-training", "wiring", eval_mode_training),
+    Rule("model.train-mode-eval", "wiring", train_mode_eval),
+)  # fmt: skip

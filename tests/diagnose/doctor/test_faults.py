@@ -1,0 +1,20 @@
+"""Each fault is named, as the first cause of all, and with a number or a sentence that shows it."""
+
+import pytest
+import torch
+
+from doctor_faults import FAULTS
+from surefoot.diagnose.doctor.examine import examine
+
+
+@pytest.mark.parametrize(("setup", "cause"), FAULTS, ids=[setup.__name__ for setup, _ in FAULTS])
+def test_the_cause_is_named_first(setup, cause):
+    torch.manual_seed(0)
+    examination = examine(*setup())
+    assert examination.causes[:1] == (cause,)
+    for check in examination.checks:
+        if check.cause is not None:
+            assert check.status in ("warn", "fail")
+            assert check.fix.endswith(".")
+            assert check.summary
+            assert check.expected
