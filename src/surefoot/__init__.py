@@ -8,7 +8,10 @@ answer without importing torch; `__init__.pyi` says the same to type checkers.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 __version__ = "0.1.0"
 

@@ -2,20 +2,19 @@
 
 Importing torch ourselves would be too early: scripts set `CUDA_VISIBLE_DEVICES` or `OMP_NUM_THREADS` first, and some
 never import it. So a finder stands at the front of `sys.meta_path`, lets the real ones find torch, and calls back once
-torch's own import has finished.
+torch's own import has finished. Asking whether torch is there (`importlib.util.find_spec`) does not use it up.
 """
 
 from __future__ import annotations
 
 import sys
-from importlib.abc import Loader, MetaPathFinder
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+    from typing import Any
 
 
 def when_imported(name: str, call: Callable[[], None]) -> None:
@@ -26,29 +25,38 @@ def when_imported(name: str, call: Callable[[], None]) -> None:
         sys.meta_path.insert(0, _Finder(name, call))
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     def __init__(self, name: str, call: Callable[[], None]) -> None:
         self.name, self.call = name, call
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname != self.name:
             return None
-        sys.meta_path.remove(self)
-        spec = find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self.call)
-        return spec
+        for finder in sys.meta_path:
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(fullname, path, target)
+                if spec is not None:
+                    if spec.loader is not None:
+                        spec.loader = _Loader(spec.loader, self)  # type: ignore[assignment]
+                    return spec
+        return None
+
+    def arrived(self) -> None:
+        """The module is there: leave, and say so."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self.call()
 
 
-class _Loader(Loader):
+class _Loader:
     """The module's real loader, and the call afterwards."""
 
-    def __init__(self, loader: Loader, call: Callable[[], None]) -> None:
-        self._loader, self._call = loader, call
+    def __init__(self, loader: Any, finder: _Finder) -> None:
+        self._loader, self._finder = loader, finder
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+    def create_module(self, spec: ModuleSpec) -> Any:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -56,7 +64,7 @@ class _Loader(Loader):
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
-        self._call()
+        self._finder.arrived()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)

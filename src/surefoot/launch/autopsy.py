@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from surefoot.launch import graph
+from surefoot.launch.calm import Unnoticed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +30,7 @@ _CLOSED = {"Add", "Sub", "Mul", "Neg", "View", "Reshape", "Mean", "Sum", "Select
 
 def autopsy(root: Tensor, book: Book, origins: dict[str, list[tuple[str, str, str]]]) -> dict[str, Any]:
     """What is known about the origin of a non-finite loss."""
-    with torch.no_grad():
+    with Unnoticed():
         order = graph.leaves_first(root.grad_fn)
         bad_leaves = [
             variable for node in order if (variable := graph.leaf(node)) is not None and not _finite(variable)

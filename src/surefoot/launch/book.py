@@ -6,10 +6,10 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from surefoot.launch.calm import Unnoticed
 from surefoot.launch.sites import name_of, user_frame
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Parameter:
 
 def weight_facts(tensor: Tensor) -> dict[str, Any]:
     """Scale of a weight, and whether its rows are all the same."""
-    with torch.no_grad():
+    with Unnoticed():
         values = tensor.detach().float()
         facts: dict[str, Any] = {"norm": float(values.norm()), "largest": 0.0}
         if values.numel():
@@ -99,11 +99,11 @@ class Book:
         record = Parameter(
             id=len(self.parameters),
             tensor=weakref.ref(tensor),
-            shape=list(tensor.shape),
+            shape=[] if is_lazy(tensor) else list(tensor.shape),
             dtype=str(tensor.dtype).removeprefix("torch."),
             requires_grad=tensor.requires_grad,
         )
-        if not tensor.is_meta and not is_lazy(tensor):
+        if not is_lazy(tensor) and not tensor.is_meta and not tensor.is_nested:
             record.first = weight_facts(tensor)
         self.parameters.append(record)
         self._ids[id(tensor)] = record.id

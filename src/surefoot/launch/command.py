@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
+import atexit
 import os
 import sys
-import threading
 import time
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
 
 from surefoot.launch.arrival import when_imported
-from surefoot.launch.execute import Ending, Target, finish, run
-from surefoot.launch.folder import default_folder, describe_run, write_json
+from surefoot.launch.execute import Ending, Target, run
+from surefoot.launch.voice import say
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
     from surefoot.launch.watcher import Watcher
 
 USAGE = "usage: surefoot run [--out DIR] [--guard] SCRIPT [ARGS...]   or: surefoot run [...] -m MODULE [ARGS...]"
 
 
-@dataclass(frozen=True)
 class Request:
     """What the command line asked for."""
 
-    target: Target
-    out: Path | None = None
-    guard: bool = False
+    def __init__(self, target: Target, out: str | None = None, guard: bool = False) -> None:
+        self.target, self.out, self.guard = target, out, guard
 
 
 def parse(arguments: list[str]) -> Request | str | None:
     """The request, or what is wrong with it; `None` asks for help. What follows the script belongs to the script."""
-    out: Path | None = None
+    out: str | None = None
     guard = False
     waiting = list(arguments)
     while waiting:
@@ -42,9 +39,9 @@ def parse(arguments: list[str]) -> Request | str | None:
         elif word == "--out":
             if not waiting:
                 return "--out needs a folder: surefoot run --out DIR SCRIPT"
-            out = Path(waiting.pop(0))
+            out = waiting.pop(0)
         elif word.startswith("--out="):
-            out = Path(word.removeprefix("--out="))
+            out = word.removeprefix("--out=")
         elif word == "-m":
             if not waiting:
                 return "-m needs a module: surefoot run -m MODULE"
@@ -70,9 +67,8 @@ def main(arguments: list[str]) -> NoReturn:
     if isinstance(request, str):
         print(f"surefoot run: {request}", file=sys.stderr)
         sys.exit(2)
-    session = Session(request)
-    ending = session.run()
-    finish(ending)
+    Session(request).run()
+    sys.exit(0)
 
 
 class Session:
@@ -81,36 +77,28 @@ class Session:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.watcher: Watcher | None = None
-        self.folder = request.out or default_folder(request.target.name)
-        rank = os.environ.get("RANK")
-        if rank is not None and int(os.environ.get("WORLD_SIZE", "1") or 1) > 1:
-            self.folder = self.folder / f"rank{rank}"
-        self.folder = self.folder.absolute()
-        self._facts = describe_run(
-            request.target.name, request.target.arguments, request.target.is_module, request.guard
-        )
+        self.ending = Ending()
+        self._here = os.getcwd()
+        self._began = time.time()
         self._started = time.monotonic()
         self._process = os.getpid()
         self._closed = False
+        self._rank, self._world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
 
-    def run(self) -> Ending:
-        """Run the script; whatever happens to it, end with a diagnosis."""
+    def run(self) -> None:
+        """Run the script. However it ends, the diagnosis comes last: after its threads and its `atexit` functions."""
         when_imported("torch", self._attach)
+        atexit.register(self._close)
         leave = os._exit
 
-        def exit_at_once(code: int) -> NoReturn:
-            if os.getpid() == self._process and threading.current_thread() is threading.main_thread():
-                self._close(Ending(code=code))
-            leave(code)
+        def exit_at_once(status: int) -> NoReturn:
+            if os.getpid() == self._process:
+                self.ending.code = status & 0xFF if isinstance(status, int) else 1
+                self._close(flush=False)  # what is not flushed by then is lost, as it always is
+            leave(status)
 
-        os._exit = exit_at_once  # type: ignore[assignment]
-        ending = run(self.request.target)
-        for thread in threading.enumerate():
-            if thread is not threading.main_thread() and not thread.daemon:
-                thread.join()
-        os._exit = leave
-        self._close(ending)
-        return ending
+        os._exit = exit_at_once
+        run(self.request.target, self.ending)
 
     def _attach(self) -> None:
         try:
@@ -120,55 +108,96 @@ class Session:
             self.watcher = Watcher(guard=self.request.guard)
             install(self.watcher)
         except Exception as error:
-            _say(f"cannot watch this torch ({type(error).__name__}: {error}); the script runs as it is")
+            say(f"surefoot: cannot watch this torch ({type(error).__name__}: {error}); the script runs as it is")
 
-    def _close(self, ending: Ending) -> None:
-        if self._closed:
+    def _close(self, flush: bool = True) -> None:
+        if self._closed or os.getpid() != self._process:
             return
         self._closed = True
-        sys.stdout.flush()
+        if flush:
+            _flush()
         try:
-            self._write(ending)
+            self._write(self.ending)
         except Exception as error:
-            _say(f"no diagnosis: {type(error).__name__}: {error}")
+            if self.watcher is not None:
+                say(f"surefoot: no diagnosis: {type(error).__name__}: {error}")
             if os.environ.get("SUREFOOT_DEBUG"):
                 raise
+        interrupted = isinstance(self.ending.error, KeyboardInterrupt)
+        # Let go of all that is the script's, so that it is taken down in the usual order.
+        self.watcher = None
+        self.ending = Ending()
+        if interrupted and flush:
+            _die_of_interrupt()
 
     def _write(self, ending: Ending) -> None:
+        from surefoot.launch.folder import describe_run, folder_for, write_json
+
+        target = self.request.target
+        folder = folder_for(self.request.out, target.name, self._here, self._began, self._rank, self._world_size)
         facts: dict[str, Any] = {"schema": 1, "steps": 0}
         if self.watcher is not None:
-            from surefoot.launch.postmortem import find_bad_loss, postmortem
-
-            if ending.error is not None:
-                crash = self.watcher.safely("crash", postmortem, ending.error, self.watcher)
-                facts["crash"] = crash or {"type": type(ending.error).__name__, "message": str(ending.error)[:2000]}
-            bad = self.watcher.safely("autopsy", find_bad_loss, ending.error, ending.globals, self.watcher)
-            facts = self.watcher.as_facts() | facts | {"steps": self.watcher.steps}
-            if bad is not None:
-                facts["bad_loss"] = bad
-        import_torch = sys.modules.get("torch")
-        self._facts |= {
+            facts = self._facts(self.watcher, ending)
+        torch = sys.modules.get("torch")
+        run_facts = describe_run(target.name, target.arguments, target.is_module, self.request.guard, self._began) | {
+            "rank": self._rank,
+            "world_size": self._world_size,
             "exit_code": ending.code,
             "error": type(ending.error).__name__ if ending.error is not None else None,
             "seconds": round(time.monotonic() - self._started, 3),
-            "torch": str(getattr(import_torch, "__version__", "")) or None,
+            "torch": str(getattr(torch, "__version__", "")) or None,
         }
+        written = True
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_json(self.folder / "run.json", self._facts)
-            write_json(self.folder / "facts.json", facts)
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / "run.json", run_facts)
+            write_json(folder / "facts.json", facts)
         except OSError as error:
-            _say(f"cannot write {self.folder}: {error.strerror or error}; the diagnosis is only shown here")
+            written = False
+            say(f"surefoot: cannot write {folder}: {error.strerror or error}; the diagnosis is only shown here")
         if self.watcher is None:
             return
         from surefoot.diagnose.engine import diagnose
         from surefoot.diagnose.terminal import as_text
 
-        diagnosis = diagnose(facts, self._facts)
-        with contextlib.suppress(OSError):  # said above
-            write_json(self.folder / "findings.json", diagnosis.as_json())
-        print(as_text(diagnosis, str(self.folder)), file=sys.stderr)
+        diagnosis = diagnose(facts, run_facts)
+        if written:
+            write_json(folder / "findings.json", diagnosis.as_json())
+        say(as_text(diagnosis, str(folder)))
+
+    def _facts(self, watcher: Watcher, ending: Ending) -> dict[str, Any]:
+        from surefoot.launch.postmortem import find_bad_loss, postmortem
+
+        crash = None
+        if ending.error is not None:
+            crash = watcher.safely("crash", postmortem, ending.error, watcher)
+            crash = crash or {"type": type(ending.error).__name__, "message": str(ending.error)[:2000]}
+        bad = watcher.safely("autopsy", find_bad_loss, ending.error, ending.globals, watcher)
+        facts = watcher.as_facts()
+        if crash is not None:
+            facts["crash"] = crash
+        if bad is not None:
+            facts["bad_loss"] = bad
+        return facts
 
 
-def _say(words: str) -> None:
-    print(f"surefoot: {words}", file=sys.stderr)
+def _die_of_interrupt() -> None:
+    """As Python does after an interrupt nobody caught, so that a shell loop around it stops too."""
+    import signal
+
+    _flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def _flush() -> None:
+    """What the script printed comes before what surefoot says."""
+    try:  # noqa: SIM105 (contextlib is not imported before the script)
+        sys.stdout.flush()
+    except Exception:
+        pass  # the interpreter flushes once more, and says what there is to say
+
+
+def _number(name: str, otherwise: int) -> int:
+    word = os.environ.get(name, "")
+    return int(word) if word.isdigit() else otherwise

@@ -32,7 +32,10 @@ class Evaluations:
         sampled = self.blocks <= FIRST_BLOCKS or self.blocks & (self.blocks - 1) == 0
         if not sampled or len(self.passes) >= MOST_PASSES or not self._watcher.steps:
             return
-        self._look = Look(self._watcher.steps, self._watcher.book, self._watcher.safely, use_tape=False, thorough=False)
+        watcher = self._watcher
+        self._look = Look(
+            watcher.steps, watcher.book, watcher.safely, use_tape=False, thorough=False, hooked=not watcher.compiled
+        )
         self._look.begin()
 
     def close(self) -> None:

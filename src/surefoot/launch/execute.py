@@ -1,149 +1,185 @@
 """Running somebody's script as `python SCRIPT` or `python -m MODULE` would, inside this process.
 
 The script gets a fresh `__main__` (so that pickling, multiprocessing and `if __name__ == "__main__"` work), its own
-`sys.argv` and `sys.path[0]`. An exception leaves with the traceback Python itself would print: surefoot's frames are
-taken off, and `sys.excepthook` is honoured.
+`sys.argv` and `sys.path[0]`. What it raises goes on up to the interpreter, which does with it what it always does:
+exit codes, `sys.excepthook`, waiting for threads, `atexit`, dying of SIGINT. Only surefoot's frames are taken out of
+the traceback first.
+
+Nothing is imported here that the interpreter has not loaded by itself: a file of the script's own may have the name of
+a module of the standard library, and must win as it would under `python`.
 """
 
 from __future__ import annotations
 
 import builtins
-import importlib.util
-import io
 import os
-import runpy
-import signal
 import sys
-from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader
-from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, NoReturn
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType, TracebackType
+    from typing import Any
+
+_earlier: list[ModuleType] = []
+"""The `__main__` that was there before; it must not be cleared away while it is still running."""
 
 
-@dataclass(frozen=True)
 class Target:
-    """What to run."""
+    """What to run: a path or a module's name, and the arguments that belong to it."""
 
-    name: str
-    """A path, or a module's name."""
-    arguments: tuple[str, ...] = ()
-    is_module: bool = False
+    def __init__(self, name: str, arguments: tuple[str, ...] = (), is_module: bool = False) -> None:
+        self.name, self.arguments, self.is_module = name, arguments, is_module
 
 
-@dataclass
 class Ending:
-    """How the script ended."""
+    """How the script ended: its exit code, what it died of (`None` after a normal end or `sys.exit`), its globals."""
 
-    code: int = 0
-    error: BaseException | None = None
-    """What it died of; `None` after a normal end or `sys.exit`."""
-    globals: dict[str, object] | None = None
-    """The script's own namespace, if it got that far."""
+    def __init__(self, code: int = 0) -> None:
+        self.code = code
+        self.error: BaseException | None = None
+        self.globals: dict[str, Any] | None = None
 
 
-def run(target: Target) -> Ending:
-    """Run the target to its end. Its exceptions are reported here, as Python would, and never leave."""
-    ending = Ending()
+def run(target: Target, ending: Ending) -> None:
+    """Run the target to its end. What it raises is noted in `ending` and goes on."""
     try:
         if target.is_module:
             _run_module(target, ending)
+        elif target.name == "-":
+            _run_text(sys.stdin.read(), "<stdin>", target, ending)
+        elif _is_importable(target.name):
+            _run_folder(target, ending)
         else:
-            _run_path(target, ending)
-    except SystemExit as exit_request:
-        ending.code = _exit_code(exit_request)
+            _run_file(target, ending)
+    except SystemExit as request:
+        ending.code = _exit_code(request)
+        raise
     except BaseException as error:
         ending.error = error
         ending.code = 130 if isinstance(error, KeyboardInterrupt) else 1
-        _report(error)
-    return ending
+        sys.excepthook = _without_us(sys.excepthook)
+        raise
 
 
-def finish(ending: Ending) -> NoReturn:
-    """End this process the way the script ended."""
-    if isinstance(ending.error, KeyboardInterrupt):
-        # Python dies of the signal itself, so that a shell loop around it stops too.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-    sys.exit(ending.code)
+def _run_file(target: Target, ending: Ending) -> None:
+    path = _absolute(target.name)
+    try:
+        with open(path, "rb") as file:
+            source = file.read()
+    except OSError as error:
+        sys.stderr.write(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
+        raise SystemExit(2) from None
+    _first_on_path(os.path.dirname(os.path.realpath(path)))
+    _run_text(source, path, target, ending)
 
 
-def _run_path(target: Target, ending: Ending) -> None:
-    path = target.name
-    if os.path.isdir(path):
-        found = os.path.join(path, "__main__.py")
-        if not os.path.isfile(found):
-            _refuse(f"can't find '__main__' module in {os.path.abspath(path)!r}", 1)
-        sys.path[0] = path
-        path = found
-    else:
-        try:
-            with open(path, "rb"):
-                pass
-        except OSError as error:
-            _refuse(f"can't open file {os.path.abspath(path)!r}: [Errno {error.errno}] {error.strerror}", 2)
-        sys.path[0] = os.path.dirname(os.path.realpath(path))
+def _run_text(source: str | bytes, path: str, target: Target, ending: Ending) -> None:
     sys.argv = [target.name, *target.arguments]
-    path = os.path.abspath(path)
-    main = _fresh_main(path)
+    main = _fresh_main()
     ending.globals = main.__dict__
-    with io.open_code(path) as file:
-        code = compile(file.read(), path, "exec", dont_inherit=True)
+    if path != "<stdin>":
+        from importlib.machinery import SourceFileLoader
+
+        main.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+    code = compile(source, path, "exec", dont_inherit=True)
     exec(code, main.__dict__)
 
 
-def _run_module(target: Target, ending: Ending) -> None:
-    sys.path[0] = os.getcwd()
+def _run_folder(target: Target, ending: Ending) -> None:
+    """A directory or a zip file: its `__main__.py`."""
+    import runpy
+
+    if getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, _absolute(target.name))
+    else:
+        sys.path[0] = _absolute(target.name)
     sys.argv = [target.name, *target.arguments]
-    try:
-        spec = importlib.util.find_spec(target.name)
-    except (ImportError, AttributeError, ValueError) as error:
-        _refuse(f"Error while finding module specification for {target.name!r} ({type(error).__name__}: {error})", 1)
-    if spec is None:
-        _refuse(f"No module named {target.name}", 1)
-    ending.globals = runpy.run_module(target.name, run_name="__main__", alter_sys=True)
+    ending.globals = _fresh_main().__dict__
+    runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
 
 
-def _fresh_main(path: str) -> ModuleType:
-    main = ModuleType("__main__")
-    loader = SourceFileLoader("__main__", path)
-    main.__dict__.update(__file__=path, __builtins__=builtins, __loader__=loader, __cached__=None)
+def _run_module(target: Target, ending: Ending) -> None:
+    import runpy
+
+    _first_on_path(os.getcwd())
+    sys.argv = ["-m", *target.arguments]
+    ending.globals = _fresh_main().__dict__
+    runpy._run_module_as_main(target.name)  # type: ignore[attr-defined]
+
+
+def _is_importable(path: str) -> bool:
+    """Whether Python would look for a `__main__.py` inside: in a folder, or in a zip file."""
+    for hook in sys.path_hooks:
+        try:
+            hook(path)
+        except ImportError:
+            continue
+        return True
+    return False
+
+
+def _absolute(path: str) -> str:
+    """As Python makes a script's path absolute: joined, not tidied up."""
+    if os.path.isabs(path):
+        return path
+    return os.path.join(os.getcwd(), path)
+
+
+def _first_on_path(folder: str) -> None:
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = folder
+
+
+def _fresh_main() -> ModuleType:
+    earlier = sys.modules["__main__"]
+    main = type(earlier)("__main__")
+    main.__dict__.update(__builtins__=builtins)
+    if sys.version_info < (3, 14):
+        main.__annotations__ = {}
+    _earlier.append(earlier)
     sys.modules["__main__"] = main
     return main
-
-
-def _refuse(words: str, code: int) -> NoReturn:
-    print(f"{sys.executable}: {words}", file=sys.stderr)
-    raise SystemExit(code)
 
 
 def _exit_code(request: SystemExit) -> int:
     if request.code is None:
         return 0
-    if isinstance(request.code, int):
-        return request.code & 0xFF if request.code >= 0 else request.code % 256
-    print(request.code, file=sys.stderr)
-    return 1
+    return request.code & 0xFF if isinstance(request.code, int) else 1
 
 
-def _report(error: BaseException) -> None:
-    error.__traceback__ = _without_our_frames(error.__traceback__)
-    hook: Callable[..., object] = sys.excepthook
-    try:
-        hook(type(error), error, error.__traceback__)
-    except SystemExit:
-        raise
-    except BaseException:
-        sys.__excepthook__(type(error), error, error.__traceback__)
+def _without_us(hook: Callable[..., Any]) -> Callable[..., None]:
+    """An `excepthook` that shows the traceback Python would have shown."""
+
+    def report(kind: Any, error: BaseException, trace: TracebackType | None) -> None:
+        error.__traceback__ = trace = clean(trace)
+        try:
+            hook(kind, error, trace)
+        except SystemExit:
+            raise
+        except BaseException as failure:  # what the interpreter does when a hook fails
+            sys.stderr.write("Error in sys.excepthook:\n")
+            failure.__context__ = None
+            failure.__traceback__ = failure.__traceback__.tb_next if failure.__traceback__ is not None else None
+            sys.__excepthook__(type(failure), failure, failure.__traceback__)
+            sys.stderr.write("\nOriginal exception was:\n")
+            sys.__excepthook__(kind, error, trace)
+
+    return report
 
 
-def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the script's first frame on; none at all if the script did not even compile."""
-    own = {__file__, runpy.__file__, "<frozen runpy>", importlib.util.__file__, "<frozen importlib._bootstrap>"}
-    while trace is not None and trace.tb_frame.f_code.co_filename in own:
+def clean(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the script's (or `runpy`'s) first frame on, without the watching in between."""
+    while trace is not None:
+        at_door = trace.tb_frame.f_code.co_filename == __file__
         trace = trace.tb_next
-    return trace
+        if at_door:
+            break
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    watching = sys.modules.get("surefoot.launch.watcher")
+    if watching is None or trace is None:
+        return trace
+    from surefoot.launch.traces import without_watching
+
+    return without_watching(trace)

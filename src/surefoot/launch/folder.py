@@ -17,10 +17,17 @@ from typing import Any
 SCHEMA = 1
 
 
-def default_folder(name: str) -> Path:
-    """`runs/<script>-<date>-<time>`, made unique if need be."""
+def folder_for(wanted: str | None, name: str, here: str, began: float, rank: int, world_size: int) -> Path:
+    """The folder of this process's run: the one that was asked for, or `runs/<script>-<date>-<time>`; per rank."""
+    folder = Path(here) / (wanted if wanted is not None else _unused(Path(here), name, began, world_size))
+    return folder / f"rank{rank}" if world_size > 1 else folder
+
+
+def _unused(here: Path, name: str, began: float, world_size: int) -> Path:
     stem = Path(name).stem or "run"
-    base = Path("runs") / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    base = here / "runs" / f"{stem}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(began))}"
+    if world_size > 1:  # the ranks of one run share a folder
+        return base
     for number in range(1000):
         path = base if number == 0 else base.with_name(f"{base.name}-{number}")
         if not path.exists():
@@ -41,7 +48,7 @@ def as_json(value: Any, indent: int | None = None) -> str:
     return json.dumps(_clean(value), ensure_ascii=False, separators=separators, indent=indent, default=str)
 
 
-def describe_run(target: str, arguments: tuple[str, ...], is_module: bool, guard: bool) -> dict[str, Any]:
+def describe_run(target: str, arguments: tuple[str, ...], is_module: bool, guard: bool, began: float) -> dict[str, Any]:
     """What is run, where, with which versions."""
     return {
         "schema": SCHEMA,
@@ -49,11 +56,9 @@ def describe_run(target: str, arguments: tuple[str, ...], is_module: bool, guard
         "module": is_module,
         "arguments": list(arguments),
         "guard": guard,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(began)),
         "python": platform.python_version(),
         "platform": sys.platform,
-        "rank": int(os.environ.get("RANK", "0") or 0),
-        "world_size": int(os.environ.get("WORLD_SIZE", "1") or 1),
     }
 
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from surefoot.launch.calm import listeners
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -52,7 +54,9 @@ def op(node: Any) -> str:
 
 def saved(node: Any) -> dict[str, Tensor]:
     """The tensors a node saved for its backward, by name; those already freed are left out."""
-    found = {}
+    found: dict[str, Tensor] = {}
+    if listeners.saved:
+        return found  # reading one would run the script's own hooks, a recomputation for instance
     for name in dir(node):
         if name.startswith("_saved_"):
             try:

@@ -7,6 +7,7 @@ is taken off again when the step is over; other steps are only counted.
 from __future__ import annotations
 
 import math
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from surefoot.launch import graph
+from surefoot.launch.calm import Unnoticed, is_calm, listeners
 from surefoot.launch.describe import describe, fingerprints, sampled
 from surefoot.launch.notes import VIEWS, Notes
 from surefoot.launch.sites import site
@@ -35,7 +37,10 @@ _FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncod
 class Look:
     """Everything seen between two steps."""
 
-    def __init__(self, step: int, book: Book, safely: Callable[..., Any], use_tape: bool, thorough: bool) -> None:
+    def __init__(
+        self, step: int, book: Book, safely: Callable[..., Any], use_tape: bool, thorough: bool, hooked: bool = True
+    ) -> None:
+        self._hooked = hooked
         self._used: set[int] = set()
         self._reached: set[int] = set()
         self._stepped: set[int] = set()
@@ -48,7 +53,7 @@ class Look:
         """For each kind of autograd node: the site, module and call of those on the tape, in order."""
         self._book, self._safely = book, safely
         self.notes = Notes(book.id_of)
-        self.tape: Tape | None = Tape(self._take_note) if use_tape else None
+        self.tape: Tape | None = Tape(self._take_note, safely) if use_tape else None
         self.notes.tape = self.tape
         self._handles: list[Any] = []
         self._stack: list[nn.Module] = []
@@ -57,6 +62,7 @@ class Look:
         self._before: dict[int, Tensor] = {}
         self._outputs: list[tuple[dict[str, Any], Any, Any]] = []
         self._hidden_tape = 0
+        self._thread = get_ident()
         self._several = len({number for held in book.parameters for number in held.optimizers}) > 1
         """Several optimizers: perhaps models that judge each other, whose samples are compared."""
 
@@ -64,20 +70,19 @@ class Look:
 
     def begin(self) -> None:
         """Put the hooks on."""
+        if not self._hooked:
+            return
         self._handles = [
             register_module_forward_pre_hook(self._before_call),
             register_module_forward_hook(self._after_call, with_kwargs=True, always_call=True),
         ]
         if self.tape is not None:
-            self.tape.__enter__()  # type: ignore[no-untyped-call]
             self._entered = True
+            self.tape.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self) -> None:
         """Take everything off again."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        self._leave_tape()
+        self.take_off()
         for number in self._used:
             self._book.parameters[number].used += 1
         for number in self._reached:
@@ -88,14 +93,15 @@ class Look:
         self._before = {}
         self._outputs = []
 
-    def _leave_tape(self) -> None:
-        if not self._entered or self.tape is None:
-            return
-        self._entered = False
-        self.tape.paused += 1  # should it be below somebody else's mode, it stays there and does nothing
-        stack = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-        if stack and stack[-1] is self.tape:
-            self.tape.__exit__(None, None, None)
+    def take_off(self) -> None:
+        """Hooks and tape off; what was seen stays."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if self._entered and self.tape is not None:
+            self._entered = False
+            self.tape.paused += 1
+            self.tape.leave()
 
     def _forget(self) -> None:
         """Let go of the graph; keep where in the user's code each kind of node came from."""
@@ -134,32 +140,37 @@ class Look:
     # Calls of modules
 
     def _before_call(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
+        if self._watches():
+            self._safely("model calls", self._enter_call, module, args)
+
+    def _after_call(self, module: nn.Module, args: Any, *rest: Any) -> None:
+        """`rest` is the keyword arguments and the result; after an exception, torch leaves the former out."""
+        if self._watches():
+            kwargs, out = rest if len(rest) == 2 else ({}, None)
+            self._safely("model calls", self._leave_call, module, args, kwargs, out)
+
+    def _watches(self) -> bool:
+        return get_ident() == self._thread and is_calm()
+
+    def _enter_call(self, module: nn.Module, args: Any) -> None:
         if (
             self._entered
             and self.tape is not None
             and isinstance(module, _FAST_PATHS)
-            and not torch.is_grad_enabled()
             and not self._hidden_tape
+            and not _may_need_gradients(module, args)
+            and self.tape.is_entered()
         ):
-            # These modules take another (faster, slightly different) path while a mode is on.
-            self._hide_tape(module)
+            # These modules take another (slower, slightly different) path while a mode is on.
+            self.tape.leave()
+            self._hidden_tape = id(module)
         self._stack.append(module)
         if self.tape is not None:
             if len(self._stack) == 1:
                 self._safely("names", self._name_parts, module)
             self.tape.module = self._path(module)
 
-    def _hide_tape(self, module: nn.Module) -> None:
-        stack = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-        if stack and stack[-1] is self.tape and self.tape is not None:
-            self.tape.__exit__(None, None, None)
-            self._hidden_tape = id(module)
-
-    def _after_call(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
+    def _leave_call(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         while self._stack and self._stack.pop() is not module:
             pass  # a call below was left by an exception
         if self._hidden_tape == id(module) and self.tape is not None:
@@ -170,6 +181,11 @@ class Look:
             self.tape.module = self._path(self._stack[-1]) if self._stack else ""
         if not self._stack and len(self.passes) < MOST_PASSES:
             self._safely("model calls", self._note_pass, module, args, kwargs, out)
+
+    def note_compiled(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        """A call of a compiled model."""
+        if len(self.passes) < MOST_PASSES:
+            self._note_pass(getattr(module, "_orig_mod", module), args, kwargs, out)
 
     def _name_parts(self, root: nn.Module) -> None:
         if id(root) not in self._paths and any(True for _ in root.parameters()):
@@ -224,7 +240,7 @@ class Look:
 
     def quietly(self) -> Any:
         """A context in which neither autograd nor the tape notices what we compute."""
-        return _Quiet(self.tape)
+        return Unnoticed()
 
     def _take_note(self, entry: Any, args: Any, kwargs: Any, out: Any) -> None:
         for tensor in (*tensors_in(args), *tensors_in(kwargs)):
@@ -272,8 +288,7 @@ class Look:
             facts["nodes"] = len(below)
             facts["operations"] = _chain(root.grad_fn)
             found = [variable for node in below if (variable := graph.leaf(node)) is not None]
-            facts["custom"] = sorted({graph.op(node) for node in below if str(type(node).__module__) != "builtins"
-                                      and "torch" not in str(type(node).__module__)})[:10]  # fmt: skip
+            facts["custom"] = sorted({graph.op(node) for node in below if hasattr(type(node), "_forward_cls")})[:10]
             known, strange = [], []
             for variable in found:
                 record = self._book.get(variable)
@@ -298,7 +313,7 @@ class Look:
             facts["pairs"] = self._pair_rows(facts)
             self.roots.append(facts)
             self._watch_backward(below, facts)
-        if self.thorough:
+        if self.thorough and not facts["custom"] and not listeners.gradients and not listeners.saved:
             self._safely("gradient of terms", self._terms, root, facts)
             self._safely("causality", self._causality, facts)
 
@@ -383,9 +398,13 @@ class Look:
 
         def hook_for(node: Any) -> Callable[[Any, Any], None]:
             def hook(made: Any, given: Any) -> None:
-                seen.append((node, _sums(given), _sums(made)))
+                if is_calm():
+                    self._safely("backward", note, node, given, made)
 
             return hook
+
+        def note(node: Any, given: Any, made: Any) -> None:
+            seen.append((node, _sums(given), _sums(made)))
 
         self._handles.extend(node.register_hook(hook_for(node)) for node in below)
         facts["_backward"] = (seen, sites)
@@ -410,9 +429,7 @@ class Look:
 
     def _terms(self, root: Tensor, facts: dict[str, Any]) -> None:
         """How much of the gradient each term of a summed loss brings."""
-        if self.tape is None or facts.get("entry") is None or facts.get("custom") or facts["nodes"] > 3000:
-            return
-        if any("Checkpoint" in name for name in facts["operations"]):
+        if self.tape is None or facts.get("entry") is None or facts["nodes"] > 3000:
             return
         terms = _summands(self.tape, facts["entry"])
         if not 2 <= len(terms) <= 6:
@@ -447,11 +464,11 @@ class Look:
 
     def quiet_tape(self) -> Any:
         """The tape off, autograd as it is."""
-        return _Quiet(self.tape, grad=True)
+        return Unnoticed(grad=True)
 
     def _causality(self, facts: dict[str, Any]) -> None:
         """Whether an output of a next-token model depends on inputs that come after it."""
-        if self.tape is None or not self._outputs or facts.get("custom"):
+        if self.tape is None or not self._outputs:
             return
         loss = next((n for n in reversed(self.notes.losses) if n["op"] == "cross_entropy" and n["grad"]), None)
         if loss is None:
@@ -610,23 +627,13 @@ def feature_scales(tensor: Tensor) -> dict[str, Any] | None:
     }
 
 
-class _Quiet:
-    """Neither the tape nor, unless asked, autograd sees what happens inside; autocast is off."""
-
-    def __init__(self, tape: Tape | None, grad: bool = False) -> None:
-        self._tape, self._grad = tape, None if grad else torch.no_grad()
-
-    def __enter__(self) -> None:
-        if self._tape is not None:
-            self._tape.paused += 1
-        if self._grad is not None:
-            self._grad.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        if self._grad is not None:
-            self._grad.__exit__(None, None, None)
-        if self._tape is not None:
-            self._tape.paused -= 1
+def _may_need_gradients(module: nn.Module, args: Any) -> bool:
+    """Whether a module that has a fast path is kept from it by autograd, or by being in training."""
+    if module.training:
+        return True
+    if not torch.is_grad_enabled():
+        return False
+    return any(tensor.requires_grad for tensor in [*tensors_in(args), *module.parameters()])
 
 
 _LOSS_NAMES = {

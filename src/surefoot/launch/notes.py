@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from surefoot.launch.calm import Unnoticed
 from surefoot.launch.describe import as_distribution, describe, label_counts, rows_of, sampled
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Notes:
             number = next((value for value in args if isinstance(value, (int, float))), None)
             if number:
                 entry.note["constant"] = float(number) if name == "mul" else 1.0 / number
-        with torch.no_grad():
+        with Unnoticed():
             if name in LOSSES:
                 self._loss(entry, args, kwargs, out)
             elif name in ACTIVATIONS and isinstance(out, Tensor) and out.is_floating_point():

@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.jit._builtins import _find_builtin, _register_builtin
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from surefoot.launch.calm import Unnoticed, listeners
 from surefoot.launch.describe import label_counts
 from surefoot.launch.sites import is_users, place, site
 from surefoot.launch.tape import tensors_in
@@ -35,12 +38,12 @@ MOST_BATCHES = 3_000
 
 def install(watcher: Watcher) -> None:
     """Wrap everything. Called once, right after torch was imported."""
-    safely = watcher.safely
-    pid = os.getpid()
+    safely, here = watcher.safely, watcher.here
 
-    def here() -> bool:
-        """In the process that is watched (a forked data-loader worker is not), and not while torch compiles."""
-        return os.getpid() == pid and not torch.compiler.is_compiling()
+    def left_behind() -> None:
+        watcher.active = False
+
+    os.register_at_fork(after_in_child=left_behind)
 
     def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
         original = getattr(owner, name)
@@ -52,6 +55,9 @@ def install(watcher: Watcher) -> None:
             return around(original, args, kwargs)
 
         setattr(owner, name, wrapper)
+        builtin = _find_builtin(original)  # type: ignore[no-untyped-call]
+        if builtin is not None:  # TorchScript knows its functions by identity
+            _register_builtin(wrapper, builtin)
 
     def after(owner: Any, name: str, probe: str, observe: Callable[..., None]) -> None:
         """Call the original, then let `observe(result, args, kwargs)` look."""
@@ -65,6 +71,8 @@ def install(watcher: Watcher) -> None:
         wrap(owner, name, around)
 
     _wrap_backward(watcher, wrap, here)
+    _wrap_listeners(wrap)
+    _wrap_function_modes(watcher, wrap)
     _wrap_optimizers(watcher, after, here)
     _wrap_clipping(watcher, wrap, after, here)
     _wrap_scaler(watcher, wrap, after, here)
@@ -76,17 +84,25 @@ def install(watcher: Watcher) -> None:
 
 
 def _wrap_backward(watcher: Watcher, wrap: Any, here: Callable[[], bool]) -> None:
+    inside = False
+
     def around(original: Any, args: Any, kwargs: Any) -> Any:
+        nonlocal inside
         given = args[0] if args else kwargs.get("tensors")
         root = given if isinstance(given, Tensor) else given[0] if isinstance(given, (list, tuple)) and given else None
-        if root is None or not here() or torch._C._functorch.maybe_current_level() is not None:
+        if inside or not isinstance(root, Tensor) or not here():
             return original(*args, **kwargs)
-        watcher.safely("backward", watcher.before_backward, root)
-        result = original(*args, **kwargs)
+        inside = True
+        try:
+            watcher.safely("backward", watcher.before_backward, root)
+            result = original(*args, **kwargs)
+        finally:
+            inside = False
         watcher.safely("backward", watcher.after_backward)
         return result
 
     wrap(torch.autograd, "backward", around)
+    wrap(Tensor, "backward", around)  # calls the one above, but, under a function mode, from inside the mode
 
     def around_grad(original: Any, args: Any, kwargs: Any) -> Any:
         """In a loop without an optimizer, asking for gradients is what a step begins with."""
@@ -95,7 +111,7 @@ def _wrap_backward(watcher: Watcher, wrap: Any, here: Callable[[], bool]) -> Non
         loop = (
             not watcher.optimizers and isinstance(root, Tensor) and root.numel() == 1 and not kwargs.get("create_graph")
         )
-        if not loop or not here() or torch._C._functorch.maybe_current_level() is not None:
+        if not loop or not here():
             return original(*args, **kwargs)
         if not is_users(sys._getframe(2).f_code.co_filename):
             return original(*args, **kwargs)
@@ -105,6 +121,40 @@ def _wrap_backward(watcher: Watcher, wrap: Any, here: Callable[[], bool]) -> Non
         return result
 
     wrap(torch.autograd, "grad", around_grad)
+
+
+def _wrap_listeners(wrap: Any) -> None:
+    """Where the script would hear of a backward of ours, none is made."""
+
+    def around_hook(original: Any, args: Any, kwargs: Any) -> Any:
+        listeners.gradients = True
+        return original(*args, **kwargs)
+
+    def around_saved(original: Any, args: Any, kwargs: Any) -> Any:
+        listeners.saved = True
+        return original(*args, **kwargs)
+
+    wrap(Tensor, "register_hook", around_hook)
+    wrap(Tensor, "retain_grad", around_hook)
+    for name in ("register_backward_hook", "register_full_backward_hook", "register_full_backward_pre_hook"):
+        wrap(nn.Module, name, around_hook)
+    wrap(torch.autograd.graph.saved_tensors_hooks, "__enter__", around_saved)
+
+
+def _wrap_function_modes(watcher: Watcher, wrap: Any) -> None:
+    """A mode of the script's may be left while the tape lies on top of it: the tape steps aside."""
+
+    def around_exit(original: Any, args: Any, kwargs: Any) -> Any:
+        tape = watcher.look.tape if watcher.look is not None else None
+        if tape is None or args[0] is tape or not watcher.here() or not tape.is_on_top():
+            return original(*args, **kwargs)
+        tape.leave()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            tape.__enter__()  # type: ignore[no-untyped-call]
+
+    wrap(TorchFunctionMode, "__exit__", around_exit)
 
 
 def _wrap_optimizers(watcher: Watcher, after: Any, here: Callable[[], bool]) -> None:
@@ -189,9 +239,10 @@ def _wrap_clipping(watcher: Watcher, wrap: Any, after: Any, here: Callable[[], b
             watcher.scaler["clipped_scaled"] = watcher.scaler.get("clipped_scaled", 0) + 1
             watcher.scaler.setdefault("clip_site", site(5))
 
-    for owner in (nn.utils, nn.utils.clip_grad):
-        after(owner, "clip_grad_norm_", "clipping", clipped)
-        wrap(owner, "clip_grad_value_", around_value)
+    after(nn.utils.clip_grad, "clip_grad_norm_", "clipping", clipped)
+    wrap(nn.utils.clip_grad, "clip_grad_value_", around_value)
+    nn.utils.clip_grad_norm_ = nn.utils.clip_grad.clip_grad_norm_
+    nn.utils.clip_grad_value_ = nn.utils.clip_grad.clip_grad_value_
 
 
 def _wrap_scaler(watcher: Watcher, wrap: Any, after: Any, here: Callable[[], bool]) -> None:
@@ -216,14 +267,16 @@ def _wrap_scaler(watcher: Watcher, wrap: Any, after: Any, here: Callable[[], boo
 
     def around_step(original: Any, args: Any, kwargs: Any) -> Any:
         optimizer = args[1] if len(args) > 1 else kwargs.get("optimizer")
-        known = watcher.watched(optimizer).series.count if isinstance(optimizer, Optimizer) and here() else 0
-        was_scaled = state.get("unscale_by")
+        known = watcher.safely("scaler", steps_of, optimizer) if isinstance(optimizer, Optimizer) and here() else None
         result = original(*args, **kwargs)
-        if isinstance(optimizer, Optimizer) and here():
-            watcher.safely("scaler", stepped, optimizer, known, was_scaled)
+        if known is not None:
+            watcher.safely("scaler", stepped, optimizer, known)
         return result
 
-    def stepped(optimizer: Optimizer, known: int, was_scaled: Any) -> None:
+    def steps_of(optimizer: Optimizer) -> int:
+        return watcher.watched(optimizer).series.count
+
+    def stepped(optimizer: Optimizer, known: int) -> None:
         state["attempts"] = state.get("attempts", 0) + 1
         if watcher.watched(optimizer).series.count == known:
             state["skips"] = state.get("skips", 0) + 1
@@ -398,8 +451,9 @@ def _wrap_states(watcher: Watcher, after: Any) -> None:
     after(nn.Module, "load_state_dict", "states", module_loaded)
     after(Optimizer, "load_state_dict", "states", optimizer_loaded)
     after(LRScheduler, "load_state_dict", "states", scheduler_loaded)
-    after(torch, "load", "states", file_loaded)
-    after(torch, "save", "states", file_saved)
+    after(torch.serialization, "load", "states", file_loaded)
+    after(torch.serialization, "save", "states", file_saved)
+    torch.load, torch.save = torch.serialization.load, torch.serialization.save
 
 
 def _states_in(value: Any) -> list[str]:
@@ -448,17 +502,26 @@ def _wrap_modes(watcher: Watcher, wrap: Any, here: Callable[[], bool]) -> None:
         wrap(context, "__exit__", around_exit)
 
     def compiled(original: Any, args: Any, kwargs: Any) -> Any:
-        # A compiled function guards on the modes that are on: the tape stays off from here.
-        watcher.compiled = True
-        if watcher.look is not None:
+        # A compiled function guards on the modes and hooks that are on: both stay off from here.
+        if not watcher.compiled:
+            watcher.compiled = True
             watcher.safely("looking", watcher.end_look)
-        return original(*args, **kwargs)
+        result = original(*args, **kwargs)
+        kind = type(result)
+        if kind.__name__ == "OptimizedModule" and kind not in followed:
+            followed.add(kind)
+            wrap(kind, "__call__", around_call)
+        return result
 
-    def hooked(original: Any, args: Any, kwargs: Any) -> Any:
-        watcher.stream.hooked = True
-        return original(*args, **kwargs)
+    followed: set[type] = set()
 
-    wrap(torch.autograd.graph.saved_tensors_hooks, "__enter__", hooked)
+    def around_call(original: Any, args: Any, kwargs: Any) -> Any:
+        """A compiled model is followed from outside."""
+        out = original(*args, **kwargs)
+        if watcher.look is not None and here():
+            watcher.safely("model calls", watcher.look.note_compiled, args[0], args[1:], kwargs, out)
+        return out
+
     wrap(torch, "compile", compiled)
     wrap(nn.Module, "compile", compiled)
 
@@ -467,7 +530,7 @@ def _wrap_policies(watcher: Watcher, after: Any) -> None:
     from torch.distributions import Categorical
 
     def entropy_of(distribution: Any) -> float:
-        with torch.no_grad():
+        with Unnoticed():
             chances = distribution.probs.detach().float()
             return float(torch.special.entr(chances).sum(-1).mean())
 
@@ -483,8 +546,7 @@ def _wrap_policies(watcher: Watcher, after: Any) -> None:
         ):
             last = watcher.policy[-1]["step"] if watcher.policy else -1
             if watcher.steps != last:
-                with watcher.look.quietly() if watcher.look is not None else torch.no_grad():
-                    entropy = entropy_of(args[0])
+                entropy = entropy_of(args[0])
                 watcher.policy.append({"step": watcher.steps, "entropy": entropy, "actions": args[0].param_shape[-1]})
 
     after(Categorical, "log_prob", "policies", log_prob)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from surefoot.launch.autopsy import autopsy
+from surefoot.launch.calm import Unnoticed
 from surefoot.launch.describe import describe
 from surefoot.launch.sites import is_users, place, traceback_frames
 
@@ -27,7 +27,7 @@ def postmortem(error: BaseException, watcher: Watcher) -> dict[str, Any]:
         frame, line = own[-1]
         facts["site"] = place(frame.f_code.co_filename, line)
         facts["function"] = frame.f_code.co_name
-    with torch.no_grad():
+    with Unnoticed():
         for frame, _ in reversed(frames):
             if frame.f_code.co_name in _CALLS and "torch" in frame.f_code.co_filename:
                 facts["call"] = frame.f_code.co_name

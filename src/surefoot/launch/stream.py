@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from surefoot.launch import graph
+from surefoot.launch.calm import Unnoticed, listeners
 from surefoot.launch.describe import fingerprints
 
 if TYPE_CHECKING:
@@ -47,19 +48,17 @@ class Stream:
         """For each line that calls `backward`: every row trained on, and the backward it was first seen at."""
         self.recent: set[int] = set()
         """The lines since the last step of an optimizer."""
-        self.hooked = False
-        """Whether the script puts hooks on saved tensors; nothing is read from then on."""
         self._ways: dict[Any, dict[str, Any]] = {}
 
     def note(self, root: Tensor, where: Any, step: int, backward: int) -> None:
         """`backward` is about to run on `root`, called from the line `where`."""
-        if self.hooked or len(self.notes) >= MOST_NOTES or root.grad_fn is None:
+        if listeners.saved or len(self.notes) >= MOST_NOTES or root.grad_fn is None:
             return
         if root.device.type != "cpu" and step >= _EAGER_STEPS:
             return
         way = self._ways.setdefault(where, {"searches": 0, "line": len(self._ways)})
         self.recent.add(way["line"])
-        with torch.no_grad():
+        with Unnoticed():
             inputs = self._follow(root.grad_fn, way, "inputs")
             target = self._follow(root.grad_fn, way, "target")
             if inputs is None and target is None:

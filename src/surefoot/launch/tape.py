@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
+from surefoot.launch.calm import is_calm
 from surefoot.launch.sites import is_users, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MOST_ENTRIES = 20_000
+
+_modes: Any = torch.overrides  # its stack of modes has no public name
 
 BREAKS = frozenset({"detach", "detach_", "data", "tensor", "as_tensor", "item", "numpy", "tolist", "from_numpy"})
 """Calls after which gradients do not flow."""
@@ -71,26 +75,32 @@ class Entry:
 
 
 def tensors_in(values: Any, depth: int = 3) -> Iterator[Tensor]:
-    """Every tensor in nested lists, tuples and dictionaries."""
+    """Every ordinary tensor (with a shape, and not a list of tensors itself) in nested lists, tuples, dictionaries."""
     if isinstance(values, Tensor):
-        yield values
+        if not is_lazy(values) and not values.is_nested:
+            yield values
     elif depth and isinstance(values, (list, tuple)):
         for value in values[:64]:
             yield from tensors_in(value, depth - 1)
     elif depth and isinstance(values, dict):
         for value in list(values.values())[:64]:
             yield from tensors_in(value, depth - 1)
-    elif depth and hasattr(values, "__dataclass_fields__"):
+    elif depth and hasattr(type(values), "__dataclass_fields__"):
         yield from tensors_in(vars(values), depth - 1)
 
 
 class Tape(TorchFunctionMode):
     """Records calls while it is entered. `watch(entry, args, kwargs, out)` may add notes; it must not raise."""
 
-    def __init__(self, watch: Callable[[Entry, tuple[Any, ...], dict[str, Any], Any], None]) -> None:
+    def __init__(
+        self, watch: Callable[[Entry, tuple[Any, ...], dict[str, Any], Any], None], safely: Callable[..., Any]
+    ) -> None:
         super().__init__()
+        self._safely = safely
         self.entries: list[Entry] = []
         self.paused = 0
+        self.in_step = False
+        """While an optimizer works: its operations are not the script's."""
         self.module = ""
         self._watch = watch
         self._made_by: dict[int, tuple[weakref.ref[Tensor], int]] = {}
@@ -99,28 +109,42 @@ class Tape(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if self.paused or len(self.entries) >= MOST_ENTRIES:
-            return func(*args, **kwargs)
+        out = func(*args, **(kwargs or {}))
+        if self.paused or self.in_step or len(self.entries) >= MOST_ENTRIES or not is_calm():
+            return out
         name = self._names.get(func)
         if name is None:
             name = self._names[func] = _short_name(func)
-        if name in _SILENT:
-            return func(*args, **kwargs)
-        out = func(*args, **kwargs)
-        self.paused += 1
-        try:
-            self._record(name, args, kwargs, out)
-        finally:
-            self.paused -= 1
+        if name not in _SILENT:
+            self._safely("operations", self._record, name, args, kwargs or {}, out)
         return out
+
+    def leave(self) -> None:
+        """Take the tape off the stack of modes, wherever in it others have pushed it."""
+        above = []
+        while _modes._len_torch_function_stack():
+            mode = _modes._pop_mode()
+            if mode is self:
+                break
+            above.append(mode)
+        for mode in reversed(above):
+            _modes._push_mode(mode)
+
+    def is_on_top(self) -> bool:
+        """Whether it is the innermost of this thread's modes."""
+        stack = _modes._get_current_function_mode_stack()
+        return bool(stack) and stack[-1] is self
+
+    def is_entered(self) -> bool:
+        """Whether it is among this thread's modes."""
+        return any(mode is self for mode in _modes._get_current_function_mode_stack())
 
     def _record(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         taken = [*tensors_in(args), *tensors_in(kwargs)] if kwargs else list(tensors_in(args))
         first = next(tensors_in(out), None)
         if first is None and name not in BREAKS:
             return
-        frame: Any = sys._getframe(2)
+        frame: Any = sys._getframe(3)
         while frame is not None and not is_users(frame.f_code.co_filename):
             frame = frame.f_back
         entry = Entry(
@@ -163,6 +187,14 @@ class Tape(TorchFunctionMode):
             seen.add(index)
             yield self.entries[index]
             waiting.extend(i for i in self.entries[index].inputs if i not in seen)
+
+
+def leave_every_tape() -> None:
+    """Take off what was left on the stack because it was in use when its look ended."""
+    if _modes._len_torch_function_stack():
+        for mode in _modes._get_current_function_mode_stack():
+            if isinstance(mode, Tape):
+                mode.leave()
 
 
 _PLAIN = {

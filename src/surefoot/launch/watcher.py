@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 import weakref
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,12 +21,15 @@ from torch import Tensor, nn
 from surefoot.launch import graph
 from surefoot.launch.autopsy import autopsy
 from surefoot.launch.book import Book
+from surefoot.launch.calm import is_calm, unseen
 from surefoot.launch.describe import describe
 from surefoot.launch.evaluation import Evaluations
 from surefoot.launch.look import Look
 from surefoot.launch.series import Series
 from surefoot.launch.sites import name_of, site, user_frame
 from surefoot.launch.stream import Stream
+from surefoot.launch.tape import leave_every_tape
+from surefoot.launch.voice import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +39,8 @@ FIRST_LOOKS = 8
 THOROUGH = (1, 13, 144)
 """Looks that also ask for the gradient of each term and for causality: an extra backward each."""
 MOST_LOOKS = 48
+_CARRIERS = frozenset({"looking", "steps", "backward", "optimizers"})
+"""Probes that begin and end the looks."""
 _EAGER_STEPS = 200
 """On a GPU, losses are read at once for so many steps; later, many at a time."""
 
@@ -60,13 +66,9 @@ class Watched:
         self.zeroed_before_step = 0
         self.zero_site = ""
         self.inside = False
-<<<<<<< HEAD
-=======
         self.looked = 0
         self.lines: set[int] = set()
         """The lines of `backward` whose gradients it stepped with, as the stream counts them."""
-        self.closure_backwards = 0
->>>>>>> 95b6cdcbf0e59bbe8cdd229a1d70c2aeb149029b
         self.loss_at_start: int = 0
 
 
@@ -75,6 +77,9 @@ class Watcher:
 
     def __init__(self, guard: bool = False) -> None:
         self.guard = guard
+        self.active = True
+        """Off in a forked child, such as a data loader's worker."""
+        self._thread: int | None = None
         self.book = Book()
         self.optimizers: list[Watched] = []
         self.schedulers: list[dict[str, Any]] = []
@@ -126,6 +131,10 @@ class Watcher:
         self._sentinels: list[weakref.ref[Any]] = []
         self._root_sites_of_step: list[str] = []
 
+    def here(self) -> bool:
+        """In the process and the thread that train, and not while torch compiles or traces."""
+        return self.active and self._thread in (None, get_ident()) and is_calm()
+
     # Safety
 
     def safely(self, probe: str, observe: Callable[..., Any], *args: Any) -> Any:
@@ -133,25 +142,33 @@ class Watcher:
         if probe in self.problems:
             return None
         try:
-            return observe(*args)
+            with unseen():
+                return observe(*args)
         except Exception as error:
-            if os.environ.get("SUREFOOT_DEBUG"):
-                traceback.print_exc()
-            self.problems[probe] = f"{type(error).__name__}: {error}"
-            print(
-                f"surefoot: stopped watching {probe} ({type(error).__name__}: {str(error)[:200]}); "
-                "the script is not affected",
-                file=sys.stderr,
-            )
+            self._give_up(probe, error)
             return None
+
+    def _give_up(self, probe: str, error: Exception) -> None:
+        if os.environ.get("SUREFOOT_DEBUG"):
+            say("".join(traceback.format_exception(error)))
+        told, self.problems[probe] = probe in self.problems, f"{type(error).__name__}: {error}"
+        if probe in _CARRIERS:  # nobody else would ever end the look
+            look, self.look = self.look, None
+            self._look_at = sys.maxsize
+            if look is not None:
+                look.take_off()
+        if not told:
+            words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            say(f"surefoot: stopped watching {probe} ({words}); the script is not affected")
 
     # Looks
 
     def begin_look(self) -> None:
         """Look deep from here to the end of the next step."""
-        if self.look is None and len(self.looks) < MOST_LOOKS:
+        if self.look is None and len(self.looks) < MOST_LOOKS and "looking" not in self.problems:
             thorough = self.steps in THOROUGH
-            self.look = Look(self.steps, self.book, self.safely, use_tape=not self.compiled, thorough=thorough)
+            plain = not self.compiled
+            self.look = Look(self.steps, self.book, self.safely, use_tape=plain, thorough=thorough, hooked=plain)
             self._look_backwards = self.backwards
             self._cycle = set()
             self.safely("looking", self.look.begin)
@@ -161,7 +178,12 @@ class Watcher:
         look, self.look = self.look, None
         if look is None:
             return
-        self.safely("looking", look.end)
+        try:
+            with unseen():
+                look.end()
+        except Exception as error:
+            look.take_off()
+            self._give_up("looking", error)
         facts = self.safely("looking", look.as_facts)
         if facts is not None:
             self.looks.append(facts)
@@ -176,6 +198,7 @@ class Watcher:
 
     def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
         """A new optimizer: take down its settings and its parameters."""
+        self._thread = get_ident()
         watched = Watched(len(self.optimizers), optimizer, site(3))
         watched.born_at = self.steps
         self.optimizers.append(watched)
@@ -209,6 +232,8 @@ class Watcher:
         """`backward` is about to run on `root`."""
         self.backwards += 1
         where = user_frame(3)
+        if self.look is not None and self.look.tape is not None:
+            self.look.tape.in_step = False
         value: Any = root.detach()
         if self._unscaled is not None:
             ref, original = self._unscaled
@@ -345,6 +370,8 @@ class Watcher:
             if self.look is not None:
                 watched.looked += 1
                 self.safely("gradients", self.look.before_step, watched.number, optimizer)
+                if self.look.tape is not None:
+                    self.look.tape.in_step = not has_closure
         if self._backwards_at_zero == self.backwards and self._pending and not has_closure:
             watched.zeroed_before_step += 1
             watched.zero_site = self._zero_site
@@ -361,6 +388,8 @@ class Watcher:
         """An optimizer has stepped."""
         watched = self.watched(optimizer)
         watched.inside = False
+        if self.look is not None and self.look.tape is not None:
+            self.look.tape.in_step = False
         self._unstash(watched)
         row: dict[str, Any] = getattr(watched, "row", {})
         losses = self._pending or self._last_losses
@@ -384,13 +413,10 @@ class Watcher:
             row["roots"] = len(set(self._root_sites_of_step))
         self._last_losses, self._pending = losses, []
         self._root_sites_of_step = []
-<<<<<<< HEAD
         self._stepped = True
         row["at"] = self.steps
-=======
         watched.lines |= self.stream.recent
         self.stream.recent = set()
->>>>>>> 95b6cdcbf0e59bbe8cdd229a1d70c2aeb149029b
         watched.series.append(row)
         if watched.number in self._round or not self._round:  # a round ends when an optimizer steps again
             self.steps += 1
@@ -398,6 +424,8 @@ class Watcher:
         self._round.add(watched.number)
         for scheduler in self.schedulers:
             self.safely("schedules", self._follow, scheduler)
+        if self.look is None:
+            leave_every_tape()
         if self.look is not None:
             self.safely("updates", self.look.after_step, watched.number, optimizer)
             self._cycle.add(watched.number)

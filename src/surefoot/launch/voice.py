@@ -1,0 +1,23 @@
+"""surefoot's own words, on the stderr that was there when the run began.
+
+A script may replace, close or capture `sys.stderr`; what surefoot says must neither end up there nor fail for it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_stream: Any = sys.stderr
+
+
+def say(words: str) -> None:
+    """Print a line, if anybody can still be reached."""
+    try:
+        _stream.write(words + "\n")
+        _stream.flush()
+    except (OSError, ValueError, AttributeError):
+        pass  # closed, or none at all: there is nobody to tell
