@@ -34,6 +34,8 @@ _NAMES_BY_MODULE = {
     "detect.plateau": "NoLearning Plateau",
     "detect.spike": "Spike",
     "detect.vanish": "Vanishing",
+    "diagnose.doctor.checks": "Check Examination",
+    "diagnose.doctor.notebook": "debug_training_stability",
     "errors": "SettingError SurefootError TrainingHalted UsageError",
     "observe.monitor": "GradientMonitor",
     "observe.parameters": "parameter_report",

@@ -45,6 +45,8 @@ from surefoot.detect.oscillate import Oscillation
 from surefoot.detect.plateau import NoLearning, Plateau
 from surefoot.detect.spike import Spike
 from surefoot.detect.vanish import Vanishing
+from surefoot.diagnose.doctor.checks import Check, Examination
+from surefoot.diagnose.doctor.notebook import debug_training_stability
 from surefoot.errors import SettingError, SurefootError, TrainingHalted, UsageError
 from surefoot.observe.monitor import GradientMonitor
 from surefoot.observe.parameters import parameter_report
@@ -60,6 +62,7 @@ __all__ = [
     "AdaptiveGradientClipper",
     "AdaptiveUnitClip",
     "CentralizeGradients",
+    "Check",
     "ClipByNorm",
     "ClipByQuantile",
     "ClipByValue",
@@ -72,6 +75,7 @@ __all__ = [
     "Detector",
     "DynamicLossScaler",
     "Escalation",
+    "Examination",
     "Explosion",
     "GradientMonitor",
     "Incident",
@@ -105,6 +109,7 @@ __all__ = [
     "any_of",
     "clip_advice",
     "clip_gradients",
+    "debug_training_stability",
     "decay_groups",
     "find_fully_masked",
     "find_lr",

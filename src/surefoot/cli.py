@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import TYPE_CHECKING, NoReturn
 
@@ -89,6 +91,32 @@ def demo(
     from surefoot.demo import run_demo
 
     run_demo(steps, seed)
+
+
+@app.command()
+def doctor(
+    target: str = typer.Argument(
+        help="module:function or file.py:function; returns model, loader, loss_fn, optimizer."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+    seconds: float = typer.Option(60.0, min=1.0, help="Time that all probes share, roughly."),
+) -> None:
+    """Examine a training setup before it runs: ten steps, nothing changed. Exit code 1 if a check failed."""
+    from surefoot.diagnose.doctor.target import examine_target
+    from surefoot.errors import SurefootError
+
+    try:
+        with redirect_stdout(sys.stderr):  # what the user's code prints must not get between the results
+            examination = examine_target(target, seconds)
+    except SurefootError as error:
+        _refuse(" ".join(str(error).split()))
+    if as_json:
+        typer.echo(json.dumps(examination.to_dict(), indent=2))
+    else:
+        from surefoot.diagnose.doctor.show import show
+
+        show(examination, _console())
+    raise typer.Exit(0 if examination.ok else 1)
 
 
 @app.command()

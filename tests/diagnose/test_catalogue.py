@@ -3,11 +3,12 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import surefoot
-from surefoot.diagnose.catalogue import CATALOGUE, FAMILIES, nearest_codes
+from surefoot.diagnose.catalogue import CATALOGUE, FAMILIES, nearest_codes, to_markdown
 
 CODES = [
     "data.nonfinite-input",
@@ -156,3 +157,9 @@ def test_the_catalogue_imports_the_standard_library_only():
     code = "import sys; import surefoot.diagnose.catalogue; "
     code += "assert not {'torch', 'numpy', 'rich', 'typer'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_page_in_the_docs_is_the_catalogue():
+    page = Path(__file__).parents[2] / "docs" / "causes.md"
+    written = page.read_text(encoding="utf-8")
+    assert written == to_markdown(), "run: python -m surefoot.diagnose.catalogue > docs/causes.md"

@@ -822,3 +822,34 @@ def nearest_codes(code: str, count: int = 3) -> list[str]:
     by_name = difflib.get_close_matches(code.split(".")[-1], [known.split(".")[1] for known in CATALOGUE], n=count)
     named = [known for known in CATALOGUE if known.split(".")[1] in by_name]
     return list(dict.fromkeys([*close, *partly, *named]))[:count]
+
+
+def to_markdown() -> str:
+    """The catalogue as a page of the documentation; `python -m surefoot.diagnose.catalogue` prints it."""
+    parts = [
+        "# Causes",
+        f"Every cause surefoot can name, {len(CATALOGUE)} in all. A code is never renamed; `surefoot explain CODE` "
+        "prints the same. This page is made from the catalogue: do not edit it by hand.",
+    ]
+    for family, covers in FAMILIES.items():
+        parts.append(f"## {family}: {covers}")
+        parts += [_section(cause) for cause in CATALOGUE.values() if cause.family == family]
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(cause: Cause) -> str:
+    fixes = "\n".join(f"{number}. {fix}" for number, fix in enumerate(cause.fixes, 1))
+    look_alikes = ", ".join(f"[`{code}`](#{_anchor(code)})" for code in cause.look_alikes)
+    return (
+        f"### {cause.code}\n\n{cause.title[0].upper()}{cause.title[1:]}.\n\n**Symptom.** {cause.symptom}\n\n"
+        f"**Evidence.** {cause.evidence}\n\n**Fixes, from fast to invasive**\n\n{fixes}\n\n**Looks like** {look_alikes}"
+    )
+
+
+def _anchor(code: str) -> str:
+    """The name the documentation gives a heading: dots are dropped."""
+    return code.replace(".", "")
+
+
+if __name__ == "__main__":
+    print(to_markdown(), end="")

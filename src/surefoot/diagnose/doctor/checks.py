@@ -102,7 +102,7 @@ def from_catalogue(
     return Check(step, name, status, summary, number, expected, CATALOGUE[cause].fixes[0], cause)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Examination:
     """Every check, in order."""
 
@@ -168,6 +168,9 @@ class Examination:
                 for check in self.checks
             ],
         }
+
+    def __repr__(self) -> str:
+        return f"Examination({self.verdict()})"
 
     def __str__(self) -> str:
         width = max((len(check.name) for check in self.checks), default=0)

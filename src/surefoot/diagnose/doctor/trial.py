@@ -65,7 +65,9 @@ class Trial:
     """Copies of a model, its loss function and its optimizer."""
 
     def __init__(self, model: nn.Module, loss_fn: Any, optimizer: Any, convention: Convention | None) -> None:
-        self.model, self.loss_fn, self.optimizer = copy.deepcopy((model, loss_fn, optimizer))
+        memo: dict[int, Any] = {}  # shared, so that the copied optimizer holds the copied parameters
+        self.model, self.loss_fn, self.optimizer = copy.deepcopy((model, loss_fn, optimizer), memo)
+        _copy_what_pickling_forgets(optimizer, self.optimizer, memo)
         self.convention = convention
         if not self.model.training:
             self.model.train()
@@ -135,6 +137,16 @@ class Trial:
             except Exception as error:
                 look.error = error
         return look
+
+
+def _copy_what_pickling_forgets(original: Any, duplicate: Any, memo: dict[int, Any]) -> None:
+    """Optimizers copy groups and state only; L-BFGS and many a custom one need their other attributes too.
+
+    Callables are left out: they are what a scheduler has wrapped around the original's `step`.
+    """
+    for name, value in vars(original).items() if original is not None else ():
+        if not hasattr(duplicate, name) and not callable(value):
+            setattr(duplicate, name, copy.deepcopy(value, memo))
 
 
 def scalar(loss: Any) -> Tensor:
