@@ -109,7 +109,7 @@ def doctor(
         with redirect_stdout(sys.stderr):  # what the user's code prints must not get between the results
             examination = examine_target(target, seconds)
     except SurefootError as error:
-        _refuse(" ".join(str(error).split()))
+        raise UsageError(" ".join(str(error).split())) from None
     if as_json:
         typer.echo(json.dumps(examination.to_dict(), indent=2))
     else:

@@ -95,10 +95,10 @@ def _judge(run: Run, found: list[tuple[Rule, Claim]]) -> tuple[Any, int, tuple[F
     for rule, claim in found:
         if claim.severity == "info":
             continue
-        for other, other_claim in found:
-            if other.code != rule.code and _covers(rule.explains, other.code) and other.code not in explained:
-                if rule.code not in explained or explained[rule.code] != other.code:
-                    explained[other.code] = rule.code
+        for other, _ in found:
+            covered = other.code != rule.code and _covers(rule.explains, other.code)
+            if covered and other.code not in explained and explained.get(rule.code) != other.code:
+                explained[other.code] = rule.code
     ranked = []
     for rule, claim in found:
         severity, confidence = claim.severity, claim.confidence

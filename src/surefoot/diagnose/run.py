@@ -23,6 +23,14 @@ def number(value: Any) -> float | None:
         return None
 
 
+def weighs_by_reward(note: dict[str, Any]) -> bool:
+    """Whether a product is a log-probability times something of both signs: an advantage, never a target."""
+    other = note["other"]
+    mixed = other.get("min", 0.0) < 0 < other.get("max", 0.0)
+    logs = {"log_prob", "log_softmax", "logsumexp"} & set(note["history"])
+    return not note["other_binary"] and ("log_prob" in note["history"] or (mixed and bool(logs)))
+
+
 def _with_numbers(value: Any) -> Any:
     """JSON has no NaN: the words that stand for it become numbers again."""
     if isinstance(value, str):
@@ -110,6 +118,11 @@ class Curve:
         moves = [abs(b - a) for a, b in pairwise(half)]
         return median(moves) if moves else 0.0
 
+    @cached_property
+    def around_zero(self) -> bool:
+        """Whether it hovers about zero within its own noise: then its level says nothing."""
+        return self.count > 20 and max(abs(self.start), abs(self.end)) < 2 * self.noise and min(self.finite) < 0
+
     @property
     def drop(self) -> float:
         """Which part of the first loss is gone at the end; negative if it rose. Only for losses above zero."""
@@ -123,7 +136,7 @@ class Curve:
     @property
     def rose(self) -> bool:
         """Whether it ended, or was for long, far above where it began."""
-        if self.count < 5 or self.blind:
+        if self.count < 5 or self.blind or self.around_zero:
             return False
         return self.end > self.start + max(0.5 * abs(self.start), 3 * self.noise) and self.end > self.best * 1.2
 
@@ -150,7 +163,7 @@ class Curve:
         """Whether it clearly fell, and stayed down."""
         if self.first_bad is not None:
             return False
-        if self.blind or (self.continued and not self.rose):
+        if self.blind or self.around_zero or (self.continued and not self.rose):
             return True
         if self.count < 5 or (self.chance is not None and self.end > 0.97 * self.chance + 1e-6):
             return False
@@ -217,7 +230,7 @@ class Run:
         losses = self.training_losses()
         if losses and sum(bool(n.get("target_from_model")) for n in losses) > 0.5 * len(losses):
             return True
-        return any(not n["other_binary"] and "log_prob" in n["history"] for n in self.notes("products"))
+        return any(weighs_by_reward(n) for n in self.notes("products"))
 
     @cached_property
     def chance(self) -> float | None:

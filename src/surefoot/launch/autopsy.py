@@ -55,14 +55,14 @@ def _first_culprit(order: list[Any]) -> tuple[Any, dict[str, Any]] | None:
         held = graph.saved(node)
         made = next((value for name, value in held.items() if name in _RESULTS and not _finite(value)), None)
         given = {name: value for name, value in held.items() if name not in _RESULTS}
-        bad_given = {name: value for name, value in given.items() if not _finite(value)}
+        bad_given = {name: value for name, value in given.items() if not _finite(value) and not _is_mask(value)}
         outside = next(
             (pair for pair in bad_given.items() if pair[1].grad_fn is None and not pair[1].requires_grad), None
         )
         broken = _undefined(op, node, given)
         if broken is not None:
             return node, {"kind": "operation", "op": op, "inputs": _ranges(given), "dtype": _dtype(held)} | broken
-        if outside is not None and not _is_mask(outside[1]) and (op != "Where"):
+        if outside is not None and op != "Where":
             return node, {"kind": "data", "op": op, "tensor": outside[0]} | _bad_rows(outside[1])
         if bad_given:
             below = [n for n, _ in node.next_functions if n is not None and graph.leaf(n) is None]

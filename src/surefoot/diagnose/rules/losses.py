@@ -7,6 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from surefoot.diagnose.engine import Claim, Rule
+from surefoot.diagnose.run import weighs_by_reward
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import Run
@@ -187,7 +188,7 @@ def sign_flipped(run: Run) -> Claim | None:
 
 
 def _has_advantages(run: Run) -> bool:
-    return any(not n["other_binary"] and "log_prob" in n["history"] for n in run.notes("products"))
+    return any(weighs_by_reward(n) for n in run.notes("products"))
 
 
 def broadcast(run: Run) -> Claim | None:
@@ -225,7 +226,7 @@ def broadcast(run: Run) -> Claim | None:
 
 def bounded_output(run: Run) -> Claim | None:
     """Targets lie where the last operation can never go."""
-    notes = [n for n in run.training_losses("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")]
+    notes = run.training_losses("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
     notes += [n for n in run.notes("errors") if not n["grown"]]
     for site, group in _by_site(notes).items():
         first = group[0]
@@ -317,7 +318,7 @@ def _likely_backward(run: Run, event: dict[str, Any]) -> Claim | None:
         f"derivative that is not defined at its edge, and came within {by_site[site]:.2g} of it.",
         step=event["step"],
         where=(site, *event["parameters"][:3]),
-        evidence={"edges": {k: v for k, v in sorted(by_site.items(), key=lambda i: i[1])[:5]}, **event},
+        evidence={"edges": dict(sorted(by_site.items(), key=lambda item: item[1])[:5]), **event},
     )
 
 
@@ -447,8 +448,8 @@ def _is_stuck(notes: list[dict[str, Any]]) -> bool:
     last = median(values[-3:])
     spread = [n["target_variance"] for n in notes if n.get("target_variance") is not None]
     if notes[0]["op"] == "mse_loss" and spread:
-        return last > 0.85 * median(spread)
-    return last > 0.85 * median(values[:3]) and last > 1e-3
+        return bool(last > 0.85 * median(spread))
+    return bool(last > 0.85 * median(values[:3]) and last > 1e-3)
 
 
 def _share(root: dict[str, Any]) -> float:

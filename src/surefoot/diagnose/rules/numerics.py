@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +35,9 @@ def fp16_overflow(run: Run) -> Claim | None:
             where=(note["site"], note["module"]),
             evidence={"overflows": notes[:5]},
         )
-    if not _uses(run, "float16"):
-        return None
     bad = run.bad_value or {}
+    if not _uses(run, "float16") and bad.get("dtype") != "float16":
+        return None
     event = (run.events("nonfinite-gradient") or [{}])[0]
     scaler = run.facts.get("scaler") or {}
     if bad.get("kind") == "operation" and bad.get("dtype") == "float16":
@@ -252,7 +253,7 @@ def graph_retained(run: Run) -> Claim | None:
         return None
     held = [alive / max(1, total - 8) for _, alive, total in counts]
     last_step, alive, total = counts[-1]
-    growing = all(b[1] >= a[1] for a, b in zip(counts, counts[1:], strict=False))
+    growing = all(b[1] >= a[1] for a, b in pairwise(counts))
     if not (alive >= 24 and growing and median(held) > 0.9):
         return None
     return Claim(

@@ -139,9 +139,9 @@ def _schedule(run: Run, held: dict[str, Any]) -> Claim | None:
         return None
     tiny = 1e-4 * top
     first_tiny = next((i for i, v in enumerate(rates) if v < tiny and all(w < tiny for w in rates[i:])), None)
-    if first_tiny is not None and first_tiny < 0.7 * count and rates[0] >= tiny:
-        if not (run.curve.learned and run.curve.drop > 0.95 and "ReduceLROnPlateau" in kinds):
-            return _broken(
+    done = run.curve.learned and run.curve.drop > 0.95 and "ReduceLROnPlateau" in kinds
+    if first_tiny is not None and first_tiny < 0.7 * count and rates[0] >= tiny and not done:
+        return _broken(
                 0.93,
                 f"The learning rate falls from {top:.3g} to {rates[first_tiny]:.2g} by step {first_tiny} of {count} and "
                 f"stays there: the last {1 - first_tiny / count:.0%} of the run learn nothing (loss {run.curve.end:.3g})"

@@ -76,13 +76,13 @@ def init_too_small(run: Run) -> Claim | None:
         return None
     entering = number(chain[0].get("in_std")) or 1.0
     inner = chain[:-1]
-    last = chain[-1]["out_std"] or 0.0
+    last = min(chain[-1]["out_std"] or 0.0, number(chain[-1].get("in_std")) or 0.0)  # a bias may hide the death
     if any(run.parameters[n["parameter"]]["first"].get("rows_equal") for n in inner if n["parameter"] is not None):
         return None
     notes = run.looks[0].get("notes", {}).get("activations", [])
     if any(note.get("units") and note["dead"] > 0.7 * note["units"] for note in notes):
         return None  # the units are dead, whatever the scale
-    small = median(gains[:-1] or gains) < HEALTHY_GAIN[0] and last < 1e-2 * entering
+    small = median(gains[:-1] or gains) < 3 * HEALTHY_GAIN[0] and last < 1e-2 * entering
     dies = last < 1e-4 * entering and median(gains) < 0.7
     if not (small or dies):
         return None
@@ -322,7 +322,8 @@ def attention_logit_growth(run: Run) -> Claim | None:
         calm, sharp = median(n["entropy"] for n in notes[:3]), min(n["entropy"] for n in notes[-3:])
         soon = [n["largest"] for n in notes if n["step"] <= max(8, 0.1 * run.steps)]
         gradual = max(soon, default=0.0) < 0.4 * last
-        poor = _badly(run) or run.curve.drop < 0.6
+        extreme = last > 200 and last > 30 * max(first, 1e-6)
+        poor = _badly(run) or run.curve.drop < 0.6 or extreme
         if last > 50 and last > 8 * max(first, 1e-6) and gradual and sharp < 0.5 * calm and poor:
             return Claim(
                 0.85,
@@ -331,6 +332,7 @@ def attention_logit_growth(run: Run) -> Claim | None:
                 step=notes[-1]["step"],
                 where=(module, site),
                 evidence={"first": first, "last": last, "entropy_first": calm, "entropy_last": sharp},
+                severity="error" if _badly(run) else "warning",
             )
     return None
 
@@ -356,6 +358,6 @@ RULES = (
     Rule("model.vanishing-gradient", "dynamics", vanishing_gradient,
          explains=("lr.too-low", "data.labels-uninformative", "data.class-collapse")),
     Rule("model.exploding-gradient", "dynamics", exploding_gradient, explains=("lr.*", "clip.saturated")),
-    Rule("model.batchnorm-tiny-batch", "value", batchnorm_tiny_batch),
-    Rule("model.attention-logit-growth", "dynamics", attention_logit_growth, explains=("lr.too-high",)),
+    Rule("model.batchnorm-tiny-batch", "value", batchnorm_tiny_batch, explains=("data.bad-batch",)),
+    Rule("model.attention-logit-growth", "dynamics", attention_logit_growth),
 )  # fmt: skip

@@ -253,7 +253,7 @@ def _switched_off(note: dict[str, Any]) -> bool:
     if note["training"]:
         return False
     norms = note["batchnorms"] - note["batchnorms_frozen"]
-    return (note["dropouts"] + norms) > 0 and note["dropouts_on"] == 0 and note["batchnorms_on"] == 0
+    return bool((note["dropouts"] + norms) > 0 and note["dropouts_on"] == 0 and note["batchnorms_on"] == 0)
 
 
 def train_mode_eval(run: Run) -> Claim | None:
