@@ -151,21 +151,26 @@ def kl_blowup(run: Run) -> Claim | None:
     if not is_policy(run) and not run.facts.get("divergences"):
         return None
     found, site = divergences(run)
+    own = any(note["site"] == site for note in run.notes("ratios"))  # from the policy that drew the samples
     if len(found) < 6:
         return None
     third = len(found) // 3
     early, late = median(v for _, v in found[:third]), median(v for _, v in found[-third:])
-    top = max(v for _, v in found)
-    if late < 0.5 or late < 5 * max(early, 0.01):
+    usual, top = median(v for _, v in found), max(v for _, v in found)
+    climbs = late > 0.5 and late > 5 * max(early, 0.01)
+    if not climbs and not (own and usual > 0.3 and late > 0.3):
         return None
+    rise = gain(run)
+    better = own and rise is not None and rise > 1
     since = next(step for step, value in found if value > 0.5 * late)
     return Claim(
-        0.85,
-        f"The KL divergence from the old or reference policy, taken at {site}, climbs from {early:.2g} in the first "
+        0.5 if better else 0.85,
+        f"The KL divergence from the old or reference policy, taken at {site}, goes from {early:.2g} in the first "
         f"looks to {late:.2g} in the last (highest {top:.2g}): a policy that keeps close to it stays under about 0.05.",
         step=since,
         where=where_of(site),
-        evidence={"early": early, "late": late, "highest": top, "gain_of_returns": gain(run)},
+        evidence={"early": early, "late": late, "highest": top, "gain_of_returns": rise},
+        severity="info" if better else "error",
     )
 
 
