@@ -7,7 +7,6 @@ import random
 from typing import Any
 
 from recorded import SITE, falling, look, moves, run
-
 from surefoot.diagnose.rules import data
 
 

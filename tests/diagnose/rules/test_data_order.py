@@ -6,7 +6,6 @@ import random
 from typing import Any
 
 from recorded import SITE, run
-
 from surefoot.diagnose.rules import data_order
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from recorded import SITE, look, run
-
 from surefoot.diagnose.rules import data_splits
 
 
