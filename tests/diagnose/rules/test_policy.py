@@ -74,6 +74,12 @@ def test_a_policy_that_becomes_certain_as_the_returns_rise_is_only_remarked_on()
     assert claim.severity == "info"
 
 
+def test_a_policy_certain_from_the_start_never_explores() -> None:
+    claim = policy.entropy_collapse(run(policy=entropies([0.0] * 100)))
+    assert claim is not None
+    assert claim.step == 0
+
+
 def test_a_policy_that_still_explores_is_fine() -> None:
     assert policy.entropy_collapse(run(policy=entropies([1.0 - 0.006 * i for i in range(100)]))) is None
 

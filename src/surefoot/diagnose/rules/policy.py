@@ -181,6 +181,8 @@ def entropy_collapse(run: Run) -> Claim | None:
         return None
     values = [value for _, value in found]
     start, end = max(values[: max(2, len(values) // 10)]), median(values[-max(3, len(values) // 5) :])
+    if max(values) < 0.05:
+        return _born_certain(run, values)
     if start < 0.3 or end > 0.05:
         return None
     last_high = max((step for step, value in found if value > 0.1), default=0)
@@ -200,6 +202,21 @@ def entropy_collapse(run: Run) -> Claim | None:
         step=last_high,
         evidence={"start": start, "end": end, "collapsed_at": last_high, "gain_of_returns": rise},
         severity="info" if solved or slow else "error",
+    )
+
+
+def _born_certain(run: Run, values: list[float]) -> Claim | None:
+    """A policy that never explored at all."""
+    rise = gain(run)
+    if rise is not None and rise > 1.5:
+        return None
+    return Claim(
+        0.85,
+        f"The policy is certain from the first step on: its entropy is {values[0]:.2g} of the largest it could be, and "
+        f"never over {max(values):.2g}; it cannot find out whether another action is better.",
+        step=0,
+        evidence={"start": values[0], "highest": max(values), "end": values[-1], "gain_of_returns": rise},
+        fixes=("Start with small logits: scale the last layer of the policy down.",),
     )
 
 
