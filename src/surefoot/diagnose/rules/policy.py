@@ -48,7 +48,9 @@ def returns(run: Run) -> list[tuple[int, float, float]]:
 
 def _value_errors(run: Run) -> list[dict[str, Any]]:
     """Predictions minus returns, by hand: differences that are not between log-probabilities."""
-    return [n for n in run.notes("errors") if not set(n.get("target_history", ())) & _LOGS]
+    densities = {n["site"] for n in run.notes("ratios")}  # an action minus its mean, inside a log-probability
+    errors = [n for n in run.notes("errors") if n["site"] not in densities]
+    return [n for n in errors if not set(n.get("target_history", ())) & _LOGS]
 
 
 def gain(run: Run) -> float | None:
@@ -108,18 +110,18 @@ def zero_advantage(run: Run) -> Claim | None:
 def ratio_explosion(run: Run) -> Claim | None:
     """Importance ratios of which a few are orders of magnitude above the rest."""
     notes = [n for n in run.notes("ratios") if number(n["largest"]) is not None and n["count"] > 1]
-    wild = [n for n in notes if not float(n["largest"]) < 20]
-    if len(wild) < max(2, 0.15 * len(notes)):
+    wild = [n for n in notes if not float(n["largest"]) < 10]
+    if len(wild) < 2 or all(float(n["largest"]) < 20 for n in wild):
         return None
     worst = max(wild, key=lambda n: float(n["largest"]) if math.isfinite(float(n["largest"])) else math.inf)
     return Claim(
         0.92,
         f"The importance ratio at {worst['site']} reaches {float(worst['largest']):.3g} at step {worst['step']} "
-        f"where its mean is {float(worst['mean']):.3g}; it is above 20 in {len(wild)} of {len(notes)} batches, "
+        f"where its mean is {float(worst['mean']):.3g}; it is above 10 in {len(wild)} of {len(notes)} batches, "
         f"first at step {wild[0]['step']}: a few samples outweigh all others.",
         step=wild[0]["step"],
         where=where_of(worst["site"]),
-        evidence={"largest": worst["largest"], "mean": worst["mean"], "batches_above_20": len(wild), "of": len(notes)},
+        evidence={"largest": worst["largest"], "mean": worst["mean"], "batches_above_10": len(wild), "of": len(notes)},
     )
 
 
