@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -84,8 +85,12 @@ def fingerprints(rows: Tensor, limit: int = 4096) -> list[int]:
     if matrix.shape[1] > 4096:
         matrix = matrix[:, :: math.ceil(matrix.shape[1] / 4096)]
     matrix = matrix.cpu().to(torch.float64)
-    places = torch.arange(1, matrix.shape[1] + 1, dtype=torch.float64)
-    weights = torch.stack([torch.cos(places * 1.2345), torch.cos(places * 0.7071)], dim=1)
     # The order of a sum depends on the number of rows: the last digits are rounded off, and two sums taken.
-    sums = (torch.nan_to_num(matrix) @ weights).to(torch.float32)
+    sums = (torch.nan_to_num(matrix) @ _weights(matrix.shape[1])).to(torch.float32)
     return [hash((first, second)) for first, second in sums.tolist()]
+
+
+@lru_cache(maxsize=32)
+def _weights(width: int) -> Tensor:
+    places = torch.arange(1, width + 1, dtype=torch.float64, device="cpu")
+    return torch.stack([torch.cos(places * 1.2345), torch.cos(places * 0.7071)], dim=1)

@@ -351,7 +351,9 @@ class Notes:
         if self.tape is None or not entry.inputs or not isinstance(out, Tensor) or len(self.ratios) >= 50:
             return
         before = self.tape.entries[entry.inputs[0]]
-        if before.name not in ("sub", "clamp") or not entry.out_grad:
+        nearest = [past.name for past in self.tape.history(before.index, 4)]
+        passed = before.name in ("sub", "clamp", "cumsum", "sum", "mean") or before.name in VIEWS
+        if not passed or "sub" not in nearest or not entry.out_grad:
             return
         names = {past.name for past in self.tape.history(before.index, 60)}
         if not names & {"log_softmax", "log_prob", "logsumexp", "gather", "log"}:

@@ -544,19 +544,22 @@ def _wrap_policies(watcher: Watcher, after: Any) -> None:
             and (len(watcher.policy) < 200 or watcher.steps % 16 == 0)
             and len(watcher.policy) < 2000
         ):
-            last = watcher.policy[-1]["step"] if watcher.policy else -1
-            if watcher.steps != last:
+            last = watcher.policy[-1]["backward"] if watcher.policy else -1
+            if watcher.backwards != last:
                 entropy = entropy_of(args[0])
-                watcher.policy.append({"step": watcher.steps, "entropy": entropy, "actions": args[0].param_shape[-1]})
+                watcher.policy.append(
+                    {"step": watcher.steps, "backward": watcher.backwards, "entropy": entropy}
+                    | {"actions": args[0].param_shape[-1]}
+                )
 
     after(Categorical, "log_prob", "policies", log_prob)
 
     def divergence(result: Any, args: Any, kwargs: Any) -> None:
         """The KL divergence from a distribution that is not learned and not the same for every row."""
         notes = watcher.divergences
-        if not result.requires_grad or (notes and notes[-1]["step"] == watcher.steps) or len(notes) >= 1000:
+        if not result.requires_grad or (notes and notes[-1]["backward"] == watcher.backwards) or len(notes) >= 1000:
             return
-        if len(notes) >= 200 and watcher.steps % 16:
+        if len(notes) >= 200 and watcher.backwards % 16:
             return
         with watcher.look.quietly() if watcher.look is not None else torch.no_grad():
             other = args[1]
@@ -564,7 +567,8 @@ def _wrap_policies(watcher: Watcher, after: Any) -> None:
             if not held or any(tensor.requires_grad for tensor in held):
                 return
             if any(tensor.dim() and float(tensor.double().std(0).max()) > 0 for tensor in held if len(tensor) > 1):
-                notes.append({"step": watcher.steps, "kl": float(result.detach().mean()), "site": site(4)})
+                found = {"step": watcher.steps, "backward": watcher.backwards, "site": site(4)}
+                notes.append(found | {"kl": float(result.detach().mean())})
 
     for owner in (torch.distributions, torch.distributions.kl):
         after(owner, "kl_divergence", "policies", divergence)

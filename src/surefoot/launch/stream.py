@@ -23,10 +23,10 @@ from surefoot.launch.describe import fingerprints
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MOST_NOTES = 3_000
-LABELLED = 600
+MOST_NOTES = 1_200
+LABELLED = 500
 """So many notes tell which labels the batch had, and how large its numbers were."""
-ROWS_OF = 400
+ROWS_OF = 300
 """So many notes tell which rows the batch had."""
 MOST_ROWS, MOST_IN_BATCH = 12_000, 256
 _SEARCHES = 12

@@ -144,11 +144,12 @@ def mode_collapse(run: Run) -> Claim | None:
     if pair is None or discriminator_wins(run) is not None:
         return None
     late = [look for look in run.looks if look["step"] >= 0.4 * run.steps] or run.looks[-2:]
-    real, made = _samples(late, pair)
-    if len(real) < 24 or len(made) < 24:
+    real, batches = _samples(late, pair)
+    if len(real) < 24 or not batches or min(map(len, batches)) < 8:
         return None
-    spread = _spread(made) / max(1e-9, _spread(real))
-    covered, near = coverage(real, made)
+    # Batch by batch: a generator that hops from one mode to the next makes alike samples at any one time.
+    spread = median(_spread(batch) for batch in batches) / max(1e-9, _spread(real))
+    covered, near = (median(values) for values in zip(*(coverage(real, batch) for batch in batches), strict=True))
     if spread > 0.25 and not (covered < 0.35 and near > 0.5):
         return None
     judge = run.curve_of(pair.discriminator)
@@ -161,19 +162,21 @@ def mode_collapse(run: Run) -> Claim | None:
         step=late[0]["step"],
         where=where_of(name, pair.generator["site"]),
         evidence={"spread_ratio": spread, "real_rows_covered": covered, "samples_near_real": near}
-        | {"discriminator_loss": judge.end, "rows": [len(real), len(made)]},
+        | {"discriminator_loss": judge.end, "rows": [len(real), sum(map(len, batches))]},
     )
 
 
-def _samples(looks: list[dict[str, Any]], pair: Pair) -> tuple[list[list[float]], list[list[float]]]:
+def _samples(looks: list[dict[str, Any]], pair: Pair) -> tuple[list[list[float]], list[list[list[float]]]]:
+    """Real rows, and each batch of made ones."""
     real: list[list[float]] = []
-    made: list[list[float]] = []
+    made: list[list[list[float]]] = []
     for look in looks:
         outputs = set()
         for note in look["passes"]:
             if note["model"] in pair.generator_models and note["outputs"] and note.get("samples"):
                 outputs.add(_sign(note["outputs"][0]))
-                made.extend(note["samples"][-1] or [])
+                if note["samples"][-1]:
+                    made.append(note["samples"][-1])
         for note in look["passes"]:
             if note["model"] not in pair.discriminator_models or not note["inputs"] or not note.get("samples"):
                 continue
@@ -181,15 +184,13 @@ def _samples(looks: list[dict[str, Any]], pair: Pair) -> tuple[list[list[float]]
             if given["grad"] or _sign(given) in outputs or _mixed(note["samples"][0], made):
                 continue
             real.extend(note["samples"][0] or [])
-    width = min((len(row) for row in [*real, *made]), default=0)
-    if any(len(row) != width for row in [*real, *made]):
-        return [], []
-    return real[-256:], made[-256:]
+    widths = {len(row) for row in real} | {len(row) for batch in made for row in batch}
+    return (real[-256:], made[-24:]) if len(widths) == 1 else ([], [])
 
 
-def _mixed(rows: list[list[float]] | None, made: list[list[float]]) -> bool:
+def _mixed(rows: list[list[float]] | None, made: list[list[list[float]]]) -> bool:
     """Whether a batch holds made rows, as when real and made ones go through the discriminator together."""
-    known = {tuple(row) for row in made}
+    known = {tuple(row) for batch in made for row in batch}
     return any(tuple(row) in known for row in rows or [])
 
 
@@ -203,12 +204,13 @@ def coverage(real: list[list[float]], made: list[list[float]]) -> tuple[float, f
     """Which share of real rows has a made one as near as other real ones are, and the other way round."""
     import numpy as np
 
-    count = min(len(real), len(made))
-    r, m = np.array(real)[-count:], np.array(made)[-count:]
+    r, m = np.array(real), np.array(made)
     within = np.sqrt(((r[:, None] - r[None]) ** 2).sum(-1))
     across = np.sqrt(((r[:, None] - m[None]) ** 2).sum(-1))
     np.fill_diagonal(within, np.inf)
-    reach = 3 * float(np.median(np.sort(within, 1)[:, min(2, count - 2)]))
+    # As near as the nearest of equally many real rows would be, on average over thinnings.
+    step = max(1, len(r) // len(m))
+    reach = 3 * float(np.median([within[:, start::step].min(1).mean() for start in range(min(step, 4))]))
     return float((across.min(1) < reach).mean()), float((across.min(0) < reach).mean())
 
 

@@ -48,7 +48,9 @@ def returns(run: Run) -> list[tuple[int, float, float]]:
 
 def _value_errors(run: Run) -> list[dict[str, Any]]:
     """Predictions minus returns, by hand: differences that are not between log-probabilities."""
-    return [n for n in run.notes("errors") if not set(n.get("target_history", ())) & _LOGS]
+    densities = {n["site"] for n in run.notes("ratios")}  # an action minus its mean, inside a log-probability
+    errors = [n for n in run.notes("errors") if n["site"] not in densities]
+    return [n for n in errors if not set(n.get("target_history", ())) & _LOGS]
 
 
 def gain(run: Run) -> float | None:
@@ -108,18 +110,18 @@ def zero_advantage(run: Run) -> Claim | None:
 def ratio_explosion(run: Run) -> Claim | None:
     """Importance ratios of which a few are orders of magnitude above the rest."""
     notes = [n for n in run.notes("ratios") if number(n["largest"]) is not None and n["count"] > 1]
-    wild = [n for n in notes if not float(n["largest"]) < 20]
-    if len(wild) < max(2, 0.15 * len(notes)):
+    wild = [n for n in notes if not float(n["largest"]) < 10]
+    if len(wild) < 2 or all(float(n["largest"]) < 20 for n in wild):
         return None
     worst = max(wild, key=lambda n: float(n["largest"]) if math.isfinite(float(n["largest"])) else math.inf)
     return Claim(
         0.92,
         f"The importance ratio at {worst['site']} reaches {float(worst['largest']):.3g} at step {worst['step']} "
-        f"where its mean is {float(worst['mean']):.3g}; it is above 20 in {len(wild)} of {len(notes)} batches, "
+        f"where its mean is {float(worst['mean']):.3g}; it is above 10 in {len(wild)} of {len(notes)} batches, "
         f"first at step {wild[0]['step']}: a few samples outweigh all others.",
         step=wild[0]["step"],
         where=where_of(worst["site"]),
-        evidence={"largest": worst["largest"], "mean": worst["mean"], "batches_above_20": len(wild), "of": len(notes)},
+        evidence={"largest": worst["largest"], "mean": worst["mean"], "batches_above_10": len(wild), "of": len(notes)},
     )
 
 
@@ -151,21 +153,26 @@ def kl_blowup(run: Run) -> Claim | None:
     if not is_policy(run) and not run.facts.get("divergences"):
         return None
     found, site = divergences(run)
+    own = any(note["site"] == site for note in run.notes("ratios"))  # from the policy that drew the samples
     if len(found) < 6:
         return None
     third = len(found) // 3
     early, late = median(v for _, v in found[:third]), median(v for _, v in found[-third:])
-    top = max(v for _, v in found)
-    if late < 0.5 or late < 5 * max(early, 0.01):
+    usual, top = median(v for _, v in found), max(v for _, v in found)
+    climbs = late > 0.5 and late > 5 * max(early, 0.01)
+    if not climbs and not (own and usual > 0.3 and late > 0.3):
         return None
+    rise = gain(run)
+    better = own and rise is not None and rise > 1
     since = next(step for step, value in found if value > 0.5 * late)
     return Claim(
-        0.85,
-        f"The KL divergence from the old or reference policy, taken at {site}, climbs from {early:.2g} in the first "
+        0.5 if better else 0.85,
+        f"The KL divergence from the old or reference policy, taken at {site}, goes from {early:.2g} in the first "
         f"looks to {late:.2g} in the last (highest {top:.2g}): a policy that keeps close to it stays under about 0.05.",
         step=since,
         where=where_of(site),
-        evidence={"early": early, "late": late, "highest": top, "gain_of_returns": gain(run)},
+        evidence={"early": early, "late": late, "highest": top, "gain_of_returns": rise},
+        severity="info" if better else "error",
     )
 
 
@@ -176,6 +183,8 @@ def entropy_collapse(run: Run) -> Claim | None:
         return None
     values = [value for _, value in found]
     start, end = max(values[: max(2, len(values) // 10)]), median(values[-max(3, len(values) // 5) :])
+    if max(values) < 0.05:
+        return _born_certain(run, values)
     if start < 0.3 or end > 0.05:
         return None
     last_high = max((step for step, value in found if value > 0.1), default=0)
@@ -195,6 +204,21 @@ def entropy_collapse(run: Run) -> Claim | None:
         step=last_high,
         evidence={"start": start, "end": end, "collapsed_at": last_high, "gain_of_returns": rise},
         severity="info" if solved or slow else "error",
+    )
+
+
+def _born_certain(run: Run, values: list[float]) -> Claim | None:
+    """A policy that never explored at all."""
+    rise = gain(run)
+    if rise is not None and rise > 1.5:
+        return None
+    return Claim(
+        0.85,
+        f"The policy is certain from the first step on: its entropy is {values[0]:.2g} of the largest it could be, and "
+        f"never over {max(values):.2g}; it cannot find out whether another action is better.",
+        step=0,
+        evidence={"start": values[0], "highest": max(values), "end": values[-1], "gain_of_returns": rise},
+        fixes=("Start with small logits: scale the last layer of the policy down.",),
     )
 
 

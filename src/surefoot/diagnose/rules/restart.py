@@ -64,7 +64,13 @@ def state_missing(run: Run) -> Claim | None:
         resumed = "progress" in holds or before is not None
         if resumed and "optimizer-loaded" not in names and later and "optimizer" not in holds:
             return _claim_unsaved(run, restart, before, saved)
-        if before is not None and "optimizer-loaded" in names and (jump := _rate_jump(run, before, restart)):
+        kept = "scheduler-loaded" in names
+        if (
+            before is not None
+            and "optimizer-loaded" in names
+            and not kept
+            and (jump := _rate_jump(run, before, restart))
+        ):
             return _claim_rate(restart, jump)
     return None
 
@@ -114,7 +120,8 @@ def _rate_jump(run: Run, old: dict[str, Any], restart: dict[str, Any]) -> tuple[
     if not before or not after or not run.facts.get("schedulers"):
         return None
     moved = before[-1] > 0 and abs(math.log(max(after[0], 1e-300) / before[-1])) > math.log(1.3)
-    return (before[-1], after[0]) if moved else None
+    began_anew = math.isclose(after[0], before[0], rel_tol=0.02)  # a schedule that went on is not where it began
+    return (before[-1], after[0]) if moved and began_anew else None
 
 
 def _told(jump: dict[str, Any]) -> str:

@@ -1,0 +1,79 @@
+"""Generators and discriminators, from recorded facts."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+from recorded import SITE, falling, look, optimizer, parameter, run
+from surefoot.diagnose.rules import adversarial
+
+
+def a_pass(model: str, given: list[list[float]], made: list[list[float]], grad: bool = False) -> dict[str, Any]:
+    def described(rows: list[list[float]]) -> dict[str, Any]:
+        flat = [v for row in rows for v in row]
+        return {
+            "mean": sum(flat) / len(flat),
+            "min": min(flat),
+            "max": max(flat),
+            "grad": grad,
+            "shape": [len(rows), 2],
+        }
+
+    return {"model": model, "grad": True, "grad_mode": True, "step": 0, "site": SITE, "samples": [given, made]} | {
+        "inputs": [described(given)],
+        "outputs": [described(made)],
+    }
+
+
+def ring(chooser: random.Random, rows: int = 32) -> list[list[float]]:
+    angles = [chooser.random() * 2 * math.pi for _ in range(rows)]
+    return [[2 * math.cos(a) + chooser.gauss(0, 0.05), 2 * math.sin(a) + chooser.gauss(0, 0.05)] for a in angles]
+
+
+def gan(judge: list[float], maker: list[float], alike: bool, values: bool = False) -> Any:
+    chooser = random.Random(1)
+    looks = []
+    for step in (0, 10, 40, 60, 80, 95):
+        noise, real = ring(chooser), ring(chooser)
+        point = ring(chooser, 1)[0]
+        made = [[v + chooser.gauss(0, 0.02) for v in point] for _ in range(32)] if alike else ring(chooser)
+        passes = [a_pass("G", noise, made), a_pass("D", real, [[0.5, 0.5]]), a_pass("D", made, [[0.4, 0.4]])]
+        roots = [{"parameters": [1], "value": 1.0, "site": SITE}, {"parameters": [0, 1], "value": 1.0, "site": SITE}]
+        fitted = {"op": "mse_loss", "grad": True, "site": SITE, "target": {"std": 1.0}, "value": 0.5}
+        looks.append(look(step, passes=passes, roots=roots, notes={"losses": [fitted]} if values else {}))
+    return run(
+        maker,
+        optimizers=[optimizer(maker, 0), optimizer(judge, 1)],
+        parameters=[parameter(0, "G", (0,)), parameter(1, "D", (1,))],
+        looks=looks,
+    )
+
+
+def test_a_discriminator_at_zero_for_good_has_won() -> None:
+    claim = adversarial.discriminator_wins(gan(falling(100, 1.4, 1e-4), [0.7 + 0.1 * i for i in range(100)], False))
+    assert claim is not None
+    assert "`D`" in claim.summary
+
+
+def test_a_discriminator_that_is_still_unsure_has_not() -> None:
+    assert adversarial.discriminator_wins(gan([1.3] * 100, [0.8] * 100, False)) is None
+
+
+def test_the_critic_of_a_policy_is_no_discriminator() -> None:
+    assert adversarial.discriminator_wins(gan(falling(100, 1.4, 1e-4), [-1.0] * 100, False, values=True)) is None
+
+
+def test_a_wasserstein_critic_below_zero_has_not_won() -> None:
+    assert adversarial.discriminator_wins(gan([-0.01 * i for i in range(100)], [0.1] * 100, False)) is None
+
+
+def test_samples_in_one_place_at_a_time_have_collapsed() -> None:
+    claim = adversarial.mode_collapse(gan([1.3] * 100, [0.8] * 100, alike=True))
+    assert claim is not None
+    assert claim.evidence["spread_ratio"] < 0.1
+
+
+def test_samples_spread_like_the_data_have_not() -> None:
+    assert adversarial.mode_collapse(gan([1.3] * 100, [0.8] * 100, alike=False)) is None

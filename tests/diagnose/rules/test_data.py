@@ -1,0 +1,165 @@
+"""What goes in, from recorded facts: each cause is claimed, and what only looks like it is not."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+from recorded import SITE, falling, look, moves, run
+from surefoot.diagnose.rules import data
+
+
+def described(low: float, high: float, **more: Any) -> dict[str, Any]:
+    spread = (high - low) / 4
+    base = {"shape": [32, 4], "dtype": "float32", "grad": False, "nonfinite": 0, "min": low, "max": high}
+    return base | {"mean": (low + high) / 2, "std": spread, "zeros": 0.0} | more
+
+
+def model_pass(step: int = 0, size: float = 1.0, **more: Any) -> dict[str, Any]:
+    features = {"count": 32, "mean": [0.0] * 4, "std": [size] * 4}
+    base = {"model": "net", "step": step, "grad": True, "grad_mode": True, "site": SITE, "features": features}
+    return base | {"inputs": [described(-3 * size, 3 * size)], "outputs": [described(-1, 1)]} | more
+
+
+def class_loss(step: int, labels: dict[str, int], predicted: dict[str, int], value: float = 0.7) -> dict[str, Any]:
+    base = {"step": step, "op": "cross_entropy", "grad": True, "site": SITE, "reduction": "mean", "value": value}
+    return base | {"labels": labels, "predicted": predicted, "unit_spread": 0.3, "target": described(0, 1)}
+
+
+# ── values that are not finite ───────────────────────────────────────────────────────────────────────────────────────
+
+NAN_LOSS = {
+    "event": "nonfinite-loss", "step": 12, "value": "nan", "kind": "data", "op": "Mm", "tensor": "self", "nan": 3,
+    "inf": 0, "shape": [64, 8], "rows": [5], "bad_rows": 1, "site": SITE, "call": "matmul",
+}  # fmt: skip
+
+
+def test_a_nan_that_came_with_the_data_is_named_with_its_row() -> None:
+    claim = data.nonfinite_input(run([1.0] * 12 + [math.nan], events=[NAN_LOSS]))
+    assert claim is not None
+    assert claim.step == 12
+    assert "row 5" in claim.summary
+
+
+def test_a_nan_made_by_an_operation_is_not_the_datas() -> None:
+    event = NAN_LOSS | {"kind": "operation", "op": "Log"}
+    assert data.nonfinite_input(run([1.0] * 12 + [math.nan], events=[event])) is None
+
+
+def test_a_mask_of_minus_infinity_is_not_a_bad_input() -> None:
+    mask = described(0.0, 0.0, nonfinite=10)
+    facts = look(0, passes=[model_pass(inputs=[mask])])
+    assert data.nonfinite_input(run([math.nan] * 9, looks=[facts], events=[NAN_LOSS | {"kind": "unknown"}])) is None
+
+
+# ── labels and ids ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def crash(call: str, message: str, **arguments: Any) -> dict[str, Any]:
+    return {"type": "IndexError", "message": message, "site": SITE, "call": call, "arguments": arguments}
+
+
+def test_labels_that_count_from_one_are_named_with_their_range() -> None:
+    logits = described(-1, 1, shape=[20, 3])
+    died = crash(
+        "cross_entropy", "Target 3 is out of bounds.", input=logits, target={"shape": [20], "min": 1, "max": 3}
+    )
+    claim = data.label_crash(run(crash=died))
+    assert claim is not None
+    assert "subtract 1" in claim.fixes[0]
+    assert data.token_crash(run(crash=died)) is None
+
+
+def test_another_error_in_the_loss_is_not_about_labels() -> None:
+    logits = described(-1, 1, shape=[20, 3])
+    died = crash("cross_entropy", "expected batch size 20", input=logits, target={"shape": [19], "min": 0, "max": 2})
+    assert data.label_crash(run(crash=died)) is None
+
+
+def test_ids_beyond_the_table_are_named() -> None:
+    died = crash(
+        "embedding",
+        "index out of range in self",
+        input={"shape": [50], "min": 11, "max": 251},
+        weight={"shape": [220, 8]},
+    )
+    claim = data.token_crash(run(crash=died))
+    assert claim is not None
+    assert claim.evidence == {"lowest": 11, "highest": 251, "rows": 220}
+    assert data.label_crash(run(crash=died)) is None
+
+
+def folded(source: Any) -> list[dict[str, Any]]:
+    clamp = {"op": "clamp", "site": SITE, "changed": 0.1, "highest": 99, "kept": 63, "source": source}
+    return [look(3, notes={"folded_ids": [clamp], "embeddings": [{"rows": 64, "highest": 63}]})]
+
+
+def test_ids_clamped_into_the_table_are_a_mismatch() -> None:
+    assert data.token_forced(run(looks=folded(None))) is not None
+
+
+def test_clamped_relative_positions_are_fine() -> None:
+    assert data.token_forced(run(looks=folded({"op": "sub"}))) is None
+
+
+# ── scale ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_large_inputs_in_a_run_that_fails_are_unscaled() -> None:
+    facts = [look(0, passes=[model_pass(size=800.0)])]
+    claim = data.unscaled_input(run([9.0, *[0.69] * 99], looks=facts)) or data.unscaled_input(
+        run([0.69] * 100, looks=facts)
+    )
+    assert claim is not None
+    assert claim.step == 0
+
+
+def test_large_inputs_are_fine_where_the_run_learns() -> None:
+    assert data.unscaled_input(run(falling(), looks=[look(0, passes=[model_pass(size=800.0)])])) is None
+
+
+def test_large_inputs_are_fine_before_a_normalising_layer() -> None:
+    notes = {"norms": [{"op": "batch_norm", "index": 1}], "layers": [{"op": "linear", "index": 2}]}
+    facts = [look(0, passes=[model_pass(size=800.0)], notes=notes)]
+    assert data.unscaled_input(run([0.69] * 100, looks=facts)) is None
+
+
+# ── labels ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_rare_class_that_is_never_predicted_has_collapsed() -> None:
+    notes = [class_loss(s, {"0": 58, "1": 6}, {"0": 64}) for s in (10, 40, 60, 90)]
+    claim = data.class_collapse(run(looks=[look(n["step"], notes={"losses": [n]}) for n in notes]))
+    assert claim is not None
+    assert claim.severity == "error"
+
+
+def test_a_rare_class_that_is_predicted_about_as_often_as_it_occurs_is_fine() -> None:
+    notes = [class_loss(s, {"0": 58, "1": 6}, {"0": 60, "1": 4}) for s in (10, 40, 60, 90)]
+    assert data.class_collapse(run(looks=[look(n["step"], notes={"losses": [n]}) for n in notes])) is None
+
+
+def paired_run(shuffled: bool, ratio: float = 0.01) -> Any:
+    chooser = random.Random(3)
+    looks = []
+    for step in range(8):
+        x = [[chooser.gauss(0, 1) for _ in range(4)] for _ in range(32)]
+        y = [int(chooser.random() < 0.5) if shuffled else int(row[0] + row[1] > 0) for row in x]
+        counts = {"0": y.count(0), "1": y.count(1)}
+        root = {"value": 0.69, "parameters": [0], "site": SITE, "pairs": {"x": x, "y": y}}
+        note = class_loss(step * 10, counts, counts, value=0.69)
+        looks.append(look(step * 10, roots=[root], notes={"losses": [note]}, steps=moves(ratio)))
+    return run([0.69] * 100, looks=looks)
+
+
+def test_labels_that_do_not_follow_from_the_inputs_are_uninformative() -> None:
+    assert data.labels_uninformative(paired_run(shuffled=True)) is not None
+
+
+def test_a_run_stuck_at_chance_on_labels_that_do_follow_has_another_cause() -> None:
+    assert data.labels_uninformative(paired_run(shuffled=False)) is None
+
+
+def test_weights_that_hardly_move_say_nothing_about_the_labels() -> None:
+    assert data.labels_uninformative(paired_run(shuffled=True, ratio=1e-6)) is None

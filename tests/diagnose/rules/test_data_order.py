@@ -1,0 +1,141 @@
+"""The order of the data: sorted rows, batches that come again, one batch unlike the others."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from recorded import SITE, run
+from surefoot.diagnose.rules import data_order
+
+
+def notes(batches: list[dict[str, int]]) -> dict[str, Any]:
+    held = [
+        {"step": i, "backward": i + 1, "line": 0, "x": i, "y": i, "size": 32, "labels": b}
+        for i, b in enumerate(batches)
+    ]
+    return {"notes": held, "rows": {}}
+
+
+def test_batches_of_one_label_each_in_order_are_unshuffled() -> None:
+    batches = [{str(i // 5 % 8): 32} for i in range(80)]
+    claim = data_order.unshuffled(run(stream=notes(batches)))
+    assert claim is not None
+    assert claim.evidence["neighbour_overlap"] > 0.7
+
+
+def test_batches_of_a_few_classes_drawn_at_random_are_meant() -> None:
+    chooser = random.Random(0)
+    batches = [{str(c): 8 for c in chooser.sample(range(10), 4)} for _ in range(80)]
+    assert data_order.unshuffled(run(stream=notes(batches))) is None
+
+
+def test_mixed_batches_are_fine() -> None:
+    chooser = random.Random(0)
+    batches = []
+    for _ in range(60):
+        drawn = [str(chooser.randrange(5)) for _ in range(32)]
+        batches.append({label: drawn.count(label) for label in set(drawn)})
+    assert data_order.unshuffled(run(stream=notes(batches))) is None
+
+
+def test_targets_that_rise_through_the_epoch_are_sorted() -> None:
+    held = [
+        {"step": i, "backward": i + 1, "line": 0, "y": i % 20, "y_mean": float(i % 20), "y_std": 0.3} for i in range(60)
+    ]
+    assert data_order.unshuffled(run(stream={"notes": held, "rows": {}})) is not None
+    random.Random(1).shuffle(held)
+    assert data_order.unshuffled(run(stream={"notes": held, "rows": {}})) is None
+
+
+# ── again and again ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def loader(**more: Any) -> dict[str, Any]:
+    base = {"number": 0, "batch_size": 64, "sampler": "SequentialSampler", "workers": 0, "rows": 1400, "batches": 22}
+    return base | {"iterations": 1, "drawn": 0, "site": SITE} | more
+
+
+def drawn(prints: list[int], per_iteration: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "loader": 0,
+            "iteration": 1 + i // per_iteration,
+            "step": i,
+            "backward": i,
+            "size": 64,
+            "print": p,
+            "grad": True,
+        }
+        for i, p in enumerate(prints)
+    ]
+
+
+def test_a_loader_opened_at_every_step_gives_its_first_batch_for_ever() -> None:
+    facts = {"loaders": [loader(iterations=100, drawn=100)], "batches": drawn([7] * 100, 1)}
+    claim = data_order.repeated_batches(run(**facts))
+    assert claim is not None
+    assert claim.where == (SITE,)
+
+
+def test_a_loader_of_one_full_batch_is_fine() -> None:
+    facts = {"loaders": [loader(batches=1, rows=64, iterations=100, drawn=100)], "batches": drawn([7] * 100, 1)}
+    assert data_order.repeated_batches(run(**facts)) is None
+
+
+def test_a_fixed_order_without_a_shuffle_is_fine() -> None:
+    facts = {"loaders": [loader(iterations=5, drawn=100)], "batches": drawn(list(range(20)) * 5, 20)}
+    assert data_order.repeated_batches(run(**facts)) is None
+
+
+def test_a_shuffle_that_is_drawn_again_every_epoch_is_a_repeat() -> None:
+    shuffles = [{"step": 20 * e, "length": 1400, "print": 99} for e in range(5)]
+    facts = {
+        "loaders": [loader(sampler="RandomSampler", iterations=5, drawn=100)],
+        "batches": drawn(list(range(20)) * 5, 20),
+        "permutations": shuffles,
+    }
+    claim = data_order.repeated_batches(run(**facts))
+    assert claim is not None
+    assert claim.evidence["period"] == 20
+
+
+def test_a_generator_made_anew_every_epoch_is_named_with_its_line() -> None:
+    held = [{"step": i, "backward": i + 1, "line": 0, "x": i % 20, "y": i % 20} for i in range(100)]
+    seeds = {"numpy.random.default_rng(3) at train.py:8": [0, 20, 40, 60, 80]}
+    claim = data_order.repeated_batches(run(stream={"notes": held, "rows": {}}, reseeds=seeds))
+    assert claim is not None
+    assert claim.where == ("train.py:8",)
+    assert data_order.repeated_batches(run(stream={"notes": held, "rows": {}})) is None
+
+
+# ── one batch ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def spike(backward: int) -> dict[str, Any]:
+    base = {"event": "spike", "step": backward - 1, "backward": backward, "value": 900.0, "level": 0.5}
+    return base | {"data": [], "batch": None}
+
+
+def sized(outliers: dict[int, float]) -> dict[str, Any]:
+    held = [
+        {"step": i, "backward": i + 1, "line": 0, "x": i % 25, "y": i % 25, "y_largest": outliers.get(i, 2.0 + i % 3)}
+        for i in range(100)
+    ]
+    return {"notes": held, "rows": {}}
+
+
+def test_a_spike_with_an_outlying_target_is_a_bad_batch() -> None:
+    claim = data_order.bad_batch(run(events=[spike(31), spike(71)], stream=sized({30: 900.0, 70: 900.0})))
+    assert claim is not None
+    assert claim.step == 30
+
+
+def test_spikes_with_ordinary_data_in_ever_other_batches_are_not_the_datas() -> None:
+    assert data_order.bad_batch(run(events=[spike(31), spike(63), spike(85)], stream=sized({}))) is None
+
+
+def test_a_batch_that_spikes_whenever_it_comes_is_bad() -> None:
+    claim = data_order.bad_batch(run(events=[spike(31), spike(56), spike(81)], stream=sized({})))
+    assert claim is not None
+    assert claim.evidence["batch_came_at"] == [30, 55, 80]

@@ -1,0 +1,109 @@
+"""Policies and rewards, from recorded facts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from recorded import SITE, look, run
+from surefoot.diagnose.rules import policy
+
+STEPS = (0, 1, 2, 4, 8, 16, 32, 64, 90)
+
+
+def weighted(mean: float, spread: float) -> dict[str, Any]:
+    other = {"shape": [64], "min": mean - 2 * spread, "max": mean + 2 * spread, "mean": mean, "std": spread}
+    binary = mean == spread == 0.0
+    return {"op": "mul", "site": SITE, "history": ["log_prob"], "other": other, "other_binary": binary}
+
+
+def entropies(values: list[float]) -> list[dict[str, Any]]:
+    return [{"step": i, "entropy": v * math.log(4), "actions": 4} for i, v in enumerate(values)]
+
+
+def looks(kind: str, notes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [look(step, notes={kind: [note]}) for step, note in zip(STEPS, notes, strict=True)]
+
+
+def test_advantages_of_zero_are_named_with_their_place() -> None:
+    claim = policy.zero_advantage(run(looks=looks("products", [weighted(0.0, 0.0)] * 9)))
+    assert claim is not None
+    assert claim.where == (SITE,)
+
+
+def test_centred_advantages_are_fine() -> None:
+    assert policy.zero_advantage(run(looks=looks("products", [weighted(0.0, 1.0)] * 9))) is None
+
+
+def ratio(largest: float, kl: float) -> dict[str, Any]:
+    return {"op": "exp", "site": SITE, "largest": largest, "mean": 1.1, "kl": kl, "count": 64}
+
+
+def test_ratios_in_the_hundreds_have_exploded() -> None:
+    claim = policy.ratio_explosion(run(looks=looks("ratios", [ratio(2.0, 0.01)] * 5 + [ratio(400.0, 0.4)] * 4)))
+    assert claim is not None
+    assert claim.step == STEPS[5]
+
+
+def test_ratios_near_one_are_fine() -> None:
+    held = run(looks=looks("ratios", [ratio(1.6, 0.02)] * 9))
+    assert policy.ratio_explosion(held) is None
+    assert policy.kl_blowup(held) is None
+
+
+def test_a_divergence_that_climbs_has_blown_up() -> None:
+    stated = [{"step": i, "kl": 0.001 * i * i, "site": SITE} for i in range(100)]
+    assert policy.kl_blowup(run(divergences=stated)) is not None
+
+
+def test_a_divergence_that_stays_low_is_fine() -> None:
+    stated = [{"step": i, "kl": 0.03, "site": SITE} for i in range(100)]
+    assert policy.kl_blowup(run(divergences=stated)) is None
+
+
+def test_a_policy_certain_after_a_few_steps_has_collapsed() -> None:
+    claim = policy.entropy_collapse(run(policy=entropies([1.0] * 8 + [0.01] * 92)))
+    assert claim is not None
+    assert claim.severity == "error"
+
+
+def test_a_policy_that_becomes_certain_as_the_returns_rise_is_only_remarked_on() -> None:
+    raw = [weighted(m, 0.3) for m in (0.3, 0.3, 0.3, 0.5, 0.7, 0.9, 1.4, 1.5, 1.5)]
+    claim = policy.entropy_collapse(run(policy=entropies([1.0] * 8 + [0.01] * 92), looks=looks("products", raw)))
+    assert claim is not None
+    assert claim.severity == "info"
+
+
+def test_a_policy_certain_from_the_start_never_explores() -> None:
+    claim = policy.entropy_collapse(run(policy=entropies([0.0] * 100)))
+    assert claim is not None
+    assert claim.step == 0
+
+
+def test_a_policy_that_still_explores_is_fine() -> None:
+    assert policy.entropy_collapse(run(policy=entropies([1.0 - 0.006 * i for i in range(100)]))) is None
+
+
+def valued(mean: float, share: float) -> dict[str, Any]:
+    loss = {
+        "op": "mse_loss",
+        "grad": True,
+        "site": SITE,
+        "target": {"mean": mean, "std": 0.3 * abs(mean)},
+        "value": 1.0,
+    }
+    terms = [{"loss": None, "norm": 1 - share}, {"loss": "mse_loss", "norm": share}]
+    notes = {"losses": [loss], "products": [weighted(0.0, 1.0)]}
+    return {"notes": notes, "roots": [{"value": mean, "parameters": [0], "terms": terms}]}
+
+
+def test_returns_in_the_thousands_that_drown_the_policy_are_named() -> None:
+    held = run(looks=[look(s, **valued(3000.0, 0.999)) for s in STEPS], policy=entropies([0.9] * 100))
+    claim = policy.reward_scale(held)
+    assert claim is not None
+    assert claim.severity == "error"
+
+
+def test_returns_near_one_are_fine() -> None:
+    held = run(looks=[look(s, **valued(2.0, 0.6)) for s in STEPS], policy=entropies([0.9] * 100))
+    assert policy.reward_scale(held) is None
