@@ -115,6 +115,7 @@ def run_in_child(path: str, arguments: tuple[str, ...], watched: bool, folder: P
     os.chdir(folder)
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
     voice._stream = sys.stderr
+    random.seed(20)  # a fork draws a new seed of its own
     census = Census()
     target = execute.Target(path, arguments)
     session = command.Session(command.Request(target, str(folder / "run")))

@@ -113,7 +113,7 @@ def _wrap_backward(watcher: Watcher, wrap: Any, here: Callable[[], bool]) -> Non
         )
         if not loop or not here():
             return original(*args, **kwargs)
-        if not is_users(sys._getframe(2).f_code.co_filename):
+        if not watcher.safely("backward", is_users, sys._getframe(2).f_code.co_filename):
             return original(*args, **kwargs)
         watcher.safely("backward", watcher.before_backward, root)
         result = original(*args, **kwargs)
@@ -478,18 +478,29 @@ def _states_in(value: Any) -> list[str]:
 
 
 def _wrap_modes(watcher: Watcher, wrap: Any, here: Callable[[], bool]) -> None:
-    inside = "torch/utils/_contextlib.py"
-
-    def by_user() -> bool:
-        filename = sys._getframe(3).f_code.co_filename
-        return is_users(filename) or filename.endswith(inside)
+    decorator = os.path.join("torch", "utils", "_contextlib.py")
+    libraries: set[Any] = set()
+    """Code that was found not to be the script's."""
 
     def around_enter(original: Any, args: Any, kwargs: Any) -> Any:
-        turns_on = isinstance(args[0], torch.set_grad_enabled) and args[0].mode
-        if here() and not turns_on and by_user():
-            args[0]._surefoot = True
-            watcher.safely("evaluation", watcher.evaluations.open)
+        frame = sys._getframe(2)
+        if frame.f_code not in libraries and here():
+            watcher.safely("evaluation", opened, args[0], frame)
         return original(*args, **kwargs)
+
+    def opened(context: Any, frame: Any) -> None:
+        if isinstance(context, torch.set_grad_enabled) and context.mode:
+            return
+        if frame.f_code.co_filename.endswith(decorator):  # whose function is it that was decorated?
+            code = getattr(frame.f_locals.get("func"), "__code__", None)
+            by_user = code is not None and is_users(code.co_filename)
+        else:
+            by_user = is_users(frame.f_code.co_filename)
+            if not by_user:
+                libraries.add(frame.f_code)
+        if by_user:
+            context._surefoot = True
+            watcher.evaluations.open()
 
     def around_exit(original: Any, args: Any, kwargs: Any) -> Any:
         result = original(*args, **kwargs)

@@ -113,10 +113,8 @@ class Tape(TorchFunctionMode):
         if self.paused or self.in_step or len(self.entries) >= MOST_ENTRIES or not is_calm():
             return out
         name = self._names.get(func)
-        if name is None:
-            name = self._names[func] = _short_name(func)
-        if name not in _SILENT:
-            self._safely("operations", self._record, name, args, kwargs or {}, out)
+        if name is None or name not in _SILENT:
+            self._safely("operations", self._record, func, args, kwargs or {}, out)
         return out
 
     def leave(self) -> None:
@@ -139,7 +137,12 @@ class Tape(TorchFunctionMode):
         """Whether it is among this thread's modes."""
         return any(mode is self for mode in _modes._get_current_function_mode_stack())
 
-    def _record(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        name = self._names.get(func)
+        if name is None:
+            name = self._names[func] = _short_name(func)
+            if name in _SILENT:
+                return
         taken = [*tensors_in(args), *tensors_in(kwargs)] if kwargs else list(tensors_in(args))
         first = next(tensors_in(out), None)
         if first is None and name not in BREAKS:
