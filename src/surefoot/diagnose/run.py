@@ -353,6 +353,11 @@ class Run:
         """What the script died of."""
         return self.facts.get("crash")
 
+    @property
+    def died_of_nonfinite(self) -> bool:
+        """Whether the call that raised had been given something non-finite, as BCE refuses a NaN."""
+        return bool(((self.crash or {}).get("arguments") or {}).get("input", {}).get("nonfinite"))
+
     @cached_property
     def bad_value(self) -> dict[str, Any] | None:
         """The autopsy of the first non-finite loss."""
@@ -363,7 +368,8 @@ class Run:
     @cached_property
     def nonfinite(self) -> bool:
         """Whether a loss or a gradient was ever not finite."""
-        return self.curve.first_bad is not None or self.bad_value is not None or bool(self.events("nonfinite-gradient"))
+        seen = self.curve.first_bad is not None or self.bad_value is not None or self.died_of_nonfinite
+        return seen or bool(self.events("nonfinite-gradient"))
 
     @property
     def failing(self) -> bool:

@@ -164,14 +164,11 @@ def _attention(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
 
 
 def _nll(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
-    ignored = int((given["target"] == node._saved_ignore_index).sum())
+    index = node._saved_ignore_index
+    index -= 2**64 if index >= 2**63 else 0  # torch hands out its sign bit as a number
+    ignored = int((given["target"] == index).sum())
     if ignored == given["target"].numel():
-        return {
-            "undefined_at": "no target left",
-            "bad": ignored,
-            "all_ignored": True,
-            "ignore_index": node._saved_ignore_index,
-        }
+        return {"undefined_at": "no target left", "bad": ignored, "all_ignored": True, "ignore_index": index}
     return None
 
 
