@@ -183,7 +183,7 @@ def _start() -> subprocess.Popen[str]:
 
 def _serve() -> None:
     """In the nursery: one folder per line, one exit code back."""
-    import torch._dynamo  # the first optimizer would import it, for seconds
+    import torch._dynamo  # noqa: F401 (the first optimizer would import it, for seconds)
 
     import surefoot.diagnose.rules
     import surefoot.launch.command

@@ -56,9 +56,7 @@ def test_a_log_softmax_of_probabilities_by_hand_is_a_softmax_twice(watch: Nurser
         return -logs[torch.arange(len(target)), target].mean()
     """
     run = watch(CLASSES, by_hand, SOFTMAX_IN_FORWARD, LOOP)
-    run.names_first(
-        "loss.softmax-before-cross-entropy", step=0, at="|F.log_softmax(", evidence={"calls", "shape"}
-    )
+    run.names_first("loss.softmax-before-cross-entropy", step=0, at="|F.log_softmax(", evidence={"calls", "shape"})
 
 
 HEALTHY_CLASSIFIERS = {
@@ -71,7 +69,10 @@ HEALTHY_CLASSIFIERS = {
         "loss_of = lambda given, target: F.nll_loss(given.softmax(-1).log(), target)",
         NET,
     ),
-    "a head that starts at zero": (CROSS_ENTROPY, NET + "nn.init.zeros_(model[2].weight); nn.init.zeros_(model[2].bias)"),
+    "a head that starts at zero": (
+        CROSS_ENTROPY,
+        NET + "nn.init.zeros_(model[2].weight); nn.init.zeros_(model[2].bias)",
+    ),
     "targets that are a teacher's probabilities": (
         "loss_of = lambda given, target: F.cross_entropy(given, F.one_hot(target, 3).float() * 0.9 + 0.1 / 3)",
         NET,
@@ -189,9 +190,7 @@ def test_kl_div_of_raw_scores_is_named_and_of_log_probabilities_is_not(watch: Nu
 
 def test_a_negated_cross_entropy_is_named(watch: Nursery) -> None:
     run = watch(CLASSES, "loss_of = lambda given, target: -F.cross_entropy(given, target)", NET, LOOP)
-    found = run.names_first(
-        "loss.sign-flipped", step=0, at="|loss.backward", evidence={"factor", "first", "last"}
-    )
+    found = run.names_first("loss.sign-flipped", step=0, at="|loss.backward", evidence={"factor", "first", "last"})
     assert run.at("-F.cross_entropy") in found.where
     assert found.evidence["factor"] < 0
     assert found.evidence["last"] < found.evidence["first"]
@@ -298,7 +297,8 @@ SHAPES_THAT_GROW = {
     "quantiles against one target": (
         "def loss_of(given, target):\n"
         "    error = target - given\n"
-        "    return torch.maximum(error * torch.tensor([0.1, 0.5, 0.9]), error * torch.tensor([-0.9, -0.5, -0.1])).mean()",
+        "    level = torch.tensor([0.1, 0.5, 0.9])\n"
+        "    return torch.maximum(error * level, error * (level - 1)).mean()",
         FIT.replace("(32, 1)", "(32, 3)"),
     ),
     "distances of all pairs": (
@@ -332,7 +332,11 @@ def test_targets_beyond_a_sigmoid_are_out_of_reach(watch: Nursery) -> None:
 
 @pytest.mark.parametrize(
     ("act", "targets"),
-    [("nn.Sigmoid()", "y = torch.sigmoid(y)"), ("nn.Tanh()", "y = torch.tanh(3 * y)"), ("nn.ReLU()", "y = y.abs() + 0.5")],
+    [
+        ("nn.Sigmoid()", "y = torch.sigmoid(y)"),
+        ("nn.Tanh()", "y = torch.tanh(3 * y)"),
+        ("nn.ReLU()", "y = y.abs() + 0.5"),
+    ],
 )
 def test_targets_within_the_bounds_are_fine(watch: Nursery, act: str, targets: str) -> None:
     model = FIT.replace("nn.Linear(32, 1)", f"nn.Linear(32, 1), {act}") + "nn.init.constant_(model[2].bias, 0.5)"
@@ -464,9 +468,7 @@ for step in range(60):
 
 def test_a_term_that_drowns_another_is_named_with_their_shares(watch: Nursery) -> None:
     run = watch(CLASSES, TWO_HEADS.replace("WEIGHT", "1e4").replace("RATE", "1e-6"))
-    found = run.names_first(
-        "loss.term-dominates", step=1, at="|F.cross_entropy(", evidence={"terms", "first", "last"}
-    )
+    found = run.names_first("loss.term-dominates", step=1, at="|F.cross_entropy(", evidence={"terms", "first", "last"})
     norms = sorted(term["norm"] for term in found.evidence["terms"])
     assert norms[-1] > 50 * norms[0]
 

@@ -82,9 +82,7 @@ def test_branches_and_heads_that_start_at_zero_are_fine(watch: Nursery) -> None:
 def test_units_that_start_equal_and_stay_equal_are_named(watch: Nursery) -> None:
     alike = "for weight in model.parameters(): nn.init.constant_(weight, 0.1)"
     run = watch(START, NET, alike, LOOP)
-    found = run.names_first(
-        "init.symmetric", step=0, at="0.weight", evidence={"parameters", "units", "largest_weight"}
-    )
+    found = run.names_first("init.symmetric", step=0, at="0.weight", evidence={"parameters", "units", "largest_weight"})
     assert found.evidence["units"] == 32
     assert found.evidence["largest_weight"] == pytest.approx(0.1)
 
@@ -142,9 +140,7 @@ def test_saturated_gates_by_themselves_are_named_first(watch: Nursery) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     """
     run = watch(START, model, LOOP)
-    run.names_first(
-        "model.saturated-units", step=0, at="|torch.sigmoid(", evidence={"saturated", "at_start", "looks"}
-    )
+    run.names_first("model.saturated-units", step=0, at="|torch.sigmoid(", evidence={"saturated", "at_start", "looks"})
 
 
 def test_a_sigmoid_at_the_output_may_be_certain(watch: Nursery) -> None:
@@ -158,9 +154,7 @@ def test_a_sigmoid_at_the_output_may_be_certain(watch: Nursery) -> None:
 
 def test_a_gradient_that_dies_on_its_way_back_is_named_with_both_ends(watch: Nursery) -> None:
     run = watch(START, deep("nn.Sigmoid()", layers=10, width=16), LOOP)
-    found = run.names_first(
-        "model.vanishing-gradient", step=0, at="0.weight", evidence={"ratio", "layers", "profile"}
-    )
+    found = run.names_first("model.vanishing-gradient", step=0, at="0.weight", evidence={"ratio", "layers", "profile"})
     assert found.evidence["ratio"] < 1e-3
     assert found.evidence["layers"] == 10
 
@@ -235,7 +229,9 @@ def test_a_gru_with_clipping_is_fine(watch: Nursery) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     loss_of = F.mse_loss
     """
-    clipped = LOOP.replace("    optimizer.step", "    nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n    optimizer.step")
+    clipped = LOOP.replace(
+        "    optimizer.step", "    nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n    optimizer.step"
+    )
     assert watch(VALUES, model, clipped).causes == []
 
 
@@ -254,10 +250,9 @@ def test_a_batch_norm_over_two_rows_is_named(watch: Nursery) -> None:
 
 
 def test_a_batch_norm_over_four_rows_that_learns_is_named_first(watch: Nursery) -> None:
-    run = watch(START, NORMED.replace("1e-2", "3e-3"), LOOP.replace("(32,)", "(4,)").replace("60", "150"))
-    run.names_first(
-        "model.batchnorm-tiny-batch", step=0, at="model.1", evidence={"per_statistic", "batch", "calls"}
-    )
+    easy = "x[torch.arange(256), y] += 4"
+    run = watch(START, easy, NORMED.replace("1e-2", "3e-3"), LOOP.replace("(32,)", "(4,)"))
+    run.names_first("model.batchnorm-tiny-batch", step=0, at="model.1", evidence={"per_statistic", "batch", "calls"})
 
 
 def test_a_batch_norm_over_the_pixels_of_two_images_is_fine(watch: Nursery) -> None:

@@ -117,7 +117,8 @@ SOMETHING_HAPPENS = {
         "    optimizer.step()\n",
         "    with torch.no_grad():\n        for weight in model.parameters(): weight -= 0.3 * weight.grad\n",
     ),
-    "a warm-up that begins at zero": "warm = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, step / 10))"
+    "a warm-up that begins at zero": "from torch.optim.lr_scheduler import LambdaLR\n"
+    + "warm = LambdaLR(optimizer, lambda step: min(1, step / 10))"
     + LOOP
     + "    warm.step()\n",
     "gradients by torch.autograd.grad": LOOP.replace(
@@ -237,11 +238,14 @@ optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 
 
 @pytest.mark.parametrize(
-    "cut", ["hidden.detach()", "torch.from_numpy(hidden.detach().numpy())", "hidden.data", "torch.tensor(hidden.tolist())"]
+    "cut",
+    ["hidden.detach()", "torch.from_numpy(hidden.detach().numpy())", "hidden.data", "torch.tensor(hidden.tolist())"],
 )
 def test_a_cut_graph_is_named_with_the_line_of_the_cut(watch: Nursery, cut: str) -> None:
     run = watch(START, DETACHED.replace("CUT", cut), LOOP)
-    found = run.names_first("optim.detached-graph", step=0, at="|hidden = " + cut, evidence={"parameters", "cut", "share"})
+    found = run.names_first(
+        "optim.detached-graph", step=0, at="|hidden = " + cut, evidence={"parameters", "cut", "share"}
+    )
     assert found.evidence["parameters"] == ["inner.weight", "inner.bias"]
 
 
@@ -269,7 +273,9 @@ STOPPED_ON_PURPOSE = {
             loss.backward()
             optimizer.step()
         """,
-    "an accuracy kept beside the loss": NET + LOOP + "    right = (model(x[rows]).detach().argmax(1) == y[rows]).float()\n",
+    "an accuracy kept beside the loss": NET
+    + LOOP
+    + "    right = (model(x[rows]).detach().argmax(1) == y[rows]).float()\n",
     "a straight-through estimator": DETACHED.replace("CUT", "hidden + (hidden.round() - hidden).detach()") + LOOP,
 }
 

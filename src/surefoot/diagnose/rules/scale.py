@@ -86,7 +86,9 @@ def init_too_small(run: Run) -> Claim | None:
         return None  # a closed gate lets nothing through, whatever the scale
     small = median(gains[:-1] or gains) < 3 * HEALTHY_GAIN[0] and last < 1e-2 * entering
     # Biases differ from unit to unit and are all that is left; what passes of the input is the product of the gains.
-    small = small or (max(gains[:-1] or gains) < 1.5 * HEALTHY_GAIN[0] and last < 0.1 * entering and _passes(gains) < 1e-3)
+    small = small or (
+        max(gains[:-1] or gains) < 1.5 * HEALTHY_GAIN[0] and last < 0.1 * entering and _passes(gains) < 1e-3
+    )
     dies = last < 1e-4 * entering and median(gains) < 0.7
     if not (small or dies):
         return None
