@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FIRST_LOOKS = 8
-"""The first steps are all looked at; after that each look is 1.6 times as far away as the one before."""
+"""The first steps are all looked at; after that each look is 1.35 times as far away as the one before."""
 THOROUGH = (1, 13, 144)
 """Looks that also ask for the gradient of each term and for causality: an extra backward each."""
 MOST_LOOKS = 48
@@ -192,7 +192,7 @@ class Watcher:
             self._extra_looks -= 1
             self._look_at = self.steps
         else:
-            self._look_at = max(self.steps + 1, math.ceil(look.step * 1.6))
+            self._look_at = max(self.steps + 1, math.ceil(look.step * 1.35))
 
     # Models and optimizers
 
