@@ -351,7 +351,8 @@ class Run:
     @property
     def crash(self) -> dict[str, Any] | None:
         """What the script died of."""
-        return self.facts.get("crash")
+        found: dict[str, Any] | None = self.facts.get("crash")
+        return found
 
     @cached_property
     def bad_value(self) -> dict[str, Any] | None:

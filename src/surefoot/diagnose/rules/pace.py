@@ -395,8 +395,8 @@ RULES = (
     Rule("lr.too-low", "curve", too_low, explains=("data.labels-uninformative", "data.class-collapse")),
     Rule("optim.epsilon", "value", epsilon, explains=("lr.too-low", "data.class-collapse", "loss.undefined-op")),
     Rule("optim.weight-decay", "value", weight_decay,
-         explains=("lr.*", "model.dead-units", "data.labels-uninformative", "model.vanishing-gradient", "init.too-small",
-                   "data.class-collapse")),
+         explains=("lr.*", "model.dead-units", "data.labels-uninformative", "model.vanishing-gradient",
+                   "init.too-small", "data.class-collapse")),
     Rule("optim.stale-state", "value", stale_state, explains=("lr.*", "optim.epsilon")),
     Rule("clip.saturated", "value", clip_saturated, explains=("lr.too-low", "data.class-collapse")),
 )  # fmt: skip
