@@ -20,6 +20,7 @@ from surefoot.diagnose.engine import diagnose, load
 from surefoot.errors import UsageError
 
 if TYPE_CHECKING:
+    from surefoot.diagnose.doctor.checks import Status
     from surefoot.diagnose.findings import Diagnosis, Finding
 
 _COVERS: dict[int, tuple[str, tuple[str, ...]]] = {
@@ -100,6 +101,6 @@ def _step_of(cause: str) -> int:
 
 
 def _check(step: int, name: str, finding: Finding) -> Check:
-    status = "fail" if finding.severity == "error" else "warn"
+    status: Status = "fail" if finding.severity == "error" else "warn"
     fix = finding.fixes[0] if finding.fixes else ""
     return Check(step, name, status, finding.summary, round(finding.confidence, 2), "", fix, finding.cause)

@@ -1,8 +1,8 @@
 """What `surefoot doctor TARGET` examines: the objects that a function of the user's returns.
 
-TARGET is `module:function` or `path/to/file.py:function`; a plain `path/to/file.py` is watched instead (`script`). The function takes no arguments and returns model, loader,
-loss function and optimizer, as a tuple in this order, or as a dict or an object with these names. `eval_loader`,
-`loss_of` and `clip` may come with them by name.
+TARGET is `module:function` or `path/to/file.py:function`; a plain `path/to/file.py` is watched instead (`script`).
+The function takes no arguments and returns model, loader, loss function and optimizer, as a tuple in this order, or as
+a dict or an object with these names. `eval_loader`, `loss_of` and `clip` may come with them by name.
 """
 
 from __future__ import annotations

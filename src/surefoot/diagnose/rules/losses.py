@@ -47,7 +47,8 @@ def softmax_before_cross_entropy(run: Run) -> Claim | None:
             0.97,
             f"`{_maker(notes[0])}` returns probabilities (every row sums to 1 ± "
             f"{max(d['sum_error'] for d in seen):.0e}, all ≥ 0) and they go into cross_entropy, which applies "
-            f"log-softmax itself: the loss cannot fall under {floor:.3f} = ln(e+{classes - 1})-1 with {classes} classes; it is at {run.curve.end:.3f}.",
+            f"log-softmax itself: the loss cannot fall under {floor:.3f} = ln(e+{classes - 1})-1 with {classes} "
+            f"classes; it is at {run.curve.end:.3f}.",
             step=notes[0]["step"],
             where=(site, _source(notes[0])),
             evidence={
