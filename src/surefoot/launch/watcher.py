@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from surefoot.launch import graph
 from surefoot.launch.autopsy import autopsy
 from surefoot.launch.book import Book
-from surefoot.launch.calm import is_calm, unseen
+from surefoot.launch.calm import Unnoticed, is_calm, unseen
 from surefoot.launch.describe import describe
 from surefoot.launch.evaluation import Evaluations
 from surefoot.launch.look import Look
@@ -129,7 +129,7 @@ class Watcher:
         self._stepped = False
         self._extra_looks = 0
         self._sentinels: list[weakref.ref[Any]] = []
-        self._root_sites_of_step: list[str] = []
+        self._root_sites_of_step: list[Any] = []
 
     def here(self) -> bool:
         """In the process and the thread that train, and not while torch compiles or traces."""
@@ -265,10 +265,9 @@ class Watcher:
             facts = {"site": site(3), "value": value, "backward": self.backwards, "step": self.steps}
             self.safely("graph", self.look.before_backward, root, facts)
         if where is not None:
-            self._root_sites_of_step.append(f"{where.f_code.co_filename}:{where.f_lineno}")
-            with self.look.quietly() if self.look is not None else torch.no_grad():
-                line = (where.f_code, where.f_lineno)
-                self.safely("data of steps", self.stream.note, root, line, self.steps, self.backwards)
+            line = (where.f_code, where.f_lineno)
+            self._root_sites_of_step.append(line)
+            self.safely("data of steps", self.stream.note, root, line, self.steps, self.backwards)
 
     def after_backward(self, gradients: Any = None) -> None:
         """`backward` is done; `gradients` are those that were returned instead of accumulated."""
@@ -473,18 +472,21 @@ class Watcher:
 
     def _gradient_norm(self, optimizer: torch.optim.Optimizer) -> Any:
         grads = [
-            tensor.grad
+            grad
             for group in optimizer.param_groups
             for tensor in group["params"]
-            if tensor.grad is not None and tensor.grad.layout is torch.strided
+            if (grad := tensor.grad) is not None and grad.layout is torch.strided
         ]
         if not grads:
             return None
         first = grads[0].device
         if any(grad.device != first for grad in grads):
             grads = [grad for grad in grads if grad.device == first]
-        norms = torch._foreach_norm([grad.detach() for grad in grads], 2.0)
-        total = torch.linalg.vector_norm(torch.stack([norm.float() for norm in norms]))
+        with Unnoticed():
+            norms = torch._foreach_norm(grads, 2.0)
+            if any(norm.dtype is not torch.float32 for norm in norms):
+                norms = tuple(norm.float() for norm in norms)
+            total = torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
         scale = self.scaler.get("unscale_by")
         if first.type == "cpu":
             value = float(total)
