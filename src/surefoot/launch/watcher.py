@@ -39,6 +39,8 @@ FIRST_LOOKS = 8
 THOROUGH = (1, 13, 144)
 """Looks that also ask for the gradient of each term and for causality: an extra backward each."""
 MOST_LOOKS = 48
+FIRST_SAVE_S = 15.0
+"""After so long the facts are written for the first time, so that a killed run can be diagnosed too."""
 _CARRIERS = frozenset({"looking", "steps", "backward", "optimizers"})
 """Probes that begin and end the looks."""
 _EAGER_STEPS = 200
@@ -98,6 +100,8 @@ class Watcher:
         self.policy: list[dict[str, Any]] = []
         self.divergences: list[dict[str, Any]] = []
         self.backward_series = Series()
+        self.save: Callable[[dict[str, Any]], None] | None = None
+        """Where the facts go while the run goes on."""
         self.backwards = 0
         self.steps = 0
         self.skipped = 0
@@ -106,6 +110,8 @@ class Watcher:
         self.retained: list[Any] = []
         self.origins: dict[str, list[tuple[str, str, str]]] = {}
         self.started = time.monotonic()
+        self._save_wait = FIRST_SAVE_S
+        self._save_at = self.started + FIRST_SAVE_S
         self._look_at = 0
         self._pending: list[Any] = []
         self._last_losses: list[Any] = []
@@ -432,6 +438,8 @@ class Watcher:
                 self._finish_cycle()
         elif self.steps >= self._look_at or self._is_rare_turn(watched):
             self.begin_look()
+        if self.save is not None and time.monotonic() >= self._save_at:
+            self.safely("saving", self._save_now_and_then)
         if self.steps % 16 == 0:
             self.safely("kept graphs", self._count_graphs)
 
@@ -566,9 +574,18 @@ class Watcher:
 
     # The end
 
-    def as_facts(self) -> dict[str, Any]:
+    def _save_now_and_then(self) -> None:
+        """Facts of a run that may yet be killed; less and less often."""
+        self._save_wait = min(300.0, 1.5 * self._save_wait)
+        self._save_at = time.monotonic() + self._save_wait
+        if self.save is not None:
+            self.save(self.as_facts(at_end=False))
+
+    def as_facts(self, at_end: bool = True) -> dict[str, Any]:
         """Everything, as plain data."""
-        self.end_look()
+        if at_end:
+            self.end_look()
+            self.evaluations.drop()
         for watched in self.optimizers:
             self.safely("series", watched.series.read)
         several = [self.book.label(record) for record in self.book.parameters]
@@ -604,7 +621,7 @@ class Watcher:
             "schedulers": [{k: v for k, v in s.items() if k != "ref"} for s in self.schedulers],
             "looks": self.looks,
             "events": self.events,
-            "evaluations": self.evaluations.as_facts(),
+            "evaluations": self.evaluations.passes,
             "evaluation_blocks": self.evaluations.blocks,
             "seeds": self.seeds,
             "reseeds": self.reseeds,
