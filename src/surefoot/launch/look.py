@@ -24,7 +24,7 @@ from surefoot.launch.tape import BREAKS, Tape, tensors_in
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from surefoot.launch.book import Book
+    from surefoot.launch.book import Book, Parameter
     from surefoot.launch.tape import Entry
 
 MOST_PASSES = 64
@@ -85,6 +85,8 @@ class Look:
         self.take_off()
         for number in self._used:
             self._book.parameters[number].used += 1
+            if number not in self._reached:
+                self._safely("parameters", self._sample, self._book.parameters[number])
         for number in self._reached:
             self._book.parameters[number].in_graph += 1
         for number in self._stepped:
@@ -297,10 +299,7 @@ class Look:
                     record = self._book.add(variable)
                 self._reached.add(record.id)
                 if not record.optimizers:
-                    sample = _thin(variable)
-                    if record.sample is not None and record.sample.shape == sample.shape:
-                        record.moved_alone += not torch.equal(record.sample, sample)
-                    record.sample = sample.clone()
+                    self._sample(record)
                 known.append(record.id)
             facts["parameters"] = sorted(known)
             facts["strange"] = strange[:20]
@@ -316,6 +315,16 @@ class Look:
         if self.thorough and not facts["custom"] and not listeners.gradients and not listeners.saved:
             self._safely("gradient of terms", self._terms, root, facts)
             self._safely("causality", self._causality, facts)
+
+    def _sample(self, record: Parameter) -> None:
+        """Whether a parameter that no optimizer should have changed did change since the last look."""
+        tensor = record.tensor()
+        if tensor is None:
+            return
+        sample = _thin(tensor)
+        if record.sample is not None and record.sample.shape == sample.shape:
+            record.moved_alone += not torch.equal(record.sample, sample)
+        record.sample = sample.clone()
 
     def _made_from(self, entry: int) -> list[dict[str, Any]]:
         assert self.tape is not None

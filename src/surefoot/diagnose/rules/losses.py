@@ -232,7 +232,7 @@ def bounded_output(run: Run) -> Claim | None:
     for site, group in _by_site(notes).items():
         first = group[0]
         op = (first.get("producer") or {}).get("op")
-        if op not in BOUNDS or "min" not in first["target"]:
+        if op not in BOUNDS or "min" not in first["target"] or _learned_target(first):
             continue
         low, high = BOUNDS[op]
         goals = (min(n["target"]["min"] for n in group), max(n["target"]["max"] for n in group))
@@ -251,6 +251,12 @@ def bounded_output(run: Run) -> Claim | None:
                 fixes=(f"Leave out the {op} at {_source(first)}, or scale the targets into [{low:g}, {high:g}].",),
             )
     return None
+
+
+def _learned_target(note: dict[str, Any]) -> bool:
+    """Whether the target was computed by a model: a codebook, a teacher, a bootstrapped value."""
+    made = set(note.get("target_history") or ())
+    return bool(note.get("target_from_model") or made & {"linear", "conv2d", "embedding", "matmul", "index_select"})
 
 
 def undefined_op(run: Run) -> Claim | None:

@@ -139,7 +139,7 @@ def _schedule(run: Run, held: dict[str, Any]) -> Claim | None:
         return None
     tiny = 1e-4 * top
     first_tiny = next((i for i, v in enumerate(rates) if v < tiny and all(w < tiny for w in rates[i:])), None)
-    done = run.curve.learned and run.curve.drop > 0.95 and "ReduceLROnPlateau" in kinds
+    done = run.curve.learned and run.curve.drop > (0.5 if "ReduceLROnPlateau" in kinds else 0.9)
     if first_tiny is not None and first_tiny < 0.7 * count and rates[0] >= tiny and not done:
         return _broken(
                 0.93,
