@@ -40,7 +40,7 @@ def nonfinite_input(run: Run) -> Claim | None:
     """The first tensor that is not finite came from outside the graph."""
     bad = run.bad_value
     if bad is not None and bad.get("kind") == "data" and not _half_infinite(bad):
-        return _claim_autopsy(bad)
+        return None if bad.get("tensor") == "the other operand" and _overflowed(run) else _claim_autopsy(bad)
     first_bad = run.curve.first_bad
     if bad is None and first_bad is None:
         return None
@@ -48,6 +48,12 @@ def nonfinite_input(run: Run) -> Claim | None:
         return None
     step = bad.get("step") if bad is not None else first_bad
     return _seen_in_pass(run, step) or _seen_in_stream(run, step)
+
+
+def _overflowed(run: Run) -> bool:
+    """Whether the loss had left all bounds before: then an overflow, not the data, made the first NaN."""
+    late = [abs(value) for value in run.curve.finite[-6:]]
+    return bool(late) and max(late) > 1e3 * max(1.0, abs(run.curve.start))
 
 
 def _half_infinite(bad: dict[str, Any]) -> bool:

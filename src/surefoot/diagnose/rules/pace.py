@@ -217,7 +217,8 @@ def epsilon(run: Run) -> Claim | None:
         and len(run.parameters[row["id"]]["shape"]) >= 2
     ]  # fmt: skip
     ratio = eps / median(roots) if roots else 0.0
-    if eps > 1e-7 and ((ratio > 2 and not run.curve.learned) or (ratio > 100 and eps >= 1e-3)):
+    slow = ratio > 10 and run.curve.drop < 0.7 and not run.blind
+    if eps > 1e-7 and ((ratio > 2 and not run.curve.learned) or (eps >= 1e-3 and (slow or ratio > 100))):
         return Claim(
             0.9,
             f"eps={eps:g} of {run.main['type']} is {eps / median(roots):.3g} times the root of the second moment "
