@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    _global_forward_hooks_with_kwargs,
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.utils.hooks import RemovableHandle
 
 from surefoot.launch import graph
 from surefoot.launch.calm import Unnoticed, is_calm, listeners
@@ -99,6 +104,8 @@ class Look:
         """Hooks and tape off; what was seen stays."""
         for handle in self._handles:
             handle.remove()
+            if isinstance(handle, RemovableHandle):  # torch forgets one of its own tables
+                _global_forward_hooks_with_kwargs.pop(handle.id, None)
         self._handles = []
         if self._entered and self.tape is not None:
             self._entered = False
