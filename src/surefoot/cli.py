@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Keeps PyTorch training on its feet.",
     add_completion=False,
+    rich_markup_mode=None,  # the pretty help takes as long to import as all the rest
     pretty_exceptions_enable=False,
 )
 app.add_typer(zoo, name="zoo")

@@ -207,8 +207,9 @@ class Run:
             for step, raw in zip(series.get("step", []), series.get("loss", []), strict=False)
             if (value := number(raw)) is not None
         ]
+        sign = -1.0 if optimizer is not None and optimizer["settings"][0].get("maximize") else 1.0
         return Curve(
-            [value for _, value in pairs],
+            [sign * value for _, value in pairs],
             [step for step, _ in pairs],
             continued=optimizer is not None and self._continues(optimizer),
             blind=self.blind,
@@ -360,7 +361,8 @@ class Run:
     @property
     def crash(self) -> dict[str, Any] | None:
         """What the script died of."""
-        return self.facts.get("crash")
+        found: dict[str, Any] | None = self.facts.get("crash")
+        return found
 
     @property
     def died_of_nonfinite(self) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from surefoot.diagnose.findings import Diagnosis, Finding
 
 SHOWN = 3
+"""Findings at the end of a run; `surefoot diagnose` has them all."""
 
 
 def as_text(diagnosis: Diagnosis, folder: str) -> str:
@@ -22,7 +25,7 @@ def as_text(diagnosis: Diagnosis, folder: str) -> str:
     remarks = [finding for finding in diagnosis.findings if finding.severity == "info"]
     if not serious:
         for finding in remarks[:2]:
-            lines.append(f"  note: {finding.summary}")
+            lines.extend(_wrapped("  note: ", finding.summary))
     return "\n".join(lines)
 
 
@@ -32,10 +35,11 @@ def as_full_text(diagnosis: Diagnosis, folder: str) -> str:
     lines = [f"{diagnosis.verdict} · {steps} · {folder}"]
     for finding in diagnosis.findings:
         lines.append("")
-        lines.extend(_lines(finding)[: 3 if finding.step is not None or finding.where else 2])
+        lines.extend(_head(finding))
         for key, value in finding.evidence.items():
-            lines.append(f"    Evidence: {key.replace('_', ' ')} {_shown(value)}")
-        lines.extend(f"    Fix {number}: {fix}" for number, fix in enumerate(finding.fixes, 1))
+            lines.extend(_wrapped("    Evidence: ", f"{key.replace('_', ' ')} {_shown(value)}"))
+        for number, fix in enumerate(finding.fixes, 1):
+            lines.extend(_wrapped(f"    Fix {number}: ", fix))
     if not diagnosis.findings:
         lines.append("  nothing to report")
     return "\n".join(lines)
@@ -53,11 +57,20 @@ def _shown(value: object) -> str:
 
 
 def _lines(finding: Finding) -> list[str]:
-    lines = [f"  {finding.severity} · {finding.cause} · {finding.confidence:.2f}", f"    {finding.summary}"]
+    return [*_head(finding), *(_wrapped("    Fix: ", finding.fixes[0]) if finding.fixes else [])]
+
+
+def _head(finding: Finding) -> list[str]:
+    lines = [f"  {finding.severity} · {finding.cause} · {finding.confidence:.2f}"]
+    lines.extend(_wrapped("    ", finding.summary))
     at = [] if finding.step is None else [f"step {finding.step:,}"]
     shown = [*at, *finding.where[:4]]
-    if shown:
-        lines.append(f"    At: {', '.join(shown)}")
-    if finding.fixes:
-        lines.append(f"    Fix: {finding.fixes[0]}")
-    return lines
+    return [*lines, *_wrapped("    At: ", ", ".join(shown))] if shown else lines
+
+
+def _wrapped(start: str, words: str) -> list[str]:
+    """Lines no longer than the terminal, and not longer than is good to read."""
+    width = min(120, max(60, shutil.get_terminal_size((100, 24)).columns))
+    return textwrap.wrap(
+        words, width, initial_indent=start, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )

@@ -13,6 +13,7 @@ from surefoot.launch.voice import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pathlib import Path
     from typing import Any, NoReturn
 
     from surefoot.launch.watcher import Watcher
@@ -83,6 +84,7 @@ class Session:
         self._started = time.monotonic()
         self._process = os.getpid()
         self._closed = False
+        self._folder: Path | None = None
         self._rank, self._world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
 
     def run(self) -> None:
@@ -106,6 +108,7 @@ class Session:
             from surefoot.launch.watcher import Watcher
 
             self.watcher = Watcher(guard=self.request.guard)
+            self.watcher.save = self._save
             install(self.watcher)
         except Exception as error:
             say(f"surefoot: cannot watch this torch ({type(error).__name__}: {error}); the script runs as it is")
@@ -130,40 +133,58 @@ class Session:
         if interrupted and flush:
             _die_of_interrupt()
 
-    def _write(self, ending: Ending) -> None:
-        from surefoot.launch.folder import describe_run, folder_for, write_json
+    def _save(self, facts: dict[str, Any]) -> None:
+        """What is known so far, in case the run is killed."""
+        if os.getpid() == self._process:
+            self._write_facts(facts, self._describe(None))
 
-        target = self.request.target
-        folder = folder_for(self.request.out, target.name, self._here, self._began, self._rank, self._world_size)
-        facts: dict[str, Any] = {"schema": 1, "steps": 0}
-        if self.watcher is not None:
-            facts = self._facts(self.watcher, ending)
-        torch = sys.modules.get("torch")
-        run_facts = describe_run(target.name, target.arguments, target.is_module, self.request.guard, self._began) | {
+    def _describe(self, ending: Ending | None) -> dict[str, Any]:
+        """What ran, and how it ended; a run that has not ended has no exit code."""
+        from surefoot.launch.folder import describe_run
+
+        target, torch = self.request.target, sys.modules.get("torch")
+        error = ending.error if ending is not None else None
+        return describe_run(target.name, target.arguments, target.is_module, self.request.guard, self._began) | {
             "rank": self._rank,
             "world_size": self._world_size,
-            "exit_code": ending.code,
-            "error": type(ending.error).__name__ if ending.error is not None else None,
+            "exit_code": ending.code if ending is not None else None,
+            "error": type(error).__name__ if error is not None else None,
             "seconds": round(time.monotonic() - self._started, 3),
             "torch": str(getattr(torch, "__version__", "")) or None,
         }
-        written = True
+
+    def _write_facts(self, facts: dict[str, Any], run_facts: dict[str, Any]) -> Path:
+        from surefoot.launch.folder import folder_for, write_json
+
+        if self._folder is None:
+            where = (self._here, self._began, self._rank, self._world_size)
+            self._folder = folder_for(self.request.out, self.request.target.name, *where)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_json(self._folder / "run.json", run_facts)
+        write_json(self._folder / "facts.json", facts)
+        return self._folder
+
+    def _write(self, ending: Ending) -> None:
+        facts: dict[str, Any] = {"schema": 1, "steps": 0}
+        if self.watcher is not None:
+            facts = self._facts(self.watcher, ending)
+        run_facts = self._describe(ending)
+        folder: Path | None = None
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder / "run.json", run_facts)
-            write_json(folder / "facts.json", facts)
+            folder = self._write_facts(facts, run_facts)
         except OSError as error:
-            written = False
-            say(f"surefoot: cannot write {folder}: {error.strerror or error}; the diagnosis is only shown here")
+            say(f"surefoot: cannot write {self._folder}: {error.strerror or error}; the diagnosis is only shown here")
         if self.watcher is None:
             return
         from surefoot.diagnose.engine import diagnose
         from surefoot.diagnose.terminal import as_text
 
         diagnosis = diagnose(facts, run_facts)
-        if written:
+        if folder is not None:
+            from surefoot.launch.folder import write_json
+
             write_json(folder / "findings.json", diagnosis.as_json())
-        say(as_text(diagnosis, str(folder)))
+        say(as_text(diagnosis, str(self._folder)))
 
     def _facts(self, watcher: Watcher, ending: Ending) -> dict[str, Any]:
         from surefoot.launch.postmortem import find_bad_loss, postmortem

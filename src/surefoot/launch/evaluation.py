@@ -52,8 +52,3 @@ class Evaluations:
             look.end()
             for note in look.passes[:16]:
                 self.passes.append(note | {"block": self.blocks, "block_passes": len(look.passes)})
-
-    def as_facts(self) -> list[dict[str, Any]]:
-        """For the run folder."""
-        self.drop()
-        return self.passes

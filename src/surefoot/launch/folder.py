@@ -45,7 +45,14 @@ def write_json(path: Path, value: Any) -> None:
 def as_json(value: Any, indent: int | None = None) -> str:
     """The text of a value. JSON has no NaN: what is not finite is written as a word."""
     separators = (",", ":") if indent is None else None
-    return json.dumps(_clean(value), ensure_ascii=False, separators=separators, indent=indent, default=str)
+
+    def text(plain: Any) -> str:
+        return json.dumps(plain, ensure_ascii=False, separators=separators, indent=indent, default=str, allow_nan=False)
+
+    try:
+        return text(value)
+    except (ValueError, TypeError):  # something is not finite, or a key is not a word: rare, and slow to clean up
+        return text(_clean(value))
 
 
 def describe_run(target: str, arguments: tuple[str, ...], is_module: bool, guard: bool, began: float) -> dict[str, Any]:

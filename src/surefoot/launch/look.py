@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    _global_forward_hooks_with_kwargs,
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.utils.hooks import RemovableHandle
 
 from surefoot.launch import graph
 from surefoot.launch.calm import Unnoticed, is_calm, listeners
@@ -24,7 +29,7 @@ from surefoot.launch.tape import BREAKS, Tape, tensors_in
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from surefoot.launch.book import Book
+    from surefoot.launch.book import Book, Parameter
     from surefoot.launch.tape import Entry
 
 MOST_PASSES = 64
@@ -85,6 +90,8 @@ class Look:
         self.take_off()
         for number in self._used:
             self._book.parameters[number].used += 1
+            if number not in self._reached:
+                self._safely("parameters", self._sample, self._book.parameters[number])
         for number in self._reached:
             self._book.parameters[number].in_graph += 1
         for number in self._stepped:
@@ -97,6 +104,8 @@ class Look:
         """Hooks and tape off; what was seen stays."""
         for handle in self._handles:
             handle.remove()
+            if isinstance(handle, RemovableHandle):  # torch forgets one of its own tables
+                _global_forward_hooks_with_kwargs.pop(handle.id, None)
         self._handles = []
         if self._entered and self.tape is not None:
             self._entered = False
@@ -297,10 +306,7 @@ class Look:
                     record = self._book.add(variable)
                 self._reached.add(record.id)
                 if not record.optimizers:
-                    sample = _thin(variable)
-                    if record.sample is not None and record.sample.shape == sample.shape:
-                        record.moved_alone += not torch.equal(record.sample, sample)
-                    record.sample = sample.clone()
+                    self._sample(record)
                 known.append(record.id)
             facts["parameters"] = sorted(known)
             facts["strange"] = strange[:20]
@@ -316,6 +322,16 @@ class Look:
         if self.thorough and not facts["custom"] and not listeners.gradients and not listeners.saved:
             self._safely("gradient of terms", self._terms, root, facts)
             self._safely("causality", self._causality, facts)
+
+    def _sample(self, record: Parameter) -> None:
+        """Whether a parameter that no optimizer should have changed did change since the last look."""
+        tensor = record.tensor()
+        if tensor is None:
+            return
+        sample = _thin(tensor)
+        if record.sample is not None and record.sample.shape == sample.shape:
+            record.moved_alone += not torch.equal(record.sample, sample)
+        record.sample = sample.clone()
 
     def _made_from(self, entry: int) -> list[dict[str, Any]]:
         assert self.tape is not None

@@ -10,6 +10,7 @@ import functools
 import os
 import random
 import sys
+import types
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,8 @@ def install(watcher: Watcher) -> None:
                 return original(*args, **kwargs)
             return around(original, args, kwargs)
 
+        if isinstance(original, types.BuiltinMethodType):  # pickled by reference: it must be found where it says
+            wrapper.__module__, wrapper.__qualname__ = owner.__name__, name
         setattr(owner, name, wrapper)
         builtin = _find_builtin(original)  # type: ignore[no-untyped-call]
         if builtin is not None:  # TorchScript knows its functions by identity

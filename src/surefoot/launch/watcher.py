@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from surefoot.launch import graph
 from surefoot.launch.autopsy import autopsy
 from surefoot.launch.book import Book
-from surefoot.launch.calm import is_calm, unseen
+from surefoot.launch.calm import Unnoticed, is_calm, unseen
 from surefoot.launch.describe import describe
 from surefoot.launch.evaluation import Evaluations
 from surefoot.launch.look import Look
@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FIRST_LOOKS = 8
-"""The first steps are all looked at; after that each look is 1.6 times as far away as the one before."""
+"""The first steps are all looked at; after that each look is 1.35 times as far away as the one before."""
 THOROUGH = (1, 13, 144)
 """Looks that also ask for the gradient of each term and for causality: an extra backward each."""
 MOST_LOOKS = 48
+FIRST_SAVE_S = 15.0
+"""After so long the facts are written for the first time, so that a killed run can be diagnosed too."""
 _CARRIERS = frozenset({"looking", "steps", "backward", "optimizers"})
 """Probes that begin and end the looks."""
 _EAGER_STEPS = 200
@@ -98,6 +100,8 @@ class Watcher:
         self.policy: list[dict[str, Any]] = []
         self.divergences: list[dict[str, Any]] = []
         self.backward_series = Series()
+        self.save: Callable[[dict[str, Any]], None] | None = None
+        """Where the facts go while the run goes on."""
         self.backwards = 0
         self.steps = 0
         self.skipped = 0
@@ -106,6 +110,8 @@ class Watcher:
         self.retained: list[Any] = []
         self.origins: dict[str, list[tuple[str, str, str]]] = {}
         self.started = time.monotonic()
+        self._save_wait = FIRST_SAVE_S
+        self._save_at = self.started + FIRST_SAVE_S
         self._look_at = 0
         self._pending: list[Any] = []
         self._last_losses: list[Any] = []
@@ -129,7 +135,7 @@ class Watcher:
         self._stepped = False
         self._extra_looks = 0
         self._sentinels: list[weakref.ref[Any]] = []
-        self._root_sites_of_step: list[str] = []
+        self._root_sites_of_step: list[Any] = []
 
     def here(self) -> bool:
         """In the process and the thread that train, and not while torch compiles or traces."""
@@ -192,7 +198,7 @@ class Watcher:
             self._extra_looks -= 1
             self._look_at = self.steps
         else:
-            self._look_at = max(self.steps + 1, math.ceil(look.step * 1.6))
+            self._look_at = max(self.steps + 1, math.ceil(look.step * 1.35))
 
     # Models and optimizers
 
@@ -265,10 +271,9 @@ class Watcher:
             facts = {"site": site(3), "value": value, "backward": self.backwards, "step": self.steps}
             self.safely("graph", self.look.before_backward, root, facts)
         if where is not None:
-            self._root_sites_of_step.append(f"{where.f_code.co_filename}:{where.f_lineno}")
-            with self.look.quietly() if self.look is not None else torch.no_grad():
-                line = (where.f_code, where.f_lineno)
-                self.safely("data of steps", self.stream.note, root, line, self.steps, self.backwards)
+            line = (where.f_code, where.f_lineno)
+            self._root_sites_of_step.append(line)
+            self.safely("data of steps", self.stream.note, root, line, self.steps, self.backwards)
 
     def after_backward(self, gradients: Any = None) -> None:
         """`backward` is done; `gradients` are those that were returned instead of accumulated."""
@@ -433,6 +438,8 @@ class Watcher:
                 self._finish_cycle()
         elif self.steps >= self._look_at or self._is_rare_turn(watched):
             self.begin_look()
+        if self.save is not None and time.monotonic() >= self._save_at:
+            self.safely("saving", self._save_now_and_then)
         if self.steps % 16 == 0:
             self.safely("kept graphs", self._count_graphs)
 
@@ -473,18 +480,21 @@ class Watcher:
 
     def _gradient_norm(self, optimizer: torch.optim.Optimizer) -> Any:
         grads = [
-            tensor.grad
+            grad
             for group in optimizer.param_groups
             for tensor in group["params"]
-            if tensor.grad is not None and tensor.grad.layout is torch.strided
+            if (grad := tensor.grad) is not None and grad.layout is torch.strided
         ]
         if not grads:
             return None
         first = grads[0].device
         if any(grad.device != first for grad in grads):
             grads = [grad for grad in grads if grad.device == first]
-        norms = torch._foreach_norm([grad.detach() for grad in grads], 2.0)
-        total = torch.linalg.vector_norm(torch.stack([norm.float() for norm in norms]))
+        with Unnoticed():
+            norms = torch._foreach_norm(grads, 2.0)
+            if any(norm.dtype is not torch.float32 for norm in norms):
+                norms = tuple(norm.float() for norm in norms)
+            total = torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
         scale = self.scaler.get("unscale_by")
         if first.type == "cpu":
             value = float(total)
@@ -564,9 +574,18 @@ class Watcher:
 
     # The end
 
-    def as_facts(self) -> dict[str, Any]:
+    def _save_now_and_then(self) -> None:
+        """Facts of a run that may yet be killed; less and less often."""
+        self._save_wait = min(300.0, 1.5 * self._save_wait)
+        self._save_at = time.monotonic() + self._save_wait
+        if self.save is not None:
+            self.save(self.as_facts(at_end=False))
+
+    def as_facts(self, at_end: bool = True) -> dict[str, Any]:
         """Everything, as plain data."""
-        self.end_look()
+        if at_end:
+            self.end_look()
+            self.evaluations.drop()
         for watched in self.optimizers:
             self.safely("series", watched.series.read)
         several = [self.book.label(record) for record in self.book.parameters]
@@ -602,7 +621,7 @@ class Watcher:
             "schedulers": [{k: v for k, v in s.items() if k != "ref"} for s in self.schedulers],
             "looks": self.looks,
             "events": self.events,
-            "evaluations": self.evaluations.as_facts(),
+            "evaluations": self.evaluations.passes,
             "evaluation_blocks": self.evaluations.blocks,
             "seeds": self.seeds,
             "reseeds": self.reseeds,

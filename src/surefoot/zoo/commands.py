@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 SEEDS = "100,101,102"
 
-app = typer.Typer(help="Scripts whose cause is known: list them, run one, score the diagnosis on all.")
+app = typer.Typer(
+    help="Scripts whose cause is known: list them, run one, score the diagnosis on all.", rich_markup_mode=None
+)
 
 
 @app.callback(invoke_without_command=True)

@@ -1,8 +1,8 @@
 """What `surefoot doctor TARGET` examines: the objects that a function of the user's returns.
 
-TARGET is `module:function` or `path/to/file.py:function`. The function takes no arguments and returns model, loader,
-loss function and optimizer, as a tuple in this order, or as a dict or an object with these names. `eval_loader`,
-`loss_of` and `clip` may come with them by name.
+TARGET is `module:function` or `path/to/file.py:function`; a plain `path/to/file.py` is watched instead (`script`).
+The function takes no arguments and returns model, loader, loss function and optimizer, as a tuple in this order, or as
+a dict or an object with these names. `eval_loader`, `loss_of` and `clip` may come with them by name.
 """
 
 from __future__ import annotations
@@ -32,14 +32,11 @@ def examine_target(target: str, seconds: float) -> Examination:
     from surefoot.diagnose.doctor.examine import examine
 
     if ":" not in target and (target.endswith(".py") or Path(target).exists()):
-        return examine_script(Path(target))
+        from surefoot.diagnose.doctor.script import examine_script
+
+        return examine_script(Path(target), seconds)
     subject = subject_of(_call(load_function(target), target), target)
     return examine(**subject, seconds=seconds)
-
-
-def examine_script(path: Path) -> Examination:
-    """Examine a plain training script. Not built yet: a script says nowhere which of its objects is what."""
-    raise UsageError(f"{str(path)!r} is a script, and doctor needs the objects in it. {_WAY_OUT}")
 
 
 def load_function(target: str) -> Any:

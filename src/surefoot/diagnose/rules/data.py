@@ -40,7 +40,7 @@ def nonfinite_input(run: Run) -> Claim | None:
     """The first tensor that is not finite came from outside the graph."""
     bad = run.bad_value
     if bad is not None and bad.get("kind") == "data" and not _half_infinite(bad):
-        return _claim_autopsy(bad)
+        return None if bad.get("tensor") == "the other operand" and _overflowed(run) else _claim_autopsy(bad)
     first_bad = run.curve.first_bad
     if bad is None and first_bad is None and not run.died_of_nonfinite:
         return None
@@ -48,6 +48,12 @@ def nonfinite_input(run: Run) -> Claim | None:
         return None
     step = bad.get("step") if bad is not None else run.steps if first_bad is None else first_bad
     return _seen_in_pass(run, step) or _seen_in_stream(run, step)
+
+
+def _overflowed(run: Run) -> bool:
+    """Whether the loss had left all bounds before: then an overflow, not the data, made the first NaN."""
+    late = [abs(value) for value in run.curve.finite[-6:]]
+    return bool(late) and max(late) > 1e3 * max(1.0, abs(run.curve.start))
 
 
 def _half_infinite(bad: dict[str, Any]) -> bool:
@@ -342,7 +348,7 @@ def _normalised_first(run: Run) -> bool:
 def class_collapse(run: Run) -> Claim | None:
     """Rare classes that are never predicted, to the end of the run."""
     notes = run.training_losses(*CLASS_LOSSES, *BINARY_LOSSES)
-    late = [n for n in notes if n["step"] >= 0.5 * run.steps]
+    late = [n for n in notes if n["step"] >= 0.4 * run.steps]
     late = late if len({n["step"] for n in late}) >= 2 else notes[-4:]
     if run.steps < 30 or run.adversarial or run.nonfinite or len(late) < 2:
         return None
@@ -354,17 +360,18 @@ def class_collapse(run: Run) -> Claim | None:
         labels.update({str(int(float(label))): count for label, count in note["labels"].items()})
         predicted.update(_predictions(note))
     total = sum(labels.values())
-    if len(labels) < 2 or not predicted:
+    if not predicted:
         return None
-    common, times = labels.most_common(1)[0]
-    rare = total - times
-    shown = predicted.get(common, 0) / sum(predicted.values())
-    if times / total < 0.7 or rare < 8 or 1 - shown > 0.2 * rare / total:
-        return None
-    trained: Counter[str] = Counter()
+    trained: Counter[str] = Counter(labels)
     for batch in label_batches(run):
         trained.update(batch)
-    share = trained[common] / sum(trained.values()) if trained.get(common) else times / total
+    common = trained.most_common(1)[0][0]
+    share = trained[common] / sum(trained.values())
+    rows = sum(predicted.values())
+    shown, rare = predicted.get(common, 0) / rows, total - labels[common]
+    expected = (1 - share) * rows  # how often the other classes should be predicted
+    if share < 0.7 or expected < 4 or 1 - shown > 0.2 * (1 - share):
+        return None
     return Claim(
         0.85,
         f"Since step {late[0]['step']} class {common} is predicted for {shown:.1%} of the rows at {late[0]['site']}, "

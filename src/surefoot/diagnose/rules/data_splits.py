@@ -150,8 +150,8 @@ def split_mismatch(run: Run) -> Claim | None:
     for model in {note["model"] for note in run.evaluations()}:
         train = [n for n in run.passes(grad=True) if n["model"] == model and n.get("features")]
         others = [n for n in run.evaluations() if n["model"] == model and n.get("features") and not n["grad_mode"]]
-        if len(train) < 3:
-            continue
+        if len(train) < 3 or any(n["inputs"][0]["grad"] for n in train):
+            continue  # too little seen, or the inputs themselves are being optimised
         for place in dict.fromkeys((n["site"], n["inputs"][0]["shape"][0]) for n in others):
             group = [n for n in others if (n["site"], n["inputs"][0]["shape"][0]) == place]
             claim = _compare(model, train, group)

@@ -45,9 +45,10 @@ def softmax_before_cross_entropy(run: Run) -> Claim | None:
         fix = _drop("softmax", notes[0])
         return Claim(
             0.97,
-            f"`{_maker(notes[0])}` returns probabilities (every row sums to 1 ± {max(d['sum_error'] for d in seen):.0e}, "
-            f"all ≥ 0) and they go into cross_entropy, which applies log-softmax itself: the loss cannot fall under "
-            f"{floor:.3f} = ln(e+{classes - 1})-1 with {classes} classes; it is at {run.curve.end:.3f}.",
+            f"`{_maker(notes[0])}` returns probabilities (every row sums to 1 ± "
+            f"{max(d['sum_error'] for d in seen):.0e}, all ≥ 0) and they go into cross_entropy, which applies "
+            f"log-softmax itself: the loss cannot fall under {floor:.3f} = ln(e+{classes - 1})-1 with {classes} "
+            f"classes; it is at {run.curve.end:.3f}.",
             step=notes[0]["step"],
             where=(site, _source(notes[0])),
             evidence={
@@ -162,8 +163,8 @@ def sign_flipped(run: Run) -> Claim | None:
         sign = roots[0]["sign"]
         return Claim(
             0.95,
-            f"backward at {roots[0]['site']} runs on minus {sign['function']} (called at {sign['site']}): the loss goes "
-            f"from {run.curve.start:.3g} to {run.curve.end:.3g}, and the fit gets worse with it.",
+            f"backward at {roots[0]['site']} runs on minus {sign['function']} (called at {sign['site']}): the loss "
+            f"goes from {run.curve.start:.3g} to {run.curve.end:.3g}, and the fit gets worse with it.",
             step=roots[0]["step"],
             where=(roots[0]["site"], sign["site"]),
             evidence={"factor": sign["factor"], "first": run.curve.start, "last": run.curve.end},
@@ -178,8 +179,8 @@ def sign_flipped(run: Run) -> Claim | None:
         root = next(iter(run.roots()), {})
         return Claim(
             0.85,
-            f"The loss starts at {curve.start:.3g} and runs to {curve.end:.3g} without a bound: what is minimised, or a "
-            "part of it, is the negative of what should be.",
+            f"The loss starts at {curve.start:.3g} and runs to {curve.end:.3g} without a bound: what is minimised, or "
+            "a part of it, is the negative of what should be.",
             step=0,
             where=(str(root.get("site", "")),),
             evidence={"first": curve.start, "last": curve.end, "operations": root.get("operations", [])[:6]},
@@ -231,7 +232,7 @@ def bounded_output(run: Run) -> Claim | None:
     for site, group in _by_site(notes).items():
         first = group[0]
         op = (first.get("producer") or {}).get("op")
-        if op not in BOUNDS or "min" not in first["target"]:
+        if op not in BOUNDS or "min" not in first["target"] or _learned_target(first):
             continue
         low, high = BOUNDS[op]
         goals = (min(n["target"]["min"] for n in group), max(n["target"]["max"] for n in group))
@@ -250,6 +251,12 @@ def bounded_output(run: Run) -> Claim | None:
                 fixes=(f"Leave out the {op} at {_source(first)}, or scale the targets into [{low:g}, {high:g}].",),
             )
     return None
+
+
+def _learned_target(note: dict[str, Any]) -> bool:
+    """Whether the target was computed by a model: a codebook, a teacher, a bootstrapped value."""
+    made = set(note.get("target_history") or ())
+    return bool(note.get("target_from_model") or made & {"linear", "conv2d", "embedding", "matmul", "index_select"})
 
 
 def undefined_op(run: Run) -> Claim | None:
@@ -295,7 +302,7 @@ _DOMAIN = {"log", "log2", "log10", "log1p", "sqrt", "rsqrt", "div", "pow", "acos
            "reciprocal", "std", "var", "exp", "expm1", "prod", "cumprod", "logsumexp", "atanh", "acosh", "tan",
            "linalginvex", "linalgcholeskyex", "digamma", "lgamma", "binarycrossentropy"}  # fmt: skip
 _EDGES = {"sqrt", "norm", "pow", "div", "log", "acos", "asin", "where", "std", "cdist", "normalize", "rsqrt", "var",
-          "cosine_similarity", "pairwise_distance", "atan2", "logit", "reciprocal", "dist", "log2", "log10"}  # fmt: skip
+          "cosine_similarity", "pairwise_distance", "atan2", "logit", "reciprocal", "dist", "log2"}  # fmt: skip
 
 
 def _likely_backward(run: Run, event: dict[str, Any]) -> Claim | None:
@@ -477,8 +484,8 @@ def fully_masked_row(run: Run) -> Claim | None:
             note = notes[0]
             return Claim(
                 0.93,
-                f"At step {note['step']} {note['fully_masked_rows']} rows that reach {note['op']} at {note['site']} have "
-                "every key masked, and a non-finite loss follows.",
+                f"At step {note['step']} {note['fully_masked_rows']} rows that reach {note['op']} at {note['site']} "
+                "have every key masked, and a non-finite loss follows.",
                 step=note["step"],
                 where=(note["site"], note["module"]),
                 evidence={"rows": note["fully_masked_rows"], "shape": note["shape"]},
@@ -550,6 +557,7 @@ RULES = (
          explains=("lr.too-high", "model.exploding-gradient", "model.dead-units", "clip.saturated", "lr.no-warmup",
                    "loss.undefined-op", "precision.fp16-overflow")),
     Rule("loss.term-dominates", "value", term_dominates, explains=("lr.too-low",)),
-    Rule("mask.fully-masked-row", "value", fully_masked_row, explains=("loss.undefined-op", "lr.*", "data.nonfinite-input")),
+    Rule("mask.fully-masked-row", "value", fully_masked_row,
+         explains=("loss.undefined-op", "lr.*", "data.nonfinite-input")),
     Rule("mask.leaks-future", "wiring", leaks_future, explains=("data.leakage",)),
 )  # fmt: skip

@@ -29,8 +29,8 @@ def fp16_overflow(run: Run) -> Claim | None:
         note = notes[0]
         return Claim(
             0.93,
-            f"{note['op']} at {note['site']} overflows in fp16 at step {note['step']}: {note['infinite']} of {note['of']} "
-            f"results are infinite (limit 65504) from finite inputs of up to {note['largest_in']:.3g}.",
+            f"{note['op']} at {note['site']} overflows in fp16 at step {note['step']}: {note['infinite']} of "
+            f"{note['of']} results are infinite (limit 65504) from finite inputs of up to {note['largest_in']:.3g}.",
             step=note["step"],
             where=(note["site"], note["module"]),
             evidence={"overflows": notes[:5]},
@@ -111,8 +111,8 @@ def low_precision_weights(run: Run) -> Claim | None:
     weak = not run.curve.learned or run.curve.drop < 0.3
     return Claim(
         0.92 if median(stuck) > 0.85 else 0.75,
-        f"{median(stuck):.0%} of the weights in {run.parameters[0]['dtype'] if 0 in run.parameters else '16 bits'} stay "
-        f"the same bit for bit at a step although their gradient is not 0: the updates round to nothing (loss "
+        f"{median(stuck):.0%} of the weights in {run.parameters[0]['dtype'] if 0 in run.parameters else '16 bits'} "
+        f"stay the same bit for bit at a step although their gradient is not 0: the updates round to nothing (loss "
         f"{run.curve.start:.4g} to {run.curve.end:.4g}).",
         step=run.looks[0]["step"],
         where=tuple(dict.fromkeys(names))[:4],
@@ -183,8 +183,8 @@ def accum_not_divided(run: Run) -> Claim | None:
         return None
     return Claim(
         0.9 if all(root.get("sign") for root in roots) else 0.75,
-        f"backward runs {size} times per step at {roots[0]['site']}, each time on a loss that is not divided by {size}: "
-        f"the gradient is {size} times that of the batch.",
+        f"backward runs {size} times per step at {roots[0]['site']}, each time on a loss that is not divided by "
+        f"{size}: the gradient is {size} times that of the batch.",
         step=0,
         where=(roots[0]["site"], run.main["site"]),
         evidence={"backwards_per_step": size, "steps": len(counts), "values": [r["value"] for r in roots[:size]]},
@@ -276,7 +276,8 @@ RULES = (
                    "data.class-collapse", "optim.no-update", "precision.low-precision-weights")),
     Rule("precision.low-precision-weights", "value", low_precision_weights,
          explains=("lr.too-low", "optim.no-update", "data.labels-uninformative", "data.class-collapse")),
-    Rule("precision.scaler-stuck", "value", scaler_stuck, explains=("lr.*", "optim.no-update", "precision.fp16-overflow")),
+    Rule("precision.scaler-stuck", "value", scaler_stuck,
+         explains=("lr.*", "optim.no-update", "precision.fp16-overflow")),
     Rule("clip.before-unscale", "wiring", clip_before_unscale, explains=("clip.saturated", "lr.*")),
     Rule("accum.not-divided", "wiring", accum_not_divided, explains=("lr.*", "clip.saturated", "model.*", "init.*")),
     Rule("accum.uneven-microbatches", "value", accum_uneven),

@@ -36,9 +36,9 @@ def too_high(run: Run) -> Claim | None:
     ends = "is not finite" if curve.first_bad is not None else f"ends at {curve.end:.3g}"
     return Claim(
         confidence,
-        f"At a learning rate of {max(run.lr or [rate]):.3g} one step of {run.main['type']} changes the weights by up to "
-        f"{early:.0%} of their norm in the first looks (1 % is large), and the loss, {curve.start:.3g} at first, peaks "
-        f"at {curve.peak:.3g} and {ends}.",
+        f"At a learning rate of {max(run.lr or [rate]):.3g} one step of {run.main['type']} changes the weights by up "
+        f"to {early:.0%} of their norm in the first looks (1 % is large), and the loss, {curve.start:.3g} at first, "
+        f"peaks at {curve.peak:.3g} and {ends}.",
         step=curve.first_bad if curve.first_bad is not None else 0,
         where=(run.main["site"],),
         evidence={"update_to_weight": early, "lr": rate, "first": curve.start, "peak": curve.peak, "last": curve.end},
@@ -139,13 +139,13 @@ def _schedule(run: Run, held: dict[str, Any]) -> Claim | None:
         return None
     tiny = 1e-4 * top
     first_tiny = next((i for i, v in enumerate(rates) if v < tiny and all(w < tiny for w in rates[i:])), None)
-    done = run.curve.learned and run.curve.drop > 0.95 and "ReduceLROnPlateau" in kinds
+    done = run.curve.learned and run.curve.drop > (0.5 if "ReduceLROnPlateau" in kinds else 0.9)
     if first_tiny is not None and first_tiny < 0.7 * count and rates[0] >= tiny and not done:
         return _broken(
                 0.93,
-                f"The learning rate falls from {top:.3g} to {rates[first_tiny]:.2g} by step {first_tiny} of {count} and "
-                f"stays there: the last {1 - first_tiny / count:.0%} of the run learn nothing (loss {run.curve.end:.3g})"
-                f"{_per_step(schedulers, count)}.",
+                f"The learning rate falls from {top:.3g} to {rates[first_tiny]:.2g} by step {first_tiny} of {count} "
+                f"and stays there: the last {1 - first_tiny / count:.0%} of the run learn nothing (loss "
+                f"{run.curve.end:.3g}){_per_step(schedulers, count)}.",
                 first_tiny, place, shown,
             )  # fmt: skip
     for s in schedulers:
@@ -217,7 +217,8 @@ def epsilon(run: Run) -> Claim | None:
         and len(run.parameters[row["id"]]["shape"]) >= 2
     ]  # fmt: skip
     ratio = eps / median(roots) if roots else 0.0
-    if eps > 1e-7 and ((ratio > 2 and not run.curve.learned) or (ratio > 100 and eps >= 1e-3)):
+    slow = ratio > 10 and run.curve.drop < 0.7 and not run.blind
+    if eps > 1e-7 and ((ratio > 2 and not run.curve.learned) or (eps >= 1e-3 and (slow or ratio > 100))):
         return Claim(
             0.9,
             f"eps={eps:g} of {run.main['type']} is {eps / median(roots):.3g} times the root of the second moment "
@@ -391,13 +392,14 @@ RULES = (
     Rule("lr.too-high", "curve", too_high,
          explains=("model.dead-units", "model.saturated-units", "model.exploding-gradient", "data.class-collapse",
                    "model.attention-logit-growth", "loss.undefined-op")),
-    Rule("lr.no-warmup", "dynamics", no_warmup, explains=("lr.too-high", "model.dead-units", "model.attention-logit-growth")),
+    Rule("lr.no-warmup", "dynamics", no_warmup,
+         explains=("lr.too-high", "model.dead-units", "model.attention-logit-growth")),
     Rule("lr.too-low", "curve", too_low, explains=("data.labels-uninformative", "data.class-collapse")),
     Rule("optim.epsilon", "value", epsilon, explains=("lr.too-low", "lr.too-high", "data.class-collapse",
                                                          "loss.undefined-op")),
     Rule("optim.weight-decay", "value", weight_decay,
-         explains=("lr.*", "model.dead-units", "data.labels-uninformative", "model.vanishing-gradient", "init.too-small",
-                   "data.class-collapse")),
+         explains=("lr.*", "model.dead-units", "data.labels-uninformative", "model.vanishing-gradient",
+                   "init.too-small", "data.class-collapse")),
     Rule("optim.stale-state", "value", stale_state, explains=("lr.*", "optim.epsilon")),
     Rule("clip.saturated", "value", clip_saturated, explains=("lr.too-low", "data.class-collapse")),
 )  # fmt: skip

@@ -157,7 +157,8 @@ def kl_blowup(run: Run) -> Claim | None:
     if len(found) < 6:
         return None
     third = len(found) // 3
-    early, late = median(v for _, v in found[:third]), median(v for _, v in found[-third:])
+    early = median(v for _, v in found[: max(2, len(found) // 20)])  # it may climb at once
+    late = median(v for _, v in found[-third:])
     usual, top = median(v for _, v in found), max(v for _, v in found)
     climbs = late > 0.5 and late > 5 * max(early, 0.01)
     if not climbs and not (own and usual > 0.3 and late > 0.3):

@@ -1,4 +1,4 @@
-"""How large things are from layer to layer: initial weights, activations, gradients, units that are dead or saturated."""
+"""How large things are from layer to layer: weights at the start, activations, gradients, dead and saturated units."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ def init_symmetric(run: Run) -> Claim | None:
     p = alike[0]
     return Claim(
         0.95,
-        f"All {p['shape'][0]} rows of `{names[0]}` are equal at the start and still equal at the end: its units compute "
-        f"the same thing, get the same gradient, and learn as one"
+        f"All {p['shape'][0]} rows of `{names[0]}` are equal at the start and still equal at the end: its units "
+        f"compute the same thing, get the same gradient, and learn as one"
         f"{f' (also {chr(44).join(names[1:4])})' if len(names) > 1 else ''}.",
         step=0,
         where=tuple(names[:6]),

@@ -30,7 +30,6 @@ def missing_zero_grad(run: Run) -> Claim | None:
                 step=1,
                 where=(site, held["site"] if held else ""),
                 evidence={"share_left": median(left), "steps_looked_at": len(left), "norms": norms[:8]},
-                fixes=("Call `optimizer.zero_grad()` once per step, before backward.",),
             )
     return None
 
@@ -164,7 +163,7 @@ def detached_graph(run: Run) -> Claim | None:
         p
         for p in run.parameters.values()
         if p["optimizers"] and p["requires_grad"] and p["looked"] >= 2 and p["used"] and not p["in_graph"]
-        and not p["with_grad"]
+        and not p["with_grad"] and not p["moved_alone"]
     ]  # fmt: skip
     if not dead:
         return None
@@ -258,8 +257,8 @@ def _switched_off(note: dict[str, Any]) -> bool:
 
 def train_mode_eval(run: Run) -> Claim | None:
     """Evaluation passes with dropout, or batch statistics, switched on."""
-    if run.facts.get("policy") or run.facts.get("evaluation_blocks", 0) >= 0.5 * max(1, run.steps):
-        return None
+    if run.adversarial or run.facts.get("policy") or run.facts.get("evaluation_blocks", 0) >= 0.5 * max(1, run.steps):
+        return None  # samples and rollouts are drawn without gradients, in training mode, on purpose
     trained = {p["model"] for p in run.parameters.values() if p["changed"]}
     notes = [n for n in run.facts.get("evaluations", []) if n["model"] in trained and not n["grad_mode"]]
     hot = [n for n in notes if n["training"] and (n["dropouts_on"] or n["batchnorms_on"])]

@@ -1,0 +1,138 @@
+"""P7 and P8: what `surefoot run` adds to a script's whole wall time, and what importing surefoot and `--help` cost.
+
+    python benchmarks/run_overhead.py [--repeat 5] [--only mlp|transformer|start]
+
+P7 runs each script under `python` and under `surefoot run` in turns and compares medians, so that what else the machine
+does falls on both alike. The ratio of processor time is printed beside it: on a busy machine it is the steadier figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+SOURCE = str(Path(__file__).parents[1] / "src")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"}
+
+MLP = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+x = torch.randn(4096, 20)
+y = (x[:, :5].sum(1) > x[:, 5:10].sum(1)).long()
+model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+loss_fn = nn.CrossEntropyLoss()
+for step in range(11_000):
+    i = torch.randint(0, len(x), (64,))
+    loss = loss_fn(model(x[i]), y[i])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step % 1000 == 0:
+        print(step, loss.item())
+"""
+
+TRANSFORMER = """
+import inspect
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+text = inspect.getsource(inspect)
+kinds = sorted(set(text))
+data = torch.tensor([kinds.index(c) for c in text])
+CONTEXT = 64
+
+
+class Model(nn.Module):
+    def __init__(self, kinds, width=128, depth=4):
+        super().__init__()
+        self.token, self.place = nn.Embedding(kinds, width), nn.Embedding(CONTEXT, width)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True, dropout=0.0, norm_first=True)
+        self.body = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+        self.head = nn.Linear(width, kinds)
+
+    def forward(self, ids):
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
+        x = self.token(ids) + self.place(torch.arange(ids.shape[1]))
+        return self.head(self.body(x, mask=mask, is_causal=True))
+
+
+model = Model(len(kinds))
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+for step in range(420):
+    at = torch.randint(len(data) - CONTEXT - 1, (16,))
+    batch = torch.stack([data[i : i + CONTEXT + 1] for i in at])
+    logits = model(batch[:, :-1])
+    loss = nn.functional.cross_entropy(logits.reshape(-1, len(kinds)), batch[:, 1:].reshape(-1))
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    if step % 50 == 0:
+        print(step, loss.item())
+"""
+
+
+def seconds(command: list[str], folder: str) -> tuple[float, float]:
+    """Wall time and processor time of a command."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(command, cwd=folder, env=ENVIRONMENT, check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.perf_counter() - began, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def p7(name: str, text: str, target: float, repeat: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "script.py").write_text(text)
+        plain, watched = [], []
+        for _ in range(repeat):
+            plain.append(seconds([sys.executable, "script.py"], folder))
+            watched.append(seconds([sys.executable, "-m", "surefoot", "run", "--out", "run", "script.py"], folder))
+    (wall, wall_watched), (work, work_watched) = (
+        [statistics.median(run[kind] for run in runs) for runs in (plain, watched)] for kind in (0, 1)
+    )
+    pairs = [b[0] / a[0] for a, b in zip(plain, watched, strict=True)]
+    print(
+        f"P7 {name}: {wall_watched / wall:.3f} (target <= {target}); python {wall:.2f} s, surefoot run "
+        f"{wall_watched:.2f} s, {repeat} interleaved pairs, ratios {min(pairs):.3f} to {max(pairs):.3f}; "
+        f"processor time {work_watched / work:.3f} ({work:.2f} s, {work_watched:.2f} s)",
+        flush=True,
+    )
+
+
+def p8(repeat: int) -> None:
+    timed = "import time; import torch; b = time.perf_counter(); import surefoot; print(time.perf_counter() - b)"
+    found = [
+        float(subprocess.run([sys.executable, "-c", timed], env=ENVIRONMENT, capture_output=True, text=True).stdout)
+        for _ in range(repeat)
+    ]
+    print(f"P8 import surefoot beyond import torch: {1000 * statistics.median(found):.1f} ms (target <= 50 ms)")
+    helped = [seconds([sys.executable, "-m", "surefoot", "--help"], ".")[0] for _ in range(repeat)]
+    print(f"P8 surefoot --help: {statistics.median(helped):.3f} s (target <= 0.3 s)", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--only", choices=["mlp", "transformer", "start"])
+    asked = parser.parse_args()
+    if asked.only in (None, "start"):
+        p8(asked.repeat)
+    if asked.only in (None, "mlp"):
+        p7("tiny MLP", MLP, 1.20, asked.repeat)
+    if asked.only in (None, "transformer"):
+        p7("small transformer", TRANSFORMER, 1.03, asked.repeat)
+
+
+if __name__ == "__main__":
+    main()
