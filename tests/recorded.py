@@ -26,7 +26,12 @@ def parameter(number: int, model: str = "model", optimizers: tuple[int, ...] = (
     """One weight."""
     name = f"{model}.{number}.weight"
     held = {"id": number, "label": name, "name": name, "model": model, "shape": [8, 8]}
-    return held | {"optimizers": list(optimizers), "trained_by": list(optimizers), "requires_grad": True}
+    return held | {
+        "optimizers": list(optimizers),
+        "trained_by": list(optimizers),
+        "requires_grad": True,
+        "loaded": False,
+    }
 
 
 def look(step: int, **parts: Any) -> dict[str, Any]:
