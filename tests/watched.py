@@ -6,6 +6,7 @@ in a child forked from it, through the `Session` of `surefoot run`, and leaves a
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -147,15 +148,23 @@ class Nursery:
         folder = Path(self._scratch.name) / str(len(self._known))
         folder.mkdir()
         (folder / "train.py").write_text(source)
+        watched = Watched(source, folder, self._ask(folder, []))
+        assert (folder / "run" / "facts.json").exists(), watched.errors[-2000:]
+        return watched
+
+    def command(self, folder: Path, *arguments: str) -> tuple[int, str, str]:
+        """`surefoot ARGUMENTS` in a folder: its exit code, stdout and stderr."""
+        code = self._ask(folder, list(arguments))
+        return code, (folder / "stdout").read_text(), (folder / "stderr").read_text()
+
+    def _ask(self, folder: Path, arguments: list[str]) -> int:
         if self._process is None:
             self._process = _start()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"{folder}\n")
+        self._process.stdin.write(json.dumps([str(folder), arguments]) + "\n")
         self._process.stdin.flush()
-        watched = Watched(source, folder, int(self._process.stdout.readline()))
-        assert (folder / "run" / "facts.json").exists(), watched.errors[-2000:]
-        return watched
+        return int(self._process.stdout.readline())
 
     def close(self) -> None:
         if self._process is not None:
@@ -176,7 +185,7 @@ def _start() -> subprocess.Popen[str]:
 
 
 def _serve() -> None:
-    """In the nursery: one folder per line, one exit code back."""
+    """In the nursery: a folder and arguments per line, one exit code back."""
     import gc
 
     import torch._dynamo  # noqa: F401 (the first optimizer would import it, for seconds)
@@ -193,40 +202,58 @@ def _serve() -> None:
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
-            _run_here(line.strip())
+            _run_here(*json.loads(line))
         _, status = os.waitpid(child, 0)
         os.write(answers, f"{os.waitstatus_to_exitcode(status)}\n".encode())
 
 
-def _run_here(folder: str) -> None:
-    """In the child: the script from beginning to end, as `surefoot run --out run train.py` would."""
+def _run_here(folder: str, arguments: list[str]) -> None:
+    """In the child: `surefoot ARGUMENTS`, or the script as `surefoot run --out run train.py` would."""
     import signal
 
     import torch
 
     from surefoot.launch import voice
-    from surefoot.launch.command import Request, Session
-    from surefoot.launch.execute import Target
 
     leave, code = os._exit, 0
     signal.alarm(LIMIT_SECONDS)
     os.chdir(folder)
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), descriptor)
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     sys.stdin = open(os.devnull)  # noqa: SIM115 (it lives as long as the child)
     voice._stream = sys.stderr
     torch.set_num_threads(1)
-    session = Session(Request(Target("train.py"), out="run"))
+    try:
+        code = _answer(arguments) if arguments else _train()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        leave(code)
+
+
+def _answer(arguments: list[str]) -> int:
+    from surefoot.entry import main
+
+    sys.argv, sys.path[0] = ["surefoot", *arguments], os.getcwd()
+    try:
+        main()
+    except SystemExit as request:
+        return request.code if isinstance(request.code, int) else int(request.code is not None)
+    return 0
+
+
+def _train() -> int:
+    from surefoot.launch.command import Request, Session
+    from surefoot.launch.execute import Target
+
+    session, code = Session(Request(Target("train.py"), out="run")), 0
     try:
         session.run()
     except BaseException:
         code = session.ending.code
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-    try:
-        session._close()
-    finally:
-        sys.stderr.flush()
-        leave(code)
+    session._close()
+    return code
 
 
 if __name__ == "__main__":

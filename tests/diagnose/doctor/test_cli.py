@@ -75,38 +75,51 @@ def folder(tmp_path):
     return tmp_path
 
 
-def doctor(folder, *arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "surefoot", "doctor", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE},
-    )
+@pytest.fixture
+def doctor(watch, folder):
+    def run(*arguments):
+        return watch.command(folder, "doctor", *arguments)
+
+    return run
 
 
-def test_a_healthy_setup_ends_with_code_0_and_a_table(folder):
-    result = doctor(folder, "setups:healthy", "--seconds", "20")
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "tiny batch" in result.stdout
-    assert "pass" in result.stdout
-    assert "building" not in result.stdout
-    assert "building" in result.stderr
+def test_the_module_on_the_command_line_says_the_same(folder, doctor):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE}
+    command = [sys.executable, "-m", "surefoot", "doctor", ":"]
+    real = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, env=environment)
+    assert (real.returncode, real.stdout, real.stderr) == doctor(":")
 
 
-def test_a_fault_ends_with_code_1_its_cause_and_its_fix(folder):
-    result = doctor(folder, "setups.py:faulty", "--seconds", "10")
-    assert result.returncode == 1
-    assert "loss.softmax-before-cross-entropy" in result.stdout
-    assert "Return the logits" in result.stdout
-    assert "surefoot explain" in result.stdout
+def test_a_plain_script_is_watched_instead(folder, doctor):
+    script = "import torch\nscores = torch.randn(4, 3, requires_grad=True)\n"
+    script += "torch.nn.functional.cross_entropy(scores, torch.arange(4)).backward()\n"
+    (folder / "plain.py").write_text(script)
+    code, out, _ = doctor("plain.py")
+    assert code == 1
+    assert "data.label-out-of-range" in out
+
+
+def test_a_healthy_setup_ends_with_code_0_and_a_table(doctor):
+    code, out, err = doctor("setups:healthy", "--seconds", "2")
+    assert code == 0, out + err
+    assert "tiny batch" in out
+    assert "pass" in out
+    assert "building" not in out
+    assert "building" in err
+
+
+def test_a_fault_ends_with_code_1_its_cause_and_its_fix(doctor):
+    code, out, _ = doctor("setups.py:faulty", "--seconds", "1")
+    assert code == 1
+    assert "loss.softmax-before-cross-entropy" in out
+    assert "Return the logits" in out
+    assert "surefoot explain" in out
 
 
 @pytest.mark.parametrize("name", ["healthy", "as_dict", "as_object"])
-def test_json_is_all_there_is_on_stdout(folder, name):
-    result = doctor(folder, f"setups:{name}", "--json", "--seconds", "3")
-    content = json.loads(result.stdout)
+def test_json_is_all_there_is_on_stdout(doctor, name):
+    _, out, _ = doctor(f"setups:{name}", "--json", "--seconds", "1")
+    content = json.loads(out)
     assert content["schema"] == 1
     assert content["ok"]
     assert {check["step"] for check in content["checks"]} == set(range(1, 11))
@@ -117,7 +130,7 @@ def test_json_is_all_there_is_on_stdout(folder, name):
     ("target", "says"),
     [
         ("setups", "module:function"),
-        ("setups.py", "script"),
+        ("nothing.py", "no file"),
         ("nowhere:f", "no module 'nowhere'"),
         ("nowhere.py:f", "no file"),
         ("setups:nothing", "no 'nothing'"),
@@ -130,10 +143,10 @@ def test_json_is_all_there_is_on_stdout(folder, name):
         (":", "module:function"),
     ],
 )
-def test_wrong_use_gets_one_line_and_code_2(folder, target, says):
-    result = doctor(folder, target)
-    assert result.returncode == 2
-    assert result.stdout == ""
-    (line,) = result.stderr.splitlines()
+def test_wrong_use_gets_one_line_and_code_2(doctor, target, says):
+    code, out, err = doctor(target)
+    assert code == 2
+    assert out == ""
+    (line,) = err.splitlines()
     assert says in line
     assert line.startswith("surefoot: ")

@@ -15,7 +15,7 @@ from surefoot.diagnose.doctor.checks import Check, Examination, failed, passed, 
 
 def test_it_prints_the_table_and_returns_it(capsys):
     model, loader, loss_fn, optimizer = build("mlp")
-    examination = sf.debug_training_stability(model, loader, loss_fn, optimizer, seconds=5)
+    examination = sf.debug_training_stability(model, loader, loss_fn, optimizer, seconds=1)
     printed = capsys.readouterr().out
     assert printed == f"{examination}\n"
     assert "tiny batch" in printed
@@ -24,7 +24,7 @@ def test_it_prints_the_table_and_returns_it(capsys):
 
 def test_a_fault_is_printed_with_its_cause_and_fix(capsys):
     torch.manual_seed(0)
-    examination = sf.debug_training_stability(*softmax_twice(), seconds=5)
+    examination = sf.debug_training_stability(*softmax_twice(), seconds=1)
     assert "loss.softmax-before-cross-entropy: Return the logits" in capsys.readouterr().out
     assert not examination.ok
     assert examination.status == "fail"
@@ -32,7 +32,7 @@ def test_a_fault_is_printed_with_its_cause_and_fix(capsys):
 
 def test_loss_and_optimizer_may_be_left_out(capsys):
     model, loader, _, _ = build("own_loss")
-    examination = sf.debug_training_stability(model, loader, seconds=5, show=False)
+    examination = sf.debug_training_stability(model, loader, seconds=1, show=False)
     assert examination["forward"].status == "pass"
     assert examination.ok
     assert capsys.readouterr().out == ""
