@@ -25,7 +25,7 @@ def falling(count: int = 100, start: float = 2.0, end: float = 0.2) -> list[floa
 def parameter(number: int, model: str = "model", optimizers: tuple[int, ...] = (0,)) -> dict[str, Any]:
     """One weight."""
     name = f"{model}.{number}.weight"
-    held = {"id": number, "label": name, "name": name, "model": model, "shape": [8, 8]}
+    held = {"id": number, "label": name, "name": name, "model": model, "shape": [8, 8], "loaded": False}
     return held | {"optimizers": list(optimizers), "trained_by": list(optimizers), "requires_grad": True}
 
 

@@ -11,7 +11,7 @@ from surefoot.diagnose.rules import data_splits
 def a_pass(rows: list[int], grad: bool, step: int, mean: float = 0.0, std: float = 1.0, **more: Any) -> dict[str, Any]:
     features = {"count": len(rows), "mean": [mean] * 4, "std": [std] * 4}
     base = {"model": "model", "step": step, "grad": grad, "grad_mode": grad, "site": SITE, "rows": rows}
-    return base | {"features": features, "inputs": [{"shape": [len(rows), 4]}], "outputs": []} | more
+    return base | {"features": features, "inputs": [{"shape": [len(rows), 4], "grad": False}], "outputs": []} | more
 
 
 def split_run(evaluated: list[list[int]], trained: int = 200, **changes: float) -> Any:
