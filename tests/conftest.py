@@ -1,7 +1,17 @@
 """One thread and one Hypothesis profile for every test: the same examples on every machine, every time."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from watched import Nursery
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 torch.set_num_threads(1)
 settings.register_profile(
@@ -12,3 +22,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("surefoot")
+
+
+@pytest.fixture(scope="session")
+def watch() -> Iterator[Nursery]:
+    """Runs a script under the watcher: `watch(source).first` is the first finding."""
+    nursery = Nursery()
+    yield nursery
+    nursery.close()

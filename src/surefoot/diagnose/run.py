@@ -138,7 +138,10 @@ class Curve:
         """Whether it ended, or was for long, far above where it began."""
         if self.count < 5 or self.blind or self.around_zero:
             return False
-        return self.end > self.start + max(0.5 * abs(self.start), 3 * self.noise) and self.end > self.best * 1.2
+        above = self.end > self.start + max(0.5 * abs(self.start), 3 * self.noise)
+        # Never lower than at the end: either the first loss was a fluke, or it was thrown up and never came back.
+        thrown = self.blew_up and self.end > 5 * self.start > 0
+        return above and (self.end > self.best * 1.2 or thrown)
 
     @property
     def peak(self) -> float:
@@ -252,10 +255,16 @@ class Run:
 
     @property
     def adversarial(self) -> bool:
-        """Several optimizers take turns, as in a GAN: one loss says little by itself."""
+        """Several optimizers take turns, as in a GAN: one loss says little by itself. Phases do not."""
         active = [held for held in self.optimizers if held["steps"] >= max(5, 0.02 * self.steps)]
-        overlapping = [h for h in active if h["born_at"] <= 0.5 * self.steps]
-        return len(overlapping) > 1
+        spans = [self._span(held) for held in active if held["born_at"] <= 0.5 * self.steps]
+        pairs = [(a, b) for i, a in enumerate(spans) for b in spans[:i]]
+        return any(min(a[1], b[1]) - max(a[0], b[0]) > 0.1 * min(a[1] - a[0], b[1] - b[0]) for a, b in pairs)
+
+    def _span(self, optimizer: dict[str, Any]) -> tuple[float, float]:
+        """The first and the last step of the run at which an optimizer stepped."""
+        when = [value for value in self.column("at", optimizer) if value is not None]
+        return (when[0], when[-1]) if when else (optimizer["born_at"], optimizer["born_at"] + optimizer["steps"])
 
     @cached_property
     def lr(self) -> list[float]:
@@ -355,6 +364,11 @@ class Run:
         found: dict[str, Any] | None = self.facts.get("crash")
         return found
 
+    @property
+    def died_of_nonfinite(self) -> bool:
+        """Whether the call that raised had been given something non-finite, as BCE refuses a NaN."""
+        return bool(((self.crash or {}).get("arguments") or {}).get("input", {}).get("nonfinite"))
+
     @cached_property
     def bad_value(self) -> dict[str, Any] | None:
         """The autopsy of the first non-finite loss."""
@@ -365,7 +379,8 @@ class Run:
     @cached_property
     def nonfinite(self) -> bool:
         """Whether a loss or a gradient was ever not finite."""
-        return self.curve.first_bad is not None or self.bad_value is not None or bool(self.events("nonfinite-gradient"))
+        seen = self.curve.first_bad is not None or self.bad_value is not None or self.died_of_nonfinite
+        return seen or bool(self.events("nonfinite-gradient"))
 
     @property
     def failing(self) -> bool:

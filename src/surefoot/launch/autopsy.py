@@ -124,6 +124,18 @@ def _arc(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
     return {"undefined_at": "values beyond ±1", "bad": bad, "largest": float(value.abs().max())} if bad else None
 
 
+def _acosh(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+    value = given["self"]
+    bad = int((value < 1).sum())
+    return {"undefined_at": "values below 1", "bad": bad, "lowest": float(value.min())} if bad else None
+
+
+def _atanh(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+    value = given["self"]
+    bad = int((value.abs() >= 1).sum())
+    return {"undefined_at": "values at or beyond ±1", "bad": bad, "largest": float(value.abs().max())} if bad else None
+
+
 def _pow(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
     value = given["self"]
     exponent = getattr(node, "_saved_exponent", None)
@@ -164,14 +176,11 @@ def _attention(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
 
 
 def _nll(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
-    ignored = int((given["target"] == node._saved_ignore_index).sum())
+    index = node._saved_ignore_index
+    index -= 2**64 if index >= 2**63 else 0  # torch hands out its sign bit as a number
+    ignored = int((given["target"] == index).sum())
     if ignored == given["target"].numel():
-        return {
-            "undefined_at": "no target left",
-            "bad": ignored,
-            "all_ignored": True,
-            "ignore_index": node._saved_ignore_index,
-        }
+        return {"undefined_at": "no target left", "bad": ignored, "all_ignored": True, "ignore_index": index}
     return None
 
 
@@ -196,6 +205,7 @@ def _half_product(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
 
 _UNDEFINED: dict[str, Callable[[Any, dict[str, Tensor]], dict[str, Any] | None]] = {
     "Log": _log, "Log2": _log, "Log10": _log, "Log1P": _log1p, "Div": _div, "Acos": _arc, "Asin": _arc, "Pow": _pow,
+    "Acosh": _acosh, "Atanh": _atanh,
     "Softmax": _softmax, "LogSoftmax": _softmax, "NllLoss": _nll, "NllLoss2D": _nll, "Exp": _exp,
     "ScaledDotProductFlashAttentionForCpu": _attention, "ScaledDotProductAttention": _attention,
     "Mm": _half_product, "Addmm": _half_product, "Bmm": _half_product, "Mul": _half_product,

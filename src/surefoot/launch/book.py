@@ -109,6 +109,11 @@ class Book:
         self._ids[id(tensor)] = record.id
         return record
 
+    def see_again(self, record: Parameter, tensor: Tensor) -> None:
+        """Before its first update: since it was entered it may have been drawn anew, loaded, or converted."""
+        record.shape, record.dtype = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        record.first = weight_facts(tensor)
+
     def known_model(self, module: nn.Module) -> str | None:
         """The name of a model that is already in the book."""
         for held, name in self._models:

@@ -550,6 +550,8 @@ class Look:
                     record = self._book.add(tensor)
                     record.optimizers.add(number)
                     self._stepped.add(record.id)
+                    if not record.changed + record.unchanged:
+                        self._book.see_again(record, tensor)
                     row: dict[str, Any] = {"id": record.id}
                     if tensor.grad is not None and tensor.grad.layout is torch.strided:
                         grad = sampled(tensor.grad)

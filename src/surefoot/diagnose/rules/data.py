@@ -42,11 +42,11 @@ def nonfinite_input(run: Run) -> Claim | None:
     if bad is not None and bad.get("kind") == "data" and not _half_infinite(bad):
         return None if bad.get("tensor") == "the other operand" and _overflowed(run) else _claim_autopsy(bad)
     first_bad = run.curve.first_bad
-    if bad is None and first_bad is None:
+    if bad is None and first_bad is None and not run.died_of_nonfinite:
         return None
     if bad is not None and bad.get("kind") == "parameter":
         return None
-    step = bad.get("step") if bad is not None else first_bad
+    step = bad.get("step") if bad is not None else run.steps if first_bad is None else first_bad
     return _seen_in_pass(run, step) or _seen_in_stream(run, step)
 
 

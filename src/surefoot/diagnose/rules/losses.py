@@ -436,6 +436,8 @@ def term_dominates(run: Run) -> Claim | None:
             continue
         notes = [n for n in run.training_losses() if n["site"] == term["loss_site"] and n.get("value")]
         values = [n["value"] for n in notes]
+        if any(n.get("target_from_model") for n in notes):
+            continue  # what it asks for moves with the model: its level says nothing
         if len(values) >= 4 and _is_stuck(notes):
             return Claim(
                 0.85,

@@ -157,19 +157,19 @@ def _schedule(run: Run, held: dict[str, Any]) -> Claim | None:
                 f"rate reaches its floor and climbs back to {_after_floor(rates):.3g}.",
                 rates.index(min(rates)), (s["site"],), shown | {"T_max": period, "stepped": s["last_epoch"]},
             )  # fmt: skip
-    if top > 3 * base and rates[-1] > 3 * rates[0] and rates[-1] >= 0.99 * top and run.failing:
-        return _broken(
-            0.9,
-            f"The learning rate only grows: from {rates[0]:.3g} to {rates[-1]:.3g}, {rates[-1] / base:.3g} times what "
-            f"the optimizer was made with (loss {run.curve.start:.3g} to {run.curve.end:.3g}).",
-            count - 1, place, shown,
-        )  # fmt: skip
     jump = next((i for i in range(max(2, count // 20), count) if rates[i] > 5 * rates[i - 1] > 0), None)
     if jump is not None and (run.failing or _worse_after(run, jump)):
         return _broken(
             0.88,
             f"The learning rate jumps from {rates[jump - 1]:.3g} to {rates[jump]:.3g} at step {jump}.",
             jump, place, shown,
+        )  # fmt: skip
+    if top > 3 * base and rates[-1] > 3 * rates[0] and rates[-1] >= 0.99 * top and run.failing:
+        return _broken(
+            0.9,
+            f"The learning rate only grows: from {rates[0]:.3g} to {rates[-1]:.3g}, {rates[-1] / base:.3g} times what "
+            f"the optimizer was made with (loss {run.curve.start:.3g} to {run.curve.end:.3g}).",
+            count - 1, place, shown,
         )  # fmt: skip
     return None
 
@@ -230,7 +230,8 @@ def epsilon(run: Run) -> Claim | None:
             fixes=(f"Lower eps under {median(roots) / 10:.0e}; the default is 1e-8.",),
         )
     bad = run.bad_value or {}
-    if eps < 1e-14 and bad.get("kind") == "parameter" and not run.events("nonfinite-gradient"):
+    earlier = [event for event in run.events("nonfinite-gradient") if event["step"] < (bad.get("step") or 0)]
+    if eps < 1e-14 and bad.get("kind") == "parameter" and not earlier:
         return Claim(
             0.85,
             f"eps={eps:g} of {run.main['type']}: where a second moment is 0 the update is 0/0. "
@@ -394,7 +395,8 @@ RULES = (
     Rule("lr.no-warmup", "dynamics", no_warmup,
          explains=("lr.too-high", "model.dead-units", "model.attention-logit-growth")),
     Rule("lr.too-low", "curve", too_low, explains=("data.labels-uninformative", "data.class-collapse")),
-    Rule("optim.epsilon", "value", epsilon, explains=("lr.too-low", "data.class-collapse", "loss.undefined-op")),
+    Rule("optim.epsilon", "value", epsilon, explains=("lr.too-low", "lr.too-high", "data.class-collapse",
+                                                         "loss.undefined-op")),
     Rule("optim.weight-decay", "value", weight_decay,
          explains=("lr.*", "model.dead-units", "data.labels-uninformative", "model.vanishing-gradient",
                    "init.too-small", "data.class-collapse")),

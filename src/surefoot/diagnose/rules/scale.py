@@ -82,7 +82,13 @@ def init_too_small(run: Run) -> Claim | None:
     notes = run.looks[0].get("notes", {}).get("activations", [])
     if any(note.get("units") and note["dead"] > 0.7 * note["units"] for note in notes):
         return None  # the units are dead, whatever the scale
+    if any(note.get("saturated", 0) > 0.6 for note in notes):
+        return None  # a closed gate lets nothing through, whatever the scale
     small = median(gains[:-1] or gains) < 3 * HEALTHY_GAIN[0] and last < 1e-2 * entering
+    # Biases differ from unit to unit and are all that is left; what passes of the input is the product of the gains.
+    small = small or (
+        max(gains[:-1] or gains) < 1.5 * HEALTHY_GAIN[0] and last < 0.1 * entering and _passes(gains) < 1e-3
+    )
     dies = last < 1e-4 * entering and median(gains) < 0.7
     if not (small or dies):
         return None
@@ -96,6 +102,10 @@ def init_too_small(run: Run) -> Claim | None:
         where=tuple(names[:4]),
         evidence={"gains": gains[:20], "spread_in": entering, "spread_last": last},
     )
+
+
+def _passes(gains: list[float]) -> float:
+    return math.prod(gains[:-1] or gains)
 
 
 def init_symmetric(run: Run) -> Claim | None:

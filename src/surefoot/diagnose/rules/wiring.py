@@ -40,8 +40,8 @@ def no_update(run: Run) -> Claim | None:
         return None
     made = run.facts.get("optimizers", [])
     if made and not run.optimizers and run.facts.get("backwards", 0) >= 5:
-        if any(p["moved_alone"] for p in run.parameters.values()):
-            return None
+        if run.curve.learned or any(p["moved_alone"] for p in run.parameters.values()):
+            return None  # something else moves them
         return Claim(
             0.95,
             f"backward ran {run.facts['backwards']} times, but `step` of the {made[0]['type']} made at "
@@ -94,7 +94,7 @@ def parameters_missing(run: Run) -> Claim | None:
     if not run.optimizers:
         return None
     given = [p for p in run.parameters.values() if p["optimizers"]]
-    if not any(p["model"] for p in given):
+    if not any(p["model"] for p in given) and any(p["in_graph"] for p in given):
         return None  # inputs are being optimised, not weights
     lost = [
         p

@@ -1,0 +1,561 @@
+"""Losses that are not what they seem, on real scripts; and those that only look so."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+
+from watched import CLASSES, FIT, LOOP, NET, VALUES
+
+if TYPE_CHECKING:
+    from watched import Nursery
+
+CROSS_ENTROPY = "loss_of = F.cross_entropy"
+SQUARES = "loss_of = F.mse_loss"
+IN_ORDER = LOOP.replace("torch.randint(len(x), (32,))", "torch.arange(32) + 32 * (step % 8)")
+
+
+# Softmax and sigmoid
+
+SOFTMAX_IN_FORWARD = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 32), nn.Linear(32, 3)
+
+    def forward(self, given):
+        return F.softmax(self.outer(F.relu(self.inner(given))), dim=-1)
+
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+"""
+
+
+def test_a_softmax_before_cross_entropy_is_named_with_both_lines_and_the_floor(watch: Nursery) -> None:
+    run = watch(CLASSES, CROSS_ENTROPY, SOFTMAX_IN_FORWARD, LOOP)
+    found = run.names_first(
+        "loss.softmax-before-cross-entropy",
+        step=0,
+        at="|loss = loss_of",
+        evidence={"rows", "classes", "lowest", "largest_sum_error", "floor", "loss", "steps"},
+    )
+    assert run.at("F.softmax(") in found.where
+    assert found.evidence["classes"] == 3
+    assert found.evidence["floor"] == pytest.approx(math.log(math.e + 2) - 1)
+    assert found.evidence["loss"] > found.evidence["floor"]
+    assert "F.softmax" not in found.fixes[0]
+    assert run.at("F.softmax(") in found.fixes[0]
+
+
+def test_a_log_softmax_of_probabilities_by_hand_is_a_softmax_twice(watch: Nursery) -> None:
+    by_hand = """
+    def loss_of(given, target):
+        logs = F.log_softmax(given, dim=-1)
+        return -logs[torch.arange(len(target)), target].mean()
+    """
+    run = watch(CLASSES, by_hand, SOFTMAX_IN_FORWARD, LOOP)
+    run.names_first("loss.softmax-before-cross-entropy", step=0, at="|F.log_softmax(", evidence={"calls", "shape"})
+
+
+HEALTHY_CLASSIFIERS = {
+    "logits": (CROSS_ENTROPY, NET),
+    "log-softmax twice, which changes nothing": (
+        CROSS_ENTROPY,
+        NET.replace("nn.Linear(32, 3)", "nn.Linear(32, 3), nn.LogSoftmax(-1)"),
+    ),
+    "softmax, logarithm, nll": (
+        "loss_of = lambda given, target: F.nll_loss(given.softmax(-1).log(), target)",
+        NET,
+    ),
+    "a head that starts at zero": (
+        CROSS_ENTROPY,
+        NET + "nn.init.zeros_(model[2].weight); nn.init.zeros_(model[2].bias)",
+    ),
+    "targets that are a teacher's probabilities": (
+        "loss_of = lambda given, target: F.cross_entropy(given, F.one_hot(target, 3).float() * 0.9 + 0.1 / 3)",
+        NET,
+    ),
+    "softmax as attention over the features": (
+        CROSS_ENTROPY,
+        """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.gate, self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 32), nn.Linear(32, 3)
+
+            def forward(self, given):
+                return self.outer(F.relu(self.inner(8 * self.gate(given).softmax(-1) * given)))
+
+        model = Net()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        """,
+    ),
+    "a weighted, smoothed loss": (
+        "loss_of = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 1.0]), label_smoothing=0.1)",
+        NET,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY_CLASSIFIERS)
+def test_a_classifier_that_learns_is_healthy(watch: Nursery, name: str) -> None:
+    assert watch(CLASSES, *HEALTHY_CLASSIFIERS[name], LOOP).causes == []
+
+
+TAGS = "y = (x[:, :3] > 0).float()"
+
+
+def test_a_sigmoid_before_bce_with_logits_is_named_with_its_range(watch: Nursery) -> None:
+    model = NET.replace("nn.Linear(32, 3)", "nn.Linear(32, 3), nn.Sigmoid()")
+    run = watch(CLASSES, TAGS, "loss_of = F.binary_cross_entropy_with_logits", model, LOOP)
+    found = run.names_first(
+        "loss.sigmoid-before-bce-logits",
+        step=0,
+        at="|loss = loss_of",
+        evidence={"lowest", "highest", "calls", "made_by", "loss"},
+    )
+    assert found.evidence["made_by"] == "sigmoid"
+    assert 0 < found.evidence["lowest"] < found.evidence["highest"] < 1
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "",
+        "nn.init.zeros_(model[2].weight); nn.init.zeros_(model[2].bias)",
+        "nn.init.constant_(model[2].bias, 0.5); nn.init.normal_(model[2].weight, std=1e-3)",
+    ],
+    ids=["plain", "zero head", "logits that begin between 0 and 1"],
+)
+def test_logits_that_begin_near_zero_are_logits(watch: Nursery, after: str) -> None:
+    assert watch(CLASSES, TAGS, "loss_of = F.binary_cross_entropy_with_logits", NET, after, LOOP).causes == []
+
+
+def test_probabilities_into_bce_are_right(watch: Nursery) -> None:
+    model = NET.replace("nn.Linear(32, 3)", "nn.Linear(32, 3), nn.Sigmoid()")
+    assert watch(CLASSES, TAGS, "loss_of = F.binary_cross_entropy", model, LOOP).causes == []
+
+
+# Logits where probabilities belong
+
+
+def test_raw_scores_into_nll_are_named(watch: Nursery) -> None:
+    run = watch(CLASSES, "loss_of = F.nll_loss", NET, LOOP)
+    found = run.names_first(
+        "loss.logits-into-probability-loss",
+        step=0,
+        at="|loss = loss_of",
+        evidence={"largest_value", "log_sum_error", "loss"},
+    )
+    assert "raw scores" in found.summary
+    assert found.evidence["loss"] < 0
+
+
+def test_probabilities_into_nll_are_named_as_such(watch: Nursery) -> None:
+    run = watch(CLASSES, "loss_of = F.nll_loss", SOFTMAX_IN_FORWARD, LOOP)
+    assert "not their logarithms" in run.first.summary
+    assert run.first.cause == "loss.logits-into-probability-loss"
+
+
+def test_a_crash_of_bce_on_logits_keeps_its_exit_code_and_is_explained(watch: Nursery) -> None:
+    run = watch(CLASSES, TAGS, "loss_of = F.binary_cross_entropy", NET, LOOP)
+    assert run.exit_code == 1
+    assert "all elements of input should be between 0 and 1" in run.errors
+    found = run.names_first(
+        "loss.logits-into-probability-loss", step=0, at="|loss = loss_of", evidence={"lowest", "highest"}
+    )
+    assert found.evidence["lowest"] < 0
+
+
+def test_a_crash_of_bce_on_nan_probabilities_is_not_about_logits(watch: Nursery) -> None:
+    model = NET.replace("nn.Linear(32, 3)", "nn.Linear(32, 3), nn.Sigmoid()")
+    run = watch(CLASSES, TAGS, "x[:, 2] = torch.nan", "loss_of = F.binary_cross_entropy", model, LOOP)
+    assert run.first.cause == "data.nonfinite-input"
+    assert "loss.logits-into-probability-loss" not in run.causes
+
+
+def test_kl_div_of_raw_scores_is_named_and_of_log_probabilities_is_not(watch: Nursery) -> None:
+    teacher = "y = (3 * x[:, :3]).softmax(-1)"
+    wrong = watch(CLASSES, teacher, "loss_of = nn.KLDivLoss(reduction='batchmean')", NET, LOOP)
+    assert wrong.first.cause == "loss.logits-into-probability-loss"
+    assert wrong.at("loss = loss_of") in wrong.first.where
+    model = NET.replace("nn.Linear(32, 3)", "nn.Linear(32, 3), nn.LogSoftmax(-1)")
+    assert watch(CLASSES, teacher, "loss_of = nn.KLDivLoss(reduction='batchmean')", model, LOOP).causes == []
+
+
+# Signs
+
+
+def test_a_negated_cross_entropy_is_named(watch: Nursery) -> None:
+    run = watch(CLASSES, "loss_of = lambda given, target: -F.cross_entropy(given, target)", NET, LOOP)
+    found = run.names_first("loss.sign-flipped", step=0, at="|loss.backward", evidence={"factor", "first", "last"})
+    assert run.at("-F.cross_entropy") in found.where
+    assert found.evidence["factor"] < 0
+    assert found.evidence["last"] < found.evidence["first"]
+
+
+def test_a_negated_error_by_hand_runs_to_minus_infinity(watch: Nursery) -> None:
+    by_hand = "loss_of = lambda given, target: -((given - target) ** 2).mean()"
+    run = watch(VALUES, by_hand, FIT.replace("1e-2", "3e-2"), LOOP.replace("60", "100"))
+    run.names_first("loss.sign-flipped", step=0, at="|loss.backward", evidence={"first", "last", "operations"})
+
+
+FALLING_BELOW_ZERO = {
+    "a Gaussian's log-likelihood": (
+        """
+        model = nn.Linear(8, 2)
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.Adam(model.parameters(), lr=3e-2)
+        def loss_of(given, target):
+            mean, log_std = given[:, :1], given[:, 1:].clamp(-3, 3)
+            return (0.5 * ((target - mean) / log_std.exp()) ** 2 + log_std).mean()
+        """
+    ),
+    "minus a cosine": (
+        """
+        model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8))
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        y = x.roll(1, 1)
+        loss_of = lambda given, target: -F.cosine_similarity(given, target).mean()
+        """
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FALLING_BELOW_ZERO)
+def test_a_loss_that_may_be_negative_is_healthy(watch: Nursery, name: str) -> None:
+    assert watch(VALUES, FALLING_BELOW_ZERO[name], LOOP).causes == []
+
+
+def test_a_critic_that_maximises_its_loss_has_no_flipped_sign(watch: Nursery) -> None:
+    run = watch(
+        """
+        import torch
+        from torch import nn
+        torch.manual_seed(0)
+        maker = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
+        critic = nn.Sequential(nn.Linear(2, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))
+        of_maker = torch.optim.RMSprop(maker.parameters(), lr=1e-3)
+        of_critic = torch.optim.RMSprop(critic.parameters(), lr=1e-3)
+        for step in range(60):
+            real = torch.randn(32, 2) * 0.5 + 1
+            made = maker(torch.randn(32, 4))
+            of_critic.zero_grad()
+            (critic(made.detach()).mean() - critic(real).mean()).backward()
+            of_critic.step()
+            for weight in critic.parameters():
+                weight.data.clamp_(-0.1, 0.1)
+            of_maker.zero_grad()
+            (-critic(maker(torch.randn(32, 4))).mean()).backward()
+            of_maker.step()
+        """
+    )
+    assert run.causes == []
+
+
+def test_a_policy_gradient_has_no_flipped_sign(watch: Nursery) -> None:
+    run = watch(
+        """
+        import torch
+        from torch import nn
+        torch.manual_seed(0)
+        policy = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 3))
+        optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
+        for step in range(60):
+            states = torch.randn(64, 4)
+            choice = torch.distributions.Categorical(logits=policy(states))
+            actions = choice.sample()
+            rewards = (actions == states[:, :3].argmax(1)).float()
+            advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+            loss = -(choice.log_prob(actions) * advantages).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        """
+    )
+    assert run.causes == []
+
+
+# Shapes and bounds
+
+
+@pytest.mark.parametrize(
+    "loss", [SQUARES, "loss_of = lambda given, target: ((given - target) ** 2).mean()"], ids=["mse_loss", "by hand"]
+)
+def test_a_column_against_a_row_broadcasts(watch: Nursery, loss: str) -> None:
+    run = watch(VALUES, "import warnings; warnings.simplefilter('ignore'); y = y[:, 0]", loss, FIT, LOOP)
+    at = "|loss = loss_of" if "mse" in loss else "|(given - target)"
+    found = run.names_first("loss.broadcast", step=0, at=at, evidence={"prediction", "target", "broadcast", "loss"})
+    assert (found.evidence["prediction"], found.evidence["target"]) == ([32, 1], [32])
+    assert found.evidence["broadcast"] == [32, 32]
+
+
+SHAPES_THAT_GROW = {
+    "both columns": (SQUARES, FIT),
+    "quantiles against one target": (
+        "def loss_of(given, target):\n"
+        "    error = target - given\n"
+        "    level = torch.tensor([0.1, 0.5, 0.9])\n"
+        "    return torch.maximum(error * level, error * (level - 1)).mean()",
+        FIT.replace("(32, 1)", "(32, 3)"),
+    ),
+    "distances of all pairs": (
+        "def loss_of(given, target):\n"
+        "    apart = (given[:, None] - given[None]).square().sum(-1)\n"
+        "    wanted = (target[:, None] - target[None]).square().sum(-1)\n"
+        "    return F.smooth_l1_loss(apart, wanted)",
+        FIT.replace("(32, 1)", "(32, 4)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES_THAT_GROW)
+def test_shapes_that_grow_on_purpose_are_fine(watch: Nursery, name: str) -> None:
+    assert watch(VALUES, *SHAPES_THAT_GROW[name], LOOP).causes == []
+
+
+def test_targets_beyond_a_sigmoid_are_out_of_reach(watch: Nursery) -> None:
+    model = FIT.replace("nn.Linear(32, 1)", "nn.Linear(32, 1), nn.Sigmoid()")
+    run = watch(VALUES, SQUARES, model, LOOP)
+    found = run.names_first(
+        "loss.bounded-output",
+        step=0,
+        at="|loss = loss_of",
+        evidence={"operation", "bounds", "targets", "out_of_reach"},
+    )
+    assert found.evidence["operation"] == "sigmoid"
+    assert found.evidence["bounds"] == [0, 1]
+    assert found.evidence["out_of_reach"] > 0.3
+
+
+@pytest.mark.parametrize(
+    ("act", "targets"),
+    [
+        ("nn.Sigmoid()", "y = torch.sigmoid(y)"),
+        ("nn.Tanh()", "y = torch.tanh(3 * y)"),
+        ("nn.ReLU()", "y = y.abs() + 0.5"),
+    ],
+)
+def test_targets_within_the_bounds_are_fine(watch: Nursery, act: str, targets: str) -> None:
+    model = FIT.replace("nn.Linear(32, 1)", f"nn.Linear(32, 1), {act}") + "nn.init.constant_(model[2].bias, 0.5)"
+    run = watch(VALUES, targets, SQUARES, model, LOOP)
+    assert "loss.bounded-output" not in [f.cause for f in run.diagnosis.findings]
+
+
+# Undefined operations; each operation by itself is in test_autopsy
+
+
+def test_a_root_of_zero_has_a_finite_loss_and_an_infinite_gradient(watch: Nursery) -> None:
+    by_hand = """
+    def loss_of(given, target):
+        apart = torch.sqrt((given - given.T) ** 2)
+        return ((apart - (target - target.T).abs()) ** 2).mean()
+    """
+    run = watch(VALUES, by_hand, FIT, LOOP)
+    found = run.names_first("loss.undefined-op", step=0, at="|torch.sqrt(", evidence={"parameters", "backward", "step"})
+    assert found.evidence["backward"]["op"].lower().startswith("sqrt")
+    assert found.evidence["loss_finite"]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "loss_of = lambda given, target: -(given.softmax(-1) + 1e-8).log()[torch.arange(len(target)), target].mean()",
+        "loss_of = lambda given, target: F.cross_entropy(torch.where(given > -99, given, given.log()), target)",
+    ],
+    ids=["log with an eps", "a branch that is never taken"],
+)
+def test_a_guarded_logarithm_is_fine(watch: Nursery, loss: str) -> None:
+    assert watch(CLASSES, loss, NET, LOOP).causes == []
+
+
+def test_a_logarithm_that_meets_nan_data_is_not_to_blame(watch: Nursery) -> None:
+    loss = "loss_of = lambda given, target: -(given.softmax(-1) + 1e-8).log()[torch.arange(len(target)), target].mean()"
+    run = watch(CLASSES, "x[17, 3] = torch.nan", loss, NET, LOOP)
+    assert run.first.cause == "data.nonfinite-input"
+    assert "loss.undefined-op" not in run.causes
+
+
+def test_an_exponential_that_overflows_after_a_blow_up_is_a_consequence(watch: Nursery) -> None:
+    model = FIT.replace("optim.Adam", "optim.SGD").replace("1e-2", "3.0")
+    run = watch(VALUES, SQUARES, model, LOOP)
+    assert run.first.cause == "lr.too-high"
+    assert "loss.undefined-op" not in run.causes
+
+
+# Batches with nothing to learn from
+
+
+def test_a_batch_of_ignored_targets_is_named_with_its_step(watch: Nursery) -> None:
+    run = watch(CLASSES, "y[96:128] = -100", CROSS_ENTROPY, NET, IN_ORDER)
+    found = run.names_first(
+        "loss.no-valid-targets", step=3, at="|loss = loss_of", evidence={"all_ignored", "ignore_index"}
+    )
+    assert found.evidence["ignore_index"] == -100
+
+
+def test_a_masked_mean_over_nothing_is_named(watch: Nursery) -> None:
+    masked = """
+    def loss_of(given, target):
+        mask = (target > 0).float()
+        return (F.cross_entropy(given, target, reduction="none") * mask).sum() / mask.sum()
+    """
+    run = watch(CLASSES, "y[96:128] = 0", masked, NET, IN_ORDER)
+    run.names_first("loss.no-valid-targets", step=3, at="|/ mask.sum()", evidence={"empty_count"})
+
+
+def test_some_ignored_targets_are_fine(watch: Nursery) -> None:
+    assert watch(CLASSES, "y[::3] = -100", CROSS_ENTROPY, NET, LOOP).causes == []
+
+
+# Sums and terms
+
+
+def test_a_summed_loss_that_diverges_is_named_with_its_count(watch: Nursery) -> None:
+    model = NET.replace("optim.Adam", "optim.SGD").replace("1e-2", "0.5")
+    run = watch(CLASSES, "loss_of = nn.CrossEntropyLoss(reduction='sum')", model, LOOP)
+    found = run.names_first(
+        "loss.sum-reduction", step=0, at="|loss = loss_of", evidence={"elements", "grad_norm", "first", "last"}
+    )
+    assert found.evidence["elements"] == 32
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "loss_of = nn.CrossEntropyLoss(reduction='sum')",
+        "loss_of = lambda given, target: F.cross_entropy(given, target, reduction='none').sum()",
+    ],
+)
+def test_a_summed_loss_with_a_rate_to_match_is_fine(watch: Nursery, loss: str) -> None:
+    model = NET.replace("optim.Adam", "optim.SGD").replace("1e-2", "0.02")
+    assert watch(CLASSES, loss, model, LOOP).causes == []
+
+
+def test_a_rate_too_high_on_a_mean_is_not_a_sum(watch: Nursery) -> None:
+    model = NET.replace("optim.Adam", "optim.SGD").replace("1e-2", "60.0")
+    run = watch(CLASSES, CROSS_ENTROPY, model, LOOP)
+    assert run.first.cause == "lr.too-high"
+    assert "loss.sum-reduction" not in run.causes
+
+
+TWO_HEADS = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.classes, self.value = nn.Linear(8, 32), nn.Linear(32, 3), nn.Linear(32, 1)
+
+    def forward(self, given):
+        hidden = F.relu(self.inner(given))
+        return self.classes(hidden), self.value(hidden)
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+noise = torch.randn(256, 1)
+for step in range(60):
+    rows = torch.randint(len(x), (32,))
+    optimizer.zero_grad()
+    scores, values = model(x[rows])
+    named = F.cross_entropy(scores, y[rows])
+    valued = F.mse_loss(values, noise[rows])
+    loss = named + WEIGHT * valued
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_term_that_drowns_another_is_named_with_their_shares(watch: Nursery) -> None:
+    run = watch(CLASSES, TWO_HEADS.replace("WEIGHT", "1e4").replace("RATE", "1e-6"))
+    found = run.names_first("loss.term-dominates", step=1, at="|F.cross_entropy(", evidence={"terms", "first", "last"})
+    norms = sorted(term["norm"] for term in found.evidence["terms"])
+    assert norms[-1] > 50 * norms[0]
+
+
+@pytest.mark.parametrize(
+    ("weight", "valued"),
+    [("1.0", "F.mse_loss(values, x[rows, :1])"), ("1e-4", "sum(w.square().sum() for w in model.parameters())")],
+    ids=["two tasks", "a small penalty on the weights"],
+)
+def test_terms_that_both_get_their_way_are_fine(watch: Nursery, weight: str, valued: str) -> None:
+    script = TWO_HEADS.replace("F.mse_loss(values, noise[rows])", valued)
+    assert watch(CLASSES, script.replace("WEIGHT", weight).replace("RATE", "0.2")).causes == []
+
+
+# Masks
+
+ATTENTION = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(12, 16), nn.Embedding(10, 16)
+        self.mix, self.head = nn.Linear(16, 48), nn.Linear(16, 12)
+
+    def forward(self, ids):
+        given = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
+        query, key, value = self.mix(given).chunk(3, -1)
+        scores = query @ key.transpose(1, 2) / 4
+        MASK
+        return self.head(given + scores.softmax(-1) @ value)
+
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for step in range(60):
+    ids = (torch.randint(12, (16, 1)) + torch.arange(11) * torch.randint(1, 3, (16, 1))) % 12
+    if step == PAD:
+        ids[:2] = 0
+    given, target = GIVEN
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(given).transpose(1, 2), target)
+    loss.backward()
+    optimizer.step()
+"""
+NEXT = "ids[:, :-1], ids[:, 1:]"
+CAUSAL = "scores = scores.masked_fill(torch.ones(10, 10).triu(1).bool(), -torch.inf)"
+
+
+def attention(mask: str, given: str = NEXT, pad: int = -1) -> str:
+    return ATTENTION.replace("MASK", mask).replace("GIVEN", given).replace("PAD", str(pad))
+
+
+def test_rows_with_every_key_masked_are_counted_at_their_step(watch: Nursery) -> None:
+    strict = f"{CAUSAL}; scores = scores.masked_fill((ids == 0).all(1)[:, None, None], -torch.inf)"
+    run = watch(attention(strict, pad=20))
+    found = run.names_first("mask.fully-masked-row", step=20, at="|scores.softmax(", evidence={"masked_rows"})
+    assert found.evidence["masked_rows"] == 20
+
+
+def test_a_causal_mask_is_fine(watch: Nursery) -> None:
+    assert watch(attention(CAUSAL)).causes == []
+
+
+def test_a_row_masked_with_large_finite_numbers_is_fine(watch: Nursery) -> None:
+    finite = f"{CAUSAL}; scores = scores.masked_fill((ids == 0).all(1)[:, None, None], -1e9)"
+    run = watch(attention(finite, pad=20))
+    assert not {"mask.fully-masked-row", "loss.undefined-op"} & set(run.causes)
+
+
+def test_a_next_token_model_without_a_mask_sees_the_future(watch: Nursery) -> None:
+    run = watch(attention("pass"))
+    found = run.names_first(
+        "mask.leaks-future", step=1, at="model", evidence={"from_future", "from_past", "positions", "model"}
+    )
+    assert found.evidence["from_future"] > 0
+
+
+def test_a_tagger_may_look_both_ways(watch: Nursery) -> None:
+    run = watch(attention("pass", given="ids[:, :-1], ids[:, :-1] // 2"))
+    assert "mask.leaks-future" not in run.causes
+
+
+def test_a_masked_language_model_may_look_both_ways(watch: Nursery) -> None:
+    given = "ids[:, 1:].where(torch.rand(16, 10) > 0.15, 11), ids[:, 1:]"
+    run = watch(attention("pass", given=given))
+    assert "mask.leaks-future" not in run.causes

@@ -1,0 +1,246 @@
+"""How far each step goes, on real scripts; and paces that are unusual on purpose."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from watched import CLASSES, FIT, LOOP, NET, VALUES
+
+if TYPE_CHECKING:
+    from watched import Nursery
+
+START = CLASSES + "loss_of = F.cross_entropy\n"
+FITTED = VALUES + "loss_of = F.mse_loss\n"
+
+
+def paced(rate: str, optimizer: str = "Adam", more: str = "") -> str:
+    made = f"optim.{optimizer}(model.parameters(), lr={rate}{more})"
+    return NET.replace("optim.Adam(model.parameters(), lr=1e-2)", made)
+
+
+# The rate
+
+
+@pytest.mark.parametrize(("start", "optimizer", "rate"), [(FITTED, "SGD", "3.0"), (START, "Adam", "3.0")])
+def test_a_rate_too_high_is_named_with_the_update_it_makes(
+    watch: Nursery, start: str, optimizer: str, rate: str
+) -> None:
+    model = paced(rate, optimizer) if start == START else FIT.replace("Adam", optimizer).replace("1e-2", rate)
+    run = watch(start, model, LOOP)
+    evidence = {"update_to_weight", "lr", "first", "peak", "last"}
+    found = run.names_first("lr.too-high", step=run.first.step, at="|torch.optim.", evidence=evidence)
+    assert found.evidence["lr"] == 3.0
+    assert found.evidence["update_to_weight"] > 0.1
+
+
+def test_a_rate_too_low_is_named_with_the_way_it_went(watch: Nursery) -> None:
+    run = watch(START, paced("1e-6", "SGD"), LOOP)
+    found = run.names_first(
+        "lr.too-low", step=0, at="|torch.optim.", evidence={"update_to_weight", "lr", "grad_norm", "first", "last"}
+    )
+    assert found.evidence["update_to_weight"] < 1e-5
+    assert found.evidence["grad_norm"] > 0.01
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rate"), [("Adam", "1e-2"), ("SGD", "0.3"), ("AdamW", "3e-2"), ("RMSprop", "3e-3")]
+)
+def test_usual_rates_are_fine(watch: Nursery, optimizer: str, rate: str) -> None:
+    assert watch(START, paced(rate, optimizer), LOOP).causes == []
+
+
+def test_a_second_phase_at_a_tiny_rate_is_fine(watch: Nursery) -> None:
+    second = "optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)"
+    assert watch(START, NET, LOOP, second, LOOP).causes == []
+
+
+def test_a_loss_that_is_not_finite_because_of_its_data_has_no_rate_too_high(watch: Nursery) -> None:
+    run = watch(START, "x[7] = torch.inf", paced("0.1"), LOOP)
+    assert run.first.cause == "data.nonfinite-input"
+    assert "lr.too-high" not in run.causes
+
+
+# Warm-up
+
+TRANSFORMER = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+x = torch.randint(16, (256, 10))
+y = x.flip(1)
+loss_of = lambda given, target: F.cross_entropy(given.transpose(1, 2), target)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(16, 32), nn.Parameter(torch.randn(10, 32))
+        block = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, norm_first=False)
+        self.body = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(32, 16)
+
+    def forward(self, ids):
+        return self.head(self.body(self.tokens(ids) + self.places))
+
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
+pace = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: SHAPE)
+"""
+SCHEDULED = LOOP + "    pace.step()\n"
+
+
+def test_a_transformer_thrown_off_course_in_its_first_steps_lacks_a_warm_up(watch: Nursery) -> None:
+    run = watch(TRANSFORMER.replace("RATE", "6e-2").replace("SHAPE", "1 - step / 60"), SCHEDULED)
+    found = run.names_first(
+        "lr.no-warmup", step=run.first.step, at="|torch.optim.Adam", evidence={"lr", "update_to_weight", "peak", "last"}
+    )
+    assert found.step is not None
+    assert found.step < 20
+    assert found.evidence["lr"][0] == pytest.approx(6e-2)
+
+
+def test_the_same_transformer_warmed_up_is_fine(watch: Nursery) -> None:
+    shape = "min(1, (step + 1) / 30) * (1 - step / 60)"
+    assert watch(TRANSFORMER.replace("RATE", "6e-2").replace("SHAPE", shape), SCHEDULED).causes == []
+
+
+def test_a_network_without_attention_needs_no_warm_up(watch: Nursery) -> None:
+    assert "lr.no-warmup" not in watch(START, paced("3.0"), LOOP).causes
+
+
+# Schedules
+
+
+def scheduled(scheduler: str) -> str:
+    return f"pace = torch.optim.lr_scheduler.{scheduler}\n"
+
+
+BROKEN_SCHEDULES = {
+    "decays once per batch": ("StepLR(optimizer, 5, gamma=0.1)", 25, "once per batch"),
+    "reaches its floor and climbs again": ("CosineAnnealingLR(optimizer, T_max=20)", 20, "T_max"),
+    "only grows": ("ExponentialLR(optimizer, gamma=1.1)", 59, "only grows"),
+    "jumps": ("LambdaLR(optimizer, lambda step: 0.01 if step < 30 else 300.0)", 30, "jumps"),
+    "becomes negative": ("LambdaLR(optimizer, lambda step: 1 - step / 40)", 59, "negative"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_SCHEDULES)
+def test_a_schedule_that_is_broken_is_named_with_its_step(watch: Nursery, name: str) -> None:
+    scheduler, step, _ = BROKEN_SCHEDULES[name]
+    run = watch(START, paced("1e-2"), scheduled(scheduler), SCHEDULED)
+    found = run.names_first(
+        "lr.schedule-broken",
+        step=step,
+        at="|pace = torch",
+        evidence={"lr_first", "lr_highest", "lr_last", "schedulers", "steps"},
+    )
+    assert found.evidence["steps"] == 60
+
+
+FINE_SCHEDULES = {
+    "warm restarts": "CosineAnnealingWarmRestarts(optimizer, 15)",
+    "one cycle": "OneCycleLR(optimizer, 3e-2, total_steps=60)",
+    "a cosine to the end": "CosineAnnealingLR(optimizer, T_max=60)",
+    "a warm-up": "LinearLR(optimizer, 0.01, total_iters=10)",
+    "steps down": "MultiStepLR(optimizer, [30, 50], gamma=0.1)",
+    "polynomial": "PolynomialLR(optimizer, total_iters=60)",
+}
+
+
+@pytest.mark.parametrize("name", FINE_SCHEDULES)
+def test_a_schedule_that_rises_or_falls_on_purpose_is_fine(watch: Nursery, name: str) -> None:
+    assert watch(START, paced("2e-2"), scheduled(FINE_SCHEDULES[name]), SCHEDULED).causes == []
+
+
+# What the optimizer divides by, decays, and remembers
+
+
+def test_an_eps_that_outweighs_the_second_moment_is_named(watch: Nursery) -> None:
+    run = watch(START, paced("1e-3", more=", eps=10.0"), LOOP)
+    found = run.names_first(
+        "optim.epsilon", step=1, at="|torch.optim.Adam", evidence={"eps", "root_second_moment", "ratio"}
+    )
+    assert found.evidence["ratio"] > 100
+
+
+def test_an_eps_of_zero_where_a_second_moment_is_zero_is_named(watch: Nursery) -> None:
+    silent = "x[:, 7] = 0.0"
+    run = watch(START, silent, paced("1e-2", more=", eps=0.0"), LOOP)
+    found = run.names_first("optim.epsilon", step=1, at="|torch.optim.Adam", evidence={"eps", "parameters"})
+    assert found.evidence["parameters"] == ["0.weight"]
+
+
+@pytest.mark.parametrize("eps", ["1e-8", "1e-6", "1e-3"])
+def test_an_eps_that_leaves_the_run_learning_is_fine(watch: Nursery, eps: str) -> None:
+    assert watch(START, paced("1e-2", more=f", eps={eps}"), LOOP).causes == []
+
+
+@pytest.mark.parametrize(("optimizer", "rate", "decay"), [("SGD", "0.1", "1.0"), ("AdamW", "1e-2", "10.0")])
+def test_a_decay_that_outweighs_the_gradient_is_named(watch: Nursery, optimizer: str, rate: str, decay: str) -> None:
+    run = watch(START, paced(rate, optimizer, f", weight_decay={decay}"), LOOP)
+    found = run.names_first(
+        "optim.weight-decay", step=52, at="|torch.optim.", evidence={"weight_decay", "decay_to_gradient", "norm_left"}
+    )
+    assert found.evidence["norm_left"] < 0.6
+
+
+@pytest.mark.parametrize(("optimizer", "rate", "decay"), [("SGD", "0.3", "1e-3"), ("AdamW", "1e-2", "0.1")])
+def test_a_usual_decay_is_fine(watch: Nursery, optimizer: str, rate: str, decay: str) -> None:
+    assert watch(START, paced(rate, optimizer, f", weight_decay={decay}"), LOOP).causes == []
+
+
+STATE = """
+held = optimizer.state_dict()
+FRESH
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+optimizer.load_state_dict(held)
+"""
+
+
+def test_moments_loaded_beside_fresh_weights_are_stale(watch: Nursery) -> None:
+    fresh = "model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))"
+    run = watch(START, NET, LOOP, STATE.replace("FRESH", fresh), LOOP)
+    found = run.finding("optim.stale-state")
+    assert found.cause in run.causes
+    assert found.evidence["age"] == 60
+    assert found.step == 60
+
+
+def test_moments_emptied_while_their_age_goes_on_are_stale(watch: Nursery) -> None:
+    emptied = LOOP + "    if step == 30:\n        for held in optimizer.state.values(): held['exp_avg_sq'].mul_(1e-6)\n"
+    run = watch(START, NET, emptied)
+    found = run.names_first("optim.stale-state", step=32, at="0.weight", evidence={"parameters", "share_of_least"})
+    assert found.evidence["share_of_least"] < 0.3
+
+
+def test_moments_loaded_with_their_weights_are_fine(watch: Nursery) -> None:
+    same = "model.load_state_dict(model.state_dict())"
+    run = watch(START, NET, LOOP, STATE.replace("FRESH", same), LOOP)
+    assert "optim.stale-state" not in run.causes
+
+
+# Clipping
+
+
+def clipped(limit: str) -> str:
+    clip = f"    nn.utils.clip_grad_norm_(model.parameters(), {limit})\n    optimizer.step"
+    return LOOP.replace("    optimizer.step", clip)
+
+
+def test_clipping_nearly_everything_away_is_named(watch: Nursery) -> None:
+    run = watch(START, paced("0.1", "SGD"), clipped("1e-3"))
+    found = run.names_first(
+        "clip.saturated", step=0, at="|clip_grad_norm_", evidence={"clipped", "norm_to_limit", "limit"}
+    )
+    assert found.evidence["limit"] == 1e-3
+    assert found.evidence["clipped"] == 1
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rate", "limit"), [("SGD", "300.0", "1e-3"), ("Adam", "1e-2", "1e-3"), ("SGD", "0.3", "1.0")]
+)
+def test_tight_clipping_with_a_rate_to_match_is_fine(watch: Nursery, optimizer: str, rate: str, limit: str) -> None:
+    assert watch(START, paced(rate, optimizer), clipped(limit)).causes == []

@@ -1,0 +1,319 @@
+"""How large things are from layer to layer, on real scripts; and sizes that are unusual on purpose."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from watched import CLASSES, LOOP, NET, VALUES
+
+if TYPE_CHECKING:
+    from watched import Nursery
+
+START = CLASSES + "loss_of = F.cross_entropy\n"
+
+
+def deep(act: str = "nn.ReLU()", layers: int = 5, rate: str = "1e-2", optimizer: str = "Adam", width: int = 32) -> str:
+    body = f"nn.Linear(8, {width}), {act}, " + f"nn.Linear({width}, {width}), {act}, " * (layers - 2)
+    return (
+        f"model = nn.Sequential({body}nn.Linear({width}, 3))\n"
+        f"optimizer = torch.optim.{optimizer}(model.parameters(), lr={rate})\n"
+    )
+
+
+def drawn(std: str) -> str:
+    return f"for part in model:\n    if isinstance(part, nn.Linear): nn.init.normal_(part.weight, std={std})\n"
+
+
+# Initial weights
+
+
+def test_weights_drawn_too_large_are_named_with_their_gain(watch: Nursery) -> None:
+    run = watch(START, deep(rate="1e-3"), drawn("4.0"), LOOP)
+    found = run.names_first(
+        "init.too-large", step=0, at="0.weight", evidence={"gains", "spread_in", "spread_largest", "first_loss"}
+    )
+    assert max(found.evidence["gains"]) > 10
+    assert found.evidence["spread_in"] == pytest.approx(1, rel=0.2)
+
+
+def test_weights_drawn_too_small_are_named_with_their_gain(watch: Nursery) -> None:
+    run = watch(START, deep(rate="1e-3"), drawn("0.01"), LOOP)
+    found = run.names_first("init.too-small", step=0, at="0.weight", evidence={"gains", "spread_in", "spread_last"})
+    assert max(found.evidence["gains"]) < 0.1
+
+
+@pytest.mark.parametrize("std", ["0.25", "0.1"], ids=["He", "half of Xavier"])
+def test_usual_weights_are_fine(watch: Nursery, std: str) -> None:
+    assert watch(START, deep(layers=4), drawn(std), LOOP).causes == []
+
+
+def test_large_data_is_not_large_weights(watch: Nursery) -> None:
+    run = watch(START, "x = x * 100 + 500", deep(rate="0.1", optimizer="SGD"), LOOP)
+    assert run.first.cause == "data.unscaled-input"
+    assert "init.too-large" not in run.causes
+
+
+ZERO_BRANCHES = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.up, self.down, self.head = (
+            nn.Linear(8, 32), nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 3)
+        )
+        for part in (self.down, self.head):
+            nn.init.zeros_(part.weight)
+            nn.init.zeros_(part.bias)
+
+    def forward(self, given):
+        given = F.relu(self.stem(given))
+        return self.head(given + self.down(F.relu(self.up(given))))
+
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+"""
+
+
+def test_branches_and_heads_that_start_at_zero_are_fine(watch: Nursery) -> None:
+    assert watch(START, ZERO_BRANCHES, LOOP).causes == []
+
+
+def test_units_that_start_equal_and_stay_equal_are_named(watch: Nursery) -> None:
+    alike = "for weight in model.parameters(): nn.init.constant_(weight, 0.1)"
+    run = watch(START, NET, alike, LOOP)
+    found = run.names_first("init.symmetric", step=0, at="0.weight", evidence={"parameters", "units", "largest_weight"})
+    assert found.evidence["units"] == 32
+    assert found.evidence["largest_weight"] == pytest.approx(0.1)
+
+
+def test_an_embedding_and_norms_that_start_equal_are_fine(watch: Nursery) -> None:
+    model = """
+    ids = torch.randint(10, (256,))
+    y = ids % 3
+    x = ids
+    model = nn.Sequential(nn.Embedding(10, 16), nn.LayerNorm(16), nn.Linear(16, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-2)
+    nn.init.zeros_(model[2].weight)
+    """
+    assert watch(START, model, LOOP).causes == []
+
+
+# Units
+
+
+def test_units_dead_from_the_start_are_named_with_their_share(watch: Nursery) -> None:
+    run = watch(START, NET, "nn.init.constant_(model[0].bias, -20.0)", LOOP)
+    found = run.names_first(
+        "model.dead-units", step=52, at="model.1", evidence={"share", "units", "share_at_start", "looks"}
+    )
+    assert (found.evidence["share"], found.evidence["units"]) == (1.0, 32)
+
+
+def test_units_that_are_off_for_half_of_the_rows_are_fine(watch: Nursery) -> None:
+    assert watch(START, NET.replace("(8, 32)", "(8, 64)").replace("(32, 3)", "(64, 3)"), LOOP).causes == []
+
+
+def test_hidden_units_at_their_bounds_are_named(watch: Nursery) -> None:
+    model = NET.replace("nn.ReLU()", "nn.Tanh()").replace("1e-2", "1e-3")
+    run = watch(START, model, "nn.init.normal_(model[0].weight, std=30.0)", LOOP)
+    names = [finding.cause for finding in run.diagnosis.findings]
+    assert "model.saturated-units" in names
+    found = run.finding("model.saturated-units")
+    assert found.evidence["saturated"] > 0.6
+    assert found.evidence["at_start"] > 0.6
+    assert found.step == 0
+
+
+def test_saturated_gates_by_themselves_are_named_first(watch: Nursery) -> None:
+    model = """
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.gate, self.outer = nn.Linear(8, 32), nn.Linear(8, 32), nn.Linear(32, 3)
+            nn.init.constant_(self.gate.bias, -12.0)
+
+        def forward(self, given):
+            return self.outer(self.inner(given).relu() * torch.sigmoid(self.gate(given)))
+
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    """
+    run = watch(START, model, LOOP)
+    run.names_first("model.saturated-units", step=0, at="|torch.sigmoid(", evidence={"saturated", "at_start", "looks"})
+
+
+def test_a_sigmoid_at_the_output_may_be_certain(watch: Nursery) -> None:
+    model = NET.replace("nn.Linear(32, 3)", "nn.Linear(32, 3), nn.Sigmoid()").replace("1e-2", "5e-2")
+    run = watch(START, "y = (x[:, :3] > 0).float(); loss_of = F.binary_cross_entropy", model, LOOP)
+    assert run.causes == []
+
+
+# Gradients through depth and time
+
+
+def test_a_gradient_that_dies_on_its_way_back_is_named_with_both_ends(watch: Nursery) -> None:
+    run = watch(START, deep("nn.Sigmoid()", layers=10, width=16), LOOP)
+    found = run.names_first("model.vanishing-gradient", step=0, at="0.weight", evidence={"ratio", "layers", "profile"})
+    assert found.evidence["ratio"] < 1e-3
+    assert found.evidence["layers"] == 10
+
+
+def test_a_deep_residual_network_is_fine(watch: Nursery) -> None:
+    model = """
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.inner = nn.LayerNorm(16), nn.Linear(16, 16)
+
+        def forward(self, given):
+            return given + torch.sigmoid(self.inner(self.norm(given)))
+
+    model = nn.Sequential(nn.Linear(8, 16), *(Block() for _ in range(8)), nn.Linear(16, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    """
+    assert watch(START, model, LOOP).causes == []
+
+
+RECURRENT = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+x = torch.randn(256, 20, 2)
+y = x[:, -5:, 0].sum(1, keepdim=True) / 2
+loss_of = F.mse_loss
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.again, self.outer = nn.Linear(2, 16), nn.Linear(16, 16, bias=False), nn.Linear(16, 1)
+        nn.init.orthogonal_(self.again.weight, gain=GAIN)
+
+    def forward(self, given):
+        hidden = torch.zeros(len(given), 16)
+        for moment in range(given.shape[1]):
+            hidden = self.inner(given[:, moment]) + self.again(hidden)
+        return self.outer(hidden)
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+"""
+
+
+def test_a_gradient_that_explodes_through_time_is_named(watch: Nursery) -> None:
+    run = watch(RECURRENT.replace("GAIN", "1.7"), LOOP)
+    found = run.names_first(
+        "model.exploding-gradient", step=0, at="again.weight", evidence={"first", "median", "largest"}
+    )
+    assert found.evidence["first"] > 100
+
+
+def test_a_recurrence_that_keeps_its_scale_is_fine(watch: Nursery) -> None:
+    assert watch(RECURRENT.replace("GAIN", "0.9").replace("1e-3", "1e-2"), LOOP).causes == []
+
+
+def test_a_gru_with_clipping_is_fine(watch: Nursery) -> None:
+    model = """
+    torch.manual_seed(0)
+    x = torch.randn(256, 10, 2)
+    y = x[:, -3:, :1].sum(1) / 2
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.GRU(2, 16, batch_first=True), nn.Linear(16, 1)
+        def forward(self, given):
+            return self.head(self.body(given)[0][:, -1])
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    loss_of = F.mse_loss
+    """
+    clipped = LOOP.replace(
+        "    optimizer.step", "    nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n    optimizer.step"
+    )
+    assert watch(VALUES, model, clipped).causes == []
+
+
+# Normalisation
+
+NORMED = NET.replace("nn.ReLU()", "nn.BatchNorm1d(32), nn.ReLU()")
+
+
+def test_a_batch_norm_over_two_rows_is_named(watch: Nursery) -> None:
+    run = watch(START, NORMED, LOOP.replace("(32,)", "(2,)"))
+    found = run.finding("model.batchnorm-tiny-batch")
+    assert found.cause in run.causes
+    assert (found.step, found.severity) == (0, "warning")
+    assert found.evidence == {"per_statistic": 2, "batch": 2, "calls": found.evidence["calls"]}
+    assert run.at("loss = loss_of") in found.where
+
+
+def test_a_batch_norm_over_four_rows_that_learns_is_named_first(watch: Nursery) -> None:
+    easy = "x[torch.arange(256), y] += 4"
+    run = watch(START, easy, NORMED.replace("1e-2", "3e-3"), LOOP.replace("(32,)", "(4,)"))
+    run.names_first("model.batchnorm-tiny-batch", step=0, at="model.1", evidence={"per_statistic", "batch", "calls"})
+
+
+def test_a_batch_norm_over_the_pixels_of_two_images_is_fine(watch: Nursery) -> None:
+    model = """
+    x = torch.randn(256, 1, 8, 8)
+    y = (x[:, 0, :4].mean((1, 2)) > x[:, 0, 4:].mean((1, 2))).long()
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    """
+    run = watch(START, model, LOOP.replace("(32,)", "(2,)"))
+    assert "model.batchnorm-tiny-batch" not in [finding.cause for finding in run.diagnosis.findings]
+
+
+def test_one_small_batch_at_the_end_of_an_epoch_is_fine(watch: Nursery) -> None:
+    short = LOOP.replace("torch.randint(len(x), (32,))", "torch.randperm(len(x))[: 3 if step % 8 == 7 else 32]")
+    assert watch(START, NORMED, short).causes == []
+
+
+# Attention
+
+GROWING = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.mix, self.head = nn.Embedding(12, 16), nn.Linear(16, 48), nn.Linear(16, 12)
+        self.sharpness = 1.0
+
+    def forward(self, ids):
+        query, key, value = self.mix(self.tokens(ids)).chunk(3, -1)
+        scores = self.sharpness * query @ key.transpose(1, 2) / 4
+        return self.head(scores.softmax(-1) @ value)
+
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for step in range(100):
+    ids = torch.randint(12, (16, 10))
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(ids).transpose(1, 2), ids.flip(1))
+    loss.backward()
+    optimizer.step()
+    model.sharpness *= FACTOR
+"""
+
+
+def test_attention_logits_that_climb_while_the_heads_become_certain_are_named(watch: Nursery) -> None:
+    run = watch(GROWING.replace("FACTOR", "1.08"))
+    found = run.names_first(
+        "model.attention-logit-growth",
+        step=84,
+        at="|scores.softmax(",
+        evidence={"first", "last", "entropy_first", "entropy_last"},
+    )
+    assert found.evidence["last"] > 8 * found.evidence["first"]
+    assert found.evidence["entropy_last"] < 0.5 * found.evidence["entropy_first"]
+
+
+def test_attention_logits_that_stay_are_fine(watch: Nursery) -> None:
+    assert "model.attention-logit-growth" not in watch(GROWING.replace("FACTOR", "1.0")).causes

@@ -1,0 +1,375 @@
+"""What is connected to what, on real scripts; and wirings that are unusual on purpose."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from watched import CLASSES, FIT, LOOP, NET, VALUES
+
+if TYPE_CHECKING:
+    from watched import Nursery
+
+START = CLASSES + "loss_of = F.cross_entropy\n"
+
+
+# Gradients that are left, or gone
+
+
+def test_gradients_never_cleared_are_named(watch: Nursery) -> None:
+    run = watch(START, NET, LOOP.replace("    optimizer.zero_grad()\n", ""))
+    found = run.names_first(
+        "optim.missing-zero-grad", step=1, at="|loss.backward", evidence={"share_left", "steps_looked_at", "norms"}
+    )
+    assert run.at("torch.optim.Adam") in found.where
+    assert found.evidence["share_left"] == 1
+
+
+def test_gradients_never_cleared_in_a_loop_without_an_optimizer_are_named(watch: Nursery) -> None:
+    run = watch(
+        VALUES,
+        """
+        weight = torch.zeros(8, 1, requires_grad=True)
+        for step in range(40):
+            loss = ((x @ weight - y) ** 2).mean()
+            loss.backward()
+            with torch.no_grad():
+                weight -= 0.1 * weight.grad
+        """,
+    )
+    run.names_first("optim.missing-zero-grad", step=1, at="|loss.backward", evidence={"share_left", "norms"})
+
+
+CLEARED = {
+    "after the step": (NET, LOOP.replace("    optimizer.zero_grad()\n", "") + "    optimizer.zero_grad()\n"),
+    "by the model": (NET, LOOP.replace("optimizer.zero_grad()", "model.zero_grad()")),
+    "to zeros": (NET, LOOP.replace("zero_grad()", "zero_grad(set_to_none=False)")),
+    "by hand": (
+        NET,
+        LOOP.replace("    optimizer.zero_grad()\n", "    for weight in model.parameters(): weight.grad = None\n"),
+    ),
+    "every fourth step, with the loss divided": (
+        NET,
+        """
+        for step in range(120):
+            rows = torch.randint(len(x), (32,))
+            loss = loss_of(model(x[rows]), y[rows]) / 4
+            loss.backward()
+            if step % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+        """,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLEARED)
+def test_gradients_cleared_are_fine(watch: Nursery, name: str) -> None:
+    assert watch(START, *CLEARED[name]).causes == []
+
+
+def test_a_loop_without_an_optimizer_that_clears_its_gradients_is_fine(watch: Nursery) -> None:
+    run = watch(
+        VALUES,
+        """
+        weight = torch.zeros(8, 1, requires_grad=True)
+        for step in range(40):
+            loss = ((x @ weight - y) ** 2).mean()
+            loss.backward()
+            with torch.no_grad():
+                weight -= 0.1 * weight.grad
+                weight.grad.zero_()
+        """,
+    )
+    assert run.causes == []
+
+
+NOTHING_HAPPENS = {
+    "never stepped": (NET, LOOP.replace("    optimizer.step()\n", ""), "|torch.optim.Adam", {"backwards", "steps"}),
+    "cleared before the step": (
+        NET,
+        LOOP.replace("    optimizer.zero_grad()\n", "").replace(
+            "    optimizer.step()\n", "    optimizer.zero_grad()\n    optimizer.step()\n"
+        ),
+        "|optimizer.zero_grad",
+        {"zeroed_before_step", "steps"},
+    ),
+    "a rate of zero": (NET.replace("1e-2", "0.0"), LOOP, "|torch.optim.Adam", {"steps", "parameters", "changed"}),
+    "the optimizer of another model": (
+        NET + "model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))\n",
+        LOOP,
+        "|torch.optim.Adam",
+        {"parameters", "share"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING_HAPPENS)
+def test_steps_that_change_nothing_are_named(watch: Nursery, name: str) -> None:
+    model, loop, at, evidence = NOTHING_HAPPENS[name]
+    cause = "optim.parameters-missing" if name.startswith("the optimizer") else "optim.no-update"
+    watch(START, model, loop).names_first(cause, step=0, at=at, evidence=evidence)
+
+
+SOMETHING_HAPPENS = {
+    "updates by hand beside an optimizer that is only made": LOOP.replace(
+        "    optimizer.step()\n",
+        "    with torch.no_grad():\n        for weight in model.parameters(): weight -= 0.3 * weight.grad\n",
+    ),
+    "a warm-up that begins at zero": "from torch.optim.lr_scheduler import LambdaLR\n"
+    + "warm = LambdaLR(optimizer, lambda step: min(1, step / 10))"
+    + LOOP
+    + "    warm.step()\n",
+    "gradients by torch.autograd.grad": LOOP.replace(
+        "    loss.backward()\n",
+        "    grads = torch.autograd.grad(loss, list(model.parameters()))\n"
+        "    for weight, grad in zip(model.parameters(), grads): weight.grad = grad\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOMETHING_HAPPENS)
+def test_updates_that_come_about_in_another_way_are_fine(watch: Nursery, name: str) -> None:
+    assert watch(START, NET, SOMETHING_HAPPENS[name]).causes == []
+
+
+# Parameters and optimizers
+
+
+def test_a_body_that_no_optimizer_was_given_is_named(watch: Nursery) -> None:
+    run = watch(START, NET.replace("model.parameters()", "model[2].parameters()"), LOOP)
+    found = run.names_first(
+        "optim.parameters-missing", step=0, at="|torch.optim.Adam", evidence={"parameters", "share", "optimizer"}
+    )
+    assert found.evidence["parameters"] == ["0.weight", "0.bias"]
+    assert {"0.weight", "0.bias"} <= set(found.where)
+
+
+LEFT_OUT_ON_PURPOSE = {
+    "frozen": "model[0].requires_grad_(False)\noptimizer = torch.optim.Adam(model[2].parameters(), lr=3e-2)\n" + LOOP,
+    "a second optimizer": "second = torch.optim.SGD(model[0].parameters(), lr=0.1)\n"
+    "optimizer = torch.optim.Adam(model[2].parameters(), lr=1e-2)\n" + LOOP + "    second.step(); second.zero_grad()\n",
+    "a temperature moved by hand": "model.register_parameter('heat', nn.Parameter(torch.ones(())))\n"
+    "optimizer = torch.optim.Adam([*model[0].parameters(), *model[2].parameters()], lr=1e-2)\n"
+    + LOOP.replace("model(x[rows])", "model(x[rows]) * model.heat")
+    + "    model.heat.data.mul_(0.99); model.heat.grad = None\n",
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT_ON_PURPOSE)
+def test_parameters_left_out_on_purpose_are_fine(watch: Nursery, name: str) -> None:
+    assert watch(START, NET, LEFT_OUT_ON_PURPOSE[name]).causes == []
+
+
+def test_a_generator_whose_gradient_passes_through_the_discriminator_is_fine(watch: Nursery) -> None:
+    run = watch(
+        """
+        import torch
+        import torch.nn.functional as F
+        from torch import nn
+        torch.manual_seed(0)
+        maker = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
+        judge = nn.Sequential(nn.Linear(2, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))
+        of_maker = torch.optim.Adam(maker.parameters(), lr=1e-3)
+        of_judge = torch.optim.Adam(judge.parameters(), lr=1e-3)
+        ones, zeros = torch.ones(32, 1), torch.zeros(32, 1)
+        for step in range(60):
+            real, made = torch.randn(32, 2) * 0.5 + 1, maker(torch.randn(32, 4))
+            of_judge.zero_grad()
+            wrong = F.binary_cross_entropy_with_logits(judge(real), ones)
+            wrong = wrong + F.binary_cross_entropy_with_logits(judge(made.detach()), zeros)
+            wrong.backward()
+            of_judge.step()
+            of_maker.zero_grad()
+            F.binary_cross_entropy_with_logits(judge(made), ones).backward()
+            of_maker.step()
+        """
+    )
+    assert run.causes == []
+
+
+FREEZE = "model[0].requires_grad_(False)\n"
+
+
+def test_frozen_weights_that_the_optimizer_was_given_are_named(watch: Nursery) -> None:
+    narrow = NET.replace("(8, 32)", "(8, 4)").replace("(32, 3)", "(4, 3)").replace("1e-2", "1e-3")
+    run = watch(START, narrow, FREEZE, LOOP)
+    found = run.names_first(
+        "optim.frozen-parameters", step=0, at="|torch.optim.Adam", evidence={"share", "frozen", "drop"}
+    )
+    assert found.evidence["frozen"] == ["0.weight", "0.bias"]
+
+
+def test_frozen_random_features_whose_head_learns_are_only_remarked_on(watch: Nursery) -> None:
+    wide = NET.replace("(8, 32)", "(8, 128)").replace("(32, 3)", "(128, 3)").replace("1e-2", "3e-2")
+    run = watch(START, wide, FREEZE, LOOP)
+    assert run.causes == []
+    assert run.finding("optim.frozen-parameters").severity == "info"
+
+
+def test_a_body_trained_first_and_then_frozen_is_fine(watch: Nursery) -> None:
+    second = "optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)"
+    assert watch(START, NET, LOOP, FREEZE, second, LOOP).causes == []
+
+
+def test_a_loaded_body_that_is_frozen_is_fine(watch: Nursery) -> None:
+    load = "model.load_state_dict(model.state_dict())"
+    narrow = NET.replace("(8, 32)", "(8, 4)").replace("(32, 3)", "(4, 3)").replace("1e-2", "1e-3")
+    assert "optim.frozen-parameters" not in watch(START, narrow, load, FREEZE, LOOP).causes
+
+
+# The graph
+
+DETACHED = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 32), nn.Linear(32, 3)
+
+    def forward(self, given):
+        hidden = F.relu(self.inner(given))
+        hidden = CUT
+        return self.outer(hidden)
+
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+"""
+
+
+@pytest.mark.parametrize(
+    "cut",
+    ["hidden.detach()", "torch.from_numpy(hidden.detach().numpy())", "hidden.data", "torch.tensor(hidden.tolist())"],
+)
+def test_a_cut_graph_is_named_with_the_line_of_the_cut(watch: Nursery, cut: str) -> None:
+    run = watch(START, DETACHED.replace("CUT", cut), LOOP)
+    found = run.names_first(
+        "optim.detached-graph", step=0, at="|hidden = " + cut, evidence={"parameters", "cut", "share"}
+    )
+    assert found.evidence["parameters"] == ["inner.weight", "inner.bias"]
+
+
+def test_a_backward_that_crashes_on_a_cut_graph_names_the_cut(watch: Nursery) -> None:
+    run = watch(START, NET, LOOP.replace("loss.backward()", "loss = loss.detach() * 2\n    loss.backward()"))
+    assert run.exit_code == 1
+    found = run.names_first("optim.detached-graph", step=0, at="|loss.backward()", evidence={"message", "cuts"})
+    assert run.at("loss.detach()") in found.where
+
+
+STOPPED_ON_PURPOSE = {
+    "a target from a slow copy": """
+        import copy
+        model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
+        slow = copy.deepcopy(model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        for step in range(60):
+            rows = torch.randint(len(x), (32,))
+            optimizer.zero_grad()
+            scores = model(x[rows])
+            with torch.no_grad():
+                wanted = slow(x[rows]).softmax(-1)
+                for mine, other in zip(slow.parameters(), model.parameters()): mine.lerp_(other, 0.01)
+            loss = F.cross_entropy(scores, y[rows]) + 0.1 * F.cross_entropy(scores, wanted)
+            loss.backward()
+            optimizer.step()
+        """,
+    "an accuracy kept beside the loss": NET
+    + LOOP
+    + "    right = (model(x[rows]).detach().argmax(1) == y[rows]).float()\n",
+    "a straight-through estimator": DETACHED.replace("CUT", "hidden + (hidden.round() - hidden).detach()") + LOOP,
+}
+
+
+@pytest.mark.parametrize("name", STOPPED_ON_PURPOSE)
+def test_gradients_stopped_on_purpose_are_fine(watch: Nursery, name: str) -> None:
+    assert watch(START, STOPPED_ON_PURPOSE[name]).causes == []
+
+
+IN_A_LIST = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = [nn.Linear(8, 32), nn.Linear(32, 32)]
+        self.head = nn.Linear(32, 3)
+
+    def forward(self, given):
+        for layer in self.layers:
+            given = F.relu(layer(given))
+        return self.head(given)
+
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+"""
+
+
+def test_layers_in_a_plain_list_are_named(watch: Nursery) -> None:
+    run = watch(START, IN_A_LIST, LOOP)
+    found = run.names_first(
+        "model.unregistered-parameters", step=0, at="|torch.optim.Adam", evidence={"tensors", "weights"}
+    )
+    assert found.evidence["weights"] == 8 * 32 + 32 + 32 * 32 + 32
+    assert found.evidence["tensors"][0] == "layers[0].weight"
+
+
+def test_layers_in_a_plain_list_that_the_optimizer_was_given_are_fine(watch: Nursery) -> None:
+    given = "model.parameters(), lr=1e-2"
+    whole = "[*model.parameters(), *(w for layer in model.layers for w in layer.parameters())], lr=1e-2"
+    run = watch(START, IN_A_LIST.replace(given, whole), LOOP)
+    assert run.causes == []
+
+
+# Modes
+
+DROPOUT = NET.replace("nn.ReLU()", "nn.ReLU(), nn.Dropout(0.2)")
+VALIDATE = """
+    if step % 10 == 9:
+        MODE
+        with torch.no_grad():
+            accuracy = (model(x).argmax(1) == y).float().mean()
+        AFTER
+"""
+
+
+def validating(mode: str, after: str = "pass") -> str:
+    return LOOP.replace("range(60)", "range(100)") + VALIDATE.replace("MODE", mode).replace("AFTER", after)
+
+
+def test_a_model_left_in_eval_mode_is_named_from_its_first_step_there(watch: Nursery) -> None:
+    run = watch(START, DROPOUT, validating("model.eval()"))
+    found = run.names_first(
+        "model.eval-mode-training",
+        step=12,
+        at="|loss = loss_of",
+        evidence={"passes", "in_eval_mode", "dropouts", "batchnorms"},
+    )
+    assert (found.evidence["dropouts"], found.evidence["batchnorms"]) == (1, 0)
+
+
+def test_modes_switched_around_an_evaluation_are_fine(watch: Nursery) -> None:
+    assert watch(START, DROPOUT, validating("model.eval()", "model.train()")).causes == []
+
+
+def test_eval_mode_of_a_model_without_dropout_or_batch_norm_means_nothing(watch: Nursery) -> None:
+    assert watch(START, NET, validating("model.eval()")).causes == []
+
+
+def test_an_evaluation_in_training_mode_is_named(watch: Nursery) -> None:
+    run = watch(START, DROPOUT, validating("pass"))
+    found = run.names_first(
+        "model.train-mode-eval",
+        step=10,
+        at="|accuracy =",
+        evidence={"passes", "in_training_mode", "dropouts", "batchnorms"},
+    )
+    assert found.severity == "warning"
+    assert run.diagnosis.verdict == "unstable"
+
+
+def test_an_ensemble_of_dropout_masks_is_no_mistake(watch: Nursery) -> None:
+    several = "            for _ in range(5): spread = model(x)\n"
+    loop = validating("pass").replace("            accuracy = (model(x).argmax(1) == y).float().mean()\n", several)
+    assert watch(START, DROPOUT, loop).causes == []
+
+
+def test_a_regression_wired_plainly_is_healthy(watch: Nursery) -> None:
+    assert watch(VALUES, "loss_of = F.mse_loss", FIT, LOOP).causes == []

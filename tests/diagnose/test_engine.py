@@ -1,0 +1,160 @@
+"""How claims are ranked, what a verdict is, and what a run folder may do to the reader."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from recorded import falling
+from recorded import run as recorded
+from surefoot.diagnose.catalogue import CATALOGUE
+from surefoot.diagnose.engine import Claim, Kind, Rule, _judge, diagnose, load
+from surefoot.diagnose.findings import Diagnosis, Severity
+from surefoot.diagnose.rules import RULES
+from surefoot.errors import UsageError
+
+Found = tuple[Rule, Claim]
+
+
+def claimed(
+    code: str, kind: Kind, confidence: float = 0.8, severity: Severity = "error", explains: tuple[str, ...] = ()
+) -> Found:
+    return Rule(code, kind, lambda run: None, explains), Claim(confidence, f"It is {code}.", severity=severity)
+
+
+def judged(*found: Found) -> Diagnosis:
+    return Diagnosis(*_judge(recorded(), list(found)))
+
+
+def order(diagnosis: Diagnosis) -> list[str]:
+    return [finding.cause for finding in diagnosis.findings]
+
+
+def test_structure_outranks_a_curve_however_sure_that_is() -> None:
+    diagnosis = judged(claimed("lr.too-high", "curve", 0.99), claimed("optim.parameters-missing", "wiring", 0.6))
+    assert order(diagnosis) == ["optim.parameters-missing", "lr.too-high"]
+
+
+def test_kinds_of_evidence_rank_from_a_crash_down_to_a_remark() -> None:
+    kinds: list[tuple[str, Kind]] = [
+        ("lr.too-low", "remark"),
+        ("lr.too-high", "curve"),
+        ("init.too-large", "dynamics"),
+        ("optim.epsilon", "value"),
+        ("loss.broadcast", "wiring"),
+        ("data.label-out-of-range", "crash"),
+    ]
+    assert order(judged(*(claimed(code, kind) for code, kind in kinds))) == [code for code, _ in reversed(kinds)]
+
+
+def test_among_equals_the_surer_one_comes_first() -> None:
+    diagnosis = judged(claimed("init.too-large", "dynamics", 0.7), claimed("model.dead-units", "dynamics", 0.9))
+    assert order(diagnosis) == ["model.dead-units", "init.too-large"]
+
+
+def test_a_cause_outranks_its_consequence_even_one_with_harder_evidence() -> None:
+    cause = claimed("lr.too-high", "curve", 0.7, explains=("model.*",))
+    diagnosis = judged(claimed("model.dead-units", "wiring", 0.95), cause)
+    assert order(diagnosis) == ["lr.too-high", "model.dead-units"]
+    consequence = diagnosis.findings[1]
+    assert consequence.severity == "info"
+    assert consequence.confidence == pytest.approx(0.475)
+
+
+def test_two_causes_that_explain_each_other_do_not_both_vanish() -> None:
+    diagnosis = judged(
+        claimed("init.too-large", "dynamics", explains=("lr.*",)), claimed("lr.too-high", "curve", explains=("init.*",))
+    )
+    assert [finding.severity for finding in diagnosis.findings] == ["error", "info"]
+    assert diagnosis.verdict == "broken"
+
+
+def test_a_remark_explains_nothing() -> None:
+    remark = claimed("optim.frozen-parameters", "wiring", severity="info", explains=("lr.*",))
+    diagnosis = judged(remark, claimed("lr.too-low", "curve"))
+    assert order(diagnosis) == ["lr.too-low", "optim.frozen-parameters"]
+    assert diagnosis.findings[0].severity == "error"
+
+
+def test_an_error_comes_before_a_warning_of_any_kind() -> None:
+    diagnosis = judged(claimed("model.train-mode-eval", "wiring", 0.99, "warning"), claimed("lr.too-low", "curve", 0.5))
+    assert order(diagnosis) == ["lr.too-low", "model.train-mode-eval"]
+
+
+@pytest.mark.parametrize(
+    ("severities", "verdict"),
+    [
+        ((), "healthy"),
+        (("info", "info"), "healthy"),
+        (("info", "warning"), "unstable"),
+        (("warning", "error"), "broken"),
+    ],
+)
+def test_the_verdict_is_that_of_the_worst_finding_and_remarks_never_raise_it(
+    severities: tuple[Severity, ...], verdict: str
+) -> None:
+    codes = ("repro.unseeded", "model.train-mode-eval")
+    found = [claimed(code, "wiring", severity=severity) for code, severity in zip(codes, severities, strict=False)]
+    assert judged(*found).verdict == verdict
+
+
+def test_no_finding_is_certain_and_places_are_named_once() -> None:
+    claim = Claim(1.0, "Sure.", where=("train.py:3", "", "train.py:3", "model.0"), fixes=("Do this.",))
+    (finding,) = Diagnosis(*_judge(recorded(), [(Rule("lr.too-high", "curve", lambda run: claim), claim)])).findings
+    assert finding.confidence == 0.99
+    assert finding.where == ("train.py:3", "model.0")
+    assert finding.fixes == ("Do this.", *CATALOGUE["lr.too-high"].fixes)
+
+
+def test_every_rule_names_a_cause_of_the_catalogue_and_explains_only_such() -> None:
+    for rule in RULES:
+        assert rule.code in CATALOGUE
+        for pattern in rule.explains:
+            covered = [code for code in CATALOGUE if code == pattern or code.startswith(pattern.rstrip("*"))]
+            assert covered, f"{rule.code} explains {pattern}, which is no cause"
+            assert pattern in CATALOGUE or pattern.endswith(".*")
+
+
+def test_no_cause_explains_itself() -> None:
+    assert not [rule.code for rule in RULES if rule.code in rule.explains]
+
+
+# Facts that are not as expected
+
+
+@pytest.mark.parametrize(
+    "facts", [{}, {"steps": 0}, {"schema": 1, "steps": 3, "optimizers": []}, {"steps": 5, "looks": [{"step": 0}]}]
+)
+def test_facts_with_next_to_nothing_in_them_are_healthy(facts: dict[str, Any]) -> None:
+    assert diagnose(facts).verdict == "healthy"
+
+
+def test_a_rule_that_cannot_read_its_facts_does_not_cost_the_others() -> None:
+    facts = dict(recorded(falling(40), seeds={"numpy": [0]}).facts)
+    facts["scaler"] = {"attempts": "many"}
+    facts["clips"] = None
+    assert "repro.unseeded" in order(diagnose(facts))
+
+
+def test_a_missing_folder_a_missing_file_and_a_damaged_one_are_told_apart(tmp_path: Any) -> None:
+    with pytest.raises(UsageError, match="no run folder"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match=r"has no facts\.json"):
+        load(tmp_path)
+    (tmp_path / "facts.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"has no run\.json"):
+        load(tmp_path)
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(UsageError, match="damaged"):
+        load(tmp_path)
+
+
+def test_of_several_ranks_the_first_is_read(tmp_path: Any) -> None:
+    for rank in (0, 1):
+        folder = tmp_path / f"rank{rank}"
+        folder.mkdir()
+        (folder / "facts.json").write_text(json.dumps({"steps": rank + 7}))
+        (folder / "run.json").write_text("{}")
+    assert load(tmp_path)[0]["steps"] == 7

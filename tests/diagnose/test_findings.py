@@ -1,0 +1,77 @@
+"""The contract of `findings.json`, from real scripts: what others parse must be there, and be JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from surefoot.diagnose.catalogue import CATALOGUE
+from watched import CLASSES, LOOP, NET, VALUES
+
+if TYPE_CHECKING:
+    from watched import Nursery
+
+START = CLASSES + "loss_of = F.cross_entropy\n"
+SCRIPTS = {
+    "healthy": (START, NET, LOOP),
+    "broken": (START, NET.replace("nn.Linear(32, 3)", "nn.Linear(32, 3), nn.Softmax(-1)"), LOOP),
+    "not finite": (START, "x[17, 3] = torch.nan", NET, LOOP),
+    "crashed": (START, "y = y + 1", NET, LOOP),
+    "without torch": ("print('nothing to see')",),
+    "without training": (VALUES, "print(x.mean())"),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_findings_are_strict_json_in_the_form_of_the_contract(watch: Nursery, name: str) -> None:
+    run = watch(*SCRIPTS[name])
+
+    def refuse(word: str) -> Any:
+        raise AssertionError(f"{word} is not JSON")
+
+    text = (run.folder / "run" / "findings.json").read_text()
+    content = json.loads(text, parse_constant=refuse)
+    assert set(content) == {"schema", "verdict", "steps", "findings"}
+    assert content["schema"] == 1
+    assert content["verdict"] in ("healthy", "unstable", "broken")
+    for finding in content["findings"]:
+        keys = {"cause", "severity", "confidence", "step", "where", "evidence", "summary", "fixes"}
+        assert set(finding) == keys
+        assert finding["cause"] in CATALOGUE
+        assert finding["severity"] in ("error", "warning", "info")
+        assert 0 < finding["confidence"] < 1
+        assert finding["step"] is None or isinstance(finding["step"], int)
+        assert all(isinstance(place, str) and place for place in finding["where"])
+        assert finding["evidence"]
+        assert finding["fixes"]
+        assert finding["summary"].endswith(".")
+        assert "None" not in finding["summary"]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_folder_alone_gives_the_same_findings_again(watch: Nursery, name: str) -> None:
+    run = watch(*SCRIPTS[name])
+    written = json.loads((run.folder / "run" / "findings.json").read_text())
+    again = run.diagnosis.as_json()
+    assert again["verdict"] == written["verdict"]
+    assert [f["cause"] for f in again["findings"]] == [f["cause"] for f in written["findings"]]
+    assert [f["summary"] for f in again["findings"]] == [f["summary"] for f in written["findings"]]
+
+
+def test_what_the_terminal_says_is_the_first_finding_with_its_place_and_fix(watch: Nursery) -> None:
+    run = watch(*SCRIPTS["broken"])
+    lines = [line.strip() for line in run.errors.splitlines()]
+    assert f"error · {run.first.cause} · 0.97" in lines
+    assert run.first.summary in lines
+    assert f"Fix: {run.first.fixes[0]}" in lines
+
+
+def test_a_crash_keeps_its_traceback_and_says_what_was_wrong(watch: Nursery) -> None:
+    run = watch(*SCRIPTS["crashed"])
+    assert run.exit_code == 1
+    assert "IndexError: Target 3 is out of bounds" in run.errors
+    assert "surefoot/launch" not in run.errors
+    assert run.first.cause == "data.label-out-of-range"
+    assert run.at("loss = loss_of") in run.first.where

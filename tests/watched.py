@@ -1,0 +1,236 @@
+"""Tiny scripts under the real watcher, each in a process of its own, for the price of a fork.
+
+One nursery process imports torch and surefoot once and computes nothing, so that it has no threads; every script runs
+in a child forked from it, through the `Session` of `surefoot run`, and leaves a real run folder behind.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.findings import Diagnosis, Finding
+
+SOURCE = str(Path(__file__).parents[1] / "src")
+LIMIT_SECONDS = 60
+
+CLASSES = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+x = torch.randn(256, 8)
+y = x[:, :3].argmax(1)
+"""
+"""Data for three classes, which a small network learns in a few dozen steps."""
+
+VALUES = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+x = torch.randn(256, 8)
+y = x[:, :1] + 0.5 * x[:, 1:2]
+"""
+"""Data for a regression."""
+
+NET = """
+model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+"""
+
+FIT = """
+model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+"""
+
+LOOP = """
+for step in range(60):
+    rows = torch.randint(len(x), (32,))
+    optimizer.zero_grad()
+    loss = loss_of(model(x[rows]), y[rows])
+    loss.backward()
+    optimizer.step()
+"""
+"""Needs `loss_of`, `model` and `optimizer`."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A script that ran, and what surefoot makes of its run folder."""
+
+    source: str
+    folder: Path
+    exit_code: int
+
+    @cached_property
+    def loaded(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        from surefoot.diagnose.engine import load
+
+        return load(self.folder / "run")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return self.loaded[0]
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis:
+        from surefoot.diagnose.engine import diagnose
+
+        return diagnose(*self.loaded)
+
+    @property
+    def first(self) -> Finding:
+        assert self.diagnosis.findings, f"no finding at all; the script said: {self.errors[-2000:]}"
+        return self.diagnosis.findings[0]
+
+    @property
+    def causes(self) -> list[str]:
+        """What was claimed in earnest."""
+        return [finding.cause for finding in self.diagnosis.findings if finding.severity != "info"]
+
+    def names_first(self, cause: str, *, step: int | None, at: str, evidence: set[str]) -> Finding:
+        """The first finding, after checking its cause, step, place (the one line that holds `at`) and evidence."""
+        first = self.first
+        assert first.cause == cause, [(f.cause, f.severity, f.summary) for f in self.diagnosis.findings]
+        assert first.severity != "info"
+        assert first.step == step
+        assert (self.at(at) if at.startswith("|") else at) in first.where, first.where
+        assert set(first.evidence) >= evidence, first.evidence
+        return first
+
+    def finding(self, cause: str) -> Finding:
+        return next(finding for finding in self.diagnosis.findings if finding.cause == cause)
+
+    def at(self, text: str) -> str:
+        """File and line of the one line that holds the text (after a `|`), as surefoot writes them."""
+        words = text.removeprefix("|")
+        (number,) = (n for n, line in enumerate(self.source.splitlines(), 1) if words in line)
+        return f"train.py:{number}"
+
+    @cached_property
+    def errors(self) -> str:
+        return (self.folder / "stderr").read_text()
+
+    def check(self) -> None:
+        """No probe gave up, and no rule choked on the facts."""
+        from surefoot.diagnose.rules import RULES
+        from surefoot.diagnose.run import Run
+
+        assert self.facts.get("problems", {}) == {}, self.facts["problems"]
+        run = Run(*self.loaded, strict=True)
+        for rule in RULES:
+            rule.find(run)
+
+
+class Nursery:
+    """The process that scripts are forked from. Starts with the first script; the same text runs only once."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._scratch = tempfile.TemporaryDirectory(prefix="watched-")
+        self._known: dict[str, Watched] = {}
+
+    def __call__(self, *parts: str) -> Watched:
+        """Run the parts, joined, as `train.py` under the watcher."""
+        source = "\n".join(textwrap.dedent(part).strip("\n") for part in parts) + "\n"
+        if source not in self._known:
+            self._known[source] = self._run(source)
+        return self._known[source]
+
+    def _run(self, source: str) -> Watched:
+        folder = Path(self._scratch.name) / str(len(self._known))
+        folder.mkdir()
+        (folder / "train.py").write_text(source)
+        if self._process is None:
+            self._process = _start()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{folder}\n")
+        self._process.stdin.flush()
+        watched = Watched(source, folder, int(self._process.stdout.readline()))
+        assert (folder / "run" / "facts.json").exists(), watched.errors[-2000:]
+        watched.check()
+        return watched
+
+    def close(self) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            self._process.stdin.close()
+            self._process.wait(timeout=30)
+            self._process.stdout.close()
+        self._scratch.cleanup()
+
+
+def _start() -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE, "PYTHONHASHSEED": "0"}
+    environment.pop("SUREFOOT_DEBUG", None)
+    return subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def _serve() -> None:
+    """In the nursery: one folder per line, one exit code back."""
+    import torch._dynamo  # noqa: F401 (the first optimizer would import it, for seconds)
+
+    import surefoot.diagnose.rules
+    import surefoot.launch.command
+    import surefoot.launch.patches
+    import surefoot.launch.postmortem
+    import surefoot.launch.watcher  # noqa: F401 (torch and all that watches it, once for every child)
+
+    assert len(os.listdir("/proc/self/task")) == 1 if os.path.exists("/proc/self/task") else True
+    answers = os.dup(1)
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            _run_here(line.strip())
+        _, status = os.waitpid(child, 0)
+        os.write(answers, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+
+
+def _run_here(folder: str) -> None:
+    """In the child: the script from beginning to end, as `surefoot run --out run train.py` would."""
+    import signal
+
+    import torch
+
+    from surefoot.launch import voice
+    from surefoot.launch.command import Request, Session
+    from surefoot.launch.execute import Target
+
+    leave, code = os._exit, 0
+    signal.alarm(LIMIT_SECONDS)
+    os.chdir(folder)
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), descriptor)
+    sys.stdin = open(os.devnull)  # noqa: SIM115 (it lives as long as the child)
+    voice._stream = sys.stderr
+    torch.set_num_threads(1)
+    session = Session(Request(Target("train.py"), out="run"))
+    try:
+        session.run()
+    except BaseException:
+        code = session.ending.code
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    try:
+        session._close()
+    finally:
+        sys.stderr.flush()
+        leave(code)
+
+
+if __name__ == "__main__":
+    _serve()
