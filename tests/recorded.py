@@ -25,8 +25,13 @@ def falling(count: int = 100, start: float = 2.0, end: float = 0.2) -> list[floa
 def parameter(number: int, model: str = "model", optimizers: tuple[int, ...] = (0,)) -> dict[str, Any]:
     """One weight."""
     name = f"{model}.{number}.weight"
-    held = {"id": number, "label": name, "name": name, "model": model, "shape": [8, 8], "loaded": False}
-    return held | {"optimizers": list(optimizers), "trained_by": list(optimizers), "requires_grad": True}
+    held = {"id": number, "label": name, "name": name, "model": model, "shape": [8, 8]}
+    return held | {
+        "optimizers": list(optimizers),
+        "trained_by": list(optimizers),
+        "requires_grad": True,
+        "loaded": False,
+    }
 
 
 def look(step: int, **parts: Any) -> dict[str, Any]:

@@ -87,7 +87,8 @@ class Watched:
     def diagnosis(self) -> Diagnosis:
         from surefoot.diagnose.engine import diagnose
 
-        return diagnose(*self.loaded)
+        assert self.facts.get("problems", {}) == {}, "a probe gave up"
+        return diagnose(*self.loaded, strict=True)
 
     @property
     def first(self) -> Finding:
@@ -98,6 +99,10 @@ class Watched:
     def causes(self) -> list[str]:
         """What was claimed in earnest."""
         return [finding.cause for finding in self.diagnosis.findings if finding.severity != "info"]
+
+    def look_after(self, step: int) -> int:
+        """The first step from there on that was looked at."""
+        return next(int(look["step"]) for look in self.facts["looks"] if look["step"] >= step)
 
     def names_first(self, cause: str, *, step: int | None, at: str, evidence: set[str]) -> Finding:
         """The first finding, after checking its cause, step, place (the one line that holds `at`) and evidence."""
@@ -121,16 +126,6 @@ class Watched:
     @cached_property
     def errors(self) -> str:
         return (self.folder / "stderr").read_text()
-
-    def check(self) -> None:
-        """No probe gave up, and no rule choked on the facts."""
-        from surefoot.diagnose.rules import RULES
-        from surefoot.diagnose.run import Run
-
-        assert self.facts.get("problems", {}) == {}, self.facts["problems"]
-        run = Run(*self.loaded, strict=True)
-        for rule in RULES:
-            rule.find(run)
 
 
 class Nursery:
@@ -160,7 +155,6 @@ class Nursery:
         self._process.stdin.flush()
         watched = Watched(source, folder, int(self._process.stdout.readline()))
         assert (folder / "run" / "facts.json").exists(), watched.errors[-2000:]
-        watched.check()
         return watched
 
     def close(self) -> None:
@@ -183,6 +177,8 @@ def _start() -> subprocess.Popen[str]:
 
 def _serve() -> None:
     """In the nursery: one folder per line, one exit code back."""
+    import gc
+
     import torch._dynamo  # noqa: F401 (the first optimizer would import it, for seconds)
 
     import surefoot.diagnose.rules
@@ -192,6 +188,7 @@ def _serve() -> None:
     import surefoot.launch.watcher  # noqa: F401 (torch and all that watches it, once for every child)
 
     assert len(os.listdir("/proc/self/task")) == 1 if os.path.exists("/proc/self/task") else True
+    gc.freeze()  # what is imported needs no second look, and its pages stay shared
     answers = os.dup(1)
     for line in sys.stdin:
         child = os.fork()

@@ -149,9 +149,7 @@ LINES = {
     "log": "bad.log().mean()",
     "sqrt": "bad.sqrt().mean()",
     "div": "(calm / (bad.clamp_min(0).sum() if step > 3 else 1))",
-    "acos": "(bad / 100).clamp_max(0.9).mul(3 if step > 3 else 1).acos().mean()",
     "pow": "bad.pow(1.5).mean()",
-    "log1p": "bad.log1p().mean()",
 }
 
 

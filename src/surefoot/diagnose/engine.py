@@ -50,11 +50,11 @@ class Rule:
     """Causes that are mere consequences of this one, if both are claimed. A trailing `*` covers a family."""
 
 
-def diagnose(facts: dict[str, Any], run_facts: dict[str, Any] | None = None) -> Diagnosis:
-    """Run every rule over the facts of a run and rank what they claim."""
+def diagnose(facts: dict[str, Any], run_facts: dict[str, Any] | None = None, strict: bool = False) -> Diagnosis:
+    """Run every rule over the facts of a run and rank what they claim; if strict, a rule that fails is not forgiven."""
     from surefoot.diagnose.rules import RULES
 
-    run = Run(facts, run_facts or {})
+    run = Run(facts, run_facts or {}, strict)
     found: list[tuple[Rule, Claim]] = []
     for rule in RULES:
         try:

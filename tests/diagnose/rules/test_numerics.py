@@ -143,9 +143,8 @@ def test_accumulated_losses_that_are_not_divided_are_named(watch: Nursery) -> No
     assert found.evidence["backwards_per_step"] == 4
 
 
-@pytest.mark.parametrize("divided", ["/ 4", "* 0.25"])
-def test_accumulated_losses_that_are_divided_are_fine(watch: Nursery, divided: str) -> None:
-    assert watch(START, SLOW, accumulated(divided=divided).replace("range(40)", "range(80)")).causes == []
+def test_accumulated_losses_that_are_divided_are_fine(watch: Nursery) -> None:
+    assert watch(START, SLOW, accumulated(divided="* 0.25").replace("range(40)", "range(60)")).causes == []
 
 
 def test_two_losses_with_a_backward_each_are_not_accumulation(watch: Nursery) -> None:
@@ -169,7 +168,7 @@ def test_a_closure_that_is_evaluated_often_is_not_accumulation(watch: Nursery) -
 
 
 def test_microbatches_of_unequal_size_are_named_with_their_sizes(watch: Nursery) -> None:
-    run = watch(START, SLOW, accumulated("(4, 16, 32, 8)[part]").replace("range(40)", "range(80)"))
+    run = watch(START, SLOW, accumulated("(4, 16, 32, 8)[part]").replace("range(40)", "range(60)"))
     found = run.names_first(
         "accum.uneven-microbatches", step=0, at="|loss.backward", evidence={"sizes", "steps_uneven", "steps_looked_at"}
     )
@@ -177,24 +176,24 @@ def test_microbatches_of_unequal_size_are_named_with_their_sizes(watch: Nursery)
 
 
 def test_microbatches_weighted_by_their_size_are_fine(watch: Nursery) -> None:
-    weighted = accumulated("(4, 16, 32, 8)[part]", divided="* (len(rows) / 60)").replace("range(40)", "range(80)")
+    weighted = accumulated("(4, 16, 32, 8)[part]", divided="* (len(rows) / 60)").replace("range(40)", "range(60)")
     assert watch(START, SLOW, weighted).causes == []
 
 
 # Memory
 
 
-@pytest.mark.parametrize("kept", ["loss", "loss * 1.0", "[loss]"])
+@pytest.mark.parametrize("kept", ["loss", "[loss * 1.0]"])
 def test_losses_kept_with_their_graph_are_named(watch: Nursery, kept: str) -> None:
-    run = watch(START, NET, "history = []", LOOP.replace("60", "90") + f"    history.append({kept})\n")
+    run = watch(START, NET, "history = []", LOOP + f"    history.append({kept})\n")
     found = run.names_first(
         "memory.graph-retained", step=16, at="|loss.backward", evidence={"held", "backwards", "trace"}
     )
     assert found.evidence["held"] >= 24
 
 
-@pytest.mark.parametrize("kept", ["loss.item()", "loss.detach()", "loss"])
+@pytest.mark.parametrize("kept", ["loss.detach()", "loss"])
 def test_numbers_kept_or_a_few_losses_are_fine(watch: Nursery, kept: str) -> None:
     short = "\n    history = history[-5:]" if kept == "loss" else ""
-    run = watch(START, NET, "history = []", LOOP.replace("60", "90") + f"    history.append({kept}){short}\n")
+    run = watch(START, NET, "history = []", LOOP + f"    history.append({kept}){short}\n")
     assert run.causes == []
