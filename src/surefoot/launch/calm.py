@@ -19,6 +19,16 @@ def is_calm() -> bool:
     return _level() is None and not _dispatch_modes() and _tracing() is None and not torch.compiler.is_compiling()
 
 
+def has_modes_of_its_own() -> bool:
+    """Whether the script is inside a function mode, `with torch.device(...)` included: one entered now would be above.
+
+    The device that `torch.set_default_device` sets for good does not count.
+    """
+    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    stack: Any = torch.overrides
+    return any(mode is not default for mode in stack._get_current_function_mode_stack())
+
+
 class Listeners:
     """Whether the script listens where a private backward, or a look at saved tensors, would be heard."""
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from surefoot.launch import graph
 from surefoot.launch.autopsy import autopsy
 from surefoot.launch.book import Book
-from surefoot.launch.calm import Unnoticed, is_calm, unseen
+from surefoot.launch.calm import Unnoticed, has_modes_of_its_own, is_calm, unseen
 from surefoot.launch.describe import describe
 from surefoot.launch.evaluation import Evaluations
 from surefoot.launch.look import Look
@@ -174,7 +174,8 @@ class Watcher:
         if self.look is None and len(self.looks) < MOST_LOOKS and "looking" not in self.problems:
             thorough = self.steps in THOROUGH
             plain = not self.compiled
-            self.look = Look(self.steps, self.book, self.safely, use_tape=plain, thorough=thorough, hooked=plain)
+            taped = plain and not has_modes_of_its_own()
+            self.look = Look(self.steps, self.book, self.safely, use_tape=taped, thorough=thorough, hooked=plain)
             self._look_backwards = self.backwards
             self._cycle = set()
             self.safely("looking", self.look.begin)

@@ -129,6 +129,11 @@ def _claim_leak(model: str, note: dict[str, Any], share: float, known: Known, co
 def _rows_differ(run: Run, model: str) -> bool:
     """Whether two different rows would look different: not so for a few kinds of tokens or discrete states."""
     batches = [n["rows"] for n in run.passes(grad=True) if n["model"] == model and len(n.get("rows") or ()) > 7]
+    sizes = [
+        math.prod(n["inputs"][0]["shape"][1:]) for n in run.passes(grad=True) if n["model"] == model and n["inputs"]
+    ]
+    if not sizes or median(sizes) < 4:
+        return False  # points of a grid coincide
     return bool(batches) and median(len(set(rows)) / len(rows) for rows in batches) > 0.9
 
 

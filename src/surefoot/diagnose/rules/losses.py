@@ -438,6 +438,8 @@ def term_dominates(run: Run) -> Claim | None:
         values = [n["value"] for n in notes]
         if any(n.get("target_from_model") for n in notes):
             continue  # what it asks for moves with the model: its level says nothing
+        if term["loss"] == strongest["loss"] and _same_prediction(run, last, term, strongest):
+            continue  # one prediction asked for two targets, as mixup does with random weights
         if len(values) >= 4 and _is_stuck(notes):
             return Claim(
                 0.85,
@@ -449,6 +451,13 @@ def term_dominates(run: Run) -> Claim | None:
                 evidence={"terms": last["terms"], "first": median(values[:3]), "last": median(values[-3:])},
             )
     return None
+
+
+def _same_prediction(run: Run, root: dict[str, Any], one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two terms judge the same tensor."""
+    look = next((look for look in run.looks if root in look.get("roots", [])), {})
+    made = {n["index"]: (n.get("producer") or {}).get("index") for n in look.get("notes", {}).get("losses", [])}
+    return made.get(one["loss_index"]) is not None and made.get(one["loss_index"]) == made.get(other["loss_index"])
 
 
 def _is_stuck(notes: list[dict[str, Any]]) -> bool:

@@ -29,7 +29,8 @@ def too_high(run: Run) -> Claim | None:
     blown = run.nonfinite or curve.rose
     shaken = curve.peak > 1.5 * abs(curve.start) + 1e-9 or _restless(run) or early > 0.1
     stalled = not curve.learned and shaken and curve.count >= 8
-    if not (blown or stalled) or early < 0.02:
+    thrown = curve.blew_up and early > 0.3  # it came back, but from far away
+    if not (blown or stalled or thrown) or early < 0.02:
         return None
     rate = run.lr[0] if run.lr else math.nan
     confidence = 0.9 if early > 0.3 else 0.8 if early > 0.1 else 0.65
@@ -42,6 +43,7 @@ def too_high(run: Run) -> Claim | None:
         step=curve.first_bad if curve.first_bad is not None else 0,
         where=(run.main["site"],),
         evidence={"update_to_weight": early, "lr": rate, "first": curve.start, "peak": curve.peak, "last": curve.end},
+        severity="error" if blown or stalled else "warning",
         fixes=(f"Divide the learning rate by 3 to 10: {rate / 10:.1g} to {rate / 3:.1g}.",) if rate == rate else (),
     )
 
@@ -131,6 +133,13 @@ def _schedule(run: Run, held: dict[str, Any]) -> Claim | None:
     base = number(held["settings"][0].get("initial_lr")) or number(held["settings"][0].get("lr")) or rates[0]
     place = (schedulers[-1]["site"] if schedulers else held["site"],)
     shown = {"lr_first": rates[0], "lr_highest": top, "lr_last": rates[-1], "schedulers": sorted(kinds), "steps": count}
+    if schedulers and 0 < top < 0.03 * base and not run.curve.learned:
+        return _broken(
+            0.93,
+            f"The optimizer was made with a learning rate of {base:.3g} and never steps with more than {top:.2g}: the "
+            "schedule multiplies it by far too little (it may return rates where factors are asked for).",
+            0, place, shown | {"lr_of_optimizer": base},
+        )  # fmt: skip
     if min(rates) < 0:
         return _broken(
             0.97, f"The learning rate becomes negative ({min(rates):.3g}).", rates.index(min(rates)), place, shown

@@ -140,26 +140,17 @@ def init_symmetric(run: Run) -> Claim | None:
 
 def dead_units(run: Run) -> Claim | None:
     """Units that are zero on every input."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for note in run.notes("activations"):
-        if note.get("units") and note.get("grad") is not None and note["rows"] >= 4:
-            groups.setdefault((note["module"], note["site"]), []).append(note)
     worst: tuple[float, int, tuple[str, str], list[dict[str, Any]]] | None = None
-    for key, notes in groups.items():
-        per_look: dict[int, list[dict[str, Any]]] = {}
-        for note in notes:
-            per_look.setdefault(note["step"], []).append(note)
-        if any(len(found) > 1 and len({n["units"] for n in found}) > 1 for found in per_look.values()):
-            continue  # several layers share this place; they cannot be told apart
+    for (module, site, _, units), notes in _rectified(run).items():
         late = notes[len(notes) // 2 :] if len(notes) > 4 else notes
-        if len(late) < 2:
+        if len(late) < 2 or units < 4:
             continue
         silent = set(late[0]["dead_units"])
         for note in late:
             silent &= set(note["dead_units"])
-        share = len(silent) / late[0]["units"]
-        if late[0]["units"] >= 4 and (worst is None or share > worst[0]):
-            worst = (share, late[0]["units"], key, notes)
+        share = len(silent) / units
+        if worst is None or share > worst[0]:
+            worst = (share, units, (module, site), notes)
     if worst is None or worst[0] < 0.4:
         return None
     share, units, (module, site), notes = worst
@@ -175,6 +166,25 @@ def dead_units(run: Run) -> Claim | None:
         evidence={"share": share, "units": units, "share_at_start": at_start, "looks": len(notes)},
         severity="error" if bad and share >= 0.8 else "warning" if bad else "info",
     )
+
+
+def _rectified(run: Run) -> dict[tuple[str, str, int, int], list[dict[str, Any]]]:
+    """Notes of rectified layers: by module, line, place among the calls of that line, and width.
+
+    A line that runs often in one step, as a recurrence does, is one layer.
+    """
+    groups: dict[tuple[str, str, int, int], list[dict[str, Any]]] = {}
+    for look in run.looks:
+        seen: dict[tuple[str, str], int] = {}
+        notes = [n for n in look.get("notes", {}).get("activations", []) if n.get("units") and n["rows"] >= 4]
+        for note in notes:
+            line = (note["module"], note["site"])
+            often = sum((n["module"], n["site"]) == line for n in notes) > 4
+            seen[line] = seen.get(line, -1) + 1
+            groups.setdefault((*line, 0 if often else seen[line], note["units"]), []).append(
+                {"step": look["step"], **note}
+            )
+    return groups
 
 
 def saturated_units(run: Run) -> Claim | None:

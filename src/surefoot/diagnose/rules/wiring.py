@@ -51,6 +51,8 @@ def no_update(run: Run) -> Claim | None:
             evidence={"backwards": run.facts["backwards"], "steps": 0},
             fixes=("Call `optimizer.step()` after backward.",),
         )
+    if not made:
+        return _never_moved(run)
     for held in run.optimizers:
         if held["zeroed_before_step"] >= max(2, 0.5 * held["steps"]):
             return Claim(
@@ -71,11 +73,32 @@ def no_update(run: Run) -> Claim | None:
             return _silent(run, held, trainable, f"its learning rate is {rates[0]:g} throughout", 0.9)
         if any(p["in_graph"] for p in trainable) and not any(p["with_grad"] for p in trainable):
             return _silent(run, held, trainable, "their gradients were gone by the time of the step", 0.9)
-        if not any(p["in_graph"] for p in trainable):
-            return _silent(run, held, trainable, "the loss does not depend on any of them", 0.8)
+        if not any(p["in_graph"] or p["with_grad"] for p in trainable):
+            return _silent(run, held, trainable, "the loss does not depend on any of them", 0.9)
         if all(p["zero_grad"] < p["with_grad"] for p in trainable):
             return _silent(run, held, trainable, "although they have gradients", 0.8)
     return None
+
+
+def _never_moved(run: Run) -> Claim | None:
+    """A loop without an optimizer, whose parameters stay where they are."""
+    mine = [run.parameters[n] for n in run.facts.get("manual", []) if n is not None]
+    looked = [p for p in mine if p["in_graph"] >= 3]
+    norms = run.grad_norms
+    if run.facts.get("backwards", 0) < 20 or not looked or any(p["moved_alone"] for p in mine):
+        return None
+    if not norms or median(norms) == 0 or not run.curve.count:
+        return None
+    site = next((root["site"] for root in run.roots()), "")
+    return Claim(
+        0.85,
+        f"backward ran {run.facts['backwards']} times at {site}, with gradients (norm {median(norms):.3g}), and "
+        f"{', '.join(p['label'] for p in looked[:4])} never changed by a bit: the updates do not reach them.",
+        step=0,
+        where=(site, *[p["label"] for p in looked[:4]]),
+        evidence={"backwards": run.facts["backwards"], "parameters": [p["label"] for p in looked], "changed": 0},
+        fixes=("Update in place: `p -= lr * p.grad` under no_grad; `p = p - …` only binds a new name.",),
+    )
 
 
 def _silent(run: Run, held: dict[str, Any], mine: list[dict[str, Any]], why: str, confidence: float) -> Claim:
@@ -94,8 +117,9 @@ def parameters_missing(run: Run) -> Claim | None:
     if not run.optimizers:
         return None
     given = [p for p in run.parameters.values() if p["optimizers"]]
-    if not any(p["model"] for p in given) and any(p["in_graph"] for p in given):
-        return None  # inputs are being optimised, not weights
+    mine = any(p["model"] and p["in_graph"] for p in given)
+    if not mine and any(p["in_graph"] or p["with_grad"] for p in given):
+        return None  # inputs are being optimised, or copies of the weights
     lost = [
         p
         for p in run.parameters.values()
