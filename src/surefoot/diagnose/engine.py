@@ -63,6 +63,8 @@ def diagnose(facts: dict[str, Any], run_facts: dict[str, Any] | None = None, str
             if run.strict:
                 raise
             continue  # facts that a rule cannot read are no reason to lose the others
+        if claim is not None and claim.step is None and rule.kind == "crash":
+            claim = replace(claim, step=run.steps)  # a crash ends the run: that is its step
         if claim is not None:
             found.append((rule, claim))
     return Diagnosis(*_judge(run, found))

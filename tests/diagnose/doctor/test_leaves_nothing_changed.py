@@ -14,7 +14,7 @@ from doctor_faults import carries_state, keeps_graphs, label_too_large, nan_in_a
 from doctor_healthy import build, clusters
 from surefoot.diagnose.doctor.examine import examine
 
-FAST = {"seconds": 0.2}
+FAST = {"seconds": 0.1}
 
 
 def fingerprint(model, optimizer, loader):

@@ -70,7 +70,7 @@ def test_the_way_to_call_the_model_is_found(name):
     forward, batches, with_loss = ODD[name]
     model = Takes(forward)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    examination = examine(model, batches, nn.CrossEntropyLoss() if with_loss else None, optimizer, seconds=0.5)
+    examination = examine(model, batches, nn.CrossEntropyLoss() if with_loss else None, optimizer, seconds=0.2)
     assert examination["forward"].status == "pass", examination["forward"].summary
     assert examination.ok, str(examination)
     assert "could not run" not in str(examination)
@@ -78,7 +78,7 @@ def test_the_way_to_call_the_model_is_found(name):
 
 def test_a_batch_of_one_tensor_is_its_own_target():
     model = nn.Sequential(nn.Linear(16, 4), nn.Linear(4, 16))
-    examination = examine(model, list(X.split(32)), nn.MSELoss(), torch.optim.Adam(model.parameters()), seconds=0.5)
+    examination = examine(model, list(X.split(32)), nn.MSELoss(), torch.optim.Adam(model.parameters()), seconds=0.2)
     assert "loss_fn(model(batch), batch)" in examination["forward"].summary
     assert examination.ok
 
@@ -91,40 +91,40 @@ def test_loss_of_says_how_when_it_cannot_be_guessed():
     def loss_of(model, batch):
         return F.cross_entropy(model(batch["weird"]["deep"][0]), batch["answer"])
 
-    assert examine(model, batches, None, optimizer, seconds=0.5)["forward"].status == "fail"
-    assert examine(model, batches, None, optimizer, loss_of=loss_of, seconds=0.5).ok
-    assert examine(model, batches, loss_of, optimizer, seconds=0.5).ok
+    assert examine(model, batches, None, optimizer, seconds=0.2)["forward"].status == "fail"
+    assert examine(model, batches, None, optimizer, loss_of=loss_of, seconds=0.2).ok
+    assert examine(model, batches, loss_of, optimizer, seconds=0.2).ok
 
 
 def test_an_object_with_attributes_is_a_batch_too():
     model = Takes(lambda layer, batch: layer(batch.x))
     batches = [SimpleNamespace(x=x, y=y) for x, y in ROWS]
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    assert examine(model, batches, nn.CrossEntropyLoss(), optimizer, seconds=0.5)["forward"].status == "pass"
+    assert examine(model, batches, nn.CrossEntropyLoss(), optimizer, seconds=0.2)["forward"].status == "pass"
 
 
 def test_without_an_optimizer_what_needs_one_is_skipped():
-    examination = examine(nn.Linear(16, 4), ROWS, nn.CrossEntropyLoss(), seconds=0.5)
+    examination = examine(nn.Linear(16, 4), ROWS, nn.CrossEntropyLoss(), seconds=0.2)
     assert examination["learning rate"].status == "skipped"
     assert examination["tiny batch"].status == "pass"
     assert examination.ok
 
 
 def test_a_missing_loss_is_said_and_the_way_out_too():
-    check = examine(nn.Linear(16, 4), ROWS, seconds=0.5)["forward"]
+    check = examine(nn.Linear(16, 4), ROWS, seconds=0.2)["forward"]
     assert check.status == "fail"
     assert "loss_fn" in check.summary
 
 
 def test_a_wrong_input_width_names_the_shapes():
-    check = examine(nn.Linear(15, 4), ROWS, nn.CrossEntropyLoss(), seconds=0.5)["forward"]
+    check = examine(nn.Linear(15, 4), ROWS, nn.CrossEntropyLoss(), seconds=0.2)["forward"]
     assert check.status == "fail"
     assert "mat1 and mat2" in check.summary
     assert "in_features" in check.fix
 
 
 def test_a_wrong_dtype_is_explained():
-    check = examine(nn.Linear(16, 4), [(x.double(), y) for x, y in ROWS], nn.CrossEntropyLoss(), seconds=0.5)["forward"]
+    check = examine(nn.Linear(16, 4), [(x.double(), y) for x, y in ROWS], nn.CrossEntropyLoss(), seconds=0.2)["forward"]
     assert check.status == "fail"
     assert "dtype" in check.fix
 
@@ -140,7 +140,7 @@ def test_a_model_that_cannot_be_copied_is_not_run_at_all():
             Uncopyable.calls += 1
             return super().forward(x)
 
-    examination = examine(Uncopyable(16, 4), ROWS, nn.CrossEntropyLoss(), seconds=0.5)
+    examination = examine(Uncopyable(16, 4), ROWS, nn.CrossEntropyLoss(), seconds=0.2)
     assert Uncopyable.calls == 0
     assert examination["forward"].status == "skipped"
     assert "this holds a socket" in examination["forward"].summary
@@ -156,7 +156,7 @@ def test_a_check_that_fails_to_run_does_not_stop_the_others():
                 raise RuntimeError("I only take 32 rows")
             return super().forward(x)
 
-    examination = examine(Moody(16, 4), ROWS, nn.CrossEntropyLoss(), seconds=0.5)
+    examination = examine(Moody(16, 4), ROWS, nn.CrossEntropyLoss(), seconds=0.2)
     assert "I only take 32 rows" in examination["overfits a tiny batch"].summary
     assert examination["finite data"].status == "pass"
 
@@ -207,12 +207,12 @@ def test_rows_in_both_splits_are_found():
     shared = [(X[:32], Y[:32])]
     fresh = [(torch.randn(64, 16), torch.randint(4, (64,)))]
     loss_fn = nn.CrossEntropyLoss()
-    assert examine(model, ROWS, loss_fn, eval_loader=shared, seconds=0.5)["leakage"].cause == "data.leakage"
-    assert examine(model, ROWS, loss_fn, eval_loader=fresh, seconds=0.5)["leakage"].status == "pass"
+    assert examine(model, ROWS, loss_fn, eval_loader=shared, seconds=0.2)["leakage"].cause == "data.leakage"
+    assert examine(model, ROWS, loss_fn, eval_loader=fresh, seconds=0.2)["leakage"].status == "pass"
 
 
 def test_an_eval_split_on_another_scale_is_found():
     model = nn.Linear(16, 4)
     shifted = [(torch.randn(64, 16) * 5 + 3, torch.randint(4, (64,)))]
-    examination = examine(model, ROWS, nn.CrossEntropyLoss(), eval_loader=shifted, seconds=0.5)
+    examination = examine(model, ROWS, nn.CrossEntropyLoss(), eval_loader=shifted, seconds=0.2)
     assert examination["same scale in both splits"].cause == "data.split-mismatch"
