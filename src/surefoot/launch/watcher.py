@@ -377,7 +377,7 @@ class Watcher:
                 self._finish_cycle()
             if self.look is not None:
                 watched.looked += 1
-                self.safely("gradients", self.look.before_step, watched.number, optimizer)
+                self.safely("gradients", self.look.updates.before_step, watched.number, optimizer)
                 if self.look.tape is not None:
                     self.look.tape.in_step = not has_closure
         if self._backwards_at_zero == self.backwards and self._pending and not has_closure:
@@ -435,7 +435,7 @@ class Watcher:
         if self.look is None:
             leave_every_tape()
         if self.look is not None:
-            self.safely("updates", self.look.after_step, watched.number, optimizer)
+            self.safely("updates", self.look.updates.after_step, watched.number)
             self._cycle.add(watched.number)
             if sum(held.ref() is not None for held in self.optimizers) == 1:
                 self._finish_cycle()
