@@ -29,11 +29,15 @@ from surefoot.launch import (
     graph,
     look,
     notes,
+    passes,
     postmortem,
+    questions,
+    roots,
     series,
     sites,
     stream,
     tape,
+    updates,
     watcher,
 )
 
@@ -90,11 +94,29 @@ net(torch.full((2, 3), 50))
 INFRASTRUCTURE = {
     "Watcher.safely", "Watcher._give_up", "Watcher.here", "Watcher.__init__", "Tape.__torch_function__", "Tape.leave",
     "Tape.is_on_top", "Tape.is_entered", "Tape.__init__", "Look.take_off", "Look._before_call", "Look._after_call", "Look._watches",
-    "leave_every_tape", "Look.__init__", "Look.quietly", "Look.quiet_tape",
+    "leave_every_tape", "Look.__init__", "Passes.__init__", "Updates.__init__",
 }  # fmt: skip
 """What the safety itself is made of."""
 
-MODULES = (autopsy, book, describe, evaluation, graph, look, notes, postmortem, series, sites, stream, tape, watcher)
+MODULES = (
+    autopsy,
+    book,
+    describe,
+    evaluation,
+    graph,
+    look,
+    notes,
+    passes,
+    postmortem,
+    questions,
+    roots,
+    series,
+    sites,
+    stream,
+    tape,
+    updates,
+    watcher,
+)
 
 
 def functions():

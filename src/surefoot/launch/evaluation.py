@@ -50,5 +50,5 @@ class Evaluations:
         self._depth = 0
         if look is not None:
             look.end()
-            for note in look.passes[:16]:
-                self.passes.append(note | {"block": self.blocks, "block_passes": len(look.passes)})
+            for note in look.passes.notes[:16]:
+                self.passes.append(note | {"block": self.blocks, "block_passes": len(look.passes.notes)})

@@ -119,7 +119,8 @@ class Watcher:
         self._zero_site = ""
         self._autopsied = False
         self._gradient_autopsied = False
-        self._clip_now: dict[str, Any] | None = None
+        self.clip_now: dict[str, Any] | None = None
+        """What the last clipping since the last step was given and found."""
         self._level: list[float] = []
         self._levels: dict[Any, list[float]] = {}
         self._streak = (-1, 0)
@@ -127,7 +128,8 @@ class Watcher:
         self._streaks: dict[int, int] = {}
         self._spikes = 0
         self._stashed: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        self._unscaled: tuple[weakref.ref[Tensor], Tensor] | None = None
+        self.unscaled: tuple[weakref.ref[Tensor], Tensor] | None = None
+        """The loss a scaler multiplied last, and what it was before."""
         self._manual: list[weakref.ref[Tensor]] = []
         self._look_backwards = 0
         self._cycle: set[int] = set()
@@ -242,8 +244,8 @@ class Watcher:
         if self.look is not None and self.look.tape is not None:
             self.look.tape.in_step = False
         value: Any = root.detach()
-        if self._unscaled is not None:
-            ref, original = self._unscaled
+        if self.unscaled is not None:
+            ref, original = self.unscaled
             if ref() is root:
                 value = original
         if value.numel() != 1:
@@ -375,7 +377,7 @@ class Watcher:
                 self._finish_cycle()
             if self.look is not None:
                 watched.looked += 1
-                self.safely("gradients", self.look.before_step, watched.number, optimizer)
+                self.safely("gradients", self.look.updates.before_step, watched.number, optimizer)
                 if self.look.tape is not None:
                     self.look.tape.in_step = not has_closure
         if self._backwards_at_zero == self.backwards and self._pending and not has_closure:
@@ -407,9 +409,9 @@ class Watcher:
         row["loss"] = _mean(losses)
         row["backwards"] = len(self._pending)
         row["lr"] = float(optimizer.param_groups[0]["lr"]) if "lr" in optimizer.param_groups[0] else None
-        if self._clip_now is not None:
-            row |= self._clip_now
-            self._clip_now = None
+        if self.clip_now is not None:
+            row |= self.clip_now
+            self.clip_now = None
         if self.scaler.get("scale") is not None:
             row["scale"] = self.scaler["scale"]
         if watched.leftover:
@@ -433,7 +435,7 @@ class Watcher:
         if self.look is None:
             leave_every_tape()
         if self.look is not None:
-            self.safely("updates", self.look.after_step, watched.number, optimizer)
+            self.safely("updates", self.look.updates.after_step, watched.number)
             self._cycle.add(watched.number)
             if sum(held.ref() is not None for held in self.optimizers) == 1:
                 self._finish_cycle()
@@ -443,6 +445,17 @@ class Watcher:
             self.safely("saving", self._save_now_and_then)
         if self.steps % 16 == 0:
             self.safely("kept graphs", self._count_graphs)
+
+    def gradients_zeroed(self) -> None:
+        """`zero_grad` was called on an optimizer or a model."""
+        self._backwards_at_zero = self.backwards
+        if self.look is not None:
+            self._zero_site = site(4)
+
+    def step_skipped(self) -> None:
+        """A scaler left a step out: its losses belong to no row."""
+        self._last_losses, self._pending = self._pending, []
+        self._root_sites_of_step = []
 
     def _is_rare_turn(self, watched: Watched) -> bool:
         """Whether another optimizer, which steps once for many of this one's, comes next and was seldom looked at."""

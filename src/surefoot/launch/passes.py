@@ -1,0 +1,127 @@
+"""What is noted about one call of a model: what went in, what came out, and in which mode it ran.
+
+Inputs and, where later questions need them, outputs are held to the end of the step. Only the first few tensors of a
+call are described; what happens inside the model is the tape's business.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.launch.calm import Unnoticed
+from surefoot.launch.describe import describe, fingerprints
+from surefoot.launch.sites import site
+from surefoot.launch.tape import tensors_in
+
+if TYPE_CHECKING:
+    from surefoot.launch.book import Book
+
+MOST_PASSES = 64
+"""A step with more model calls than this is not one; the look then only counts."""
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_BATCHNORM = nn.modules.batchnorm._BatchNorm
+
+
+class Passes:
+    """The model calls of one look."""
+
+    def __init__(self, step: int, book: Book, keep_outputs: bool) -> None:
+        self.notes: list[dict[str, Any]] = []
+        self.held: list[tuple[dict[str, Any], list[Tensor], list[Tensor]]] = []
+        """Note, inputs and outputs of each call with gradients on; the outputs only where they are kept."""
+        self._step, self._book, self._keep_outputs = step, book, keep_outputs
+        self._several = len({number for held in book.parameters for number in held.optimizers}) > 1
+        """Several optimizers: perhaps models that judge each other, whose samples are compared."""
+
+    def take(self, module: nn.Module, args: Any, kwargs: Any, out: Any, index: int | None) -> None:
+        """Note a call that is over; `index` is where the tape stands."""
+        if len(self.notes) >= MOST_PASSES or not any(True for _ in module.parameters()):
+            return
+        grad_mode = torch.is_grad_enabled()
+        with Unnoticed():
+            name = self._book.add_model(module)
+            inputs = [tensor for tensor in [*tensors_in(args), *tensors_in(kwargs)] if tensor.dim()][:4]
+            outputs = list(tensors_in(out))[:4]
+            note: dict[str, Any] = {
+                "model": name,
+                "step": self._step,
+                "grad": grad_mode and any(tensor.requires_grad for tensor in outputs),
+                "grad_mode": grad_mode,
+                "training": module.training,
+                "site": site(4),
+                "inputs": [describe(tensor) for tensor in inputs],
+                "outputs": [describe(tensor) for tensor in outputs],
+                "autocast": _autocast(outputs),
+                "index": index,
+            }
+            note |= mode_facts(module) | _batch_facts(inputs, outputs)
+            if self._several and grad_mode:
+                note["samples"] = [_few(tensor) for tensor in (inputs[:1] + outputs[:1])]
+            for tensor in module.parameters():
+                record = self._book.get(tensor)
+                if record is not None and grad_mode:
+                    record.requires_grad = tensor.requires_grad
+            self.notes.append(note)
+            if grad_mode:
+                # The outputs are held to the end of the step where their dependence on the inputs is asked for.
+                self.held.append((note, inputs, outputs if self._keep_outputs else []))
+
+
+def _autocast(outputs: list[Tensor]) -> str | None:
+    if outputs and torch.is_autocast_enabled(outputs[0].device.type):
+        return str(torch.get_autocast_dtype(outputs[0].device.type)).removeprefix("torch.")
+    return None
+
+
+def _batch_facts(inputs: list[Tensor], outputs: list[Tensor]) -> dict[str, Any]:
+    """Prints of the rows that went in, the scale of each feature, and how different the outputs are."""
+    facts: dict[str, Any] = {}
+    if inputs and inputs[0].dim() and inputs[0].shape[0] and inputs[0].numel() <= 1 << 22:
+        facts["rows"] = fingerprints(inputs[0], 256)
+        facts["features"] = feature_scales(inputs[0])
+    if outputs and outputs[0].dim() > 1 and len(outputs[0]) > 1 and outputs[0].is_floating_point():
+        facts["diversity"] = float(outputs[0].detach().float().std(0).mean())
+    return facts
+
+
+def mode_facts(module: nn.Module) -> dict[str, Any]:
+    """Which parts behave differently in training, and in which mode they are."""
+    dropouts = [part for part in module.modules() if isinstance(part, _DROPOUT) and part.p > 0]
+    others = [
+        part for part in module.modules() if isinstance(part, (nn.RNNBase, nn.MultiheadAttention)) and part.dropout
+    ]
+    norms = [part for part in module.modules() if isinstance(part, _BATCHNORM) and part.track_running_stats]
+    return {
+        "dropouts": len(dropouts) + len(others),
+        "dropouts_on": sum(part.training for part in [*dropouts, *others]),
+        "batchnorms": len(norms),
+        "batchnorms_on": sum(part.training for part in norms),
+        "batchnorms_frozen": sum(not any(p.requires_grad for p in part.parameters()) for part in norms if part.affine),
+    }
+
+
+def feature_scales(tensor: Tensor) -> dict[str, Any] | None:
+    """Mean and spread of each feature of a batch, up to 64 of them."""
+    if not tensor.is_floating_point() or tensor.dim() < 2 or len(tensor) < 2:
+        return None
+    rows = tensor.detach().reshape(len(tensor), -1).float()
+    if rows.shape[1] > 64:
+        rows = rows[:, :: math.ceil(rows.shape[1] / 64)]
+    return {
+        "count": len(rows),
+        "mean": [round(v, 6) for v in rows.mean(0).nan_to_num().tolist()],
+        "std": [round(v, 6) for v in rows.std(0, correction=0).nan_to_num().tolist()],
+    }
+
+
+def _few(tensor: Tensor) -> list[list[float]] | None:
+    """A few rows of a batch, thinned to a few numbers each."""
+    if tensor.dim() < 2 or not tensor.is_floating_point() or not tensor.numel():
+        return None
+    rows = tensor.detach()[:32].reshape(len(tensor[:32]), -1)
+    rows = rows[:, :: math.ceil(rows.shape[1] / 16)]
+    return [[round(v, 4) for v in row] for row in rows.float().nan_to_num().tolist()]

@@ -1,0 +1,71 @@
+"""Clipping of gradients: how large they were, and what the limit was.
+
+By norm, the norm is what the call returns. By value, nothing is returned, so the largest entry is read before. Clipping
+written by hand is left out: it is seen only by its effect on the gradient norm.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from surefoot.launch.sites import site
+
+if TYPE_CHECKING:
+    from surefoot.launch.patches.wrapping import Wrapping
+    from surefoot.launch.watcher import Watcher
+
+
+def wrap_clipping(watcher: Watcher, wrapping: Wrapping) -> None:
+    """`clip_grad_norm_` and `clip_grad_value_`, under both of their names."""
+
+    def clipped(result: Any, args: Any, kwargs: Any) -> None:
+        limit = kwargs.get("max_norm", args[1] if len(args) > 1 else None)
+        norm = result.full_tensor() if hasattr(result, "full_tensor") else result
+        watcher.clip_now = {
+            "clip_norm": float(norm) if norm.device.type == "cpu" else norm.detach(),
+            "clip_limit": float(limit) if limit is not None else None,
+        }
+        if len(watcher.clips) < 3:
+            watcher.clips.append(
+                {
+                    "step": watcher.steps,
+                    "site": site(4),
+                    "limit": float(limit) if limit is not None else None,
+                    "scaled": watcher.scaler.get("scaled_now", False),
+                    "scale": watcher.scaler.get("scale"),
+                }
+            )
+        _note_if_scaled(watcher)
+
+    def around_value(original: Any, args: Any, kwargs: Any) -> Any:
+        """Clipping by value leaves no figure behind: the largest entry is taken before."""
+        if watcher.here():
+            if args and not isinstance(args[0], (list, tuple, Tensor)):
+                args = (list(args[0]), *args[1:])  # a generator can be read only once
+            watcher.safely("clipping", value_clipped, args, kwargs)
+        return original(*args, **kwargs)
+
+    def value_clipped(args: Any, kwargs: Any) -> None:
+        given = args[0] if args else kwargs.get("parameters")
+        limit = float(kwargs.get("clip_value", args[1] if len(args) > 1 else 0.0))
+        if isinstance(given, (list, tuple, Tensor)):
+            tensors = [given] if isinstance(given, Tensor) else given
+            largest = [float(t.grad.detach().abs().max()) for t in tensors if t.grad is not None and t.grad.numel()]
+            watcher.clip_now = {"clip_norm": max(largest, default=0.0), "clip_limit": limit, "clip_by_value": True}
+        if len(watcher.clips) < 3:
+            watcher.clips.append({"step": watcher.steps, "site": site(5), "limit": limit, "by_value": True})
+        _note_if_scaled(watcher)
+
+    wrapping.after(nn.utils.clip_grad, "clip_grad_norm_", "clipping", clipped)
+    wrapping.around(nn.utils.clip_grad, "clip_grad_value_", around_value)
+    nn.utils.clip_grad_norm_ = nn.utils.clip_grad.clip_grad_norm_
+    nn.utils.clip_grad_value_ = nn.utils.clip_grad.clip_grad_value_
+
+
+def _note_if_scaled(watcher: Watcher) -> None:
+    """A limit that is held against gradients which still carry the scale of the loss."""
+    if watcher.scaler.get("scaled_now"):
+        watcher.scaler["clipped_scaled"] = watcher.scaler.get("clipped_scaled", 0) + 1
+        watcher.scaler.setdefault("clip_site", site(5))

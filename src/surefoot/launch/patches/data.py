@@ -1,0 +1,89 @@
+"""Data loaders and their batches: a print of each batch, its labels, and the step it was drawn for.
+
+Iterators carry the facts of their loader along. Batches made by hand never pass here; `stream` reads those off the
+graph.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from surefoot.launch.describe import label_counts
+from surefoot.launch.sites import site
+from surefoot.launch.tape import tensors_in
+
+if TYPE_CHECKING:
+    from surefoot.launch.patches.wrapping import Wrapping
+    from surefoot.launch.watcher import Watcher
+
+MOST_BATCHES = 3_000
+
+
+def wrap_data(watcher: Watcher, wrapping: Wrapping) -> None:
+    """Loaders when they are iterated, and each batch they hand out."""
+
+    def loader_facts(loader: DataLoader[Any]) -> dict[str, Any]:
+        for number, held in enumerate(watcher.loaders):
+            if held["ref"]() is loader:
+                return held
+            if number > 32:
+                return held
+        dataset = loader.dataset
+        facts = {
+            "ref": weakref.ref(loader),
+            "number": len(watcher.loaders),
+            "batch_size": loader.batch_size,
+            "sampler": type(loader.sampler).__name__,
+            "workers": loader.num_workers,
+            "rows": len(dataset) if hasattr(dataset, "__len__") else None,
+            "batches": len(loader) if hasattr(dataset, "__len__") else None,
+            "iterations": 0,
+            "drawn": 0,
+            "site": site(5),
+            "training": False,
+        }
+        watcher.loaders.append(facts)
+        return facts
+
+    def iterated(result: Any, args: Any, kwargs: Any) -> None:
+        facts = loader_facts(args[0])
+        facts["iterations"] += 1
+        result._surefoot = facts
+
+    wrapping.after(DataLoader, "__iter__", "data loaders", iterated)
+
+    def drawn(result: Any, args: Any, kwargs: Any) -> None:
+        facts = getattr(args[0], "_surefoot", None)
+        if facts is None:
+            return
+        facts["drawn"] += 1
+        if len(watcher.batches) >= MOST_BATCHES:
+            return
+        tensors = list(tensors_in(result))
+        if not tensors or not tensors[0].dim():
+            return
+        first = tensors[0].detach().reshape(-1)
+        ends = [*first[:8].tolist(), *first[-8:].tolist(), float(first[: 1 << 12].double().sum())]
+        note = {
+            "loader": facts["number"],
+            "iteration": facts["iterations"],
+            "step": watcher.steps,
+            "backward": watcher.backwards,
+            "size": len(tensors[0]),
+            "print": hash((tuple(tensors[0].shape), tuple(ends))),
+            "grad": torch.is_grad_enabled(),
+        }
+        labels = next((t for t in reversed(tensors[1:]) if not t.is_floating_point() and t.dim() == 1), None)
+        if labels is not None and len(watcher.batches) < 600:
+            note["labels"] = label_counts(labels, 64)
+        elif len(tensors) > 1 and tensors[-1].is_floating_point() and tensors[-1].numel() <= 1 << 16:
+            note["target_mean"] = float(tensors[-1].float().mean())
+            note["target_std"] = float(tensors[-1].float().std(correction=0))
+        watcher.batches.append(note)
+
+    wrapping.after(_BaseDataLoaderIter, "__next__", "batches", drawn)

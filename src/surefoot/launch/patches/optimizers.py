@@ -1,0 +1,59 @@
+"""The life of an optimizer: made, zeroed, stepped, scheduled.
+
+Steps are heard of through torch's own global step hooks, so that subclasses and fused optimizers are included. What a
+schedule does is read off the schedule itself after each step; only its making is wrapped.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from surefoot.launch.sites import site
+
+if TYPE_CHECKING:
+    from surefoot.launch.patches.wrapping import Wrapping
+    from surefoot.launch.watcher import Watcher
+
+
+def wrap_optimizers(watcher: Watcher, wrapping: Wrapping) -> None:
+    """Optimizers and schedules, from their making on."""
+    wrapping.after(Optimizer, "__init__", "optimizers", lambda _, args, kwargs: watcher.optimizer_made(args[0]))
+
+    def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if watcher.here():
+            closure = args[1] if len(args) > 1 else kwargs.get("closure")
+            watcher.safely("steps", watcher.before_step, optimizer, callable(closure))
+
+    def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if watcher.here():
+            watcher.safely("steps", watcher.after_step, optimizer)
+
+    register_optimizer_step_pre_hook(before_step)
+    register_optimizer_step_post_hook(after_step)
+
+    def zeroed(_: Any, args: Any, kwargs: Any) -> None:
+        watcher.gradients_zeroed()
+
+    wrapping.after(Optimizer, "zero_grad", "zero_grad", zeroed)
+    wrapping.after(nn.Module, "zero_grad", "zero_grad", zeroed)
+
+    def scheduled(_: Any, args: Any, kwargs: Any) -> None:
+        scheduler = args[0]
+        watcher.schedulers.append(
+            {
+                "ref": weakref.ref(scheduler),
+                "type": type(scheduler).__name__,
+                "site": site(4),
+                "steps": 0,
+                "last_epoch": 0,
+            }
+        )
+
+    wrapping.after(LRScheduler, "__init__", "schedules", scheduled)
+    wrapping.after(ReduceLROnPlateau, "__init__", "schedules", scheduled)

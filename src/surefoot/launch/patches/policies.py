@@ -1,0 +1,68 @@
+"""Policies and posteriors: the entropy of the actions chosen from, and the divergence from a reference.
+
+Only `Categorical` policies are read. A divergence counts when the other distribution is neither learned nor the same
+for every row.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical
+
+from surefoot.launch.calm import Unnoticed
+from surefoot.launch.sites import site
+
+if TYPE_CHECKING:
+    from surefoot.launch.patches.wrapping import Wrapping
+    from surefoot.launch.watcher import Watcher
+
+
+def wrap_policies(watcher: Watcher, wrapping: Wrapping) -> None:
+    """Log-probabilities of actions, and divergences."""
+
+    def entropy_of(distribution: Any) -> float:
+        with Unnoticed():
+            chances = distribution.probs.detach().float()
+            return float(torch.special.entr(chances).sum(-1).mean())
+
+    def log_prob(result: Any, args: Any, kwargs: Any) -> None:
+        if watcher.look is not None and watcher.look.tape is not None and isinstance(result, Tensor):
+            index = watcher.look.tape.maker(result)
+            if index is not None:
+                watcher.look.tape.entries[index].name = "log_prob"
+        if (
+            result.requires_grad
+            and (len(watcher.policy) < 200 or watcher.steps % 16 == 0)
+            and len(watcher.policy) < 2000
+        ):
+            last = watcher.policy[-1]["backward"] if watcher.policy else -1
+            if watcher.backwards != last:
+                entropy = entropy_of(args[0])
+                watcher.policy.append(
+                    {"step": watcher.steps, "backward": watcher.backwards, "entropy": entropy}
+                    | {"actions": args[0].param_shape[-1]}
+                )
+
+    wrapping.after(Categorical, "log_prob", "policies", log_prob)
+
+    def divergence(result: Any, args: Any, kwargs: Any) -> None:
+        """The KL divergence from a distribution that is not learned and not the same for every row."""
+        notes = watcher.divergences
+        if not result.requires_grad or (notes and notes[-1]["backward"] == watcher.backwards) or len(notes) >= 1000:
+            return
+        if len(notes) >= 200 and watcher.backwards % 16:
+            return
+        with Unnoticed():
+            other = args[1]
+            held = [t for name in other.arg_constraints if isinstance(t := other.__dict__.get(name), Tensor)]
+            if not held or any(tensor.requires_grad for tensor in held):
+                return
+            if any(tensor.dim() and float(tensor.double().std(0).max()) > 0 for tensor in held if len(tensor) > 1):
+                found = {"step": watcher.steps, "backward": watcher.backwards, "site": site(4)}
+                notes.append(found | {"kl": float(result.detach().mean())})
+
+    for owner in (torch.distributions, torch.distributions.kl):
+        wrapping.after(owner, "kl_divergence", "policies", divergence)

@@ -1,0 +1,82 @@
+"""Checkpoints: what is loaded into models, optimizers and schedules, what is saved, and what the files hold.
+
+Only the kinds of state in a file are noted, by their keys; no value is read.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from surefoot.launch.sites import is_users, site
+
+if TYPE_CHECKING:
+    from surefoot.launch.patches.wrapping import Wrapping
+    from surefoot.launch.watcher import Watcher
+
+
+def wrap_states(watcher: Watcher, wrapping: Wrapping) -> None:
+    """Loading and saving."""
+
+    def module_loaded(result: Any, args: Any, kwargs: Any) -> None:
+        if not is_users(sys._getframe(4).f_code.co_filename):
+            return
+        for tensor in args[0].parameters():
+            watcher.book.add(tensor).loaded = True
+        watcher.events.append({"event": "model-loaded", "step": watcher.steps, "site": site(4)})
+
+    def optimizer_loaded(result: Any, args: Any, kwargs: Any) -> None:
+        held = watcher.watched(args[0])
+        held.loaded_at = held.series.count
+        watcher.look_soon()
+        ages = [float(state["step"]) for state in args[0].state.values() if "step" in state]
+        held.loaded_age = max(ages) if ages else None
+        watcher.events.append(
+            {"event": "optimizer-loaded", "step": watcher.steps, "site": site(4), "optimizer": held.number}
+        )
+
+    def scheduler_loaded(result: Any, args: Any, kwargs: Any) -> None:
+        watcher.events.append({"event": "scheduler-loaded", "step": watcher.steps, "site": site(4)})
+
+    def file_loaded(result: Any, args: Any, kwargs: Any) -> None:
+        watcher.events.append(
+            {"event": "file-loaded", "step": watcher.steps, "site": site(4), "holds": _states_in(result)}
+            | {"backward": watcher.backwards}
+        )
+
+    def file_saved(result: Any, args: Any, kwargs: Any) -> None:
+        given = args[0] if args else kwargs.get("obj")
+        watcher.events.append({"event": "saved", "step": watcher.steps, "site": site(4), "holds": _states_in(given)})
+
+    wrapping.after(nn.Module, "load_state_dict", "states", module_loaded)
+    wrapping.after(Optimizer, "load_state_dict", "states", optimizer_loaded)
+    wrapping.after(LRScheduler, "load_state_dict", "states", scheduler_loaded)
+    wrapping.after(torch.serialization, "load", "states", file_loaded)
+    wrapping.after(torch.serialization, "save", "states", file_saved)
+    torch.load, torch.save = torch.serialization.load, torch.serialization.save
+
+
+def _states_in(value: Any) -> list[str]:
+    """What kinds of state a checkpoint holds."""
+    found = []
+    values = value if isinstance(value, dict) else {}
+    for item in [value, *list(values.values())[:64]]:
+        if not isinstance(item, dict):
+            continue
+        if set(item) >= {"state", "param_groups"}:
+            found.append("optimizer")
+        elif "last_epoch" in item or "_step_count" in item:
+            found.append("scheduler")
+        elif "growth_factor" in item or ("scale" in item and "_growth_tracker" in item):
+            found.append("scaler")
+        elif item and all(isinstance(part, Tensor) for part in item.values()):
+            found.append("model")
+    counts = {"epoch", "step", "iteration", "iter", "global_step", "start_epoch", "steps", "epochs"}
+    if any(str(key).lower() in counts and isinstance(item, int) for key, item in values.items()):
+        found.append("progress")
+    return found
