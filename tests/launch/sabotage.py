@@ -22,12 +22,15 @@ import bitwise
 import torch
 
 from surefoot.launch import (
+    assembly,
     autopsy,
     book,
     describe,
     evaluation,
     graph,
+    kept,
     look,
+    manual,
     notes,
     passes,
     postmortem,
@@ -35,9 +38,12 @@ from surefoot.launch import (
     roots,
     series,
     sites,
+    spikes,
+    stash,
     stream,
     tape,
     updates,
+    watched,
     watcher,
 )
 
@@ -99,12 +105,15 @@ INFRASTRUCTURE = {
 """What the safety itself is made of."""
 
 MODULES = (
+    assembly,
     autopsy,
     book,
     describe,
     evaluation,
     graph,
+    kept,
     look,
+    manual,
     notes,
     passes,
     postmortem,
@@ -112,9 +121,12 @@ MODULES = (
     roots,
     series,
     sites,
+    spikes,
+    stash,
     stream,
     tape,
     updates,
+    watched,
     watcher,
 )
 
