@@ -32,6 +32,7 @@ from surefoot.launch.spikes import Levels, data_under
 from surefoot.launch.stash import Stash
 from surefoot.launch.stream import Stream
 from surefoot.launch.tape import leave_every_tape
+from surefoot.launch.turns import Turns, follow
 from surefoot.launch.voice import say
 from surefoot.launch.watched import Watched, gradient_norm, left_share
 
@@ -74,6 +75,7 @@ class Watcher:
         self.kept = KeptGraphs()
         self.manual = ManualLoop()
         self.stash = Stash()
+        self.turns = Turns()
         self.permutations: list[dict[str, Any]] = []
         self.clips: list[dict[str, Any]] = []
         self.loaders: list[dict[str, Any]] = []
@@ -101,9 +103,6 @@ class Watcher:
         self._gradient_autopsied = False
         self.clip_now: dict[str, Any] | None = None
         """What the last clipping since the last step was given and found."""
-        self._streak = (-1, 0)
-        """The optimizer that stepped last, and how often in a row."""
-        self._streaks: dict[int, int] = {}
         self.unscaled: tuple[weakref.ref[Tensor], Tensor] | None = None
         """The loss a scaler multiplied last, and what it was before."""
         self._look_backwards = 0
@@ -358,7 +357,7 @@ class Watcher:
             self._round = set()
         self._round.add(watched.number)
         for scheduler in self.schedulers:
-            self.safely("schedules", self._follow, scheduler)
+            self.safely("schedules", follow, scheduler, self.watched)
         if self.look is None:
             leave_every_tape()
         if self.look is not None:
@@ -366,7 +365,7 @@ class Watcher:
             self._cycle.add(watched.number)
             if sum(held.ref() is not None for held in self.optimizers) == 1:
                 self._finish_cycle()
-        elif self.steps >= self._look_at or self._is_rare_turn(watched):
+        elif self.steps >= self._look_at or self.turns.is_rare_next(watched, self.optimizers):
             self.begin_look()
         if self.save is not None and time.monotonic() >= self._save_at:
             self.safely("saving", self._save_now_and_then)
@@ -383,36 +382,6 @@ class Watcher:
         """A scaler left a step out: its losses belong to no row."""
         self._last_losses, self._pending = self._pending, []
         self._root_sites_of_step = []
-
-    def _is_rare_turn(self, watched: Watched) -> bool:
-        """Whether another optimizer, which steps once for many of this one's, comes next and was seldom looked at."""
-        if len(self.optimizers) < 2:
-            return False
-        number, count = self._streak
-        if number != watched.number:
-            self._streaks[number] = count
-            self._streak = (watched.number, 1)
-            return False
-        self._streak = (number, count + 1)
-        if count + 1 != self._streaks.get(number):
-            return False
-        others = [held for held in self.optimizers if held is not watched and held.series.count]
-        return any(held.looked < 4 + math.log2(held.series.count) for held in others)
-
-    def _follow(self, facts: dict[str, Any]) -> None:
-        scheduler = facts["ref"]()
-        if scheduler is None:
-            return
-        facts["steps"] = int(getattr(scheduler, "_step_count", 0) or 0)
-        facts["last_epoch"] = int(getattr(scheduler, "last_epoch", 0) or 0)
-        if "settings" not in facts:
-            optimizer = getattr(scheduler, "optimizer", None)
-            facts["optimizer"] = self.watched(optimizer).number if optimizer is not None else None
-            facts["settings"] = {
-                key: value
-                for key, value in vars(scheduler).items()
-                if isinstance(value, (int, float, bool)) and not key.startswith("_")
-            }
 
     def _finish_cycle(self) -> None:
         self.end_look()
