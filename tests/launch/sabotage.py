@@ -22,12 +22,15 @@ import bitwise
 import torch
 
 from surefoot.launch import (
+    assembly,
     autopsy,
     book,
     describe,
     evaluation,
     graph,
+    kept,
     look,
+    manual,
     notes,
     passes,
     postmortem,
@@ -35,9 +38,13 @@ from surefoot.launch import (
     roots,
     series,
     sites,
+    spikes,
+    stash,
     stream,
     tape,
+    turns,
     updates,
+    watched,
     watcher,
 )
 
@@ -99,12 +106,15 @@ INFRASTRUCTURE = {
 """What the safety itself is made of."""
 
 MODULES = (
+    assembly,
     autopsy,
     book,
     describe,
     evaluation,
     graph,
+    kept,
     look,
+    manual,
     notes,
     passes,
     postmortem,
@@ -112,9 +122,13 @@ MODULES = (
     roots,
     series,
     sites,
+    spikes,
+    stash,
     stream,
     tape,
+    turns,
     updates,
+    watched,
     watcher,
 )
 

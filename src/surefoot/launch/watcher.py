@@ -11,7 +11,6 @@ import os
 import sys
 import time
 import traceback
-import weakref
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -19,19 +18,26 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.launch import graph
+from surefoot.launch.assembly import assemble
 from surefoot.launch.autopsy import autopsy
 from surefoot.launch.book import Book
-from surefoot.launch.calm import Unnoticed, has_modes_of_its_own, is_calm, unseen
-from surefoot.launch.describe import describe
+from surefoot.launch.calm import has_modes_of_its_own, is_calm, unseen
 from surefoot.launch.evaluation import Evaluations
+from surefoot.launch.kept import KeptGraphs
 from surefoot.launch.look import Look
+from surefoot.launch.manual import ManualLoop
 from surefoot.launch.series import Series
 from surefoot.launch.sites import name_of, site, user_frame
+from surefoot.launch.spikes import Levels, data_under
+from surefoot.launch.stash import Stash
 from surefoot.launch.stream import Stream
 from surefoot.launch.tape import leave_every_tape
+from surefoot.launch.turns import Turns, follow
 from surefoot.launch.voice import say
+from surefoot.launch.watched import Watched, gradient_norm, left_share
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Callable
 
 FIRST_LOOKS = 8
@@ -45,33 +51,6 @@ _CARRIERS = frozenset({"looking", "steps", "backward", "optimizers"})
 """Probes that begin and end the looks."""
 _EAGER_STEPS = 200
 """On a GPU, losses are read at once for so many steps; later, many at a time."""
-
-
-class Watched:
-    """One optimizer."""
-
-    def __init__(self, number: int, optimizer: torch.optim.Optimizer, where: str) -> None:
-        self.number = number
-        self.ref = weakref.ref(optimizer)
-        self.type = type(optimizer).__name__
-        self.site = where
-        self.series = Series()
-        self.loaded_at: int | None = None
-        self.loaded_age: float | None = None
-        self.born_at = 0
-        self.settings = [
-            {key: _simple(value) for key, value in group.items() if key != "params" and _simple(value) is not None}
-            for group in optimizer.param_groups[:8]
-        ]
-        self.groups = len(optimizer.param_groups)
-        self.leftover: list[float] = []
-        self.zeroed_before_step = 0
-        self.zero_site = ""
-        self.inside = False
-        self.looked = 0
-        self.lines: set[int] = set()
-        """The lines of `backward` whose gradients it stepped with, as the stream counts them."""
-        self.loss_at_start: int = 0
 
 
 class Watcher:
@@ -92,6 +71,11 @@ class Watcher:
         self.seeds: dict[str, list[int]] = {}
         self.reseeds: dict[str, list[int]] = {}
         self.stream = Stream()
+        self.levels = Levels()
+        self.kept = KeptGraphs()
+        self.manual = ManualLoop()
+        self.stash = Stash()
+        self.turns = Turns()
         self.permutations: list[dict[str, Any]] = []
         self.clips: list[dict[str, Any]] = []
         self.loaders: list[dict[str, Any]] = []
@@ -104,10 +88,8 @@ class Watcher:
         """Where the facts go while the run goes on."""
         self.backwards = 0
         self.steps = 0
-        self.skipped = 0
         self.compiled = False
         self.look: Look | None = None
-        self.retained: list[Any] = []
         self.origins: dict[str, list[tuple[str, str, str]]] = {}
         self.started = time.monotonic()
         self._save_wait = FIRST_SAVE_S
@@ -121,22 +103,13 @@ class Watcher:
         self._gradient_autopsied = False
         self.clip_now: dict[str, Any] | None = None
         """What the last clipping since the last step was given and found."""
-        self._level: list[float] = []
-        self._levels: dict[Any, list[float]] = {}
-        self._streak = (-1, 0)
-        """The optimizer that stepped last, and how often in a row."""
-        self._streaks: dict[int, int] = {}
-        self._spikes = 0
-        self._stashed: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self.unscaled: tuple[weakref.ref[Tensor], Tensor] | None = None
         """The loss a scaler multiplied last, and what it was before."""
-        self._manual: list[weakref.ref[Tensor]] = []
         self._look_backwards = 0
         self._cycle: set[int] = set()
         self._round: set[int] = set()
         self._stepped = False
         self._extra_looks = 0
-        self._sentinels: list[weakref.ref[Any]] = []
         self._root_sites_of_step: list[Any] = []
 
     def here(self) -> bool:
@@ -256,19 +229,19 @@ class Watcher:
         self._pending.append(value)
         if not self._stepped:
             self.backward_series.append({"loss": value})
-        if not self.optimizers:
-            self._manual_step(root)
+        if not self.optimizers and not self.manual.is_known():
+            self.manual.find(root, self.book)
         if eager:
             if not math.isfinite(value):
                 if not self._autopsied:
                     self._autopsied = True
                     self.safely("autopsy", self._autopsy, root, value)
-            elif self._is_spike(value, where):
+            elif self.levels.is_spike(value, where):
                 self.safely("spikes", self._note_spike, root, value)
         if root.grad_fn is not None and (
             self.backwards <= 128 or (self.backwards % 16 == 0 and self.backwards < 1 << 14)
         ):
-            self.safely("kept graphs", self._leave_sentinel, root)
+            self.safely("kept graphs", self.kept.leave_sentinel, root)
         if self.look is not None:
             self.safely("left-over gradients", self._check_leftover)
             facts = {"site": site(3), "value": value, "backward": self.backwards, "step": self.steps}
@@ -298,79 +271,32 @@ class Watcher:
         facts = autopsy(root, self.book, origins)
         self.events.append({"event": "nonfinite-loss", "step": self.steps, "value": str(value), **facts})
 
-    def _is_spike(self, value: float, frame: Any) -> bool:
-        """Whether a loss stands far out of the last ones from the same line. It is not judged by a level it is in."""
-        key = (frame.f_code, frame.f_lineno) if frame is not None else None
-        level = self._level = self._levels.setdefault(key, [])
-        if len(level) < 20:
-            level.append(value)
-            return False
-        ordered = sorted(level)
-        middle = ordered[len(ordered) // 2]
-        spread = ordered[int(len(ordered) * 0.9)] - ordered[int(len(ordered) * 0.1)]
-        spike = value > middle + 6 * spread + 0.5 * abs(middle) + 1e-6
-        if spike and self._spikes < 40:
-            self._spikes += 1
-            return True
-        level.append(value)
-        if len(level) > 40:
-            del level[0]
-        return False
-
     def _note_spike(self, root: Tensor, value: float) -> None:
         """The data tensors that went into a loss far above the others."""
-        held = []
-        for node in graph.leaves_first(root.grad_fn)[:400]:
-            for name, tensor in graph.saved(node).items():
-                if tensor.grad_fn is None and not tensor.requires_grad and tensor.is_floating_point() and tensor.dim():
-                    held.append({"op": graph.op(node), "tensor": name} | describe(tensor))
-                    if tensor.dim() > 1:
-                        rows = tensor.detach().reshape(len(tensor), -1).float().abs().amax(1)
-                        held[-1]["worst_row"] = int(rows.argmax())
-                        held[-1]["row_ratio"] = float(rows.max() / rows.median().clamp_min(1e-12))
-            if len(held) >= 4:
-                break
-        level = sorted(self._level)[len(self._level) // 2]
+        held = data_under(root)
+        level = self.levels.middle()
         batch = self.batches[-1]["print"] if self.batches else None
-        if self._spikes <= 3:
+        if self.levels.spikes <= 3:
             self.look_soon()
         self.events.append(
             {"event": "spike", "step": self.steps, "value": value, "level": level, "data": held, "batch": batch}
             | {"backward": self.backwards}
         )
 
-    def _leave_sentinel(self, root: Tensor) -> None:
-        """Tie a token to the graph near its leaves: while anything made from it is held by anyone, the token lives."""
-        node: Any = root.grad_fn
-        for _ in range(2000):
-            below = next((n for n, _ in node.next_functions if n is not None and graph.leaf(n) is None), None)
-            if below is None:
-                break
-            node = below
-        token = _Token()
-        node.metadata["surefoot"] = token
-        self._sentinels.append(weakref.ref(token))
-
     def _check_leftover(self) -> None:
-        if self._manual and self.backward_series.count > 1:
-            tensors = [tensor for ref in self._manual if (tensor := ref()) is not None]
-            left = sum(tensor.grad is not None and bool((tensor.grad != 0).any()) for tensor in tensors)
-            self.backward_series.rows[-1]["leftover"] = left / max(1, len(tensors))
+        if self.manual.is_known() and self.backward_series.count > 1:
+            self.backward_series.rows[-1]["leftover"] = self.manual.left_share()
         for watched in self.optimizers:
             optimizer = watched.ref()
-            if optimizer is None or watched.series.count == 0:
-                continue
-            tensors = [t for group in optimizer.param_groups for t in group["params"] if t.requires_grad]
-            held = [t.grad for t in tensors if t.grad is not None and t.grad.layout is torch.strided]
-            left = sum(bool((grad != 0).any()) for grad in held)
-            watched.leftover.append(left / max(1, len(tensors)))
+            if optimizer is not None and watched.series.count:
+                tensors = [t for group in optimizer.param_groups for t in group["params"] if t.requires_grad]
+                watched.leftover.append(left_share(tensors))
 
     # Steps
 
     def before_step(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         """An optimizer is about to step."""
         watched = self.watched(optimizer)
-        watched.inside = True
         watched.loss_at_start = self.backwards
         if self.look is not None:
             if watched.number in self._cycle and not has_closure:
@@ -383,28 +309,28 @@ class Watcher:
         if self._backwards_at_zero == self.backwards and self._pending and not has_closure:
             watched.zeroed_before_step += 1
             watched.zero_site = self._zero_site
-        norm = self.safely("gradient norms", self._gradient_norm, optimizer)
+        norm = self.safely("gradient norms", gradient_norm, optimizer, self.scaler.get("unscale_by"))
         watched_row: dict[str, Any] = {"grad_norm": norm}
         if isinstance(norm, float) and not math.isfinite(norm) and not has_closure:
             self.safely("gradients", self._nonfinite_gradient, watched, optimizer)
             if self.guard:
-                self._stash(watched, optimizer)
+                self.stash.hide(watched.number, optimizer)
+                self.events.append({"event": "skip", "step": self.steps, "optimizer": watched.number})
                 watched_row["skipped"] = True
-        watched.row = watched_row  # type: ignore[attr-defined]
+        watched.row = watched_row
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped."""
         watched = self.watched(optimizer)
-        watched.inside = False
         if self.look is not None and self.look.tape is not None:
             self.look.tape.in_step = False
-        self._unstash(watched)
-        row: dict[str, Any] = getattr(watched, "row", {})
+        self.stash.give_back(watched.number)
+        row, watched.row = watched.row, {}
         losses = self._pending or self._last_losses
         inside = self.backwards - watched.loss_at_start
         if inside:  # a closure: the first evaluation is the loss at the current point
             losses = losses[-inside:][:1]
-            row["grad_norm"] = self.safely("gradient norms", self._gradient_norm, optimizer)
+            row["grad_norm"] = self.safely("gradient norms", gradient_norm, optimizer, self.scaler.get("unscale_by"))
             row["closure"] = inside
         row["loss"] = _mean(losses)
         row["backwards"] = len(self._pending)
@@ -431,7 +357,7 @@ class Watcher:
             self._round = set()
         self._round.add(watched.number)
         for scheduler in self.schedulers:
-            self.safely("schedules", self._follow, scheduler)
+            self.safely("schedules", follow, scheduler, self.watched)
         if self.look is None:
             leave_every_tape()
         if self.look is not None:
@@ -439,12 +365,12 @@ class Watcher:
             self._cycle.add(watched.number)
             if sum(held.ref() is not None for held in self.optimizers) == 1:
                 self._finish_cycle()
-        elif self.steps >= self._look_at or self._is_rare_turn(watched):
+        elif self.steps >= self._look_at or self.turns.is_rare_next(watched, self.optimizers):
             self.begin_look()
         if self.save is not None and time.monotonic() >= self._save_at:
             self.safely("saving", self._save_now_and_then)
         if self.steps % 16 == 0:
-            self.safely("kept graphs", self._count_graphs)
+            self.safely("kept graphs", self.kept.count, self.steps)
 
     def gradients_zeroed(self) -> None:
         """`zero_grad` was called on an optimizer or a model."""
@@ -457,63 +383,10 @@ class Watcher:
         self._last_losses, self._pending = self._pending, []
         self._root_sites_of_step = []
 
-    def _is_rare_turn(self, watched: Watched) -> bool:
-        """Whether another optimizer, which steps once for many of this one's, comes next and was seldom looked at."""
-        if len(self.optimizers) < 2:
-            return False
-        number, count = self._streak
-        if number != watched.number:
-            self._streaks[number] = count
-            self._streak = (watched.number, 1)
-            return False
-        self._streak = (number, count + 1)
-        if count + 1 != self._streaks.get(number):
-            return False
-        others = [held for held in self.optimizers if held is not watched and held.series.count]
-        return any(held.looked < 4 + math.log2(held.series.count) for held in others)
-
-    def _follow(self, facts: dict[str, Any]) -> None:
-        scheduler = facts["ref"]()
-        if scheduler is None:
-            return
-        facts["steps"] = int(getattr(scheduler, "_step_count", 0) or 0)
-        facts["last_epoch"] = int(getattr(scheduler, "last_epoch", 0) or 0)
-        if "settings" not in facts:
-            optimizer = getattr(scheduler, "optimizer", None)
-            facts["optimizer"] = self.watched(optimizer).number if optimizer is not None else None
-            facts["settings"] = {
-                key: value
-                for key, value in vars(scheduler).items()
-                if isinstance(value, (int, float, bool)) and not key.startswith("_")
-            }
-
     def _finish_cycle(self) -> None:
         self.end_look()
         if self.steps >= self._look_at:
             self.begin_look()
-
-    def _gradient_norm(self, optimizer: torch.optim.Optimizer) -> Any:
-        grads = [
-            grad
-            for group in optimizer.param_groups
-            for tensor in group["params"]
-            if (grad := tensor.grad) is not None and grad.layout is torch.strided
-        ]
-        if not grads:
-            return None
-        first = grads[0].device
-        if any(grad.device != first for grad in grads):
-            grads = [grad for grad in grads if grad.device == first]
-        with Unnoticed():
-            norms = torch._foreach_norm(grads, 2.0)
-            if any(norm.dtype is not torch.float32 for norm in norms):
-                norms = tuple(norm.float() for norm in norms)
-            total = torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
-        scale = self.scaler.get("unscale_by")
-        if first.type == "cpu":
-            value = float(total)
-            return value / scale if scale else value
-        return total / scale if scale else total
 
     def _nonfinite_gradient(self, watched: Watched, optimizer: torch.optim.Optimizer) -> None:
         if self._gradient_autopsied or self.scaler.get("enabled"):
@@ -535,56 +408,19 @@ class Watcher:
             )
         self.events.append(event)
 
-    # Guarding
-
-    def _stash(self, watched: Watched, optimizer: torch.optim.Optimizer) -> None:
-        """Hide the gradients for one step: a parameter without a gradient is left exactly as it is."""
-        held = [(t, t.grad) for group in optimizer.param_groups for t in group["params"] if t.grad is not None]
-        for tensor, _ in held:
-            tensor.grad = None
-        self._stashed[watched.number] = held
-        self.skipped += 1
-        self.events.append({"event": "skip", "step": self.steps, "optimizer": watched.number})
-
-    def _unstash(self, watched: Watched) -> None:
-        for tensor, grad in self._stashed.pop(watched.number, ()):
-            tensor.grad = grad
-
     # Loops without an optimizer
-
-    def _manual_step(self, root: Tensor) -> None:
-        """The leaves of the graph are the parameters; the step before this backward is over."""
-        if not self._manual:
-            found = [leaf for leaf in graph.leaves(root.grad_fn) if leaf.dim() or leaf.numel() == 1]
-            frame = user_frame(4)
-            for leaf in found:
-                record = self.book.add(leaf)
-                if not record.name:
-                    record.name = name_of(leaf, frame)
-            self._manual = [weakref.ref(leaf) for leaf in found]
 
     def _after_manual_backward(self, gradients: Any) -> None:
         self.steps += 1
-        grads = [t.grad for ref in self._manual if (t := ref()) is not None and t.grad is not None]
-        grads = [grad for grad in gradients or grads if isinstance(grad, Tensor)]
-        if grads and self.backward_series.rows:
-            norm = torch.linalg.vector_norm(torch.stack([g.detach().float().norm() for g in grads]))
-            self.backward_series.rows[-1]["grad_norm"] = float(norm)
+        norm = self.manual.gradient_norm(gradients)
+        if norm is not None and self.backward_series.rows:
+            self.backward_series.rows[-1]["grad_norm"] = norm
         if self.look is None and self.backwards <= 6:
             self.begin_look()
         elif self.look is not None:
             self.end_look()
             if self.backwards <= 6:
                 self.begin_look()
-
-    # Kept graphs
-
-    def _count_graphs(self) -> None:
-        """Graphs of steps long past that are still held."""
-        alive = sum(ref() is not None for ref in self._sentinels[:-8])
-        self.retained.append([self.steps, alive, len(self._sentinels)])
-        if len(self.retained) > 200:
-            self.retained = self.retained[::2]
 
     # The end
 
@@ -602,74 +438,10 @@ class Watcher:
             self.evaluations.drop()
         for watched in self.optimizers:
             self.safely("series", watched.series.read)
-        several = [self.book.label(record) for record in self.book.parameters]
-        parameters = [record.as_facts() for record in self.book.parameters]
-        for facts, label in zip(parameters, several, strict=True):
-            facts["label"] = label
-        return {
-            "schema": 1,
-            "steps": self.steps,
-            "backwards": self.backwards,
-            "skipped": self.skipped,
-            "models": self.book.models,
-            "parameters": parameters,
-            "optimizers": [
-                {
-                    "number": held.number,
-                    "type": held.type,
-                    "site": held.site,
-                    "settings": held.settings,
-                    "steps": held.series.count,
-                    "born_at": held.born_at,
-                    "loaded_at": held.loaded_at,
-                    "loaded_age": held.loaded_age,
-                    "lines": sorted(held.lines),
-                    "zeroed_before_step": held.zeroed_before_step,
-                    "zero_site": held.zero_site,
-                    "series": held.series.as_facts(),
-                }
-                for held in self.optimizers
-            ],
-            "manual": [self.book.id_of(t) for ref in self._manual if (t := ref()) is not None],
-            "backward_series": self.backward_series.as_facts(),
-            "schedulers": [{k: v for k, v in s.items() if k != "ref"} for s in self.schedulers],
-            "looks": self.looks,
-            "events": self.events,
-            "evaluations": self.evaluations.passes,
-            "evaluation_blocks": self.evaluations.blocks,
-            "seeds": self.seeds,
-            "reseeds": self.reseeds,
-            "stream": self.stream.as_facts(),
-            "permutations": self.permutations,
-            "clips": self.clips,
-            "loaders": [{k: v for k, v in loader.items() if k != "ref"} for loader in self.loaders],
-            "batches": self.batches,
-            "scaler": {k: v for k, v in self.scaler.items() if not k.startswith("_")},
-            "policy": self.policy,
-            "divergences": self.divergences,
-            "retained": self.retained,
-            "compiled": self.compiled,
-            "problems": self.problems,
-        }
-
-
-class _Token:
-    """Something a weak reference can point to."""
-
-    __slots__ = ("__weakref__",)
+        return assemble(self)
 
 
 def _mean(values: list[Any]) -> Any:
     if not values:
         return None
     return values[0] if len(values) == 1 else sum(values) / len(values)
-
-
-def _simple(value: Any) -> Any:
-    if isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return float(value)
-    if isinstance(value, (tuple, list)) and all(isinstance(v, (int, float)) for v in value):
-        return list(value)
-    return None

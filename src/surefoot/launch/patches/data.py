@@ -27,31 +27,8 @@ MOST_BATCHES = 3_000
 def wrap_data(watcher: Watcher, wrapping: Wrapping) -> None:
     """Loaders when they are iterated, and each batch they hand out."""
 
-    def loader_facts(loader: DataLoader[Any]) -> dict[str, Any]:
-        for number, held in enumerate(watcher.loaders):
-            if held["ref"]() is loader:
-                return held
-            if number > 32:
-                return held
-        dataset = loader.dataset
-        facts = {
-            "ref": weakref.ref(loader),
-            "number": len(watcher.loaders),
-            "batch_size": loader.batch_size,
-            "sampler": type(loader.sampler).__name__,
-            "workers": loader.num_workers,
-            "rows": len(dataset) if hasattr(dataset, "__len__") else None,
-            "batches": len(loader) if hasattr(dataset, "__len__") else None,
-            "iterations": 0,
-            "drawn": 0,
-            "site": site(5),
-            "training": False,
-        }
-        watcher.loaders.append(facts)
-        return facts
-
     def iterated(result: Any, args: Any, kwargs: Any) -> None:
-        facts = loader_facts(args[0])
+        facts = _loader_facts(watcher, args[0])
         facts["iterations"] += 1
         result._surefoot = facts
 
@@ -87,3 +64,28 @@ def wrap_data(watcher: Watcher, wrapping: Wrapping) -> None:
         watcher.batches.append(note)
 
     wrapping.after(_BaseDataLoaderIter, "__next__", "batches", drawn)
+
+
+def _loader_facts(watcher: Watcher, loader: DataLoader[Any]) -> dict[str, Any]:
+    """The record of a loader, made when it is new; of very many, the last one serves for all."""
+    for number, held in enumerate(watcher.loaders):
+        if held["ref"]() is loader:
+            return held
+        if number > 32:
+            return held
+    dataset = loader.dataset
+    facts = {
+        "ref": weakref.ref(loader),
+        "number": len(watcher.loaders),
+        "batch_size": loader.batch_size,
+        "sampler": type(loader.sampler).__name__,
+        "workers": loader.num_workers,
+        "rows": len(dataset) if hasattr(dataset, "__len__") else None,
+        "batches": len(loader) if hasattr(dataset, "__len__") else None,
+        "iterations": 0,
+        "drawn": 0,
+        "site": site(5),
+        "training": False,
+    }
+    watcher.loaders.append(facts)
+    return facts

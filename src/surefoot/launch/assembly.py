@@ -1,0 +1,48 @@
+"""All that a watcher knows, as plain data: the facts that a diagnosis is made from.
+
+Weak references and names that begin with an underscore stay behind. Nothing is judged here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from surefoot.launch.watcher import Watcher
+
+
+def assemble(watcher: Watcher) -> dict[str, Any]:
+    """The facts so far."""
+    labels = [watcher.book.label(record) for record in watcher.book.parameters]
+    parameters = [record.as_facts() for record in watcher.book.parameters]
+    for facts, label in zip(parameters, labels, strict=True):
+        facts["label"] = label
+    return {
+        "schema": 1,
+        "steps": watcher.steps,
+        "backwards": watcher.backwards,
+        "skipped": watcher.stash.skipped,
+        "models": watcher.book.models,
+        "parameters": parameters,
+        "optimizers": [held.as_facts() for held in watcher.optimizers],
+        "manual": [watcher.book.id_of(tensor) for tensor in watcher.manual.tensors()],
+        "backward_series": watcher.backward_series.as_facts(),
+        "schedulers": [{k: v for k, v in s.items() if k != "ref"} for s in watcher.schedulers],
+        "looks": watcher.looks,
+        "events": watcher.events,
+        "evaluations": watcher.evaluations.passes,
+        "evaluation_blocks": watcher.evaluations.blocks,
+        "seeds": watcher.seeds,
+        "reseeds": watcher.reseeds,
+        "stream": watcher.stream.as_facts(),
+        "permutations": watcher.permutations,
+        "clips": watcher.clips,
+        "loaders": [{k: v for k, v in loader.items() if k != "ref"} for loader in watcher.loaders],
+        "batches": watcher.batches,
+        "scaler": {k: v for k, v in watcher.scaler.items() if not k.startswith("_")},
+        "policy": watcher.policy,
+        "divergences": watcher.divergences,
+        "retained": watcher.kept.retained,
+        "compiled": watcher.compiled,
+        "problems": watcher.problems,
+    }
