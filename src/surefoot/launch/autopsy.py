@@ -79,8 +79,10 @@ def _made_by(node: Any, value: Tensor) -> dict[str, Any]:
     dtype = str(value.dtype).removeprefix("torch.")
     facts = {"kind": "operation", "op": op, "inputs": _ranges(held), "dtype": dtype} | _count(value)
     low = dtype in ("float16", "bfloat16")
-    if op in _CLOSED and not low and bool(torch.isnan(value).any()) and not _range_is_huge(held):
-        facts["kind"] = "data"  # finite in, NaN out: the other operand, which is not in the graph, was not finite
+    if op in _CLOSED and not low and not _range_is_huge(held):
+        facts["kind"] = (
+            "data"  # finite in, not finite out: the other operand, which is not in the graph, was not finite
+        )
         facts["tensor"] = "the other operand"
         facts |= _bad_rows(value)
     return facts

@@ -44,7 +44,10 @@ def ask_terms(facts: dict[str, Any], tape: Tape | None, book: Book) -> None:
     found = []
     for entry, tensor in terms:
         with Unnoticed(grad=True):
-            grads = torch.autograd.grad(tensor, targets, retain_graph=True, allow_unused=True)
+            try:
+                grads = torch.autograd.grad(tensor, targets, retain_graph=True, allow_unused=True)
+            except RuntimeError:
+                return  # a part of the graph was used up by an earlier backward
         with Unnoticed():
             norm = math.sqrt(sum(float(g.float().pow(2).sum()) for g in grads if g is not None))
             origin = next((e for e in tape.history(entry.index, 40) if e.name in _LOSS_NAMES), None)
@@ -128,7 +131,10 @@ def _leak(out: Tensor, ids: Tensor, entry: Any) -> dict[str, Any]:
     with Unnoticed(grad=True), torch.enable_grad():
         early = out.narrow(time, 0, cut)
         pattern = torch.cos(torch.arange(early.numel(), device=out.device, dtype=torch.float32)).reshape(early.shape)
-        torch.autograd.grad((early.float() * pattern).sum(), [table], retain_graph=True, allow_unused=True)
+        try:
+            torch.autograd.grad((early.float() * pattern).sum(), [table], retain_graph=True, allow_unused=True)
+        except RuntimeError:
+            caught.clear()  # a part of the graph was used up by an earlier backward
     handle.remove()
     if not caught:
         return {"applies": False}

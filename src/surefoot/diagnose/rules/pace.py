@@ -29,7 +29,7 @@ def too_high(run: Run) -> Claim | None:
     blown = run.nonfinite or curve.rose
     shaken = curve.peak > 1.5 * abs(curve.start) + 1e-9 or _restless(run) or early > 0.1
     stalled = not curve.learned and shaken and curve.count >= 8
-    thrown = curve.blew_up and early > 0.3  # it came back, but from far away
+    thrown = early > 0.3 and curve.blew_up  # it came back, but from far away
     if not (blown or stalled or thrown) or early < 0.02:
         return None
     rate = run.lr[0] if run.lr else math.nan
@@ -100,7 +100,7 @@ def no_warmup(run: Run) -> Claim | None:
     if not ratios or max(ratios) < 0.03 or curve.learned or not (jumped or max(ratios) > 0.1):
         return None
     decays = run.lr[-1] < 0.5 * run.lr[0]
-    if not decays and max(run.lr) > (6e-3 if run.main["type"].startswith(ADAPTIVE) else 0.5):
+    if not decays and max(run.lr) > (2e-2 if run.main["type"].startswith(ADAPTIVE) else 0.5):
         return None  # too high for later steps as well
     return Claim(
         0.8,

@@ -191,7 +191,7 @@ def entropy_collapse(run: Run) -> Claim | None:
     last_high = max((step for step, value in found if value > 0.1), default=0)
     share = last_high / max(1, run.steps)
     rise = gain(run)
-    solved = rise is not None and rise > 1.5
+    solved = rise is not None and rise > 1.0
     slow = share > 0.5
     return Claim(
         0.88 if not (solved or slow) else 0.5,

@@ -45,7 +45,7 @@ def init_too_large(run: Run) -> Claim | None:
     """Activations grow with depth before the first update."""
     chain = _chain(run)
     gains = _gains(run, chain)
-    if len(chain) < 2 or not gains or not _badly(run):
+    if len(chain) < 2 or not gains:
         return None
     entering = number(chain[0].get("in_std"))
     first, last = chain[0]["out_std"] or 0.0, max(note["out_std"] or 0.0 for note in chain)
@@ -54,7 +54,8 @@ def init_too_large(run: Run) -> Claim | None:
     worst = max(gains)
     large = worst > HEALTHY_GAIN[1] and last > 5 * max(1.0, entering or 1.0)
     grows = first > 0 and last > 30 * first and median(gains) > 1.6
-    if not (large or grows):
+    extreme = large and last > 100 * max(1.0, entering or 1.0)  # nothing that starts there starts well
+    if not (large or grows) or not (_badly(run) or extreme):
         return None
     names = [run.label(n["parameter"]) for n in chain if n["parameter"] is not None]
     return Claim(
@@ -278,7 +279,8 @@ def exploding_gradient(run: Run) -> Claim | None:
                 where=(run.label(profile[0][0]), run.label(profile[-1][0])),
                 evidence={"ratio": first / last, "profile": [s for _, s in profile][:40]},
             )
-    if recurrent and (norms[0] > 100 or max(norms) > 100 * median(norms)):
+    thrown = max(run.update_ratios()[:3], default=0.0) > 0.3  # the learning rate did it
+    if recurrent and (norms[0] > 100 or (max(norms) > 100 * median(norms) and not thrown)):
         return Claim(
             0.85,
             f"The gradient through the recurrence in `{recurrent}` explodes: norm {norms[0]:.3g} at step 0, "
