@@ -40,7 +40,9 @@ def nonfinite_input(run: Run) -> Claim | None:
     """The first tensor that is not finite came from outside the graph."""
     bad = run.bad_value
     if bad is not None and bad.get("kind") == "data" and not _half_infinite(bad):
-        return None if bad.get("tensor") == "the other operand" and _overflowed(run) else _claim_autopsy(bad)
+        inferred = bad.get("tensor") == "the other operand"
+        late = not bad.get("nan") and bad.get("step") != 0  # an infinity may be an overflow once weights have moved
+        return None if inferred and (late or _overflowed(run)) else _claim_autopsy(bad)
     first_bad = run.curve.first_bad
     if bad is None and first_bad is None and not run.died_of_nonfinite:
         return None
