@@ -302,7 +302,8 @@ _DOMAIN = {"log", "log2", "log10", "log1p", "sqrt", "rsqrt", "div", "pow", "acos
            "reciprocal", "std", "var", "exp", "expm1", "prod", "cumprod", "logsumexp", "atanh", "acosh", "tan",
            "linalginvex", "linalgcholeskyex", "digamma", "lgamma", "binarycrossentropy"}  # fmt: skip
 _EDGES = {"sqrt", "norm", "pow", "div", "log", "acos", "asin", "where", "std", "cdist", "normalize", "rsqrt", "var",
-          "cosine_similarity", "pairwise_distance", "atan2", "logit", "reciprocal", "dist", "log2"}  # fmt: skip
+          "cosine_similarity", "pairwise_distance", "atan2", "logit", "reciprocal", "dist", "log2",
+          "log10"}  # fmt: skip
 
 
 def _likely_backward(run: Run, event: dict[str, Any]) -> Claim | None:
