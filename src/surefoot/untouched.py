@@ -11,14 +11,14 @@ outside parameters and buffers (a Python list on a module, a file), which nobody
 """
 
 import copy
-import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+
+from surefoot.streams import read_streams, set_streams
 
 Undo = Callable[[], None]
 
@@ -43,20 +43,11 @@ def untouched(
 
 
 def _keep_streams(generators: Iterable[torch.Generator]) -> Undo:
-    python, legacy_numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    cuda = torch.cuda.get_rng_state_all() if in_use else None
-    mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+    streams = read_streams()
     own = [(generator, generator.get_state()) for generator in generators]
 
     def put_back() -> None:
-        random.setstate(python)
-        np.random.set_state(legacy_numpy)
-        torch.set_rng_state(cpu)
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
-        if mps is not None:
-            torch.mps.set_rng_state(mps)
+        set_streams(streams)
         for generator, state in own:
             generator.set_state(state)
 

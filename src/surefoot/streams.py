@@ -1,0 +1,57 @@
+"""The random streams of the process: Python's, NumPy's, torch's on the CPU and on every device.
+
+`read_streams` gives their states as tensors and plain values, so they can be saved without pickle; `set_streams` puts
+them back. Streams of the program's own (`torch.Generator`, `numpy.random.Generator`) are not among them.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+_MT19937_WORDS = 624
+
+
+def read_streams() -> dict[str, Any]:
+    """The state of every random stream the process has in use."""
+    version, words, gauss = random.getstate()
+    legacy: Any = np.random.get_state()
+    kind, keys, position, has_gauss, cached = legacy
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return {
+        "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
+        "numpy": {
+            "kind": str(kind),
+            "keys": torch.from_numpy(keys.astype(np.int64)),
+            "position": int(position),
+            "has_gauss": int(has_gauss),
+            "cached": float(cached),
+        },
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if in_use else [],
+        "mps": torch.mps.get_rng_state() if torch.backends.mps.is_available() else None,
+    }
+
+
+def set_streams(state: dict[str, Any]) -> None:
+    """Continue every stream where it was read. Raises `ValueError` for a state that is none, before any is changed.
+
+    Devices that are missing here, or were not there when the state was read, are left alone.
+    """
+    python, legacy = state["python"], state["numpy"]
+    # NumPy takes any position and would read beyond its words.
+    if legacy["kind"] != "MT19937" or len(legacy["keys"]) != _MT19937_WORDS:
+        raise ValueError("the state of NumPy's random stream is not one of MT19937.")
+    if not 0 <= legacy["position"] <= _MT19937_WORDS or len(python["words"]) != _MT19937_WORDS + 1:
+        raise ValueError("the state of a random stream points outside itself.")
+    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+    keys = legacy["keys"].numpy().astype(np.uint32)
+    np.random.set_state((legacy["kind"], keys, legacy["position"], legacy["has_gauss"], legacy["cached"]))
+    torch.set_rng_state(state["torch"].cpu())
+    for index, stream in enumerate(state["cuda"][: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(stream.cpu(), index)
+    if state["mps"] is not None and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"].cpu())
