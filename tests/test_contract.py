@@ -75,6 +75,8 @@ def kind_of(name):
         return "scaler"
     if "anomalous" in inspect.signature(part.update).parameters:
         return "escalation"
+    if "broken" in inspect.signature(part.update).parameters:
+        return "recovery"
     return "clipper" if "norms" in inspect.signature(part.update).parameters else "detector"
 
 
@@ -82,13 +84,13 @@ def named(*kinds):
     return [name for name in NAMES if kind_of(name) in kinds]
 
 
-STEP_RULES = {type(rule) for rule in sf.StabilityChecker().step_rules}
+STEP_RULES = {type(rule) for rule in sf.StabilityChecker().step_rules} | {sf.Setback}
 
 
 def judges_on_the_device(name):
     """Whether a part is written with tensor operations alone: the step rules are, and what is combined from them."""
     if kind_of(name) != "detector":
-        return kind_of(name) != "escalation"
+        return kind_of(name) not in ("escalation", "recovery")
     inner = ARGUMENTS.get(name, ())
     return getattr(sf, name) in STEP_RULES or any(type(part) in STEP_RULES for part in inner)
 
@@ -102,7 +104,14 @@ every_device_part = pytest.mark.parametrize(
 
 
 def test_every_kind_of_part_is_found():
-    assert {kind_of(name) for name in NAMES} == {"clipper", "detector", "escalation", "scaler", "shaper"}
+    assert {kind_of(name) for name in NAMES} == {
+        "clipper",
+        "detector",
+        "escalation",
+        "recovery",
+        "scaler",
+        "shaper",
+    }
     assert {"ClipPerTensor", "Spike", "StabilityChecker", "sustained", "AdaptiveUnitClip"} <= set(NAMES)
     assert set(ARGUMENTS) <= set(NAMES)
 
@@ -141,6 +150,8 @@ def advance(part, kind, state, value, step=0):
         return state, part.scale_of(state).item()
     if kind == "escalation":
         return part.update(state, not math.isfinite(value) or value > 1e3, "reason")
+    if kind == "recovery":
+        return part.update(state, step, refused=not math.isfinite(value), setback=value > 1e3)
     state, verdict = part.update(state, signals(value, step))
     return state, (bool(verdict.anomalous), verdict.severity, verdict.summary)
 
@@ -230,7 +241,7 @@ def test_a_nan_now_and_a_healthy_verdict_next(name, bad, history):
     state, said = run(part, kind, HEALTHY[:3], state, history + 1)
     if kind == "clipper":
         assert said == run(part, kind, HEALTHY[:history] + HEALTHY[:3])[1][-3:]
-    elif kind == "escalation":
+    elif kind in ("escalation", "recovery"):
         assert [decision.action for decision in said] == ["none"] * 3
     elif kind == "scaler":
         assert all(math.isfinite(scale) and scale > 0 for scale in said)

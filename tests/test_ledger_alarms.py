@@ -6,7 +6,7 @@ from surefoot.types import StepRecord
 
 
 def account(losses):
-    ledger = Ledger(sf.StabilityChecker(), None, None, lambda counts: "", lambda: False)
+    ledger = Ledger(sf.StabilityChecker(), None, None, None, lambda counts: "", lambda: False, lambda flag: flag)
     for i, loss in enumerate(losses):
         ledger.account(StepRecord(sf.Signals(i, float(loss), 1.0, 0.0), skipped=False))
     return [(incident.kind, incident.severity) for incident in ledger.incidents]

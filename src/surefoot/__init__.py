@@ -24,6 +24,7 @@ _NAMES_BY_MODULE = {
     "seed_worker suggest_lr warmup_constant warmup_cosine warmup_inverse_sqrt warmup_linear "
     "warmup_stable_decay warmup_step",
     "decide.escalation": "Escalation",
+    "decide.recovery": "TrainingRecovery",
     "detect.checker": "StabilityChecker",
     "detect.clipping": "ClippingSaturated",
     "detect.combine": "after_warmup all_of any_of sustained",
@@ -32,6 +33,7 @@ _NAMES_BY_MODULE = {
     "detect.nonfinite": "NonFinite",
     "detect.oscillate": "Oscillation",
     "detect.plateau": "NoLearning Plateau",
+    "detect.setback": "Setback",
     "detect.spike": "Spike",
     "detect.vanish": "Vanishing",
     "diagnose.doctor.checks": "Check Examination",

@@ -35,6 +35,7 @@ from surefoot.build import (
     warmup_step,
 )
 from surefoot.decide.escalation import Escalation
+from surefoot.decide.recovery import TrainingRecovery
 from surefoot.detect.checker import StabilityChecker
 from surefoot.detect.clipping import ClippingSaturated
 from surefoot.detect.combine import after_warmup, all_of, any_of, sustained
@@ -43,6 +44,7 @@ from surefoot.detect.loss_stability import LossStabilityMonitor
 from surefoot.detect.nonfinite import NonFinite
 from surefoot.detect.oscillate import Oscillation
 from surefoot.detect.plateau import NoLearning, Plateau
+from surefoot.detect.setback import Setback
 from surefoot.detect.spike import Spike
 from surefoot.detect.vanish import Vanishing
 from surefoot.diagnose.doctor.checks import Check, Examination
@@ -90,6 +92,7 @@ __all__ = [
     "Running",
     "ScaledResidual",
     "SettingError",
+    "Setback",
     "Shaper",
     "Signals",
     "Spike",
@@ -98,6 +101,7 @@ __all__ = [
     "StepRecord",
     "SurefootError",
     "TrainingHalted",
+    "TrainingRecovery",
     "TrainingStabilizer",
     "UsageError",
     "Vanishing",

@@ -20,6 +20,7 @@ from surefoot.act.loss_scale import DynamicLossScaler
 from surefoot.detect.combine import Combined, Sustained
 from surefoot.detect.explode import Explosion
 from surefoot.detect.nonfinite import NonFinite
+from surefoot.detect.setback import Setback
 from surefoot.detect.spike import Spike
 from surefoot.observe.tensors import TensorStatistics
 from surefoot.state import leaves
@@ -136,7 +137,7 @@ def _is_ours(judge: Judge) -> bool:
     if judge.scaler is not None and not isinstance(judge.scaler, DynamicLossScaler):
         return False
     clipper_is_ours = judge.clipper is None or type(judge.clipper).__module__ == "surefoot.act.clip"
-    return clipper_is_ours and (judge.rules is None or _rule_is_ours(judge.rules))
+    return clipper_is_ours and all(rule is None or _rule_is_ours(rule) for rule in (judge.rules, judge.setback))
 
 
 def _rule_is_ours(rule: Any) -> bool:
@@ -146,4 +147,6 @@ def _rule_is_ours(rule: Any) -> bool:
         return _rule_is_ours(rule.detector)
     if isinstance(rule, Spike):
         return set(rule.signals) <= {"loss", "grad_norm", "nonfinite"}
+    if isinstance(rule, Setback):
+        return rule.signal in {"loss", "grad_norm", "nonfinite"}
     return isinstance(rule, NonFinite | Explosion)

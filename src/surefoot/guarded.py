@@ -77,18 +77,27 @@ class GuardedOptimizer:
         self._folds = can_fold(optimizer)
         self._param_norm: Tensor | None = None
 
-    def look_for_new_parameters(self) -> None:
-        """Take in parameters that were added to the optimizer, as when layers are unfrozen one by one."""
+    def look_for_new_parameters(self) -> bool:
+        """Take in parameters that were added to the optimizer, as when layers are unfrozen one by one.
+
+        Returns whether there were any.
+        """
         if self.layout.refresh():
             self._folds = can_fold(self.optimizer)
             self.judge.grow(len(self.layout.parameters))
             self.forget_recordings()
-        elif self._folds != all(group.get("fused") for group in self.optimizer.param_groups):
+            return True
+        if self._folds != all(group.get("fused") for group in self.optimizer.param_groups):
             self._folds = can_fold(self.optimizer)  # a loaded optimizer state brings its own flags
+        return False
 
     def forget_recordings(self) -> None:
         """Drop what was recorded for states that have been replaced."""
         self._graphed.forget()
+
+    def forget_norm(self) -> None:
+        """The parameters are others now: measure their norm again."""
+        self._param_norm = None
 
     def lr(self, factor: float) -> float | None:
         """The learning rate of the first group, unless reading it would need a sync."""
@@ -173,12 +182,12 @@ class GuardedOptimizer:
         measured: _Measured,
         watched: Mapping[str, Tensor],
     ) -> StepNumbers:
-        rules, named = self.judge.rule_names, measured.named
+        rules, notices, named = self.judge.rule_names, self.judge.notice_names, measured.named
         known = {"step": facts.step, "lr": self.lr(facts.lr_factor)}
         if vector is not None:
-            return StepNumbers(Arriving(judged, vector, rules, named, watched, facts.own, **known))
+            return StepNumbers(Arriving(judged, vector, rules, notices, named, watched, facts.own, **known))
         own = {name: float(value) for name, value in facts.own.items()}
-        return StepNumbers(at_hand(judged, rules, named, watched, extra=own, **known))
+        return StepNumbers(at_hand(judged, rules, notices, named, watched, extra=own, **known))
 
     # ---- optimizers that evaluate the loss themselves -------------------------------------------------------------
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from surefoot.act.loss_scale import TorchLossScaler
 from surefoot.decide.agreement import agree
 from surefoot.observe.tensors import TensorStatistics, total_norm
-from surefoot.state import choose, grown, leaves, on_device, pack, unpack
+from surefoot.state import choose, grown, leaves, on_device, pack, unpack, with_leaves
 from surefoot.types import GradientNorms, Scalar, Signals
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from surefoot.act.clip import Clipper
     from surefoot.act.loss_scale import LossScaler
     from surefoot.detect.combine import Combined
+    from surefoot.types import Detector
 
 _HEAD = ("loss", "grad_norm", "nonfinite", "clip_factor", "loss_scale")
 
@@ -54,7 +56,7 @@ class Judged:
     skip: Any
     overflow: Any
     flags: tuple[Any, ...]
-    """One per step rule."""
+    """One per step rule, then one per notice."""
     loss: Scalar | None
     grad_norm: Scalar
     nonfinite: Scalar
@@ -86,6 +88,7 @@ class Judge:
     def __init__(
         self,
         rules: Combined | None,
+        setback: Detector | None,
         clipper: Clipper | None,
         scaler: LossScaler | None,
         *,
@@ -94,12 +97,17 @@ class Judge:
         decides_on_device: bool,
         group: dist.ProcessGroup | None,
     ) -> None:
-        self.rules, self.clipper, self.scaler = rules, clipper, scaler
+        self.rules, self.setback, self.clipper, self.scaler = rules, setback, clipper, scaler
         self.group = group
         self.rule_names = tuple(_name_of(rule) for rule in rules.parts) if rules else ()
         """What the step rules are called, in the order of the flags."""
+        self.notice_names = (*(["setback"] if setback else []), *(["stop"] if group is not None else []))
+        """What the flags behind those are called: they refuse nothing, but all ranks learn of them."""
+        self.stop_wanted = False
+        """Whether this rank has been asked to stop."""
         self._count, self._home, self._tensors = count, home, decides_on_device
         self.rules_state = self._placed(rules.init()) if rules else ()
+        self.setback_state = self._placed(setback.init()) if setback else ()
         self.clip_state = self._fresh_clip_state()
         with home:
             self.scale_state = on_device(scaler.init(), home) if scaler else ()
@@ -118,13 +126,27 @@ class Judge:
         self.clip_state = grown(self.clip_state, self._fresh_clip_state())
 
     @property
-    def states(self) -> tuple[Any, Any, Any]:
-        """The states of the rules, the clipper and the scaler."""
-        return self.rules_state, self.clip_state, self.scale_state
+    def states(self) -> tuple[Any, Any, Any, Any]:
+        """The states of the rules, the setback rule, the clipper and the scaler."""
+        return self.rules_state, self.setback_state, self.clip_state, self.scale_state
 
     @states.setter
-    def states(self, states: tuple[Any, Any, Any]) -> None:
-        self.rules_state, self.clip_state, self.scale_state = states
+    def states(self, states: tuple[Any, Any, Any, Any]) -> None:
+        self.rules_state, self.setback_state, self.clip_state, self.scale_state = states
+
+    def live_states(self) -> list[Any]:
+        """The states of the parts, and the tensors of a GradScaler that the user keeps."""
+        scaler = self.scaler
+        own = [scaler.scaler._scale, scaler.scaler._growth_tracker] if isinstance(scaler, TorchLossScaler) else []
+        return [self.states, own]
+
+    def put_back(self, saved: list[Any]) -> None:
+        """Go back to copies of `live_states`; tensors are written in place, as a recorded CUDA graph needs them."""
+        states, own = saved
+        live = leaves(self.states)
+        for now, then in zip([*live, *self.live_states()[1]], [*leaves(states), *own], strict=True):
+            now.copy_(then)
+        self.states = with_leaves(states, iter(live))
 
     def loss_scale(self) -> Tensor | None:
         """What the loss is multiplied by before backward."""
@@ -181,21 +203,13 @@ class Judge:
         return Signals(given.step, loss_now, float(total), float(broken), extra=own, param_norm=float(given.param_norm))
 
     def _verdict(self, signals: Signals) -> tuple[Any, Any, tuple[Any, ...]]:
-        """Let the step rules judge, and let the ranks agree: skip, overflow, and a flag per rule."""
+        """Let the step rules judge, and let the ranks agree: skip, overflow, and a flag per rule and notice."""
         flags: list[Any] = []
         before: tuple[Any, ...] = self.rules_state
         if self.rules is not None:
             self.rules_state, verdict = self.rules.update(self.rules_state, signals)
             flags = [part.anomalous for part in verdict.parts]
-        overflow: Any = signals.nonfinite > 0  # type: ignore[operator]
-        if self.scaler is None:
-            overflow = overflow & False
-        elif signals.loss is not None:  # a broken loss is no overflow that a smaller scale would cure
-            overflow = overflow & (abs(signals.loss) < torch.inf)  # type: ignore[operator]
-        if self.group is not None:
-            together = torch.stack([torch.as_tensor(flag, device=self._home) for flag in [*flags, overflow]])
-            together = agree(together, self.group)
-            *flags, overflow = together.unbind() if self._tensors else together.tolist()
+        flags, notices, overflow = self._agree(flags, self._notices(signals), self._overflow(signals))
         skip = overflow
         for flag in flags:
             skip = skip | flag
@@ -204,7 +218,33 @@ class Judge:
             choose(skip > flag, old, new)  # refused, and not by this one
             for flag, old, new in zip(flags, before, self.rules_state, strict=True)
         )
-        return skip, overflow, tuple(flags)
+        return skip, overflow, (*flags, *notices)
+
+    def _notices(self, signals: Signals) -> list[Any]:
+        notices: list[Any] = []
+        if self.setback is not None:
+            self.setback_state, verdict = self.setback.update(self.setback_state, signals)
+            notices.append(verdict.anomalous)
+        if self.group is not None:
+            notices.append(self.stop_wanted)
+        return notices
+
+    def _overflow(self, signals: Signals) -> Any:
+        overflow: Any = signals.nonfinite > 0  # type: ignore[operator]
+        if self.scaler is None:
+            return overflow & False
+        if signals.loss is not None:  # a broken loss is no overflow that a smaller scale would cure
+            overflow = overflow & (abs(signals.loss) < torch.inf)  # type: ignore[operator]
+        return overflow
+
+    def _agree(self, flags: list[Any], notices: list[Any], overflow: Any) -> tuple[list[Any], list[Any], Any]:
+        """True where any rank says so."""
+        if self.group is None:
+            return flags, notices, overflow
+        together = torch.stack([torch.as_tensor(flag, device=self._home) for flag in [*flags, *notices, overflow]])
+        together = agree(together, self.group)
+        *shared, overflow = together.unbind() if self._tensors else together.tolist()
+        return shared[: len(flags)], shared[len(flags) :], overflow
 
     def _clip(self, statistics: TensorStatistics, positions: Tensor | None, skip: Any) -> Tensor | None:
         """The clipper's factor. Its history does not take a refused step in."""
@@ -227,15 +267,21 @@ class Judge:
 
     def settings(self) -> dict[str, str]:
         """What the parts are set to, to tell whether a saved state still fits."""
-        return {"rules": repr(self.rules), "clip": repr(self.clipper), "scaler": repr(self.scaler)}
+        return {
+            "rules": repr(self.rules),
+            "setback": repr(self.setback),
+            "clip": repr(self.clipper),
+            "scaler": repr(self.scaler),
+        }
 
-    def state_dict(self) -> dict[str, Any]:
-        """The states of the parts as tensors and plain values."""
+    def state_dict(self, live: bool = False) -> dict[str, Any]:
+        """The states of the parts as tensors and plain values; with `live` the tensors are not copied."""
         return {
             "settings": self.settings(),
-            "rules": pack(self.rules_state),
-            "clip": pack(self.clip_state),
-            "scaler": pack(self.scale_state),
+            "rules": pack(self.rules_state, live),
+            "setback": pack(self.setback_state, live),
+            "clip": pack(self.clip_state, live),
+            "scaler": pack(self.scale_state, live),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -243,6 +289,8 @@ class Judge:
         same = {part: state["settings"].get(part) == now for part, now in self.settings().items()}
         if self.rules and same["rules"]:
             self.rules_state = self._placed(unpack(self.rules.init(), state["rules"]))
+        if self.setback and same["setback"]:
+            self.setback_state = self._placed(unpack(self.setback.init(), state["setback"]))
         if self.clipper and same["clip"]:
             fresh = self._fresh_clip_state()
             loaded = on_device(unpack(fresh, state["clip"]), self._home)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from surefoot.decide.escalation import Escalation
+    from surefoot.decide.recovery import TrainingRecovery
     from surefoot.detect.checker import StabilityChecker
     from surefoot.types import Detector, Signals, Verdict
 
@@ -31,6 +32,12 @@ HISTORY_STEPS = 1_000
 LAYERS_KEPT = 100
 """How many of them keep their per-layer statistics, which of a large model are the bulk."""
 INCIDENTS_KEPT = 200
+RECENT_STEPS = 50
+UNREST_KEPT = 5
+QUIET_STEPS = 10
+"""Steps without a refusal or a setback before the run counts as quiet."""
+SETBACKS_TOLD = 3
+"""Setbacks in a row from which on the run is not quiet: a single one is noise."""
 LOUD_INCIDENTS = 20
 """Incidents of one kind that are logged one by one; later ones are only counted."""
 
@@ -42,17 +49,23 @@ class Ledger:
         self,
         checker: StabilityChecker,
         escalation: Escalation | None,
+        recovery: TrainingRecovery | None,
         scale_floor: float | None,
         first_of: Callable[[Any], str],
         weights_broken: Callable[[], bool],
+        agreed: Callable[[bool], bool],
     ) -> None:
         self._look_back = Combined(checker.look_back, "any") if checker.look_back else None
         self._look_back_state = self._look_back.init() if self._look_back else ()
         self.escalation = escalation
         self._escalation_state = escalation.init() if escalation else None
+        self.recovery = recovery
+        self._recovery_state = recovery.init() if recovery else None
+        self._unrest: deque[tuple[int, str]] = deque(maxlen=UNREST_KEPT)
         self._scale_floor = scale_floor
         self._first_of = first_of
         self._weights_broken = weights_broken
+        self._agreed = agreed
         self._own: dict[str, tuple[Detector, Any]] = {}
         self._active: set[str] = set()
         self.history: deque[StepRecord] = deque(maxlen=HISTORY_STEPS)
@@ -69,15 +82,20 @@ class Ledger:
 
     def account(self, record: StepRecord) -> Decision:
         """Take one step in; returns what is to be done from here on."""
+        self.count(record)
+        self._watch_own_signals(record.signals)
+        if not record.skipped:
+            self._watch_behind(record.signals)
+        decision, refused = self._escalate(record)
+        return decision if self.recovery is None else self._recover(record, refused, decision)
+
+    def count(self, record: StepRecord) -> None:
+        """Take one step into the history and the counts, and draw no conclusion."""
         self._remember(record)
         self.counts["steps"] += 1
         self.counts["skipped" if record.skipped else "applied"] += 1
         self.counts["overflows"] += record.overflow
         self.counts["clipped"] += not record.skipped and bool(record.signals.clip_factor < 1.0)
-        self._watch_own_signals(record.signals)
-        if not record.skipped:
-            self._watch_behind(record.signals)
-        return self._escalate(record)
 
     def _remember(self, record: StepRecord) -> None:
         """Append to the history; what is a while back keeps its numbers and gives up its layers."""
@@ -138,7 +156,8 @@ class Ledger:
             self._active.add(known)
             self.note(signals, kind, verdict.severity, verdict.summary, evidence=dict(verdict.evidence))
 
-    def _escalate(self, record: StepRecord) -> Decision:
+    def _escalate(self, record: StepRecord) -> tuple[Decision, bool]:
+        """What to do about a refused step, and whether it was one that counts."""
         stuck = record.overflow and self._at_floor(record.signals)
         refused = record.skipped and (not record.overflow or stuck)
         kind = "precision.scaler-stuck" if stuck else record.reasons[0] if record.reasons else "refused"
@@ -148,8 +167,50 @@ class Ledger:
         else:
             self._escalation_state, decision = self.escalation.update(self._escalation_state, refused, summary)  # type: ignore[arg-type]
         if refused:
+            self._unrest.append((record.signals.step, f"step {record.signals.step} was refused: {summary}"))
             self.note(record.signals, kind, "error", summary, decision.action, evidence)
-        return decision
+        return decision, refused
+
+    def _recover(self, record: StepRecord, refused: bool, decision: Decision) -> Decision:
+        """Let the recovery see the step; what it calls for comes before what skipping would."""
+        assert self.recovery is not None
+        assert self._recovery_state is not None
+        step, setback = record.signals.step, "setback" in record.notices
+        # Every rank gets here with the same flags, so every rank asks.
+        broken = refused and "nonfinite" in record.reasons and self._agreed(self._weights_broken())
+        self._recovery_state, advice = self.recovery.update(
+            self._recovery_state, step, refused=refused, setback=setback, broken=broken
+        )
+        if setback and self._recovery_state.unhealthy >= SETBACKS_TOLD:
+            loss = format_number(record.signals.loss)
+            self._unrest.append((step, f"the loss at step {step} is {loss}, which loses much of what was gained"))
+        decision = replace(decision, lr_factor=decision.lr_factor * advice.lr_factor)
+        if advice.action == "none":
+            return decision
+        if advice.action != "halt" and self._escalation_state is not None:
+            self._escalation_state = self._escalation_state._replace(skips=0.0)
+        return replace(advice, lr_factor=decision.lr_factor)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the last step was neither refused nor a setback."""
+        return self._recovery_state is None or self._recovery_state.unhealthy + self._recovery_state.tried == 0
+
+    @property
+    def returns_tried(self) -> int:
+        """How many states were returned to since the last healthy step, the one now called for included."""
+        return 0 if self._recovery_state is None else self._recovery_state.tried
+
+    def recent_loss(self) -> float | None:
+        """Mean loss of the last applied steps; `None` if there is none."""
+        losses = [r.signals.loss for r in list(self.history)[-RECENT_STEPS:] if not r.skipped]
+        known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
+        return math.fsum(known) / len(known) if known else None  # type: ignore[arg-type]
+
+    def unrest(self, steps: int = QUIET_STEPS) -> tuple[str, ...]:
+        """Why the last steps were not quiet; empty if they were."""
+        last = self.history[-1].signals.step if self.history else 0
+        return tuple(reason for step, reason in self._unrest if step > last - steps)
 
     def _at_floor(self, signals: Signals) -> bool:
         return self._scale_floor is not None and signals.loss_scale <= self._scale_floor  # type: ignore[return-value]
@@ -186,7 +247,11 @@ class Ledger:
         return norms[len(norms) // 2] if norms else None  # type: ignore[return-value]
 
     def _settings(self) -> dict[str, str]:
-        return {"look_back": repr(self._look_back), "escalation": repr(self.escalation)}
+        return {
+            "look_back": repr(self._look_back),
+            "escalation": repr(self.escalation),
+            "recovery": repr(self.recovery),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what happens next; the history itself is not part of it."""
@@ -194,6 +259,8 @@ class Ledger:
             "settings": self._settings(),
             "look_back": pack(self._look_back_state),
             "escalation": pack(self._escalation_state),
+            "recovery": pack(self._recovery_state),
+            "unrest": [list(reason) for reason in self._unrest],
             "own": {name: pack(state) for name, (_, state) in self._own.items()},
             "active": sorted(self._active),
             "counts": dict(self.counts),
@@ -207,6 +274,9 @@ class Ledger:
             self._look_back_state = unpack(self._look_back.init(), state["look_back"])
         if self.escalation and same["escalation"]:
             self._escalation_state = unpack(self.escalation.init(), state["escalation"])
+        if self.recovery and same["recovery"]:
+            self._recovery_state = unpack(self.recovery.init(), state["recovery"])
+        self._unrest = deque(((int(step), str(reason)) for step, reason in state["unrest"]), maxlen=UNREST_KEPT)
         self._own = {}
         for name, packed in state["own"].items():
             detector, fresh = _fresh(name)

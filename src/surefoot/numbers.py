@@ -33,6 +33,7 @@ class StepNumbers:
 def at_hand(
     judged: Judged,
     rules: Sequence[str],
+    notices: Sequence[str],
     named: Sequence[NamedParameter],
     watched: Mapping[str, Tensor],
     **facts: Any,
@@ -41,7 +42,7 @@ def at_hand(
     layers = _layers(named, *judged.statistics, **watched)
     numbers = {name: getattr(judged, name) for name in judged.head}
     signals = Signals(layers=layers, **numbers, **facts)
-    return StepRecord(signals, bool(judged.skip), _flagged(rules, judged.flags), bool(judged.overflow))
+    return _record(signals, judged.skip, judged.overflow, rules, notices, judged.flags)
 
 
 class Arriving:
@@ -52,12 +53,14 @@ class Arriving:
         judged: Judged,
         vector: Tensor,
         rules: Sequence[str],
+        notices: Sequence[str],
         named: Sequence[NamedParameter],
         watched: Mapping[str, Tensor],
         own: Mapping[str, Scalar],
         **facts: Any,
     ) -> None:
-        self._head, self._flag_count, self._rules = judged.head, len(judged.flags), rules
+        self._head, self._flag_count = judged.head, len(judged.flags)
+        self._rules, self._notices = rules, notices
         self._named, self._watched, self._facts = named, tuple(watched), facts
         self._own_floats = {name: value for name, value in own.items() if not isinstance(value, Tensor)}
         self._own_tensors = {name: value for name, value in own.items() if isinstance(value, Tensor)}
@@ -77,11 +80,15 @@ class Arriving:
         own = self._own_floats | dict(zip(self._own_tensors, vector[end:].tolist(), strict=True))
         layers = _layers(self._named, *table[:3], **dict(zip(self._watched, table[3:], strict=True)))
         signals = Signals(layers=layers, **dict(zip(self._head, numbers, strict=True)), extra=own, **self._facts)
-        return StepRecord(signals, skip > 0, _flagged(self._rules, flags), overflow > 0)
+        return _record(signals, skip > 0, overflow > 0, self._rules, self._notices, flags)
 
 
-def _flagged(rules: Sequence[str], flags: Sequence[Any]) -> tuple[str, ...]:
-    return tuple(name for name, flag in zip(rules, flags, strict=True) if flag)
+def _record(
+    signals: Signals, skip: Any, overflow: Any, rules: Sequence[str], notices: Sequence[str], flags: Sequence[Any]
+) -> StepRecord:
+    raised = [name for name, flag in zip([*rules, *notices], flags, strict=True) if flag]
+    reasons = tuple(name for name in raised if name in rules)
+    return StepRecord(signals, bool(skip), reasons, bool(overflow), tuple(name for name in raised if name in notices))
 
 
 def _layers(named: Sequence[NamedParameter], norm: Tensor, largest: Tensor, nonfinite: Tensor, **more: Any) -> Layers:

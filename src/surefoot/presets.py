@@ -20,7 +20,8 @@ from surefoot.stabilizer import TrainingStabilizer
 if TYPE_CHECKING:
     from torch import nn
 
-CURVES_MEAN_LITTLE = {"spike": None, "loss": None, "oscillation": None, "plateau": None, "no_learning": None}
+_CURVE_DETECTORS = ("spike", "loss", "oscillation", "plateau", "no_learning", "setback")
+CURVES_MEAN_LITTLE = dict.fromkeys(_CURVE_DETECTORS)
 """Detectors that read the loss curve, off: an adversarial or a policy loss does not measure progress."""
 
 

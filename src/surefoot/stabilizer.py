@@ -11,6 +11,7 @@ is free, the host decides at once. An optimizer that is not fused costs one scal
 
 from __future__ import annotations
 
+import signal
 from collections import deque
 from contextlib import nullcontext
 from dataclasses import fields
@@ -21,15 +22,21 @@ from torch import Tensor, nn
 
 from surefoot.act.accumulate import AccumulationWindow
 from surefoot.act.loss_scale import TorchLossScaler
-from surefoot.decide.agreement import add_up, average_gradients, find_group, set_gradient_sync
+from surefoot.decide.agreement import add_up, any_rank, average_gradients, find_group, set_gradient_sync
 from surefoot.decide.escalation import Escalation
+from surefoot.decide.recovery import TrainingRecovery
 from surefoot.detect.checker import StabilityChecker
 from surefoot.detect.combine import Combined
 from surefoot.errors import TrainingHalted, UsageError, require
 from surefoot.guarded import GuardedOptimizer, StepFacts
 from surefoot.judge import Judge
 from surefoot.keep.buffers import BufferKeeper
+from surefoot.keep.checkpoints import CheckpointManager
+from surefoot.keep.restoring import as_gradient
+from surefoot.keep.snapshots import TrainedState
+from surefoot.keep.staging import map_tensors
 from surefoot.ledger import Ledger
+from surefoot.lifeline import Followed, Lifeline, RunParts
 from surefoot.numbers import StepNumbers
 from surefoot.observe.layout import Layout
 from surefoot.observe.parameters import BackwardOrder
@@ -37,12 +44,13 @@ from surefoot.observe.seal import GradientSeal
 from surefoot.observe.tensors import dense_views
 from surefoot.observe.watch import Watch
 from surefoot.settings import as_scaler, check_loss, check_settings, split_clip
-from surefoot.state import pack_record, unpack_record
-from surefoot.types import Incident, Outcome, Scalar, Signals, StepRecord, format_table
+from surefoot.state import pack, pack_record, unpack_record
+from surefoot.types import Decision, Incident, Outcome, Scalar, Signals, StepRecord, format_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from surefoot.act.clip import Clipper
     from surefoot.act.loss_scale import LossScaler
@@ -79,6 +87,9 @@ class TrainingStabilizer:
         accumulate: int = 1,
         checker: StabilityChecker | None = None,
         escalation: Escalation | None = Escalation(),  # noqa: B008 (frozen)
+        recovery: TrainingRecovery | None = None,
+        checkpoints: CheckpointManager | None = None,
+        also_save: Mapping[str, Any] | None = None,
         watch: Watch | None = None,
         decide_on: Literal["auto", "host", "device"] = "auto",
         lag_steps: int = 4,
@@ -97,6 +108,10 @@ class TrainingStabilizer:
             accumulate: microbatches per optimizer step.
             checker: the detectors and their thresholds.
             escalation: budgets for what is done about refused steps; `None` goes on skipping for ever.
+            recovery: returns to earlier states when skipping does not help; `None` never returns.
+            checkpoints: where and how often to save the run, and where `resume` finds it.
+            also_save: whatever else belongs to the run and has `state_dict` and `load_state_dict`, by name: an average
+                of the weights, the other stabilizer of a GAN.
             watch: what to measure beyond the gradients.
             decide_on: where a step is decided. `"host"` reads its numbers at once; `"device"` reads none until
                 `lag_steps` later. `"auto"`: host on a CPU, device elsewhere.
@@ -108,6 +123,8 @@ class TrainingStabilizer:
         parts = {
             "checker": (checker, StabilityChecker),
             "escalation": (escalation, Escalation),
+            "recovery": (recovery, TrainingRecovery),
+            "checkpoints": (checkpoints, CheckpointManager),
             "watch": (watch, Watch),
         }
         check_settings(models, optimizer, scheduler, precision, scaler, accumulate, lag_steps, decide_on, parts)
@@ -130,6 +147,7 @@ class TrainingStabilizer:
         shapers, clipper = split_clip(clip)
         self._judge = Judge(
             Combined(rules, "any") if rules else None,
+            self._checker.setback if recovery else None,
             clipper,
             as_scaler(scaler, precision, self._home),
             count=len(self._layout.parameters),
@@ -141,13 +159,35 @@ class TrainingStabilizer:
         self._buffers = BufferKeeper(models)
         self._order = BackwardOrder(self._layout.parameters)
         floor = self._judge.scaler.floor if self._judge.scaler else None
-        self._ledger = Ledger(self._checker, escalation, floor, self._order.first, self._guarded.parameters_broken)
+        self._ledger = Ledger(
+            self._checker,
+            escalation,
+            recovery,
+            floor,
+            self._order.first,
+            self._guarded.parameters_broken,
+            lambda flag: any_rank(flag, self._home, self._group),
+        )
         self._lr_factor = 1.0
         self._steps = 0
         self._own_signals: dict[str, Scalar] = {}
         self._seal: GradientSeal | None = None
         self._pending: deque[StepNumbers] = deque()
         self._halted: TrainingHalted | None = None
+        self._stale_before = 0
+        self._stop_agreed = False
+        own = RunParts(
+            models,
+            optimizer,
+            scheduler,
+            dict(also_save or {}),
+            lambda: self._own_state(live=True),
+            _settled,
+            self.load_state_dict,
+            lambda state: self._load_rules(state["judge"]),
+        )
+        trained = TrainedState(models, optimizer, self._judge.live_states, self._judge.put_back)
+        self._lifeline = Lifeline(own, trained, checkpoints, recovery, self._lag_steps)
         self._announce_gradient_sync()
 
     # ---- the loop -------------------------------------------------------------------------------------------------
@@ -255,23 +295,57 @@ class TrainingStabilizer:
             lines += ["", format_table(rows[:10])]
         return "\n".join(lines)
 
-    # ---- saving ---------------------------------------------------------------------------------------------------
+    # ---- coming back ----------------------------------------------------------------------------------------------
+
+    def resume(self, loader: Any, epochs: int = 1) -> Followed:
+        """The batches of `loader` that are left: all of them, or those after the newest checkpoint.
+
+        The first call loads that checkpoint, if there is one. Each call is a pass over the data (`epochs` of them);
+        passes that were complete give nothing. While batches are drawn, the signals named by the checkpoints (SIGTERM,
+        SIGINT, SIGUSR1) finish the step, save, and exit with status 128 + signal; a second one exits at once.
+        """
+        return self._lifeline.follow(loader, epochs)
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """The numbers of the epochs that are left, for a loop with work of its own around each pass."""
+        self._lifeline.restore_once()
+        return self._lifeline.position.epochs(total)
+
+    def restore(self, which: Literal["latest", "good", "best"] | int | Path = "latest") -> int | None:
+        """Load a checkpoint now; returns its step, or `None` if there is none yet."""
+        return self._lifeline.restore(which)
+
+    def save(self, metric: float | None = None) -> None:
+        """Save a checkpoint now, and return when it is on disk.
+
+        `metric` is what makes one better than another, lower being better, such as a validation loss. Without any given,
+        the mean training loss of the last steps is compared.
+        """
+        self._drain()
+        self._lifeline.save(self._steps, self._ledger.unrest(), metric, given=metric is not None)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything of the stabilizer's own: tensors and plain values, no pickle needed.
 
-        Model, optimizer and scheduler are the user's and saved as ever. Save between optimizer steps: gradients of a
-        window that is under way are not part of it.
+        Model, optimizer and scheduler are the user's and saved as ever. `checkpoints` saves all of it together.
         """
+        return _settled(self._own_state(live=False))
+
+    def _own_state(self, live: bool) -> dict[str, Any]:
         scaler = self._judge.scaler
+        under_way = self._window.loss_sum is not None
+        gradients = [parameter.grad for _, parameter in self._layout.parameters] if under_way else []
         return {
             "schema": SCHEMA,
             "steps": self._steps,
             "lr_factor": self._lr_factor,
-            "judge": self._judge.state_dict(),
-            "grad_scaler": scaler.scaler.state_dict() if isinstance(scaler, TorchLossScaler) else None,
+            "judge": self._judge.state_dict(live),
+            "grad_scaler": scaler.state(live) if isinstance(scaler, TorchLossScaler) else None,
             "ledger": self._ledger.state_dict(),
-            "pending": [pack_record(numbers.record()) for numbers in self._pending],
+            "window": pack(self._window.state_dict(), live) if under_way else None,
+            "gradients": pack(gradients, live),
+            "stale_before": self._stale_before,
+            "pending": list(self._pending),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -281,15 +355,31 @@ class TrainingStabilizer:
             f"the state has schema {state.get('schema')!r}; this version of surefoot reads schema {SCHEMA}.",
         )
         self._steps, self._lr_factor = state["steps"], state["lr_factor"]
-        self._judge.load_state_dict(state["judge"])
-        self._guarded.forget_recordings()
+        self._load_rules(state["judge"])
         scaler = self._judge.scaler
         if isinstance(scaler, TorchLossScaler) and state["grad_scaler"] is not None:
-            scaler.scaler.load_state_dict(state["grad_scaler"])
+            scaler.load(state["grad_scaler"])
         self._ledger.load_state_dict(state["ledger"])
         self._pending = deque(StepNumbers(unpack_record(packed)) for packed in state["pending"])
+        self._stale_before = state["stale_before"]
         self._window = self._window.cleared()
+        self._load_window(state["window"], state["gradients"])
+        self._buffers = BufferKeeper(self._models)
         self._announce_gradient_sync()
+
+    def _load_rules(self, state: dict[str, Any]) -> None:
+        self._judge.load_state_dict(state)
+        self._guarded.forget_recordings()
+
+    def _load_window(self, window: dict[str, Any] | None, gradients: list[Tensor | None]) -> None:
+        """Continue an accumulation that was under way, with the gradients it had so far."""
+        self._layout.drop_gradients()
+        if window is None:
+            return
+        self._window.load_state_dict(map_tensors(window, lambda tensor: tensor.to(self._home)))
+        for (_, parameter), gradient in zip(self._layout.parameters, gradients, strict=True):
+            if gradient is not None:
+                parameter.grad = as_gradient(gradient, parameter)
 
     # ---- one optimizer step ---------------------------------------------------------------------------------------
 
@@ -313,9 +403,15 @@ class TrainingStabilizer:
         total = torch.as_tensor(divisor, dtype=torch.float32, device=self._home)
         return add_up(total, self._group) / torch.distributed.get_world_size(self._group)
 
+    def _look_for_new_parameters(self) -> None:
+        if self._guarded.look_for_new_parameters():
+            self._lifeline.forget_snapshots()  # they know nothing of the new ones
+
     def _finish_window(self) -> Outcome:
-        self._guarded.look_for_new_parameters()
+        self._look_for_new_parameters()
         self._warn_if_clipped_outside()
+        self._lifeline.before_update()
+        self._judge.stop_wanted = self._lifeline.interrupts.received is not None
         numbers = self._guarded.step(self._facts())
         if numbers is None:
             numbers = self._empty_step()
@@ -326,7 +422,7 @@ class TrainingStabilizer:
     def _closure_step(self, closure: Callable[[], Tensor]) -> Outcome:
         if self._window.length > 1 or self._judge.scaler is not None:
             raise UsageError("a closure evaluates the loss several times a step: use accumulate=1 and no loss scaling.")
-        self._guarded.look_for_new_parameters()
+        self._look_for_new_parameters()
 
         def evaluate() -> Tensor:
             self._window = self._window.cleared()
@@ -336,6 +432,7 @@ class TrainingStabilizer:
                 self._window.add(torch.as_tensor(loss, device=self._home), None)
             return loss
 
+        self._lifeline.before_update()
         return self._close_step(self._guarded.step_with_closure(evaluate, self._facts))
 
     def _close_step(self, numbers: StepNumbers) -> Outcome:
@@ -356,7 +453,18 @@ class TrainingStabilizer:
                 self._account(self._pending.popleft())
         finally:
             self._buffers.save(self._steps)
+        self._lifeline.after_step(self._steps, self._ledger.healthy, self._ledger.unrest, self._ledger.recent_loss)
+        self._stop_if_asked()
         return outcome
+
+    def _stop_if_asked(self) -> None:
+        """Save and leave if a signal came. Ranks leave together, once they know of each other's signals."""
+        received = self._lifeline.interrupts.received
+        if not (self._stop_agreed if self._group is not None else received is not None):
+            return
+        self._drain()
+        self._lifeline.save(self._steps, self._ledger.unrest(), self._ledger.recent_loss())
+        raise SystemExit(128 + (received or signal.SIGTERM))
 
     def _drain(self) -> None:
         """Wait for every step's numbers. Reading never halts a run: the next step does, if it comes to that."""
@@ -368,19 +476,59 @@ class TrainingStabilizer:
 
     def _account(self, numbers: StepNumbers) -> None:
         record = numbers.record()
+        step = record.signals.step
+        self._stop_agreed |= "stop" in record.notices
+        if step < self._stale_before:  # taken on weights that the run has left since
+            self._ledger.count(record)
+            return
         if record.skipped:
-            self._buffers.restore(record.signals.step)
-        self._buffers.settle(record.signals.step)
+            self._buffers.restore(step)
+        self._buffers.settle(step)
         decision = self._ledger.account(record)
         self._lr_factor = decision.lr_factor
-        if decision.action == "halt":
-            incident = self._ledger.incidents[-1]
-            raise TrainingHalted(
-                f"halted at step {incident.step} after every attempt to go on: {decision.reason}. "
-                f"{self._state_of_weights()} See `.incident` on this error; "
-                "`escalation=None` goes on skipping instead.",
-                incident,
-            )
+        if decision.action in ("roll_back", "reset_moments", "take_back"):
+            self._go_back(record, decision)
+        elif decision.action == "halt":
+            self._halt(decision.reason)
+
+    def _go_back(self, record: StepRecord, decision: Decision) -> None:
+        """Carry out what the recovery calls for, and say what became of it."""
+        where: str | None = "the state that was left"
+        if decision.action == "reset_moments":
+            self._lifeline.reset_moments()
+        elif decision.action == "take_back":
+            where = where if self._lifeline.take_back() else None
+        else:
+            assert decision.before is not None
+            tried = self._ledger.returns_tried - 1
+            where = self._lifeline.return_to(decision.before, tried, keep_present=not record.skipped)
+        if where is None:
+            self._nowhere_to_return(record, decision)
+            return
+        self._stale_before = self._steps
+        self._guarded.forget_norm()
+        self._buffers = BufferKeeper(self._models)
+        done = "cleared the optimizer's state" if decision.action == "reset_moments" else f"back to {where}"
+        summary = f"{decision.reason}: {done}; learning rate x {decision.lr_factor:g}"
+        self._ledger.note(record.signals, "recovery", "warning", summary, decision.action)
+
+    def _nowhere_to_return(self, record: StepRecord, decision: Decision) -> None:
+        if decision.action != "take_back" and self._guarded.parameters_broken():
+            self._halt(f"{decision.reason}, and there is no earlier state to return to")
+        self._ledger.warn_once(
+            record.signals, "recovery.no-state", f"{decision.reason}, and there is no earlier state to return to"
+        )
+
+    def _halt(self, reason: str) -> None:
+        incident = self._ledger.incidents[-1]
+        message = (
+            f"halted at step {incident.step} after every attempt to go on: {reason}. {self._state_of_weights()} "
+            "See `.incident` on this error; `escalation=None` goes on skipping instead."
+        )
+        evidence = self._lifeline.save_evidence(self._steps, reason)
+        if evidence:
+            message += f" The state as it is was kept in {evidence}."
+        raise TrainingHalted(message, incident)
 
     def _state_of_weights(self) -> str:
         if self._guarded.parameters_broken():
@@ -416,3 +564,8 @@ class TrainingStabilizer:
                 "gradients were changed in place between backward() and step(), while they are still multiplied by the "
                 "loss scale: a limit applied there means nothing. Pass `clip=` instead",
             )
+
+
+def _settled(state: dict[str, Any]) -> dict[str, Any]:
+    """The stabilizer's own state once the numbers of its last steps have arrived."""
+    return state | {"pending": [pack_record(numbers.record()) for numbers in state["pending"]]}

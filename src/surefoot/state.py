@@ -8,7 +8,7 @@ same part, which knows the types.
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,17 +16,20 @@ from torch import Tensor
 
 from surefoot.types import Layers, Signals, StepRecord
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-def pack(state: Any) -> Any:
-    """Nested dictionaries and lists of tensors and plain values."""
+
+def pack(state: Any, live: bool = False) -> Any:
+    """Nested dictionaries and lists of tensors and plain values; with `live` the tensors themselves and no copies."""
     if isinstance(state, Tensor):
-        return state.detach().cpu().clone()
+        return state.detach() if live else state.detach().cpu().clone()
     if isinstance(state, (np.ndarray, np.generic)):
         return torch.from_numpy(np.array(state))
     if hasattr(state, "_asdict"):
-        return {key: pack(value) for key, value in state._asdict().items()}
+        return {key: pack(value, live) for key, value in state._asdict().items()}
     if isinstance(state, (tuple, list)):
-        return [pack(value) for value in state]
+        return [pack(value, live) for value in state]
     return state
 
 
@@ -63,6 +66,15 @@ def leaves(state: Any) -> list[Tensor]:
     return [leaf for part in state for leaf in leaves(part)] if isinstance(state, tuple) else []
 
 
+def with_leaves(state: Any, tensors: Iterator[Tensor]) -> Any:
+    """The same state with its tensors replaced, in order."""
+    if isinstance(state, Tensor):
+        return next(tensors)
+    if hasattr(state, "_asdict"):
+        return type(state)(*(with_leaves(part, tensors) for part in state))
+    return tuple(with_leaves(part, tensors) for part in state) if isinstance(state, tuple) else state
+
+
 def grown(state: Any, fresh: Any) -> Any:
     """`state` in the shape of `fresh`, which has room for more entries behind the old ones, or for fewer."""
     if isinstance(fresh, Tensor):
@@ -93,7 +105,13 @@ def pack_record(record: StepRecord) -> dict[str, Any]:
     signals["layers"] = (
         None if layers is None else {each.name: pack(getattr(layers, each.name)) for each in fields(Layers)}
     )
-    return {"signals": signals, "skipped": record.skipped, "reasons": list(record.reasons), "overflow": record.overflow}
+    return {
+        "signals": signals,
+        "skipped": record.skipped,
+        "reasons": list(record.reasons),
+        "overflow": record.overflow,
+        "notices": list(record.notices),
+    }
 
 
 def unpack_record(packed: dict[str, Any]) -> StepRecord:
@@ -102,4 +120,6 @@ def unpack_record(packed: dict[str, Any]) -> StepRecord:
     if signals["layers"] is not None:
         layers = dict(signals["layers"])
         signals["layers"] = Layers(**layers | {"names": tuple(layers["names"]), "ranks": tuple(layers["ranks"])})
-    return StepRecord(Signals(**signals), packed["skipped"], tuple(packed["reasons"]), packed["overflow"])
+    return StepRecord(
+        Signals(**signals), packed["skipped"], tuple(packed["reasons"]), packed["overflow"], tuple(packed["notices"])
+    )

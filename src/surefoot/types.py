@@ -166,7 +166,17 @@ class Detector(Protocol):
         """Judge one step; returns the next state and the verdict."""
 
 
-Action: TypeAlias = Literal["none", "skip", "back_off", "halt"]
+Action: TypeAlias = Literal["none", "skip", "back_off", "roll_back", "reset_moments", "take_back", "halt"]
+
+_DONE: dict[Action, str] = {
+    "none": "left alone",
+    "skip": "step not applied",
+    "back_off": "step not applied, learning rate cut",
+    "roll_back": "back to an earlier state, learning rate cut",
+    "reset_moments": "optimizer state cleared, learning rate cut",
+    "take_back": "the return was taken back",
+    "halt": "halted",
+}
 
 
 @dataclass(frozen=True)
@@ -177,6 +187,8 @@ class Decision:
     reason: str = ""
     lr_factor: float = 1.0
     """What the learning rate is multiplied by from here on, the user's schedule left as it is."""
+    before: int | None = None
+    """For a return: the step that the state returned to must be older than."""
 
 
 @dataclass(frozen=True)
@@ -193,13 +205,7 @@ class Incident:
     signals: Signals | None = None
 
     def __str__(self) -> str:
-        done = {
-            "none": "left alone",
-            "skip": "step not applied",
-            "back_off": "step not applied, learning rate cut",
-            "halt": "halted",
-        }
-        return f"step {self.step}: {self.kind}: {self.summary} ({done[self.action]})"
+        return f"step {self.step}: {self.kind}: {self.summary} ({_DONE[self.action]})"
 
 
 @dataclass(frozen=True)
@@ -213,6 +219,8 @@ class StepRecord:
     """The detectors that refused the step."""
     overflow: bool = False
     """Whether fp16 gradients overflowed, which costs a step and lowers the loss scale, and is no incident."""
+    notices: tuple[str, ...] = ()
+    """What all ranks were told about the step beside its verdict: `setback`, `stop`."""
 
 
 class Outcome:

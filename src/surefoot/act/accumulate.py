@@ -11,8 +11,8 @@ after the other add up, as their gradients do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from surefoot.errors import UsageError
 
 if TYPE_CHECKING:
     from surefoot.types import Scalar
+
+_SETTINGS = ("length", "across_ranks")
 
 
 def _or_one(weight: Scalar) -> Scalar:
@@ -100,6 +102,16 @@ class AccumulationWindow:
         if self.weighted:
             return self.weight_sum
         return self.count / self.length if self.count else 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The window as plain values and tensors; `length` and `across_ranks` are settings."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _SETTINGS}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue a window that was under way."""
+        for each in fields(self):
+            if each.name not in _SETTINGS:
+                setattr(self, each.name, state[each.name])
 
     def cleared(self) -> AccumulationWindow:
         """An empty window of the same kind."""

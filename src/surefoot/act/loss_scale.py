@@ -124,3 +124,13 @@ class TorchLossScaler:
             self.scaler.get_growth_interval(),
         )
         return state
+
+    def state(self, live: bool) -> dict[str, Any]:
+        """The GradScaler's own state; with `live` its two tensors are not read off the device."""
+        state: dict[str, Any] = self.scaler.state_dict() if not live else {}
+        return state or {"scale": self.scaler._scale, "_growth_tracker": self.scaler._growth_tracker}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from a state of either kind."""
+        now = {"scale": float(state["scale"]), "_growth_tracker": int(state["_growth_tracker"])}
+        self.scaler.load_state_dict(self.scaler.state_dict() | state | now)

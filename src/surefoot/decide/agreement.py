@@ -41,6 +41,11 @@ def agree(flags: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     return shared > 0
 
 
+def any_rank(flag: bool, device: torch.device, group: dist.ProcessGroup | None) -> bool:
+    """Whether any rank says so, on the host: waits for the device, so it is for rare moments."""
+    return flag if group is None else bool(agree(torch.tensor([flag], device=device), group))
+
+
 def add_up(value: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """The sum over the ranks."""
     if group is None:

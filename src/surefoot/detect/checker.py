@@ -1,7 +1,8 @@
 """`StabilityChecker`: one overall verdict from all monitors.
 
 Its first three detectors judge a single step with tensor operations; `TrainingStabilizer` lets them decide, on the
-device, whether the step is applied. The others look back over a stretch and only raise alarms.
+device, whether the step is applied. The others look back over a stretch and only raise alarms, but for `setback`, which
+is for `TrainingRecovery` and says nothing without one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from surefoot.detect.loss_stability import LossStabilityMonitor
 from surefoot.detect.nonfinite import NonFinite
 from surefoot.detect.oscillate import Oscillation
 from surefoot.detect.plateau import NoLearning, Plateau
+from surefoot.detect.setback import Setback
 from surefoot.detect.spike import Spike
 from surefoot.detect.vanish import Vanishing
 from surefoot.types import Detector, Signals, Verdict
@@ -39,6 +41,8 @@ class StabilityChecker:
     plateau: Detector | None = field(default_factory=Plateau)
     no_learning: Detector | None = field(default_factory=NoLearning)
     clipping: Detector | None = field(default_factory=ClippingSaturated)
+    setback: Detector | None = field(default_factory=Setback)
+    """What `TrainingRecovery` counts beside refused steps; `None` for losses that do not measure progress."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -53,7 +57,7 @@ class StabilityChecker:
     @property
     def look_back(self) -> tuple[Detector, ...]:
         """The detectors that are on and look back over a stretch, on the host."""
-        return self._those(lambda name: name not in _STEP_RULES)
+        return self._those(lambda name: name not in (*_STEP_RULES, "setback"))
 
     def _those(self, wanted: Any) -> tuple[Detector, ...]:
         found = (getattr(self, each.name) for each in fields(self) if wanted(each.name))

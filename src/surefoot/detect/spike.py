@@ -104,7 +104,7 @@ class Spike:
         xp = library_of(signals)
         values = xp.stack([xp.scalar(signals.get(name)) for name in self.signals])
         window, accepted, furthest, highest, refused = (xp.own(part) for part in state)
-        low, median, high = _quartiles(xp, window)
+        low, median, high = quartiles(xp, window)
         distance, spread = values - median, (high - low) / IQR_OF_NORMAL
         tail = xp.sqrt(highest / (spread + _TINY)).clip(1.0, self.max_tail_factor)
         bar = xp.maximum(self.threshold * spread, self.factor * furthest)
@@ -125,7 +125,7 @@ class Spike:
         return next_state, Verdict("spike", (outlier & ~taken).all(), severity="warning")
 
 
-def _quartiles(xp: Library, window: Array) -> tuple[Array, Array, Array]:
+def quartiles(xp: Library, window: Array) -> tuple[Array, Array, Array]:
     """Lower quartile, median and upper quartile of the values of each row that are there.
 
     By sorting, and not with `torch.nanmedian`, which has no deterministic form on CUDA.

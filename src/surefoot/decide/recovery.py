@@ -1,0 +1,161 @@
+"""Beyond skipping: go back to a good state, more carefully each time, and halt when that does not help.
+
+Leaving a step out cures a bad batch. It does not cure weights or moments that are already damaged: those need an
+earlier state. `TrainingRecovery` counts unhealthy steps in a row (refused ones, and losses that are a `Setback`) and
+calls for a return when there are too many, at once when the weights themselves are not finite. The run then goes on
+from the earlier weights with the data that comes next, so the batches that did the damage are not fed again, and with a
+smaller learning rate. Cuts compound over attempts; a calm stretch gives an attempt back, and the cut with it.
+
+Was it the weights? The first steps after a return tell. If the loss of the earlier weights is just as high, the data
+have changed and the weights were never to blame: the return is taken back, nothing is lost but those few steps, and the
+next return needs more patience. If steps are refused as before, the state was bad already, and an older one is tried.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from surefoot.errors import require
+from surefoot.types import Decision
+
+if TYPE_CHECKING:
+    from surefoot.types import Action
+
+TRIAL_STEPS = 3
+"""Unhealthy steps right after a return, without a healthy one between, that show it was no help."""
+DOUBT_FACTOR = 4
+"""What a return that had to be taken back multiplies the patience by."""
+
+
+class RecoveryState(NamedTuple):
+    """Where the run stands. Counts are of steps."""
+
+    unhealthy: int = 0
+    """Unhealthy steps in a row."""
+    refused: int = 0
+    """Refused steps in a row."""
+    onset: int = -1
+    """The first step of the trouble under way; -1 for none."""
+    tried: int = 0
+    """States that were returned to without a healthy step since."""
+    attempts: int = 0
+    """Returns that a calm stretch has not given back yet."""
+    calm: int = 0
+    trial: int = 0
+    """How many unhealthy steps more show that the last return was no help; 0 once that is settled."""
+    doubts: int = 0
+    """Returns that had to be taken back, less those a calm stretch has forgiven."""
+
+
+@dataclass(frozen=True)
+class TrainingRecovery:
+    """Returns to earlier states, kept in memory and in checkpoints."""
+
+    every_steps: int = 50
+    """How often a healthy state is copied in memory."""
+    keep: int = 2
+    """How many of these copies there are. Each takes the memory of the model and its optimizer state."""
+    device_bytes: int | None = None
+    """Copies stay on the GPU while all of them fit in so many bytes, and go to pinned host memory otherwise. `None`: a
+    tenth of the GPU's memory."""
+    patience_steps: int = 10
+    """Unhealthy steps in a row before a return. A spike that heals sooner is left alone."""
+    patience_refused: int = 5
+    """… or refused steps in a row."""
+    margin_steps: int = 5
+    """How much older than the first unhealthy step a state must be: damage takes some steps to show."""
+    attempts: int = 3
+    """Returns before the run halts."""
+    lr_factor: float = 0.5
+    """What each attempt multiplies the learning rate by, the schedule left as it is."""
+    calm_steps: int = 200
+    """Healthy steps in a row that give one attempt, and its cut, back."""
+    first: Literal["roll_back", "reset_moments"] = "roll_back"
+    """What is tried first. `"reset_moments"` keeps finite weights and clears the optimizer's state, for a spike that has
+    polluted Adam's moments."""
+
+    def __post_init__(self) -> None:
+        for name in ("every_steps", "keep", "patience_steps", "patience_refused", "calm_steps"):
+            value = getattr(self, name)
+            require(isinstance(value, int) and value >= 1, f"`{name}` must be at least 1; got {value!r}.")
+        require(self.margin_steps >= 0, f"`margin_steps` must not be negative; got {self.margin_steps}.")
+        require(self.attempts >= 0, f"`attempts` must not be negative; got {self.attempts}.")
+        require(
+            0 < self.lr_factor <= 1, f"`lr_factor` must lie in (0, 1]; got {self.lr_factor}. A cut never raises the LR."
+        )
+        require(
+            self.device_bytes is None or self.device_bytes >= 0,
+            f"`device_bytes` must not be negative; got {self.device_bytes}. 0 keeps every copy in host memory.",
+        )
+        require(
+            self.first in ("roll_back", "reset_moments"),
+            f"`first` must be 'roll_back' or 'reset_moments'; got {self.first!r}.",
+        )
+
+    def init(self) -> RecoveryState:
+        """Every attempt to come."""
+        return RecoveryState()
+
+    def update(
+        self, state: RecoveryState, step: int, *, refused: bool = False, setback: bool = False, broken: bool = False
+    ) -> tuple[RecoveryState, Decision]:
+        """Account for one step. `broken` says that the weights themselves are not finite."""
+        if not (refused or setback or broken):
+            return self._healthy(state)
+        state = state._replace(
+            unhealthy=state.unhealthy + 1,
+            refused=state.refused + 1 if refused else 0,
+            onset=step if state.onset < 0 else state.onset,
+            trial=max(state.trial - 1, 0),
+            calm=0,
+        )
+        returned = state.tried > (self.first == "reset_moments")
+        if returned and state.trial == 0 and not refused and not broken:
+            return self._take_back(state)
+        if not (broken or self._is_due(state)):
+            return state, self._decision("none", state)
+        return self._go_back(state, broken, self._reason(state, broken))
+
+    def _healthy(self, state: RecoveryState) -> tuple[RecoveryState, Decision]:
+        calm = state.calm + 1
+        state = RecoveryState(attempts=state.attempts, calm=calm, doubts=state.doubts)
+        if calm >= self.calm_steps:
+            state = RecoveryState(attempts=max(state.attempts - 1, 0), doubts=max(state.doubts - 1, 0))
+        return state, self._decision("none", state)
+
+    def _is_due(self, state: RecoveryState) -> bool:
+        if state.tried:
+            return state.trial == 0
+        patient = self.patience_steps * DOUBT_FACTOR**state.doubts
+        return state.unhealthy >= patient or state.refused >= self.patience_refused
+
+    def _go_back(self, state: RecoveryState, broken: bool, reason: str) -> tuple[RecoveryState, Decision]:
+        if state.attempts >= self.attempts:
+            # Refused steps alone do no harm: what is left to do about them is a matter of skips.
+            hopeless = broken or state.refused < state.unhealthy
+            return state, self._decision("halt" if hopeless else "none", state, reason)
+        resets = self.first == "reset_moments" and not state.tried and not broken
+        before = state.onset - self.margin_steps
+        state = state._replace(
+            attempts=state.attempts + 1, tried=state.tried + 1, trial=TRIAL_STEPS, unhealthy=0, refused=0
+        )
+        return state, self._decision("reset_moments" if resets else "roll_back", state, reason, before)
+
+    def _take_back(self, state: RecoveryState) -> tuple[RecoveryState, Decision]:
+        """The loss of the earlier weights is as high: it is the data."""
+        state = RecoveryState(attempts=max(state.attempts - 1, 0), doubts=state.doubts + 1)
+        reason = "the loss of the earlier weights is just as high, so the data have changed and not the model"
+        return state, self._decision("take_back", state, reason)
+
+    def _reason(self, state: RecoveryState, broken: bool) -> str:
+        if broken:
+            return "the weights are not finite"
+        if state.tried:
+            return "the state returned to is no better"
+        if state.refused >= self.patience_refused:
+            return f"{state.refused} steps in a row were refused"
+        return f"the loss has stayed above what the run had reached for {state.unhealthy} steps"
+
+    def _decision(self, action: Action, state: RecoveryState, reason: str = "", before: int | None = None) -> Decision:
+        return Decision(action, reason, self.lr_factor**state.attempts, before)

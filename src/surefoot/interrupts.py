@@ -1,0 +1,57 @@
+"""Signals that ask a run to stop: finish the step, save, go. A second one goes at once.
+
+Handlers stand only while batches are being drawn from `stabilizer.resume(loader)`, in the main thread, and only in
+place of Python's own: a program that handles a signal itself keeps doing so. The exit status is 128 + the signal's
+number, as after a death by that signal, so that whoever started the run knows that it is not finished.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+log = logging.getLogger("surefoot")
+
+_DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
+
+
+class Interrupts:
+    """Remembers that a signal came."""
+
+    def __init__(self, signals: Sequence[int]) -> None:
+        self._signals = tuple(signals)
+        self.received: int | None = None
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Handle the signals for as long as this lasts."""
+        before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            before = {number: signal.getsignal(number) for number in self._signals}
+            before = {number: handler for number, handler in before.items() if handler in _DEFAULTS}
+        for number in before:
+            signal.signal(number, self._note)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                if signal.getsignal(number) == self._note:
+                    signal.signal(number, handler)
+
+    def _note(self, number: int, frame: object) -> None:
+        if self.received is not None:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        self.received = number
+        # Straight to the descriptor: the handler may have interrupted a `print` or the logger.
+        name = signal.Signals(number).name
+        message = f"surefoot: {name}: saving after this step, then exiting. Once more exits at once.\n"
+        os.write(2, message.encode())

@@ -1,0 +1,188 @@
+"""Last-good states in memory, to return to in milliseconds.
+
+A snapshot holds what optimizer steps change: parameters, buffers, optimizer state, and the small states of the rules
+that judge steps. It does not hold learning rates, schedule, random streams or the place in the data: a return is to
+earlier weights, not to an earlier time. Snapshots are written back into the very tensors they were taken from, so
+compiled code, CUDA graphs and references of the user's stay valid.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from surefoot.keep.staging import Place, Staged, bytes_of, local_part, map_tensors, stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+SHARE_OF_DEVICE = 0.1
+"""How much of a GPU's memory snapshots take if nothing else is said."""
+
+
+class TrainedState:
+    """Everything an optimizer step changes, read as one tree and written back in place."""
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        optimizer: Any,
+        rules: Callable[[], list[Any]],
+        set_rules: Callable[[Any], None],
+    ) -> None:
+        self._models, self._optimizer = models, optimizer
+        self._rules, self._set_rules = rules, set_rules
+
+    def _parameters(self) -> list[Tensor]:
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+
+    def _tensors(self) -> list[Tensor]:
+        """Parameters and buffers, each once."""
+        named = [tensor for model in self._models for tensor in (*model.parameters(), *model.buffers())]
+        return list({id(tensor): tensor for tensor in (*named, *self._parameters())}.values())
+
+    def tree(self) -> dict[str, Any]:
+        """The live tensors, in a nesting that `put_back` understands."""
+        states = self._optimizer.state
+        return {
+            "tensors": self._tensors(),
+            "optimizer": [dict(states[p]) if p in states else None for p in self._parameters()],
+            "rules": self._rules(),
+        }
+
+    @torch.no_grad()
+    def put_back(self, tree: dict[str, Any]) -> None:
+        """Write a copied tree back into the live tensors."""
+        _write([local_part(tensor) for tensor in self._tensors()], tree["tensors"])
+        for parameter, state in zip(self._parameters(), tree["optimizer"], strict=True):
+            self._put_back_moments(parameter, state)
+        self._set_rules(tree["rules"])
+
+    def _put_back_moments(self, parameter: Tensor, saved: dict[str, Any] | None) -> None:
+        if saved is None:
+            self._optimizer.state.pop(parameter, None)
+            return
+        state = self._optimizer.state[parameter]
+        for key in set(state) - set(saved):
+            del state[key]
+        in_place: list[tuple[Tensor, Tensor]] = []
+        for key, value in saved.items():
+            now = state.get(key)
+            if isinstance(value, Tensor) and isinstance(now, Tensor) and local_part(now).shape == value.shape:
+                in_place.append((local_part(now), value))
+            else:
+                state[key] = map_tensors(value, lambda tensor: tensor.to(parameter.device, copy=True))
+        _write([now for now, _ in in_place], [value for _, value in in_place])
+
+    def reset_moments(self) -> None:
+        """Forget what the optimizer has gathered; the next step starts it anew."""
+        self._optimizer.state.clear()
+
+
+def _write(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    groups: dict[tuple[Any, ...], tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        ours, theirs = groups.setdefault((target.device, source.device, target.dtype), ([], []))
+        ours.append(target)
+        theirs.append(source)
+    for ours, theirs in groups.values():
+        torch._foreach_copy_(ours, theirs, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A state before the optimizer step `step`."""
+
+    step: int
+    staged: Staged
+
+
+class SnapshotRing:
+    """The last few good states."""
+
+    def __init__(self, state: TrainedState, every_steps: int, keep: int, device_bytes: int | None) -> None:
+        self._state, self._every, self._keep, self._device_bytes = state, every_steps, keep, device_bytes
+        self._kept: list[Snapshot] = []
+        self._spare: list[Staged] = []
+        self._abandoned: Staged | None = None
+        self._place: Place | None = None
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the kept states, oldest first."""
+        return [snapshot.step for snapshot in self._kept]
+
+    def take_if_due(self, step: int) -> None:
+        """Copy the state before `step` if it is time to. Call when the run is healthy."""
+        if not self._kept or step - self._kept[-1].step >= self._every:
+            self.take(step)
+
+    def take(self, step: int) -> None:
+        """Copy the state before `step`, in the memory of the oldest one when there are enough."""
+        tree = self._state.tree()
+        if self._place is None:
+            self._place = self._choose_place(tree)
+        if len(self._kept) >= self._keep:
+            self._spare.append(self._kept.pop(0).staged)
+        staged = stage(tree, self._place, self._spare.pop() if self._spare else None)
+        self._kept.append(Snapshot(step, staged))
+
+    def hold_updates(self) -> None:
+        """Make the device finish the last copy before what is launched next."""
+        if self._kept and self._place == "pinned":
+            self._kept[-1].staged.hold_updates()
+
+    def return_to(self, before: int, tried: int, keep_present: bool) -> int | None:
+        """Write back the newest state older than `before`, or one older for each that was `tried`.
+
+        Returns its step, or `None` if there is none that old. With `keep_present` the present state can be had back.
+        """
+        old_enough = [snapshot for snapshot in self._kept if snapshot.step <= before] or self._kept[:1]
+        if len(old_enough) <= tried:
+            return None
+        chosen = old_enough[-1 - tried]
+        # What is younger may carry the damage already.
+        self._spare += [snapshot.staged for snapshot in self._kept if snapshot not in old_enough]
+        self._kept = old_enough
+        self._abandoned = stage(self._state.tree()) if keep_present else None
+        chosen.staged.hold_updates()
+        self._state.put_back(chosen.staged.tree)
+        return chosen.step
+
+    def keep_abandoned(self) -> None:
+        """Keep the present state aside, to have it back with `take_back`."""
+        self._abandoned = stage(self._state.tree())
+
+    def take_back(self) -> bool:
+        """Write back the state that the last return left behind; `False` if there is none."""
+        if self._abandoned is None:
+            return False
+        self._abandoned.hold_updates()
+        self._state.put_back(self._abandoned.tree)
+        self._abandoned = None
+        return True
+
+    def clear(self) -> None:
+        """Drop every state."""
+        self._kept, self._spare, self._abandoned = [], [], None
+
+    def settle(self) -> None:
+        """The last return was right: what it left behind is not needed."""
+        self._abandoned = None
+
+    def _choose_place(self, tree: Any) -> Place:
+        devices = {tensor.device for tensor in tree["tensors"] if tensor.device.type == "cuda"}
+        if not devices:
+            return "device"
+        limit = self._device_bytes
+        if limit is None:
+            limit = int(SHARE_OF_DEVICE * min(torch.cuda.get_device_properties(d).total_memory for d in devices))
+        return "device" if self._keep * bytes_of(tree) <= limit else "pinned"

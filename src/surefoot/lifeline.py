@@ -1,0 +1,305 @@
+"""What a run holds on to: snapshots in memory, checkpoints on disk, the place in the data, signals to stop.
+
+`TrainingStabilizer` tells it when a step is done and when to go back; it decides nothing itself. Two kinds of return:
+
+- to earlier *weights* (`return_to`): the run goes on with the next data, its schedule and its learning rates;
+- to an earlier *moment* (`restore`): everything, random streams and the place in the data included, so that the run
+  continues bit for bit as if it had never stopped.
+
+A checkpoint is staged at the step it belongs to and handed to the writer once the host knows the verdict on that step,
+which on a GPU is a few steps later: by then its numbers have arrived and reading them waits for nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from surefoot.errors import UsageError
+from surefoot.interrupts import Interrupts
+from surefoot.keep.data import DataPosition
+from surefoot.keep.restoring import check_fits, load_models, load_moments, load_optimizer
+from surefoot.keep.snapshots import SnapshotRing, TrainedState
+from surefoot.keep.staging import Place, Staged, bytes_of, stage
+from surefoot.streams import read_streams, set_streams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from torch import nn
+
+    from surefoot.decide.recovery import TrainingRecovery
+    from surefoot.keep.checkpoints import CheckpointManager
+
+log = logging.getLogger("surefoot")
+
+UNCHECKED = ("stabilizer", "scheduler", "streams", "data")
+"""Parts of a checkpoint that may hold NaN on purpose, such as the windows of detectors."""
+ROOM = 1.5
+"""How many times the size of a state must be free on a GPU for it to be staged there."""
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """Everything of a run that a checkpoint holds."""
+
+    models: Sequence[nn.Module]
+    optimizer: Any
+    scheduler: Any
+    also: Mapping[str, Any]
+    """Whatever else has `state_dict` and `load_state_dict`."""
+    own_state: Callable[[], dict[str, Any]]
+    """The stabilizer's own, with live tensors and steps whose numbers are still on their way."""
+    settle: Callable[[dict[str, Any]], dict[str, Any]]
+    """Waits for those numbers."""
+    load_own: Callable[[dict[str, Any]], None]
+    load_rules: Callable[[dict[str, Any]], None]
+    """The stabilizer's own, as far as it belongs to the weights."""
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A checkpoint that is staged and not yet handed on."""
+
+    step: int
+    staged: Staged
+
+
+class Lifeline:
+    """Snapshots, checkpoints, data position and signals of one run."""
+
+    def __init__(
+        self,
+        parts: RunParts,
+        state: TrainedState,
+        checkpoints: CheckpointManager | None,
+        recovery: TrainingRecovery | None,
+        lag_steps: int,
+    ) -> None:
+        self._parts, self._state, self._checkpoints, self._lag = parts, state, checkpoints, lag_steps
+        self.ring = (
+            SnapshotRing(state, recovery.every_steps, recovery.keep, recovery.device_bytes) if recovery else None
+        )
+        self.position = DataPosition()
+        self.interrupts = Interrupts(checkpoints.signals if checkpoints else ())
+        self._waiting: deque[_Waiting] = deque()
+        self._streams: dict[str, Any] | None = None
+        self._restored = False
+
+    # ---- while the run goes on ------------------------------------------------------------------------------------
+
+    def before_update(self) -> None:
+        """The optimizer is about to write: copies under way must be complete by then."""
+        if self.ring is not None:
+            self.ring.hold_updates()
+        for waiting in self._waiting:
+            waiting.staged.hold_updates()
+
+    def after_step(
+        self, step: int, healthy: bool, unrest: Callable[[], tuple[str, ...]], metric: Callable[[], float | None]
+    ) -> None:
+        """`step` optimizer steps are done: copy what is due."""
+        if self.ring is not None and healthy:
+            self.ring.settle()
+            self.ring.take_if_due(step)
+        if self._checkpoints is None:
+            return
+        while self._waiting and self._waiting[0].step + self._lag <= step:
+            self._hand_on(self._waiting.popleft(), unrest(), metric())
+        if not self._waiting and self._checkpoints.due(step):
+            waiting = _Waiting(step, self._staged())
+            if self._lag:
+                self._waiting.append(waiting)
+            else:
+                self._hand_on(waiting, unrest(), metric())
+
+    def _staged(self) -> Staged:
+        tree = self.gather()
+        return stage(tree, _place_for(tree))
+
+    def _hand_on(self, waiting: _Waiting, unrest: tuple[str, ...], metric: float | None, **options: Any) -> None:
+        assert self._checkpoints is not None
+        tree = waiting.staged.tree
+        tree["stabilizer"] = self._parts.settle(tree["stabilizer"])
+        self._checkpoints.save(
+            tree,
+            waiting.step,
+            quiet=not unrest,
+            reasons=unrest,
+            metric=metric,
+            unchecked=UNCHECKED,
+            staged=waiting.staged,
+            **options,
+        )
+
+    def save(self, step: int, unrest: tuple[str, ...], metric: float | None, given: bool = False) -> None:
+        """Save now, and come back when it is written."""
+        if self._checkpoints is None:
+            raise UsageError(
+                "there is nowhere to save to: give the stabilizer `checkpoints=CheckpointManager(folder)`."
+            )
+        self._waiting.clear()
+        self._hand_on(_Waiting(step, self._staged()), unrest, metric, metric_given=given, blocking=True)
+
+    def save_evidence(self, step: int, reason: str) -> Path | None:
+        """Keep a run that is about to halt as it is; says where, or `None` without checkpoints."""
+        if self._checkpoints is None:
+            return None
+        self.save(step, (reason,), None)
+        return next((found.path for found in self._checkpoints.checkpoints() if found.step == step), None)
+
+    # ---- going back to earlier weights ----------------------------------------------------------------------------
+
+    def return_to(self, before: int, tried: int, keep_present: bool) -> str | None:
+        """Write earlier weights back; says where to, or `None` if there is nothing to return to."""
+        self._waiting.clear()
+        if self.ring is not None:
+            step = self.ring.return_to(before, tried, keep_present)
+            if step is not None:
+                return f"the state before step {step}, kept in memory"
+        if self._checkpoints is None:
+            return None
+        self._checkpoints.wait()
+        in_memory = len(self.ring) if self.ring is not None else 0
+        good = [found for found in self._checkpoints.checkpoints() if found.good and found.step <= before]
+        for found in good[max(tried - in_memory, 0) :]:
+            tree = self._loaded(found.step)
+            if tree is None:
+                continue
+            if self.ring is not None and keep_present:
+                self.ring.keep_abandoned()
+            load_models(self._parts.models, tree["models"])
+            load_moments(self._parts.optimizer, tree["optimizer"])
+            self._parts.load_rules(tree["stabilizer"])
+            return f"the checkpoint of step {found.step}"
+        return None
+
+    def _loaded(self, step: int) -> Any:
+        from surefoot.keep.checkpoints import CheckpointError
+
+        assert self._checkpoints is not None
+        try:
+            found = self._checkpoints.load(step)
+        except CheckpointError as error:
+            log.warning("surefoot: the checkpoint of step %d cannot be returned to: %s", step, error)
+            return None
+        return None if found is None else found.tree
+
+    def forget_snapshots(self) -> None:
+        """The run has other parameters now: snapshots no longer fit it."""
+        if self.ring is not None:
+            self.ring.clear()
+
+    def reset_moments(self) -> None:
+        """Forget what the optimizer has gathered."""
+        self._state.reset_moments()
+
+    def take_back(self) -> bool:
+        """Undo the last return."""
+        return self.ring is not None and self.ring.take_back()
+
+    # ---- coming back to an earlier moment -------------------------------------------------------------------------
+
+    def gather(self) -> dict[str, Any]:
+        """The whole run as one nested state of live tensors and plain values."""
+        parts = self._parts
+        return {
+            "models": [model.state_dict() for model in parts.models],
+            "optimizer": parts.optimizer.state_dict(),
+            "scheduler": None if parts.scheduler is None else parts.scheduler.state_dict(),
+            "also": {name: full_state(thing) for name, thing in parts.also.items()},
+            "stabilizer": parts.own_state(),
+            "streams": read_streams(),
+            "data": self.position.state_dict(),
+        }
+
+    def restore(self, which: Any = "latest") -> int | None:
+        """Continue from a checkpoint; returns its step, or `None` if there is none yet.
+
+        The random streams are put back when the data are back in place, or now if no data are followed.
+        """
+        if self._checkpoints is None:
+            raise UsageError(
+                "there is nothing to resume from: give the stabilizer `checkpoints=CheckpointManager(folder)`."
+            )
+        self._restored = True
+        found = self._checkpoints.load(which)
+        if found is None:
+            return None
+        self.apply(found.tree)
+        if self.ring is not None:
+            self.ring.take(found.step)
+        log.info("surefoot: continuing %s from step %d", found.path, found.step)
+        return int(found.step)
+
+    def restore_once(self) -> None:
+        """Continue from the newest checkpoint, the first time this is asked."""
+        if not self._restored and self._checkpoints is not None:
+            self.restore()
+
+    def apply(self, tree: dict[str, Any]) -> None:
+        """Load the whole run; nothing is changed unless all of it fits."""
+        parts = self._parts
+        check_fits(parts.models, parts.optimizer, tree)
+        load_models(parts.models, tree["models"])
+        load_optimizer(parts.optimizer, tree["optimizer"])
+        if parts.scheduler is not None and tree["scheduler"] is not None:
+            parts.scheduler.load_state_dict(tree["scheduler"])
+        for name, thing in parts.also.items():
+            if name in tree["also"]:
+                load_full_state(thing, tree["also"][name])
+            else:
+                log.warning("surefoot: the checkpoint has no %r; it starts anew.", name)
+        parts.load_own(tree["stabilizer"])
+        self.position.load_state_dict(tree["data"])
+        self._streams = tree["streams"]
+        set_streams(tree["streams"])
+
+    def follow(self, loader: Any, epochs: int) -> Followed:
+        """The batches that are left, from where the run stopped."""
+        self.restore_once()
+        streams, self._streams = self._streams, None
+        put_streams_back = None if streams is None else lambda: set_streams(streams)
+        batches = self.position.follow(loader, epochs=epochs, after_positioning=put_streams_back)
+        return Followed(batches, self.interrupts)
+
+
+class Followed:
+    """Batches of a loader; signals are heard while they are drawn."""
+
+    def __init__(self, batches: Any, interrupts: Interrupts) -> None:
+        self._batches, self._interrupts = batches, interrupts
+
+    def __iter__(self) -> Iterator[Any]:
+        with self._interrupts.heard():
+            yield from self._batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+def full_state(thing: Any) -> Any:
+    """Everything of a thing: of another stabilizer its model and optimizer too."""
+    return thing._lifeline.gather() if hasattr(thing, "_lifeline") else thing.state_dict()
+
+
+def load_full_state(thing: Any, state: Any) -> None:
+    """Load what `full_state` gave."""
+    if hasattr(thing, "_lifeline"):
+        thing._lifeline.apply(state)
+    else:
+        thing.load_state_dict(state)
+
+
+def _place_for(tree: Any) -> Place:
+    """On the device if there is plenty of room, else in pinned host memory."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return "device"
+    free, _ = torch.cuda.mem_get_info()
+    unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    return "device" if free + unused >= ROOM * bytes_of(tree) else "pinned"

@@ -1,0 +1,121 @@
+"""When to return to an earlier state, when to take that back, when to give up."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import surefoot as sf
+
+HEALTHY, REFUSED, SETBACK, BROKEN = {}, {"refused": True}, {"setback": True}, {"refused": True, "broken": True}
+
+
+def decisions(recovery, stream, first=1_000):
+    state, found = recovery.init(), []
+    for i, facts in enumerate(stream):
+        state, decision = recovery.update(state, first + i, **facts)
+        found.append(decision)
+    return found
+
+
+def actions(recovery, stream):
+    return {i: d.action for i, d in enumerate(decisions(recovery, stream)) if d.action != "none"}
+
+
+def test_a_spike_that_heals_within_its_patience_is_left_alone():
+    assert actions(sf.TrainingRecovery(), [SETBACK] * 9 + [HEALTHY] + [SETBACK] * 9) == {}
+
+
+def test_a_few_refused_steps_are_left_to_skipping():
+    assert actions(sf.TrainingRecovery(), [REFUSED] * 4 + [HEALTHY] + [REFUSED] * 4) == {}
+
+
+def test_a_loss_that_stays_high_leads_back_to_before_it_rose():
+    recovery = sf.TrainingRecovery(margin_steps=5)
+    found = decisions(recovery, [HEALTHY] * 3 + [SETBACK] * 10)
+    assert [d.action for d in found] == ["none"] * 12 + ["roll_back"]
+    assert found[-1].before == 1_003 - 5
+    assert found[-1].lr_factor == 0.5
+
+
+def test_refused_steps_in_a_row_lead_back():
+    assert actions(sf.TrainingRecovery(), [REFUSED] * 5) == {4: "roll_back"}
+
+
+def test_weights_that_are_not_finite_lead_back_at_once():
+    assert actions(sf.TrainingRecovery(), [BROKEN]) == {0: "roll_back"}
+
+
+def test_a_high_loss_of_earlier_weights_shows_that_it_is_the_data_and_costs_nothing():
+    found = decisions(sf.TrainingRecovery(), [SETBACK] * 13)
+    assert [d.action for d in found[9:]] == ["roll_back", "none", "none", "take_back"]
+    assert found[-1].lr_factor == 1.0
+
+
+def test_after_a_return_that_was_taken_back_more_patience_is_needed():
+    assert actions(sf.TrainingRecovery(), [SETBACK] * 53) == {9: "roll_back", 12: "take_back", 52: "roll_back"}
+
+
+def test_refusals_that_go_on_after_a_return_lead_to_an_older_state():
+    found = actions(sf.TrainingRecovery(attempts=3), [REFUSED] * 11)
+    assert found == {4: "roll_back", 7: "roll_back", 10: "roll_back"}
+
+
+def test_one_healthy_step_settles_a_return():
+    assert actions(sf.TrainingRecovery(), [SETBACK] * 10 + [HEALTHY] + [SETBACK] * 9) == {9: "roll_back"}
+
+
+def test_cuts_compound_over_attempts_and_the_attempts_end():
+    bad = [SETBACK] * 10 + [HEALTHY]
+    found = decisions(sf.TrainingRecovery(attempts=3, lr_factor=0.5), bad * 4)
+    returns = [d for d in found if d.action != "none"]
+    assert [d.action for d in returns] == ["roll_back"] * 3 + ["halt"]
+    assert [d.lr_factor for d in returns] == [0.5, 0.25, 0.125, 0.125]
+
+
+def test_a_cut_holds_until_a_calm_stretch_gives_it_back():
+    recovery = sf.TrainingRecovery(calm_steps=20)
+    found = decisions(recovery, [SETBACK] * 10 + [HEALTHY] * 20)
+    assert [d.lr_factor for d in found[9:]] == [0.5] * 20 + [1.0]
+
+
+def test_a_calm_stretch_refills_the_attempts():
+    bad = [SETBACK] * 10 + [HEALTHY] * 20
+    found = actions(sf.TrainingRecovery(attempts=1, calm_steps=20), bad * 6)
+    assert set(found.values()) == {"roll_back"}
+    assert len(found) == 6
+
+
+def test_refused_steps_without_attempts_are_left_to_skipping_and_broken_weights_halt():
+    assert actions(sf.TrainingRecovery(attempts=0), [REFUSED] * 20) == {}
+    assert actions(sf.TrainingRecovery(attempts=0), [BROKEN]) == {0: "halt"}
+
+
+def test_moments_can_be_reset_first():
+    recovery = sf.TrainingRecovery(first="reset_moments")
+    assert actions(recovery, [REFUSED] * 8) == {4: "reset_moments", 7: "roll_back"}
+    assert actions(recovery, [BROKEN]) == {0: "roll_back"}
+
+
+def test_a_return_is_taken_back_only_if_there_was_one():
+    recovery = sf.TrainingRecovery(first="reset_moments")
+    assert "take_back" not in actions(recovery, [SETBACK] * 13).values()
+
+
+@given(st.lists(st.sampled_from([HEALTHY, REFUSED, SETBACK, BROKEN]), max_size=80))
+def test_the_attempts_bound_the_returns_and_the_cut(stream):
+    recovery = sf.TrainingRecovery(attempts=2, calm_steps=10_000)
+    found = decisions(recovery, stream)
+    kept = 0
+    for decision in found:
+        kept += (decision.action == "roll_back") - (decision.action == "take_back")
+        assert 0 <= kept <= 2
+        assert decision.lr_factor == 0.5**kept
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"every_steps": 0}, {"keep": 0}, {"attempts": -1}, {"lr_factor": 0.0}, {"lr_factor": 2.0}, {"first": "pray"}],
+)
+def test_settings_that_cannot_work_are_refused(wrong):
+    with pytest.raises(sf.SettingError, match=next(iter(wrong))):
+        sf.TrainingRecovery(**wrong)

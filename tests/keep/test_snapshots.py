@@ -1,0 +1,157 @@
+"""States in memory to return to."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from surefoot.keep.snapshots import SnapshotRing, TrainedState
+
+OPTIMIZERS = {
+    "adamw": lambda p: torch.optim.AdamW(p, 0.1),
+    "fused adamw": lambda p: torch.optim.AdamW(p, 0.1, fused=True),
+    "sgd with momentum": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+    "adagrad": lambda p: torch.optim.Adagrad(p, 0.1),
+    "rprop": lambda p: torch.optim.Rprop(p, 0.1),
+    "lbfgs": lambda p: torch.optim.LBFGS(p, 0.1),
+}
+
+
+class Run:
+    def __init__(self, optimizer="adamw"):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+        self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
+        self.rules = [0]
+        self.state = TrainedState([self.model], self.optimizer, lambda: list(self.rules), self.set_rules)
+        self.data = torch.randn(50, 16, 4)
+        self.steps = 0
+
+    def set_rules(self, rules):
+        self.rules = list(rules)
+
+    def train(self, steps):
+        for _ in range(steps):
+            x = self.data[self.steps % 50]
+
+            def closure(x=x):
+                self.optimizer.zero_grad()
+                loss = self.model(x).square().mean()
+                loss.backward()
+                return loss
+
+            self.optimizer.step(closure)
+            self.steps += 1
+            self.rules[0] += 1
+
+    def bits(self):
+        moments = [list(state.values()) for state in self.optimizer.state.values()]
+        return copy.deepcopy([list(self.model.state_dict().values()), moments, self.rules])
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_return_is_exact_and_training_goes_on_from_there(optimizer):
+    run = Run(optimizer)
+    ring = SnapshotRing(run.state, every_steps=1, keep=2, device_bytes=None)
+    run.train(5)
+    ring.take(5)
+    before = run.bits()
+    run.train(4)
+    after = run.bits()
+    run.steps = 5
+    assert ring.return_to(before=5, tried=0, keep_present=False) == 5
+    assert same(run.bits(), before)
+    run.train(4)
+    assert same(run.bits(), after)
+
+
+def test_a_return_to_before_the_first_step_forgets_the_moments():
+    run = Run()
+    ring = SnapshotRing(run.state, 1, 2, None)
+    ring.take(0)
+    run.train(3)
+    ring.return_to(0, 0, keep_present=False)
+    assert not run.optimizer.state
+    run.steps = 0
+    run.train(3)
+
+
+def test_tensors_stay_the_same_objects():
+    run = Run()
+    ring = SnapshotRing(run.state, 1, 2, None)
+    run.train(2)
+    ring.take(2)
+    pointers = [p.data_ptr() for p in run.model.parameters()]
+    moments = [state["exp_avg"].data_ptr() for state in run.optimizer.state.values()]
+    run.train(2)
+    ring.return_to(2, 0, keep_present=False)
+    assert [p.data_ptr() for p in run.model.parameters()] == pointers
+    assert [state["exp_avg"].data_ptr() for state in run.optimizer.state.values()] == moments
+
+
+def test_learning_rates_are_left_alone():
+    run = Run()
+    ring = SnapshotRing(run.state, 1, 2, None)
+    ring.take(0)
+    run.optimizer.param_groups[0]["lr"] = 0.007
+    ring.return_to(0, 0, keep_present=False)
+    assert run.optimizer.param_groups[0]["lr"] == 0.007
+
+
+def test_states_are_taken_when_due_and_the_oldest_goes():
+    run = Run()
+    ring = SnapshotRing(run.state, every_steps=10, keep=2, device_bytes=None)
+    for step in range(1, 36):
+        ring.take_if_due(step)
+    assert ring.steps == [21, 31]
+
+
+def test_each_try_goes_one_older_and_what_is_younger_than_the_trouble_is_dropped():
+    run = Run()
+    ring = SnapshotRing(run.state, 1, 3, None)
+    for step in (10, 20, 30):
+        run.train(1)
+        ring.take(step)
+    assert ring.return_to(25, 0, keep_present=False) == 20
+    assert ring.steps == [10, 20]
+    assert ring.return_to(25, 1, keep_present=False) == 10
+    assert ring.return_to(25, 2, keep_present=False) is None
+
+
+def test_without_one_old_enough_the_oldest_serves():
+    ring = SnapshotRing(Run().state, 1, 2, None)
+    ring.take(3)
+    assert ring.return_to(1, 0, keep_present=False) == 3
+
+
+def test_a_return_can_be_taken_back():
+    run = Run()
+    ring = SnapshotRing(run.state, 1, 2, None)
+    run.train(2)
+    ring.take(2)
+    run.train(3)
+    left = run.bits()
+    ring.return_to(2, 0, keep_present=True)
+    assert not same(run.bits(), left)
+    run.train(1)
+    assert ring.take_back()
+    assert same(run.bits(), left)
+    assert not ring.take_back()
+
+
+def test_a_settled_return_cannot():
+    run = Run()
+    ring = SnapshotRing(run.state, 1, 2, None)
+    ring.take(0)
+    ring.return_to(0, 0, keep_present=True)
+    ring.settle()
+    assert not ring.take_back()
