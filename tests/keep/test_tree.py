@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter, OrderedDict, defaultdict, namedtuple
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ DTYPES = sorted(
     {
         *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
         *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-        *(torch.bool, torch.complex32, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz),
+        *(torch.bool, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz),
     },
     key=str,
 )
@@ -250,7 +251,7 @@ json_values = st.recursive(
         st.dictionaries(st.sampled_from(["$", "items", "name", "value", "hex", "as", "shape", "dtype"]), inner),
         st.fixed_dictionaries(
             {"$": st.sampled_from(["tuple", "dict", "tensor", "numpy", "float", "set", "numpy.scalar", "counter"])},
-            optional={key: inner for key in ("items", "name", "value", "hex", "as", "shape", "dtype", "metadata")},
+            optional=dict.fromkeys(("items", "name", "value", "hex", "as", "shape", "dtype", "metadata"), inner),
         ),
     ),
     max_leaves=15,
@@ -259,7 +260,5 @@ json_values = st.recursive(
 
 @given(json_values)
 def test_any_json_gives_a_state_or_that_error(plain):
-    try:
+    with suppress(CheckpointError):
         unflatten(plain, {"t": torch.ones(3)})
-    except CheckpointError as error:
-        assert str(error)

@@ -197,7 +197,7 @@ class Flattener:
         copied = np.array(value, order="C")  # the caller may write to its own before this one is on disk
         try:
             stored = torch.from_numpy(copied)
-        except TypeError:  # dates, text, the other byte order
+        except (TypeError, ValueError):  # dates, text, the other byte order
             stored = torch.frombuffer(bytearray(copied.tobytes()) or bytearray(1), dtype=torch.uint8)[: copied.nbytes]
         name = self._keep(stored, path)
         self.owners[name].add(path[0] if path else "")
