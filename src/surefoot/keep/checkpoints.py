@@ -307,13 +307,14 @@ class CheckpointManager:
         }
 
     def _start(self, job: _Job, blocking: bool) -> None:
-        if blocking:
+        # When the main thread is over, at exit, nobody waits for new threads any more.
+        if blocking or not threading.main_thread().is_alive():
             self._write(job)
             return
         self._writer = threading.Thread(target=self._write, args=(job,), name="surefoot-checkpoint", daemon=False)
         try:
             self._writer.start()
-        except RuntimeError:  # the interpreter is ending and starts no more threads
+        except RuntimeError:  # no more threads are to be had
             self._writer = None
             self._write(job)
 
