@@ -49,7 +49,8 @@ from surefoot.detect.spike import Spike
 from surefoot.detect.vanish import Vanishing
 from surefoot.diagnose.doctor.checks import Check, Examination
 from surefoot.diagnose.doctor.notebook import debug_training_stability
-from surefoot.errors import SettingError, SurefootError, TrainingHalted, UsageError
+from surefoot.errors import CheckpointError, SettingError, SurefootError, TrainingHalted, UsageError
+from surefoot.keep.checkpoints import CheckpointManager
 from surefoot.observe.monitor import GradientMonitor
 from surefoot.observe.parameters import parameter_report
 from surefoot.observe.watch import Watch
@@ -65,6 +66,8 @@ __all__ = [
     "AdaptiveUnitClip",
     "CentralizeGradients",
     "Check",
+    "CheckpointError",
+    "CheckpointManager",
     "ClipByNorm",
     "ClipByQuantile",
     "ClipByValue",

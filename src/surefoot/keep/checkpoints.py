@@ -1,0 +1,404 @@
+"""`CheckpointManager`: when to save, in the background, what to keep, and what to load.
+
+A save copies the state (training waits for that alone) and hands it to a short-lived thread, which writes one folder
+(`keep/storage.py`) and then deletes what is no longer needed (`keep/shelf.py`). The thread is not a daemon: a script
+that ends waits for its last checkpoint. There is one at a time.
+
+A checkpoint is good when it is finite and the detectors were quiet. One that is not is kept apart as evidence: it is
+never the best, and `load("good")` never gives it.
+
+Watching never kills: a full disk or a vanished folder is one warning, training goes on, and the save stays due. Only a
+state that cannot be saved at all raises, in the caller, at the first save.
+
+With several processes every rank saves its part at the same step, by itself. So that they stay in step, saves fall on
+multiples of `every_steps` alone, and wait for a writer that is still busy.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch.distributed as dist
+
+from surefoot.errors import UsageError, require
+from surefoot.keep.due import Due
+from surefoot.keep.folders import discard, sweep
+from surefoot.keep.loading import Loaded, load_first, load_path, load_step, shelves
+from surefoot.keep.shelf import Shelved, by_metric, last_number, look, part_name, rank_of, to_discard, whole_ones
+from surefoot.keep.staging import Staged, stage
+from surefoot.keep.storage import flatten_for, write_flat
+from surefoot.keep.troubles import Troubles
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from types import TracebackType
+
+    from torch import Tensor
+
+Which = Literal["latest", "good", "best"]
+
+SLOW_SECONDS = 1.0
+"""A save in vain that took longer than this is tried again only after ten times as long, or training would crawl."""
+
+_CLOCKS_DIFFER = (
+    "`every_minutes` cannot be used with several processes: their clocks would have them save different steps, and "
+    "none would be whole. Use `every_steps`, or call `save` when all ranks have agreed to."
+)
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """One checkpoint, as its manifest tells it."""
+
+    step: int
+    path: Path
+    """The folder; of several processes, the part of this one."""
+    good: bool
+    """Finite and quiet: something to go back to."""
+    finite: bool
+    quiet: bool
+    best: bool
+    """Whether it is the good one with the lowest metric."""
+    metric: float | None
+    reasons: tuple[str, ...]
+    """Why it was not quiet."""
+    saved_at: str
+    """When, in UTC, as ISO 8601."""
+    bytes: int
+
+
+class _Job(NamedTuple):
+    """One state on its way to the disk."""
+
+    step: int
+    staged: Staged
+    plain: Any
+    tensors: dict[str, Tensor]
+    judged: set[str]
+    facts: dict[str, Any]
+    started: float
+    line: int
+
+
+class CheckpointManager:
+    """Saves a training state every so often, keeps what is worth keeping, and loads what is whole.
+
+    >>> import tempfile, torch
+    >>> model = torch.nn.Linear(2, 1)
+    >>> with CheckpointManager(tempfile.mkdtemp(), every_steps=10) as manager:
+    ...     for step in range(1, 31):
+    ...         if manager.due(step):
+    ...             _ = manager.save({"model": model.state_dict()}, step, blocking=True)
+    >>> manager.load().step
+    30
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        every_steps: int | None = 1_000,
+        every_minutes: float | None = None,
+        keep_last: int = 3,
+        keep_evidence: int = 1,
+        signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1),
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        """Nothing is written before the first save; leftovers of killed processes are removed.
+
+        Args:
+            folder: the run folder; checkpoints go into `checkpoints/` in it.
+            every_steps: a save is due at every multiple of this.
+            every_minutes: and when this long has passed since the last one. For a single process.
+            keep_last: how many good checkpoints stay, beside the best.
+            keep_evidence: how many of those that are not good stay.
+            signals: at which a `TrainingStabilizer` finishes the step, saves and ends.
+            rank: this process among those that save together; by default as torch.distributed has it. Where rank 0
+                alone saves, as can be done under DDP, give it `rank=0, world_size=1`.
+            world_size: how many they are.
+        """
+        _check_settings(every_steps, every_minutes, keep_last, keep_evidence, rank, world_size)
+        self.folder = Path(folder)
+        self.every_steps, self.every_minutes = every_steps, every_minutes
+        self.keep_last, self.keep_evidence = keep_last, keep_evidence
+        self.signals = tuple(signals)
+        self.postponed = 0
+        """Saves that were not made when asked for, because another was being written or had just failed."""
+        self._given = (rank, world_size)
+        require(every_minutes is None or self.world_size == 1, _CLOCKS_DIFFER)
+        self._due = Due(every_steps, every_minutes)
+        self._troubles = Troubles()
+        self._process = os.getpid()
+        self._lock = threading.RLock()
+        self._writer: threading.Thread | None = None
+        self._not_before = 0.0
+        self._there = self._place.is_dir()
+        self._alone_told = False
+        with suppress(OSError):  # not there yet, or trouble that the first save will tell about
+            sweep(self._place, lambda name: rank_of(name) == self.rank)
+
+    @property
+    def rank(self) -> int:
+        """This process among those that save together."""
+        given = self._given[0]
+        return given if given is not None else dist.get_rank() if _distributed() else 0
+
+    @property
+    def world_size(self) -> int:
+        """How many processes save together."""
+        given = self._given[1]
+        return given if given is not None else dist.get_world_size() if _distributed() else 1
+
+    @property
+    def last_error(self) -> BaseException | None:
+        """What the last save failed of; `None` after one that worked."""
+        return self._troubles.last_error
+
+    # ---- saving -----------------------------------------------------------------------------------------------------
+
+    def due(self, step: int) -> bool:
+        """Whether the state should be saved after this step. Stays so until a good one is on the disk."""
+        return self._due.at(step, together=self.world_size > 1)
+
+    def save(
+        self,
+        tree: Any,
+        step: int,
+        *,
+        quiet: bool = True,
+        reasons: Sequence[str] = (),
+        metric: float | None = None,
+        blocking: bool = False,
+        unchecked: Collection[str] = (),
+        staged: Staged | None = None,
+    ) -> bool:
+        """Save a state in the background. True if it is under way; if `blocking`, if it is on the disk.
+
+        Args:
+            tree: nested dictionaries and lists of tensors and plain values, such as state dicts.
+            step: optimizer steps so far.
+            quiet: whether the detectors had nothing to say.
+            reasons: what they said.
+            metric: what the best is chosen by; lower is better.
+            blocking: wait for the disk.
+            unchecked: keys of `tree` whose tensors may hold NaN and Inf.
+            staged: a copy of the state that was taken already; then `tree` is not looked at.
+        """
+        self._check(step)
+        with self._lock:
+            if not self._free(wait=blocking or self.world_size > 1):
+                self.postponed += 1
+                return False
+            started, line = time.monotonic(), self._due.begin(step)
+            try:
+                staged = stage(tree) if staged is None else staged
+                flat = flatten_for(staged.tree, unchecked)
+                job = _Job(step, staged, *flat, self._facts(quiet, reasons, metric), started, line)
+            except UsageError:
+                self._due.end(step, line, good=False)
+                raise
+            except Exception as error:  # no memory for a copy, say: training must go on
+                self._troubles.failed(error, step, self._place)
+                self._due.end(step, line, good=False)
+                return False
+            self._start(job, blocking)
+        return self.last_error is None if blocking else True
+
+    def wait(self) -> None:
+        """Return when nothing is being written any more."""
+        if self._writer is not None and self._writer is not threading.current_thread():
+            self._writer.join()
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.wait()
+
+    # ---- what there is ----------------------------------------------------------------------------------------------
+
+    def checkpoints(self) -> list[CheckpointInfo]:
+        """Those that are whole as far as manifests and sizes tell, newest first."""
+        newest_first = whole_ones(shelves(self._place))
+        best = by_metric(newest_first)[:1]
+        return [self._info(each, each in best) for each in newest_first if self.rank in each.paths]
+
+    def load(self, which: Which | int | os.PathLike[str] = "latest") -> Loaded | None:
+        """Read a state back, every byte verified. Waits for one that is being written.
+
+        `"latest"` is the newest that is finite, `"good"` the newest that is quiet too, `"best"` the good one with the
+        lowest metric. One that turns out to be damaged is passed over with a warning. `None` if there is none of the
+        kind; `CheckpointError` if all are damaged. A step or a path means that one and no other.
+        """
+        self.wait()
+        if isinstance(which, os.PathLike):
+            loaded: Loaded | None = load_path(Path(which))
+        elif type(which) is int:
+            loaded = load_step(self._place, which, self.rank, self.world_size)
+        elif which in ("latest", "good", "best"):
+            loaded = load_first(self._place, str(which), self.rank, self.world_size)
+        else:
+            raise UsageError(
+                f"`which` must be 'latest', 'good', 'best', a step or a pathlib.Path; got {which!r}. "
+                "For a folder given as text use `load(Path(text))`."
+            )
+        if loaded is not None:
+            self._due.restart(loaded.step)
+        return loaded
+
+    def _info(self, shelved: Shelved, best: bool) -> CheckpointInfo:
+        manifest = shelved.manifests[self.rank]
+        return CheckpointInfo(
+            step=shelved.step,
+            path=shelved.paths[self.rank],
+            good=shelved.good,
+            finite=shelved.finite,
+            quiet=shelved.quiet,
+            best=best,
+            metric=shelved.metric,
+            reasons=tuple(str(reason) for reason in manifest.facts.get("reasons") or ()),
+            saved_at=manifest.saved_at,
+            bytes=manifest.bytes,
+        )
+
+    # ---- writing ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _place(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def _check(self, step: int) -> None:
+        if os.getpid() != self._process:
+            raise UsageError(
+                "this CheckpointManager was made in another process, before a fork, and two would write the same "
+                "files. Make it in the process that saves."
+            )
+        if type(step) is not int or not 0 <= step < 10**18:
+            raise UsageError(f"`step` must be a whole number of at least 0; got {step!r}.")
+        if self.every_minutes is not None and self.world_size > 1:
+            raise UsageError(_CLOCKS_DIFFER)
+
+    def _free(self, wait: bool) -> bool:
+        """Whether a save can start now."""
+        if wait:
+            self.wait()
+            return True
+        busy = self._writer is not None and self._writer.is_alive()
+        return not busy and time.monotonic() >= self._not_before
+
+    def _facts(self, quiet: bool, reasons: Sequence[str], metric: float | None) -> dict[str, Any]:
+        number = None if metric is None else float(metric)
+        return {
+            "quiet": bool(quiet),
+            "reasons": [str(reason) for reason in reasons],
+            "metric": number if number is None or math.isfinite(number) else repr(number),
+            "rank": self.rank,
+            "world_size": self.world_size,
+        }
+
+    def _start(self, job: _Job, blocking: bool) -> None:
+        # When the main thread is over, at exit, nobody waits for new threads any more.
+        if blocking or not threading.main_thread().is_alive():
+            self._write(job)
+            return
+        self._writer = threading.Thread(target=self._write, args=(job,), name="surefoot-checkpoint", daemon=False)
+        try:
+            self._writer.start()
+        except RuntimeError:  # no more threads are to be had
+            self._writer = None
+            self._write(job)
+
+    def _write(self, job: _Job) -> None:
+        good = finite = False
+        try:
+            job.staged.wait()
+            self._notice_vanished()
+            job.facts["number"] = 1 + last_number(self._place)
+            place = self._place / part_name(job.step, job.facts["rank"])
+            manifest = write_flat(place, job.plain, job.tensors, job.judged, job.facts, step=job.step)
+            finite = manifest.facts["finite"]
+            good = finite and job.facts["quiet"]
+            self._there = True
+            self._troubles.works_again(job.step)
+            self._discard_old(job)
+        except Exception as error:  # whatever it is, training must go on
+            self._troubles.failed(error, job.step, self._place)
+        finally:
+            now = time.monotonic()
+            took = now - job.started
+            self._not_before = now + 10 * took if not finite and took > SLOW_SECONDS else 0.0
+            self._due.end(job.step, job.line, good)
+
+    def _notice_vanished(self) -> None:
+        if self._there and not self._place.exists():
+            self._troubles.tell("vanished", f"{self._place} has vanished with the checkpoints in it; it is made anew.")
+
+    def _discard_old(self, job: _Job) -> None:
+        rank, world_size = job.facts["rank"], job.facts["world_size"]
+        try:
+            steps = look(self._place)
+            for path in to_discard(steps, rank, world_size, self.keep_last, self.keep_evidence):
+                discard(path)
+        except OSError as error:
+            self._troubles.tell("discard", f"an old checkpoint could not be deleted: {error}.")
+            return
+        lacking = [each for each in steps if each.missing]
+        if rank == 0 and len(lacking) > 2 and len(lacking) == len(steps) and not self._alone_told:
+            self._alone_told = True
+            self._troubles.tell(
+                "alone",
+                f"no checkpoint is whole: the parts of ranks {lacking[0].missing[:8]} never came. Every rank must call "
+                "`save`; where rank 0 alone saves, give the CheckpointManager `rank=0, world_size=1`.",
+            )
+
+    # ---- copies -----------------------------------------------------------------------------------------------------
+
+    def __reduce__(self) -> Any:
+        """A copy has the settings, and no writer."""
+        settings = ("every_steps", "every_minutes", "keep_last", "keep_evidence", "signals")
+        rank, world_size = self._given
+        made = partial(type(self), rank=rank, world_size=world_size, **{name: getattr(self, name) for name in settings})
+        return made, (self.folder,)
+
+    def __repr__(self) -> str:
+        settings = f"every_steps={self.every_steps}, every_minutes={self.every_minutes}, keep_last={self.keep_last}"
+        return f"CheckpointManager({str(self.folder)!r}, {settings})"
+
+
+def _check_settings(
+    every_steps: int | None,
+    every_minutes: float | None,
+    keep_last: int,
+    keep_evidence: int,
+    rank: int | None,
+    world_size: int | None,
+) -> None:
+    require(
+        every_steps is None or (type(every_steps) is int and every_steps >= 1),
+        f"`every_steps` must be a whole number of at least 1, or None; got {every_steps!r}.",
+    )
+    require(
+        every_minutes is None or every_minutes > 0,
+        f"`every_minutes` must be more than 0, or None; got {every_minutes!r}.",
+    )
+    require(keep_last >= 1, f"`keep_last` must be at least 1, or there is nothing to go back to; got {keep_last!r}.")
+    require(keep_evidence >= 0, f"`keep_evidence` must be at least 0; got {keep_evidence!r}.")
+    require(
+        (rank is None) == (world_size is None) and (rank is None or 0 <= rank < (world_size or 0)),
+        f"`rank` and `world_size` go together, with rank below world_size; got {rank!r} and {world_size!r}. "
+        "Leave both out to take them from torch.distributed.",
+    )
+
+
+def _distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()

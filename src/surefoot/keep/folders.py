@@ -1,0 +1,132 @@
+"""Folders that appear whole or not at all, and the leftovers of those that were being written.
+
+A new folder is filled under a hidden name beside its place, synced to the disk and renamed. One that is already there
+is moved aside first, and put back by `sweep` should the process die in between. A folder that is deleted gets a hidden
+name first, so that nobody ever sees half of it.
+
+Hidden names say which process they belong to, by its number and when it started (numbers are used again, most of all in
+containers): leftovers of dead processes can be told from work in progress on the same machine. A process on another
+machine cannot be seen; give each rank its own names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import sys
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_HIDDEN = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)-(?P<born>\d+)-[0-9a-f]{8}\.(?P<why>part|old|gone)")
+
+
+@contextmanager
+def new_folder(place: Path) -> Iterator[Path]:
+    """Gives a hidden folder to fill; it takes its place when the body is done, and vanishes if the body raises."""
+    make_folder(place.parent)
+    hidden = _hidden_beside(place, "part")
+    try:
+        hidden.mkdir()
+        yield hidden
+        sync(hidden)
+        _put_in_place(hidden, place)
+    except BaseException:
+        _remove(hidden)
+        raise
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, so that they are still there after a power cut."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    sync(path.parent)
+
+
+def sync(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def discard(folder: Path) -> None:
+    """Delete a folder: out of sight at once, then file by file."""
+    gone = _hidden_beside(folder, "gone")
+    folder.rename(gone)
+    _remove(gone)
+
+
+def sweep(parent: Path, ours: Callable[[str], bool]) -> None:
+    """Remove what dead processes left half done, of those folders whose name `ours` accepts.
+
+    A whole folder that was moved aside for a new one that never came is put back.
+    """
+    for path in list(parent.iterdir()):
+        found = _HIDDEN.fullmatch(path.name)
+        if found is None or not ours(found["name"]) or _alive(int(found["pid"]), int(found["born"])):
+            continue
+        place = path.with_name(found["name"])
+        if found["why"] == "old" and not os.path.lexists(place):
+            path.rename(place)
+        else:
+            _remove(path)
+
+
+def _hidden_beside(place: Path, why: str) -> Path:
+    pid = os.getpid()
+    return place.with_name(f".{place.name}.{pid}-{_born(pid) or 0}-{secrets.token_hex(4)}.{why}")
+
+
+def _put_in_place(hidden: Path, place: Path) -> None:
+    aside = _hidden_beside(place, "old") if os.path.lexists(place) else None
+    if aside is not None:
+        place.rename(aside)
+    try:
+        hidden.rename(place)
+    except BaseException:
+        if aside is not None:
+            aside.rename(place)
+        raise
+    sync(place.parent)
+    if aside is not None:
+        _remove(aside)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _born(pid: int) -> int | None:
+    """When a process started, in ticks since boot; `None` if there is none, or only its remains."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _alive(pid: int, born: int) -> bool:
+    now = _born(pid)
+    if now is not None or sys.platform == "linux":
+        return now == born
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,105 @@
+"""Choose a checkpoint and read it, every byte verified; pass over a damaged one, and say so.
+
+Of a step that several processes saved, each verifies every part, though it needs its own alone: a rank that found its
+part damaged and fell back by itself would train on with another state than the rest. That costs reading everything on
+every rank, and needs no word between them.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from surefoot.errors import CheckpointError
+from surefoot.keep.shelf import Shelved, by_metric, look, part_name, whole_ones
+from surefoot.keep.storage import read, verify
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+log = logging.getLogger("surefoot")
+
+_ASKED_FOR = {"latest": "finite", "good": "finite and quiet", "best": "good and has a metric"}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A state that was read back, and where from."""
+
+    step: int
+    path: Path
+    """The folder; of several processes, the part of this one."""
+    tree: Any
+    """The state as it was saved, its tensors on the CPU."""
+    facts: dict[str, Any]
+    """What the manifest tells: `finite`, `quiet`, `reasons`, `metric`, versions."""
+
+
+def load_path(path: Path) -> Loaded:
+    """One folder, whatever it is part of. Raises `CheckpointError`."""
+    manifest, tree = read(path)
+    return Loaded(manifest.step, path, tree, manifest.facts)
+
+
+def load_step(place: Path, step: int, rank: int, world_size: int) -> Loaded:
+    """One step and no other. Raises `CheckpointError`."""
+    steps = {each.step: each for each in shelves(place)}
+    if step not in steps:
+        raise CheckpointError(f"there is no checkpoint of step {step} in {place}; there are {sorted(steps)}.")
+    if fault := steps[step].fault:
+        raise CheckpointError(fault)
+    return _load(steps[step], rank, world_size)
+
+
+def load_first(place: Path, which: str, rank: int, world_size: int) -> Loaded | None:
+    """The first that is whole of those asked for; `None` if there is none, `CheckpointError` if all are damaged."""
+    steps = shelves(place)
+    faults = {each.step: each.fault for each in steps if each.fault is not None}
+    passed_over = []
+    for each in _candidates(whole_ones(steps), which):
+        try:
+            loaded = _load(each, rank, world_size)
+        except CheckpointError as error:
+            faults[each.step] = str(error)
+            passed_over.append(each.step)
+            continue
+        passed_over += [step for step in faults if step > each.step and step not in passed_over]
+        for step in passed_over:
+            log.warning("checkpoint %s It is passed over; step %d is loaded instead.", faults[step], each.step)
+        return loaded
+    if faults:
+        found = " ".join(faults[step] for step in sorted(faults, reverse=True))
+        raise CheckpointError(f"no checkpoint in {place} can be loaded: {found}")
+    if steps:
+        log.warning("none of the %d checkpoints in %s is %s: none is loaded.", len(steps), place, _ASKED_FOR[which])
+    return None
+
+
+def shelves(place: Path) -> list[Shelved]:
+    """The steps in a folder, none if it is not there. Raises `CheckpointError`."""
+    try:
+        return look(place)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointError(f"{place} cannot be read: {error.strerror}.") from error
+
+
+def _candidates(newest_first: list[Shelved], which: str) -> list[Shelved]:
+    if which == "best":
+        return by_metric(newest_first)
+    return [each for each in newest_first if (each.good if which == "good" else each.finite)]
+
+
+def _load(shelved: Shelved, rank: int, world_size: int) -> Loaded:
+    count = len(shelved.manifests)
+    if count != world_size:
+        raise CheckpointError(
+            f"{part_name(shelved.step, 0)}: it was saved by {count} process(es) and this run has {world_size}; "
+            "run as many, or load a single part by its path."
+        )
+    for other, path in shelved.paths.items():
+        if other != rank:
+            verify(path)
+    return load_path(shelved.paths[rank])

@@ -1,0 +1,179 @@
+"""Read the JSON value that `keep/tree.py` makes of a state: the half that takes input from strangers.
+
+There is a fixed table of kinds; nothing that the input names is imported or called, and whatever is wrong with it
+becomes one `CheckpointError`.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from surefoot.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MARK = "$"
+"""The key by which an object is known to stand for something that JSON does not have."""
+
+DEEPEST = 100
+"""Levels of nesting beyond which a state is a mistake (a list that holds itself) or an attack."""
+
+NUMPY_DTYPE = re.compile(r"[<>|][biufcSUVmM]\d{1,9}(\[\w{1,8}\])?")
+"""Numbers, text, bytes and dates of fixed size; no objects, no records."""
+
+
+def unflatten(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The state that `flatten` was given. Raises `CheckpointError` for anything it cannot have made."""
+    try:
+        return _Reader(tensors).value(plain, 0)
+    except CheckpointError:
+        raise
+    except Exception as error:  # input from strangers: whatever it sets off is a fault of the file
+        raise CheckpointError(f"the state is not one that surefoot wrote: {type(error).__name__}: {error}") from error
+
+
+class _Reader:
+    """Reads one JSON value; every method may raise whatever it likes, `unflatten` makes one error of it."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._made: dict[str, tuple[Any, Tensor]] = {}
+
+    def value(self, plain: Any, depth: int) -> Any:
+        if depth > DEEPEST:
+            raise CheckpointError(f"the state is nested more than {DEEPEST} levels deep.")
+        if plain is None or type(plain) in (bool, int, float, str):
+            return plain
+        if type(plain) is list:
+            return self._items(plain, depth)
+        if type(plain) is not dict:
+            raise CheckpointError(f"the state holds a {type(plain).__name__}, which is no JSON value.")
+        if MARK not in plain:
+            return {key: self.value(inner, depth + 1) for key, inner in plain.items()}
+        kind = plain[MARK]
+        if type(kind) is not str or kind not in _KINDS:
+            raise CheckpointError(
+                f"the state holds a value of the kind {kind!r:.80}, which this surefoot does not know."
+            )
+        return _KINDS[kind](self, plain, depth)
+
+    def _items(self, plain: Any, depth: int) -> list[Any]:
+        return [self.value(inner, depth + 1) for inner in _expect(plain, list)]
+
+    def _pairs(self, plain: dict[str, Any], depth: int) -> list[tuple[Any, Any]]:
+        pairs = [_expect(pair, list) for pair in _expect(plain["items"], list)]
+        found = [(self.value(key, depth + 1), self.value(inner, depth + 1)) for key, inner in pairs]
+        if any(isinstance(key, Tensor) for key, _ in found):
+            raise CheckpointError("the state has a tensor as a key.")
+        return found
+
+    def ordered(self, plain: dict[str, Any], depth: int) -> OrderedDict[Any, Any]:
+        found: Any = OrderedDict(self._pairs(plain, depth))
+        if "metadata" in plain:
+            found._metadata = self.value(plain["metadata"], depth + 1)
+        return found  # type: ignore[no-any-return]
+
+    def counter(self, plain: dict[str, Any], depth: int) -> Counter[Any]:
+        return Counter(dict(self._pairs(plain, depth)))
+
+    def tensor(self, plain: dict[str, Any], depth: int) -> Tensor:
+        name, notes = plain["name"], (plain.get("as"), plain.get("shape"))
+        if name in self._made and self._made[name][0] == notes:
+            return self._made[name][1]
+        tensor = self._stored(name)
+        if notes[0] == "complex":
+            tensor = torch.view_as_complex(tensor)
+        elif notes[0] is not None:
+            tensor = tensor.view(_dtype(notes[0])).reshape(_shape(notes[1]))
+        self._made[name] = (notes, tensor)
+        return tensor
+
+    def array(self, plain: dict[str, Any], depth: int) -> np.ndarray:
+        dtype, stored = _numpy_dtype(plain["dtype"]), self._stored(plain["name"]).numpy()
+        if stored.dtype != dtype:
+            stored = np.frombuffer(bytearray(_expect_bytes(stored)), dtype=dtype)
+        return stored.reshape(_shape(plain["shape"]))
+
+    def _stored(self, name: Any) -> Tensor:
+        tensor = self._tensors.get(_expect(name, str))
+        if tensor is None:
+            raise CheckpointError(f"the state names a tensor {name!r:.80} that is not there.")
+        return tensor
+
+
+def _expect(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise CheckpointError(f"the state holds a {type(value).__name__} where a {kind.__name__} belongs.")
+    return value
+
+
+def _expect_bytes(stored: np.ndarray) -> bytes:
+    if stored.dtype != np.uint8 or stored.ndim != 1:
+        raise CheckpointError(f"the state calls an array of {stored.dtype} a row of bytes.")
+    return stored.tobytes()
+
+
+def _shape(value: Any) -> list[int]:
+    sizes: list[int] = [_expect(size, int) for size in _expect(value, list)]
+    if any(size < 0 for size in sizes):  # -1 would mean "whatever fits"
+        raise CheckpointError(f"the state holds the shape {sizes}.")
+    return sizes
+
+
+def _dtype(value: Any) -> torch.dtype:
+    found = getattr(torch, _expect(value, str).removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise CheckpointError(f"the state names the dtype {value!r:.80}, which this torch does not have.")
+    return found
+
+
+def _numpy_dtype(value: Any) -> np.dtype[Any]:
+    if not NUMPY_DTYPE.fullmatch(_expect(value, str)):
+        raise CheckpointError(f"the state names the NumPy dtype {value!r:.80}, which is not plain numbers or text.")
+    dtype: np.dtype[Any] = np.dtype(value)
+    return dtype
+
+
+def _scalar(plain: dict[str, Any]) -> Any:
+    return np.frombuffer(bytes.fromhex(_expect(plain["hex"], str)), dtype=_numpy_dtype(plain["dtype"])).reshape(())[()]
+
+
+def _read_float(value: Any) -> float:
+    if type(value) is str and value not in ("nan", "inf", "-inf"):
+        raise CheckpointError(f"the state holds the number {value!r:.80}.")
+    return float(value)
+
+
+def _read_part(reader: _Reader, value: Any, depth: int) -> float:
+    return float(_expect(reader.value(value, depth + 1), float))
+
+
+_KINDS: dict[str, Callable[[_Reader, dict[str, Any], int], Any]] = {
+    "tuple": lambda reader, plain, depth: tuple(reader._items(plain["items"], depth)),
+    "set": lambda reader, plain, depth: set(reader._items(plain["items"], depth)),
+    "frozenset": lambda reader, plain, depth: frozenset(reader._items(plain["items"], depth)),
+    "dict": lambda reader, plain, depth: dict(reader._pairs(plain, depth)),
+    "ordered": _Reader.ordered,
+    "counter": _Reader.counter,
+    "tensor": _Reader.tensor,
+    "numpy": _Reader.array,
+    "numpy.scalar": lambda reader, plain, depth: _scalar(plain),
+    "float": lambda reader, plain, depth: _read_float(_expect(plain["value"], str)),
+    "int": lambda reader, plain, depth: int(_expect(plain["hex"], str), 16),
+    "str": lambda reader, plain, depth: bytes.fromhex(plain["hex"]).decode("utf-8", "surrogatepass"),
+    "bytes": lambda reader, plain, depth: base64.b64decode(_expect(plain["base64"], str), validate=True),
+    "complex": lambda reader, plain, depth: complex(
+        _read_part(reader, plain["real"], depth), _read_part(reader, plain["imag"], depth)
+    ),
+    "torch.dtype": lambda reader, plain, depth: _dtype(plain["value"]),
+    "torch.device": lambda reader, plain, depth: torch.device(_expect(plain["value"], str)),
+    "torch.Size": lambda reader, plain, depth: torch.Size(_shape(plain["value"])),
+}

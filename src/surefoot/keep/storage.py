@@ -1,0 +1,277 @@
+"""One checkpoint is one folder that is whole or not there, and that tells when a single bit of it has changed.
+
+    tensors.safetensors   every tensor, by its path in the state
+    state.json            the rest of the state, see `keep/tree.py`
+    manifest.json         schema, step, time, facts (finite, quiet, …), size and checksum of the two files above
+
+The manifest guards itself: it holds a checksum of its own content, and its text must be byte for byte what writing its
+content again gives. So every flipped bit and every truncation, in any of the three, is found.
+
+The folder appears under its name when everything in it is on the disk, see `keep/folders.py`.
+
+Reading trusts nothing: names are fixed, links and devices are refused, checksums come first, tensors go through
+safetensors and the rest through JSON. Nothing is ever unpickled. What checksums do not do is tell who wrote a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import sys
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from surefoot.errors import CheckpointError
+from surefoot.keep.folders import new_folder
+from surefoot.keep.tensor_file import CHUNK_BYTES, HashedFile, write_tensors
+from surefoot.keep.tree import Flattener, unflatten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+    from pathlib import Path
+
+SCHEMA = 1
+TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
+LARGEST_MANIFEST = 64 << 20
+"""Bytes beyond which a file is no manifest: it is read into memory before anything is known about it."""
+
+
+class Contents(NamedTuple):
+    """What a checkpoint holds, before it is put together again."""
+
+    facts: dict[str, Any]
+    plain: Any
+    tensors: dict[str, Tensor]
+
+
+MIGRATIONS: dict[int, Callable[[Contents], Contents]] = {}
+"""For every older schema the function that brings its contents to the next one."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is known about a checkpoint without reading its tensors."""
+
+    schema: int
+    """The version of the format it was written in."""
+    step: int
+    saved_at: str
+    """When, in UTC, as ISO 8601."""
+    facts: dict[str, Any]
+    """`finite`, `broken` (names), `surefoot` and `torch` versions, and what the writer added."""
+    files: dict[str, dict[str, Any]]
+    """Bytes and SHA-256 of each file."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of the files on disk, the manifest's own left out."""
+        return sum(int(facts["bytes"]) for facts in self.files.values())
+
+
+# ---- writing ------------------------------------------------------------------------------------------------------
+
+
+def write(folder: Path, tree: Any, facts: dict[str, Any], *, step: int, unchecked: Collection[str] = ()) -> Manifest:
+    """Write a state as the checkpoint `folder`, at once or not at all. Keys in `unchecked` may hold NaN and Inf."""
+    return write_flat(folder, *flatten_for(tree, unchecked), facts, step=step)
+
+
+def flatten_for(tree: Any, unchecked: Collection[str] = ()) -> tuple[Any, dict[str, Tensor], set[str]]:
+    """The JSON value, the tensors, and the names of those that must be finite."""
+    flattener = Flattener()
+    plain = flattener.plain(tree)
+    return plain, flattener.tensors, {name for name, keys in flattener.owners.items() if keys - set(unchecked)}
+
+
+def write_flat(
+    folder: Path, plain: Any, tensors: dict[str, Tensor], judged: set[str], facts: dict[str, Any], *, step: int
+) -> Manifest:
+    """`write`, for a state that is flattened already."""
+    with new_folder(folder) as hidden:
+        return _write_files(hidden, plain, tensors, judged, facts, step)
+
+
+def _write_files(
+    hidden: Path, plain: Any, tensors: dict[str, Tensor], judged: set[str], facts: dict[str, Any], step: int
+) -> Manifest:
+    files = {}
+    with HashedFile(hidden / TENSORS) as file:
+        broken = write_tensors(file, tensors, judged)
+        files[TENSORS] = file.facts
+    with HashedFile(hidden / STATE) as file:
+        file.write((json.dumps(plain, allow_nan=False) + "\n").encode())
+        files[STATE] = file.facts
+    found = {"finite": not broken, "broken": broken, **_versions()}
+    saved_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    manifest = Manifest(SCHEMA, step, saved_at, {**facts, **found}, files)
+    with HashedFile(hidden / MANIFEST) as file:
+        file.write(_rendered(vars(manifest)))
+    return manifest
+
+
+def _versions() -> dict[str, str]:
+    return {"surefoot": str(sys.modules["surefoot"].__version__), "torch": str(torch.__version__)}
+
+
+def _rendered(content: dict[str, Any]) -> bytes:
+    """The text of a manifest; the only one its content can have."""
+    guarded = {**content, "checksum": _checksum(content)}
+    return (json.dumps(guarded, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+# ---- reading ------------------------------------------------------------------------------------------------------
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest, if it is what was written. The other files must be there with the right size; no more is looked at.
+
+    Raises `CheckpointError`.
+    """
+    path = folder / MANIFEST
+    with _opened(path) as descriptor:
+        if os.fstat(descriptor).st_size > LARGEST_MANIFEST:
+            raise _fault(path, f"it is larger than {LARGEST_MANIFEST:,} bytes, which no manifest is")
+        text = b"".join(_read_chunks(descriptor))
+    manifest = _parsed(path, text)
+    for name in (TENSORS, STATE):
+        with _opened(folder / name) as descriptor:
+            size, expected = os.fstat(descriptor).st_size, manifest.files[name]["bytes"]
+        if size != expected:
+            raise _fault(folder / name, f"it has {size:,} bytes where the manifest says {expected:,}")
+    return manifest
+
+
+def verify(folder: Path) -> Manifest:
+    """Read every byte and compare the checksums. Raises `CheckpointError` with the file and the fault."""
+    manifest = read_manifest(folder)
+    for name in (TENSORS, STATE):
+        digest = hashlib.sha256()
+        with _opened(folder / name) as descriptor:
+            for chunk in _read_chunks(descriptor):
+                digest.update(chunk)
+        if digest.hexdigest() != manifest.files[name]["sha256"]:
+            raise _fault(folder / name, "its checksum is not the one it was written with, so its content has changed")
+    return manifest
+
+
+def read(folder: Path) -> tuple[Manifest, Any]:
+    """The manifest and the state, verified. Raises `CheckpointError` with the file and the fault."""
+    manifest = verify(folder)
+    contents = Contents(dict(manifest.facts), _read_state(folder / STATE), _read_tensors(folder / TENSORS))
+    try:
+        for schema in range(manifest.schema, SCHEMA):
+            contents = MIGRATIONS[schema](contents)
+        tree = unflatten(contents.plain, contents.tensors)
+    except Exception as error:  # a migration takes input from strangers too
+        raise _fault(folder / STATE, str(error).rstrip(".") or repr(error)) from error
+    return replace(manifest, facts=contents.facts), tree
+
+
+def _read_state(path: Path) -> Any:
+    with _opened(path) as descriptor:
+        text = b"".join(_read_chunks(descriptor))
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _fault(path, f"it is not JSON ({error}){_pickled(text)}") from error
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            # Copied, since the library may hand out the file's own pages, and the file may be deleted or cut later.
+            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+    except Exception as error:  # the library's own error has no documented base
+        with _opened(path) as descriptor:
+            start = os.read(descriptor, 16)
+        raise _fault(path, f"safetensors refuses it ({error}){_pickled(start)}") from error
+
+
+def _parsed(path: Path, text: bytes) -> Manifest:
+    """A manifest from its text. One of an older schema that can be migrated is taken as it is."""
+    try:
+        content = json.loads(text)
+        said = content.pop("checksum")
+        schema = content["schema"]
+    except (ValueError, RecursionError, AttributeError, TypeError, KeyError) as error:
+        raise _fault(path, f"it is not a manifest{_pickled(text)}") from error
+    if type(schema) is not int or any(step not in MIGRATIONS for step in range(schema, SCHEMA)) or schema > SCHEMA:
+        raise _fault(path, f"it is of schema {schema!r:.20}; this surefoot reads schema {_readable()}")
+    try:
+        whole = said == _checksum(content) and text == _rendered(content)
+    except (ValueError, RecursionError):
+        whole = False
+    if not whole:
+        raise _fault(path, "its own checksum does not fit, so its content has changed")
+    if not _well_formed(content):
+        raise _fault(path, "it lacks an entry, or has one of the wrong kind")
+    return Manifest(**content)
+
+
+def _readable() -> str:
+    first = min((start for start in MIGRATIONS if all(n in MIGRATIONS for n in range(start, SCHEMA))), default=SCHEMA)
+    return str(SCHEMA) if first == SCHEMA else f"{first} to {SCHEMA}"
+
+
+def _well_formed(content: dict[str, Any]) -> bool:
+    kinds = {"schema": int, "step": int, "saved_at": str, "facts": dict, "files": dict}
+    if content.keys() != kinds.keys() or any(type(content[name]) is not kind for name, kind in kinds.items()):
+        return False
+    files = content["files"]
+    if files.keys() != {TENSORS, STATE} or type(content["facts"].get("finite")) is not bool:
+        return False
+    return all(
+        type(facts) is dict and type(facts.get("bytes")) is int and type(facts.get("sha256")) is str
+        for facts in files.values()
+    )
+
+
+class _opened:  # noqa: N801 (used as a function)
+    """A plain file, open for reading: no link, no device, no pipe that would wait for ever."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> int:
+        try:
+            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as error:
+            why = "it is a link" if self._path.is_symlink() else error.strerror or str(error)
+            raise _fault(self._path, why) from error
+        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+            os.close(self._descriptor)
+            raise _fault(self._path, "it is not a plain file")
+        return self._descriptor
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+
+def _read_chunks(descriptor: int) -> Iterator[bytes]:
+    try:
+        while chunk := os.read(descriptor, CHUNK_BYTES):
+            yield chunk
+    except OSError as error:
+        raise CheckpointError(f"a file of the checkpoint cannot be read: {error.strerror}.") from error
+
+
+def _fault(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"{path.parent.name}/{path.name}: {what}.")
+
+
+def _pickled(start: bytes) -> str:
+    """A hint for files that torch.save or pickle wrote."""
+    looks = start[:1] == b"\x80" or start[:2] == b"PK"
+    return "; it looks like a pickle, which surefoot never loads, since loading one runs what it says" if looks else ""

@@ -1,0 +1,183 @@
+"""Write a safetensors file as a stream, hashing it and looking for NaN and Inf on the way.
+
+The library would need every byte in memory at once. The format is simple: eight bytes that say how long the header is,
+the header (JSON: dtype, shape and place of every tensor), then the tensors. Each goes through in chunks: from host
+memory directly, from a CUDA device through two pinned buffers on a stream of their own, so that the next chunk is
+copied while the last one is hashed and written. Hashing, writing, copying and looking all release the GIL.
+
+A floating tensor is broken when it holds a NaN or a +Inf, or a -Inf that is not part of a mask: a mask's finite entries
+are all one value, as in the causal mask of 0 and -Inf that some models keep as a buffer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from surefoot.keep.tree import STORED_AS_IS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+    from types import TracebackType
+
+CHUNK_BYTES = 16 << 20
+
+
+class HashedFile:
+    """A new file that is hashed as it is written, and on the disk when it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self._hash = hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: Any) -> None:
+        """Append bytes, all of them."""
+        rest = memoryview(data).cast("B")
+        self._hash.update(rest)
+        self.size += len(rest)
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Size and checksum so far, as the manifest has them."""
+        return {"bytes": self.size, "sha256": self._hash.hexdigest()}
+
+    def __enter__(self) -> HashedFile:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if error is None:
+                os.fsync(self._descriptor)
+        finally:
+            os.close(self._descriptor)
+
+
+@torch.no_grad()
+def write_tensors(file: HashedFile, tensors: Mapping[str, Tensor], judged: set[str]) -> list[str]:
+    """Write the tensors; the names of those in `judged` that are broken."""
+    # Widest first, as the library does: then every tensor is aligned to its own width.
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    file.write(_header(order, tensors))
+    broken, ferries = [], dict[torch.device, _Ferry]()
+    for name in order:
+        look = Look() if name in judged and tensors[name].is_floating_point() else None
+        for chunk in _host_chunks(tensors[name], ferries):
+            file.write(chunk.view(torch.uint8).numpy())
+            if look is not None:
+                look.add(chunk)
+        if look is not None and look.broken:
+            broken.append(name)
+    return broken
+
+
+def _header(order: list[str], tensors: Mapping[str, Tensor]) -> bytes:
+    entries, start = {}, 0
+    for name in order:
+        tensor = tensors[name]
+        end = start + tensor.numel() * tensor.element_size()
+        entries[name] = {
+            "dtype": STORED_AS_IS[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+        start = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+class Look:
+    """What is known about the values of one tensor after some of its chunks."""
+
+    def __init__(self) -> None:
+        self._spoiled = self._has_low = False
+        self._least, self._most = math.inf, -math.inf  # of the finite entries
+
+    def add(self, chunk: Tensor) -> None:
+        """Take in one more piece of the tensor."""
+        if self._spoiled:
+            return
+        values = chunk.float() if chunk.element_size() == 1 else chunk
+        least, most = (float(bound) for bound in torch.aminmax(values))  # NaN if there is one
+        if math.isnan(least) or most == math.inf:
+            self._spoiled = True
+            return
+        if least == -math.inf:
+            self._has_low = True
+            values = values[values != -math.inf]
+            if values.numel() == 0:
+                return
+            least, most = (float(bound) for bound in torch.aminmax(values))
+        self._least, self._most = min(self._least, least), max(self._most, most)
+
+    @property
+    def broken(self) -> bool:
+        """Whether there is a NaN or an Inf that no mask explains. -Inf and nothing else is no mask either."""
+        return self._spoiled or (self._has_low and self._least != self._most)
+
+
+# ---- from wherever a tensor is ------------------------------------------------------------------------------------
+
+
+def _host_chunks(tensor: Tensor, ferries: dict[torch.device, _Ferry]) -> Iterator[Tensor]:
+    """The values in order, in host memory, a few megabytes at a time; each is valid until the next is asked for."""
+    if tensor.numel() == 0:
+        return
+    if tensor.device.type == "cuda":
+        if tensor.device not in ferries:
+            ferries[tensor.device] = _Ferry(tensor.device)
+        yield from ferries[tensor.device].chunks(tensor)
+        return
+    for piece in _pieces(tensor):
+        yield piece.cpu()
+
+
+def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(tensor.detach().reshape(-1), max(1, CHUNK_BYTES // tensor.element_size()))
+
+
+class _Ferry:
+    """Two pinned buffers and a stream: one chunk is on its way while the one before is being written."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True) for _ in range(2)]
+        self._arrived = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._turn = 0
+
+    def chunks(self, tensor: Tensor) -> Iterator[Tensor]:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            pieces = _pieces(tensor)  # one that is not contiguous is copied, on this stream
+        waiting: tuple[int, Tensor] | None = None
+        for piece in pieces:
+            sent = self._send(piece)
+            if waiting is not None:
+                yield self._receive(*waiting)
+            waiting = sent
+        if waiting is not None:
+            yield self._receive(*waiting)
+
+    def _send(self, piece: Tensor) -> tuple[int, Tensor]:
+        slot = self._turn
+        self._turn = 1 - slot
+        host = self._buffers[slot][: piece.numel() * piece.element_size()].view(piece.dtype)
+        with torch.cuda.stream(self._stream):
+            host.copy_(piece, non_blocking=True)
+            self._arrived[slot].record(self._stream)
+        return slot, host
+
+    def _receive(self, slot: int, host: Tensor) -> Tensor:
+        self._arrived[slot].synchronize()
+        return host

@@ -1,0 +1,241 @@
+"""A nested state as one JSON value plus named tensors, and back: what pickle is used for elsewhere, without pickle.
+
+`flatten` walks dictionaries, lists and tuples. Tensors are taken out and named by their path ("models.0.weight"); what
+JSON has itself (text, numbers, lists, dictionaries with text as keys) stays as it is, so that the file can be read by a
+person; everything else becomes a small object with the one key `$`, which says what it was:
+
+    {"betas": (0.9, 0.999), "step": tensor(3)}
+    {"betas": {"$": "tuple", "items": [0.9, 0.999]}, "step": {"$": "tensor", "name": "step"}}
+
+A dictionary that has a key `$` of its own is written as a list of pairs, so nothing can be mistaken. `unflatten` knows
+a fixed list of kinds, calls nothing that the file names, and turns whatever is wrong with its input into
+`CheckpointError`: a file from a stranger can be refused, never run.
+
+Kept exactly: the types listed in the tables below, tensors of every strided dtype, the sign of zero, NaN, the order of
+dictionaries, and that two tensors are one (tied weights). Not kept: memory layout, `requires_grad`, the default factory
+of a `defaultdict`, the sharding of a DTensor (its local shard is kept), and views that overlap without being equal.
+Anything else (functions, objects, sparse and quantized tensors) is refused, with its path: a state that came back a
+little different would be worse.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter, OrderedDict, defaultdict
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from surefoot.errors import UsageError
+from surefoot.keep.plain import DEEPEST, MARK, NUMPY_DTYPE, unflatten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+LONGEST_NAME = 300
+STORED_AS_IS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What every version of safetensors can hold, by its name there. Complex tensors go as pairs, the rest as bytes."""
+
+_LONGEST_INTEGER = 10**4000  # Python refuses to print or read more than 4,300 digits
+
+__all__ = ["Flattener", "flatten", "local_part", "odd_kind", "same_view", "unflatten"]
+
+Path = tuple[str, ...]
+
+
+def flatten(tree: Any) -> tuple[Any, dict[str, Tensor]]:
+    """The state as a JSON value that names its tensors, and the tensors. No tensor is copied."""
+    flattener = Flattener()
+    return flattener.plain(tree), flattener.tensors
+
+
+def same_view(tensor: Tensor) -> tuple[Any, ...] | None:
+    """What two tensors have in common that are the same window on the same memory; `None` if there is no telling."""
+    if tensor.layout is not torch.strided or tensor.numel() == 0 or tensor.is_meta:
+        return None
+    place = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset())
+    return (*place, tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """The tensor itself, without its graph; of a DTensor, the shard that this process holds."""
+    to_local = getattr(tensor, "to_local", None)
+    tensor = tensor if to_local is None else to_local()
+    finish = getattr(tensor, "wait", None)  # a shard may still be on its way
+    return (tensor if finish is None else finish()).detach()
+
+
+def _marked(kind: str, **content: Any) -> dict[str, Any]:
+    return {MARK: kind, **content}
+
+
+def _float(value: float) -> Any:
+    return value if isfinite(value) else _marked("float", value=repr(value))
+
+
+def _integer(value: int) -> Any:
+    return value if abs(value) < _LONGEST_INTEGER else _marked("int", hex=hex(value))
+
+
+def _text(value: str) -> Any:
+    # Half a surrogate pair is not text that JSON gives back as it was.
+    if any("\ud800" <= letter <= "\udfff" for letter in value):
+        return _marked("str", hex=value.encode("utf-8", "surrogatepass").hex())
+    return value
+
+
+_SCALARS: dict[type, Callable[[Any], Any]] = {
+    type(None): lambda value: value,
+    bool: lambda value: value,
+    int: _integer,
+    float: _float,
+    str: _text,
+    bytes: lambda value: _marked("bytes", base64=base64.b64encode(value).decode()),
+    complex: lambda value: _marked("complex", real=_float(value.real), imag=_float(value.imag)),
+    torch.dtype: lambda value: _marked("torch.dtype", value=str(value)),
+    torch.device: lambda value: _marked("torch.device", value=str(value)),
+    torch.Size: lambda value: _marked("torch.Size", value=list(value)),
+}
+_SEQUENCES: dict[type, str] = {tuple: "tuple", set: "set", frozenset: "frozenset"}
+_DICTIONARIES: dict[type, str] = {dict: "dict", defaultdict: "dict", OrderedDict: "ordered", Counter: "counter"}
+
+
+class Flattener:
+    """Takes the tensors out of a state and names them."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        """The tensors by name, each as it is stored."""
+        self.owners: dict[str, set[str]] = {}
+        """For every name the keys of the outermost dictionary under which it is found."""
+        self._seen: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._used: dict[str, int] = {"__metadata__": 0}  # a word of the file format
+
+    def plain(self, value: Any, path: Path = ()) -> Any:
+        """The JSON value for one value of the state."""
+        kind = type(value)
+        if len(path) > DEEPEST:
+            raise UsageError(f"{_spell(path[:4])}… is nested more than {DEEPEST} levels deep: does it hold itself?")
+        if kind in _SCALARS:
+            return _SCALARS[kind](value)
+        if kind is list:
+            return self._items(value, path)
+        if kind in _SEQUENCES:
+            return _marked(_SEQUENCES[kind], items=self._items(value, path))
+        if kind in _DICTIONARIES:
+            return self._dictionary(value, path)
+        if isinstance(value, Tensor):
+            return self._tensor(value, path)
+        if isinstance(value, (np.ndarray, np.generic)):
+            return self._numpy(value, path)
+        raise UsageError(
+            f"{_spell(path)} is a {kind.__module__}.{kind.__qualname__}; a checkpoint holds tensors, arrays, numbers, "
+            "text, and lists, tuples, sets and dictionaries of them. Leave it out, or save what it is made of."
+        )
+
+    def _items(self, values: Iterable[Any], path: Path) -> list[Any]:
+        return [self.plain(value, (*path, str(index))) for index, value in enumerate(values)]
+
+    def _dictionary(self, value: dict[Any, Any], path: Path) -> Any:
+        kind = _DICTIONARIES[type(value)]
+        if kind == "dict" and MARK not in value and all(type(key) is str and _text(key) is key for key in value):
+            return {key: self.plain(inner, (*path, key)) for key, inner in value.items()}
+        marked = _marked(kind, items=[self._pair(key, inner, path) for key, inner in value.items()])
+        # torch notes the version of every module's state beside the dictionary, and its modules go by it.
+        if kind == "ordered" and (metadata := getattr(value, "_metadata", None)) is not None:
+            marked["metadata"] = self.plain(metadata, (*path, "_metadata"))
+        return marked
+
+    def _pair(self, key: Any, value: Any, path: Path) -> list[Any]:
+        if isinstance(key, (Tensor, np.ndarray)):
+            raise UsageError(
+                f"{_spell(path)} has tensors as keys, which have no name to be saved under. Save "
+                "`optimizer.state_dict()` and `model.state_dict()`, not the objects' own dictionaries."
+            )
+        inside = (*path, str(key))
+        return [self.plain(key, inside), self.plain(value, inside)]
+
+    def _tensor(self, value: Tensor, path: Path) -> dict[str, Any]:
+        tensor = local_part(value)
+        if odd := odd_kind(tensor):
+            raise UsageError(f"{_spell(path)} is a tensor of the kind {odd}; save the dense tensors it is made of.")
+        view = same_view(tensor)
+        marked = self._seen.get(view) if view is not None else None
+        if marked is None:
+            stored, notes = _storable(tensor)
+            marked = _marked("tensor", name=self._keep(stored, path), **notes)
+            if view is not None:
+                self._seen[view] = marked
+        self.owners[marked["name"]].add(path[0] if path else "")
+        return marked
+
+    def _numpy(self, value: np.ndarray | np.generic, path: Path) -> dict[str, Any]:
+        dtype = value.dtype
+        if dtype.hasobject or not NUMPY_DTYPE.fullmatch(dtype.str) or np.dtype(dtype.str) != dtype:
+            raise UsageError(f"{_spell(path)} is a NumPy array of {dtype}, which is not plain numbers or text.")
+        if isinstance(value, np.generic):
+            return _marked("numpy.scalar", dtype=dtype.str, hex=np.asarray(value).tobytes().hex())
+        copied = np.array(value, order="C")  # the caller may write to its own before this one is on disk
+        try:
+            stored = torch.from_numpy(copied)
+        except (TypeError, ValueError):  # dates, text, the other byte order
+            stored = torch.frombuffer(bytearray(copied.tobytes()) or bytearray(1), dtype=torch.uint8)[: copied.nbytes]
+        name = self._keep(stored, path)
+        self.owners[name].add(path[0] if path else "")
+        return _marked("numpy", name=name, dtype=dtype.str, shape=list(copied.shape))
+
+    def _keep(self, tensor: Tensor, path: Path) -> str:
+        wanted = ".".join(path).encode("utf-8", "backslashreplace").decode()[:LONGEST_NAME] or "value"
+        name = wanted
+        while name in self._used:
+            self._used[wanted] += 1
+            name = f"{wanted}~{self._used[wanted]}"
+        self._used[name] = 1
+        self.tensors[name], self.owners[name] = tensor, set()
+        return name
+
+
+def _spell(path: Path) -> str:
+    return ".".join(path) or "the state"
+
+
+def odd_kind(tensor: Tensor) -> str | None:
+    """What is odd about a tensor whose memory is not simply its values; `None` for all others."""
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    if tensor.layout is not torch.strided:
+        return str(tensor.layout).removeprefix("torch.")
+    for kind in ("quantized", "nested", "meta"):
+        if getattr(tensor, f"is_{kind}"):
+            return kind
+    return type(tensor).__name__ if is_traceable_wrapper_subclass(tensor) else None
+
+
+def _storable(tensor: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    """The tensor in a dtype that the file format has, and what to note so that it comes back."""
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.dtype in STORED_AS_IS:
+        return tensor, {}
+    if tensor.is_complex():
+        return torch.view_as_real(tensor), {"as": "complex"}
+    return tensor.reshape(-1).view(torch.uint8), {"as": str(tensor.dtype), "shape": list(tensor.shape)}
