@@ -14,7 +14,8 @@ called once the position is reached: after the last of the passes under way is t
 the next one begins. If nothing was drawn between the end of a pass and the save, that end is where they are set.
 
 Left out: a position inside a batch; what a wrapper around `follow` has fetched ahead (it counts as handed out); state
-of a data set that is not a random generator; the workers' random streams of a loader with a state of its own.
+of a data set that is not a random generator. A loader with a state of its own is trusted with it: torchdata's does not
+keep the random streams of its workers, nor, between two passes, those that it draws for workers it keeps alive.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from torch import Tensor
 from surefoot.errors import require
 from surefoot.keep.epochs import EpochLoops
 from surefoot.keep.generators import find_generators
-from surefoot.keep.passes import Pass, begin, loader_kind, plain, take_up
+from surefoot.keep.loaders import loader_kind, plain
+from surefoot.keep.passes import Pass, begin, take_up
 from surefoot.keep.slots import GeneratorSlots, WorkerSlots
 from surefoot.streams import read_streams
 

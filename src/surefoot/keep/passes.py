@@ -17,16 +17,12 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from torch import Tensor
-from torch.utils.data import DataLoader
-
-from surefoot.errors import UsageError
 from surefoot.keep.generators import find_generators, read_generators, set_generators
+from surefoot.keep.loaders import describe, draws_once, tell_difference
 from surefoot.keep.samplers import FollowedIndices, FollowedSampler, StreamWatch
 from surefoot.keep.workers import FollowedWorkers, WorkerPlan, replaced, workers_followed
 from surefoot.streams import read_streams, set_streams
@@ -37,9 +33,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("surefoot")
 SLOW_SECONDS = 5.0
 """A fast-forward that takes longer than this is told with its time."""
-
-_ITERATION = ("__iter__", "_get_iterator")
-_SETTINGS = ("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn")
 
 
 @dataclass
@@ -62,6 +55,8 @@ class Pass:
     """The workers were started in an earlier pass (`persistent_workers`)."""
     untracked_workers: bool = False
     """The workers were started by somebody else, and their streams are not known."""
+    workers_at_start: dict[int, dict[str, Any]] | None = None
+    """The workers' streams as the pass began, for a loader whose batches have to be loaded again."""
     watch: StreamWatch | None = None
     shared: list[str] = field(default_factory=list)
     """Streams that both the order of the data and the loop drew from, in turns, as far as an earlier process saw."""
@@ -81,7 +76,7 @@ class Pass:
             "loader": dict(self.loader),
             "streams": self.streams,
             "generators": dict(self.generators),
-            "workers": plan.plain_states(),
+            "workers": plan.plain_states() if self.workers_at_start is None else self.workers_at_start,
             "base_seed": plan.base_seed if self.reused_workers else None,
             "untracked_workers": self.untracked_workers,
             "shared": sorted({*self.shared, *watched}),
@@ -89,74 +84,35 @@ class Pass:
         }
 
 
-def describe(loader: Any) -> dict[str, Any]:
-    """What a loader must have in common with another for its batches to be the same. Runs none of the user's code."""
-    facts: dict[str, Any] = {"kind": loader_kind(loader), "type": type(loader).__name__}
-    facts |= {"length": None, "batch_size": None, "workers": 0, "in_order": True}
-    if isinstance(loader, DataLoader):
-        facts["batch_size"], facts["workers"] = loader.batch_size, loader.num_workers
-        facts["in_order"] = bool(getattr(loader, "in_order", True))
-        if facts["kind"] == "map" and _draws_once(loader):
-            with suppress(Exception):  # what is wrong with it is the loader's own to say
-                facts["length"] = len(loader)
-    elif isinstance(loader, (list, tuple, range)):
-        facts["length"] = len(loader)
-    return facts
-
-
-def loader_kind(loader: Any) -> str:
-    """How a pass over this loader is taken up again."""
-    if callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None)):
-        return "stateful"
-    if not isinstance(loader, DataLoader):
-        return "iterable"
-    as_torch = all(getattr(type(loader), name) is getattr(DataLoader, name) for name in _ITERATION)
-    is_map = loader._dataset_kind == 0 and all(name in vars(loader) for name in _SETTINGS)
-    return "map" if as_torch and is_map else "iterable"
-
-
-def _draws_once(loader: Any) -> bool:
-    """Whether the samplers are torch's own, which draw from the global streams as they begin only, or plain lists."""
-    samplers = [loader.sampler, getattr(loader.batch_sampler, "sampler", None), loader.batch_sampler]
-    known = ("builtins", "torch.utils.data.sampler", "torch.utils.data.distributed")
-    return all(type(each).__module__ in known for each in samplers)
-
-
 def begin(loader: Any, number: int, workers: WorkerPlan | None = None) -> tuple[Pass, Iterator[Any]]:
     """Begin a pass, exactly as `iter(loader)` would, or as it would with the workers of an earlier process."""
     generators = find_generators(loader)
     current = Pass(number, describe(loader), generators=read_generators(generators))
-    kind = current.loader["kind"]
     if workers is not None:
         _go_on(current, workers, generators)
-    if kind == "map":
+    if current.loader["kind"] == "map":
         return current, _iterate_map(loader, current, 0)
-    iterator = iter(loader)
-    if kind == "iterable" and current.loader["workers"] == 0 and not isinstance(loader, (list, tuple, range)):
-        current.watch = StreamWatch()
-        iterator = FollowedIndices(iterator, 0, current.watch)
-    return current, iterator
+    return current, _iterate(loader, current, 0)
 
 
 def take_up(loader: Any, saved: dict[str, Any]) -> tuple[Pass, Iterator[Any]]:
     """Take a pass up again where it was saved. The global streams are left wherever that takes them."""
     now, then = describe(loader), saved["loader"]
-    skip = _tell_difference(now, then, saved)
+    skip = tell_difference(now, then, saved)
     current = Pass(saved["number"], now, saved["streams"], saved["generators"], skip, shared=list(saved["shared"]))
     generators = find_generators(loader)
     _put_back(current, generators)
-    if now["kind"] == "map":
-        same_workers = now["workers"] == then["workers"] and then["kind"] == "map"
-        current.plan = WorkerPlan(_by_worker(saved) if same_workers else {})
-        if now["workers"] > 0:
-            current.plan.first_worker = skip % now["workers"]
-            if same_workers and saved["base_seed"] is not None:
-                current.plan.base_seed = saved["base_seed"]
-                _go_on(current, current.plan, generators)
-        return current, _iterate_map(loader, current, skip)
     if now["kind"] == "stateful" and saved["own"] is not None:
         loader.load_state_dict(saved["own"])
         return current, iter(loader)
+    if now["workers"] > 0 and now["kind"] in ("map", "stream"):
+        same_workers = now["workers"] == then["workers"] and now["kind"] == then["kind"]
+        current.plan = WorkerPlan(_by_worker(saved) if same_workers else {})
+        if same_workers and saved["base_seed"] is not None:
+            current.plan.base_seed = saved["base_seed"]
+            _go_on(current, current.plan, generators)
+    if now["kind"] == "map":
+        return current, _iterate_map(loader, current, skip)
     return current, _fast_forward(loader, current, skip)
 
 
@@ -176,40 +132,9 @@ def _by_worker(saved: dict[str, Any]) -> dict[int, dict[str, Any]]:
     return {int(worker): dict(states) for worker, states in saved["workers"].items()}
 
 
-def _tell_difference(now: dict[str, Any], then: dict[str, Any], saved: dict[str, Any]) -> int:
-    """One warning about everything that will not be exact; how many batches to move past."""
-    said: list[str] = []
-    count = int(saved["count"])
-    different = [name for name in now if now[name] != then.get(name)]
-    skip = count
-    if different:
-        both = [", ".join(f"{name}={facts.get(name)!r}" for name in different) for facts in (now, then)]
-        said.append(f"the loader differs from the one the state was saved with: {both[0]}; saved: {both[1]}")
-    if now["batch_size"] and then["batch_size"] and now["batch_size"] != then["batch_size"]:
-        skip = count * then["batch_size"] // now["batch_size"]
-        said.append(f"going on after {skip} batches of the new size, about the same number of samples")
-    if now["workers"] != then["workers"]:
-        said.append("the random streams of the workers start anew")
-    elif saved["untracked_workers"]:
-        said.append(
-            "the workers were started before `resume(loader)` was first called, so random numbers drawn in them do not "
-            "go on exactly; call it before any other iteration over a loader with persistent workers"
-        )
-    if not now["in_order"] and now["workers"] > 0:
-        said.append("with in_order=False it is not known which batches are out: some may come twice or never")
-    if saved["shared"]:
-        said.append(
-            f"the order of the data and the training loop draw from the same stream ({', '.join(saved['shared'])}) in "
-            "turns, so the order is another one from here on; give the sampler or the data set a generator of its own"
-        )
-    if said:
-        log.warning("resuming after batch %d cannot be exact: %s.", count, "; ".join(said))
-    return skip
-
-
 def _iterate_map(loader: Any, current: Pass, skip: int) -> Iterator[Any]:
     """The iterator of a map-style loader, past its first `skip` batches."""
-    if not _draws_once(loader):
+    if not draws_once(loader):
         current.watch = StreamWatch()
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
     sampler = vars(loader)[name]
@@ -218,6 +143,8 @@ def _iterate_map(loader: Any, current: Pass, skip: int) -> Iterator[Any]:
         if skip or current.watch is not None:
             stack.enter_context(replaced(vars(loader), name, followed))
         if loader.num_workers > 0:
+            if current.plan is not None:
+                current.plan.first_worker = skip % loader.num_workers
             _prepare_workers(loader, current, followed if skip or current.watch else sampler, stack)
         iterator: Any = iter(loader)
     if getattr(iterator, "_index_sampler", None) is followed:
@@ -226,6 +153,25 @@ def _iterate_map(loader: Any, current: Pass, skip: int) -> Iterator[Any]:
         followed.latest.move()  # before the global streams go to where they were saved
     made: Iterator[Any] = iterator
     return made
+
+
+def _iterate(loader: Any, current: Pass, skip: int) -> Iterator[Any]:
+    """The iterator of anything else, past its first `skip` batches."""
+    with ExitStack() as stack:
+        if current.loader["kind"] == "stream" and loader.num_workers > 0:
+            _prepare_workers(loader, current, None, stack)
+        iterator: Iterator[Any] = iter(loader)
+    if current.loader["kind"] == "stream":
+        current.workers_at_start = current.plan.plain_states() if current.plan else {}
+    # In workers, streams are nobody else's; a list draws nothing; a loader with a state knows what it draws.
+    repeated = current.loader["kind"] != "stateful" and current.loader["workers"] == 0
+    if repeated and not isinstance(loader, (list, tuple, range)):
+        current.watch = StreamWatch()
+    elif skip == 0:
+        return iterator
+    followed = FollowedIndices(iterator, skip, current.watch)
+    followed.move()
+    return followed
 
 
 def _prepare_workers(loader: Any, current: Pass, sampler: Any, stack: ExitStack) -> None:
@@ -237,7 +183,8 @@ def _prepare_workers(loader: Any, current: Pass, sampler: Any, stack: ExitStack)
         current.plan = current.plan or WorkerPlan()
         stack.enter_context(workers_followed(loader, current.plan))
         return
-    kept._index_sampler = sampler
+    if sampler is not None:
+        kept._index_sampler = sampler
     if isinstance(kept, FollowedWorkers):
         current.plan, current.reused_workers = kept.surefoot_plan, True
     else:
@@ -254,30 +201,8 @@ def _fast_forward(loader: Any, current: Pass, skip: int) -> Iterator[Any]:
             current.loader["type"],
         )
     began = time.monotonic()
-    if current.loader["workers"] == 0:
-        current.watch = StreamWatch()
-    iterator = FollowedIndices(iter(loader), skip, current.watch)
-    iterator.move()
+    iterator = _iterate(loader, current, skip)
     seconds = time.monotonic() - began
     if seconds > SLOW_SECONDS:
         log.warning("moving past %d batches took %.0f s.", skip, seconds)
     return iterator
-
-
-def plain(state: Any, where: str) -> Any:
-    """A copy of a loader's own state, which must be tensors and plain values to be saved without pickle."""
-    if isinstance(state, Tensor):
-        return state.detach().clone()
-    if state is None or isinstance(state, (bool, int, float, str, bytes)):
-        return state
-    if isinstance(state, np.generic):
-        return state.item()
-    if isinstance(state, dict) and all(isinstance(key, (str, int)) for key in state):
-        return {key: plain(value, f"{where}[{key!r}]") for key, value in state.items()}
-    if type(state) in (list, tuple):
-        return type(state)(plain(value, f"{where}[{index}]") for index, value in enumerate(state))
-    raise UsageError(
-        f"the loader's own state holds a {type(state).__name__} at {where}; it must be tensors, numbers, strings, "
-        "bytes, lists and dictionaries with names or numbers for keys, so that it can be saved without pickle. "
-        "Change the `state_dict()` of its data set or sampler."
-    )

@@ -108,7 +108,7 @@ class WorkerSlots:
     def meet(self, number: int, loader: Any, kind: str, epochs_done: int) -> int:
         """A pass begins, or is passed over, with this loader; the slot of its workers."""
         slots = self._slots
-        if kind != "map" or not loader.persistent_workers or loader.num_workers == 0:
+        if kind not in ("map", "stream") or not loader.persistent_workers or loader.num_workers == 0:
             slots.note(number, _NO_SLOT)
             return _NO_SLOT
         slot = next((slot for slot, bound in slots.bound.items() if bound() is loader), None)
