@@ -1,0 +1,293 @@
+"""The data position: a restarted script goes on with the very next batch.
+
+    for epoch in position.epochs(3):
+        for batch in position.follow(loader):
+            …
+
+Passes are numbered in the order in which they begin. A restarted process runs the same script from its top: passes that
+were complete when the state was saved yield nothing, the one that was under way goes on after the last batch handed
+out, bitwise as if nothing had happened, in batches and in random numbers (`surefoot.keep.passes` says how, and where
+that ends). Without a loaded state, `follow` is `iter(loader)`: no stream is touched.
+
+The process's random streams are saved by whoever saves the model. They are set through `after_positioning`, which is
+called once the position is reached: after the last of the passes under way is taken up again or, between passes, when
+the next one begins. If nothing was drawn between the end of a pass and the save, that end is where they are set.
+
+Left out: a position inside a batch; what a wrapper around `follow` has fetched ahead (it counts as handed out); state
+of a data set that is not a random generator. A loader with a state of its own is trusted with it: torchdata's does not
+keep the random streams of its workers, nor, between two passes, those that it draws for workers it keeps alive.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from surefoot.errors import require
+from surefoot.keep.epochs import EpochLoops
+from surefoot.keep.generators import find_generators
+from surefoot.keep.loaders import loader_kind, plain
+from surefoot.keep.passes import Pass, begin, take_up
+from surefoot.keep.slots import GeneratorSlots, WorkerSlots
+from surefoot.streams import read_streams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+log = logging.getLogger("surefoot")
+SCHEMA = 1
+
+
+class DataPosition:
+    """Follows loaders through a run, and finds the place again after a restart."""
+
+    def __init__(self) -> None:
+        self._next = 0  # the number of the pass that begins next
+        self._started = 0
+        self._open: dict[int, _Open] = {}
+        self._loops = EpochLoops()
+        self._generators = GeneratorSlots()
+        self._workers = WorkerSlots()
+        self._streams_at_end: dict[str, Any] | None = None
+        self._target: dict[str, Any] | None = None
+        self._waiting: set[int] = set()
+
+    @property
+    def pending(self) -> bool:
+        """Whether a loaded position has not been reached yet. Until then the process's streams mean nothing."""
+        return self._target is not None
+
+    def follow(
+        self, loader: Any, epochs: int = 1, after_positioning: Callable[[], None] | None = None
+    ) -> FollowedLoader:
+        """What to iterate over instead of `loader`.
+
+        Args:
+            loader: a `DataLoader`, or anything to iterate over.
+            epochs: passes to chain. With more than one, `set_epoch` is called on whatever has it.
+            after_positioning: sets the process's random streams to where they were when the state was saved.
+        """
+        require(epochs >= 1, f"`epochs` must be at least 1; got {epochs}.")
+        kind = SizedLoader if hasattr(loader, "__len__") else FollowedLoader
+        return kind(self, loader, epochs, after_positioning)
+
+    def epochs(self, total: int, after_positioning: Callable[[], None] | None = None) -> Iterator[int]:
+        """The epochs that are left of `total`: what was done before a restart is not entered again."""
+        if self._loops.nested:
+            yield from range(total)
+            return
+        entered = self._loops.enter(self._next)
+        if entered is None:
+            self._next = self._loops.end_of_last_entered()
+            return
+        first, self._next = entered
+        loops, finished = self._loops, False
+        try:
+            for epoch in range(first, total):
+                if self._target is not None and not self._waiting and self._next >= self._target["started"]:
+                    self._reach(after_positioning)
+                yield epoch
+                loops.epoch_over(self._next)
+            finished = True
+        finally:
+            loops.leave(self._next, finished)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values. Valid at any moment inside the loop body, and between passes."""
+        if self._target is not None:
+            return self._target
+        quiet = self._streams_at_end is not None and not self._open and _same(self._streams_at_end, read_streams())
+        return {
+            "schema": SCHEMA,
+            "started": self._started,
+            "open": [each.current.state_dict(each.own_state()) for each in self._open.values()],
+            "quiet": quiet,
+            "loops": self._loops.state_dict(),
+            "generators": self._generators.state_dict(),
+            "workers": self._workers.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Find the saved place again; the loop starts from its top after this."""
+        require(
+            state.get("schema") == SCHEMA,
+            f"the data position has schema {state.get('schema')!r}; this version of surefoot reads schema {SCHEMA}.",
+        )
+        self._next, self._started = 0, state["started"]
+        self._open, self._streams_at_end = {}, None
+        self._loops = EpochLoops(state["loops"])
+        self._generators = GeneratorSlots(state["generators"])
+        self._workers = WorkerSlots(state["workers"])
+        self._target = state
+        self._waiting = {saved["number"] for saved in state["open"]}
+
+    # ---- called by the iterators ----------------------------------------------------------------------------------
+
+    def left(self, offset: int, length: int) -> int:
+        """How many batches of `length` are left in the pass that is `offset` passes ahead."""
+        number = self._next + offset
+        if self._target is None or number >= self._target["started"]:
+            return length
+        saved = self._saved(number)
+        return 0 if saved is None else max(0, length - saved["count"])
+
+    def begin(
+        self, loader: Any, owner: Any, after_positioning: Callable[[], None] | None
+    ) -> tuple[Pass, Iterator[Any]] | None:
+        """Begin the next pass, or take it up again; `None` if it was complete when the state was saved."""
+        number = self._next
+        self._next += 1
+        self._loops.settle()
+        # A pass whose iterator is gone was broken off, and is done now. One that is alive is under way beside this one.
+        self._open = {each: entry for each, entry in self._open.items() if entry.owner() is not None}
+        target = self._target
+        saved = None if target is None else self._saved(number)
+        again = target is not None and number < target["started"]
+        self._generators.meet(number, find_generators(loader), self._loops.done)
+        slot = self._workers.meet(number, loader, loader_kind(loader), self._loops.done)
+        if again and saved is None:
+            self._pass_over(number, after_positioning)
+            return None
+        if not again and target is not None:
+            self._reach(after_positioning)
+        workers = self._workers.take(slot)
+        current, iterator = begin(loader, number, workers) if saved is None else take_up(loader, saved)
+        self._started = max(self._started, number + 1)
+        self._open[number] = _Open(current, owner, loader)
+        if saved is not None:
+            self._waiting.discard(number)
+            if not self._waiting:
+                self._reach(after_positioning)
+        return current, iterator
+
+    def end(self, current: Pass) -> None:
+        """A pass has come to its end."""
+        if self._open.get(current.number) is not None and self._open[current.number].current is current:
+            del self._open[current.number]
+            self._streams_at_end = read_streams()
+
+    def _saved(self, number: int) -> dict[str, Any] | None:
+        assert self._target is not None
+        return next((saved for saved in self._target["open"] if saved["number"] == number), None)
+
+    def _pass_over(self, number: int, after_positioning: Callable[[], None] | None) -> None:
+        log.info("pass %d over the data was complete when the state was saved: nothing is left of it.", number + 1)
+        assert self._target is not None
+        if self._target["quiet"] and number == self._target["started"] - 1:
+            self._reach(after_positioning)
+            self._streams_at_end = read_streams()
+
+    def _reach(self, after_positioning: Callable[[], None] | None) -> None:
+        """The position is found: everything goes on from where it was saved."""
+        self._target = None
+        self._waiting = set()
+        self._generators.put_back()
+        if after_positioning is not None:
+            after_positioning()
+
+
+class FollowedLoader:
+    """What `follow` returns: each iteration over it is a pass, or `epochs` of them."""
+
+    def __init__(self, position: DataPosition, loader: Any, epochs: int, after: Callable[[], None] | None) -> None:
+        self._position, self._loader, self._epochs, self._after = position, loader, epochs, after
+        self._latest: Callable[[], FollowedPasses | None] = lambda: None
+
+    def __iter__(self) -> FollowedPasses:
+        passes = FollowedPasses(self._position, self._loader, self._epochs, self._after)
+        self._latest = weakref.ref(passes)
+        return passes
+
+
+class SizedLoader(FollowedLoader):
+    """The same over a loader that has a length: its own is what is left."""
+
+    def __len__(self) -> int:
+        length = len(self._loader)
+        under_way = self._latest()
+        if under_way is not None and under_way.current is not None:
+            return max(0, length - under_way.current.count) + length * (self._epochs - under_way.epoch - 1)
+        return sum(self._position.left(offset, length) for offset in range(self._epochs))
+
+
+class FollowedPasses:
+    """The iterator: the loader's own batches, counted."""
+
+    def __init__(self, position: DataPosition, loader: Any, epochs: int, after: Callable[[], None] | None) -> None:
+        self._position, self._loader, self._epochs, self._after = position, loader, epochs, after
+        self.epoch = -1
+        self.current: Pass | None = None
+        self._inner: Iterator[Any] | None = None
+        self._begin_next()
+
+    def __iter__(self) -> FollowedPasses:
+        return self
+
+    def __next__(self) -> Any:
+        while self._inner is not None and self.current is not None:
+            try:
+                batch = next(self._inner)
+            except StopIteration:
+                self._finish()
+                continue
+            except Exception:
+                self.current.failed += 1
+                raise
+            self.current.handed_out()
+            return batch
+        raise StopIteration
+
+    def _finish(self) -> None:
+        assert self.current is not None
+        self._position.end(self.current)
+        self._inner = self.current = None
+        self._begin_next()
+
+    def _begin_next(self) -> None:
+        """Begin the next pass that has something left."""
+        while self._inner is None and self.epoch + 1 < self._epochs:
+            self.epoch += 1
+            if self._epochs > 1:
+                _set_epoch(self._loader, self.epoch)
+            begun = self._position.begin(self._loader, self, self._after)
+            if begun is not None:
+                self.current, self._inner = begun
+        if self._inner is None:
+            self._loader = self._after = None  # nothing of a finished pass is held
+
+
+def _set_epoch(loader: Any, epoch: int) -> None:
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    parts = [loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+    parts.append(getattr(loader, "dataset", None))
+    for part in {id(part): part for part in parts}.values():
+        if callable(getattr(part, "set_epoch", None)):
+            part.set_epoch(epoch)
+
+
+class _Open:
+    """A pass that has begun and not ended. Holds neither its iterator nor its loader."""
+
+    def __init__(self, current: Pass, owner: Any, loader: Any) -> None:
+        self.current, self.owner = current, weakref.ref(owner)
+        stateful = current.loader["kind"] == "stateful"
+        self._loader = weakref.ref(loader) if stateful and hasattr(loader, "__weakref__") else lambda: None
+
+    def own_state(self) -> Any:
+        """The state of a loader that has one of its own."""
+        loader = self._loader()
+        return None if loader is None else plain(loader.state_dict(), "state_dict()")
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other)

@@ -1,0 +1,71 @@
+"""How far the loops over `epochs()` are, so that finished epochs are not entered again after a restart.
+
+Loops are told apart by their order. One that was broken out of counts as ended once something new begins; until then
+it is still under way, since the reason may be that the program is being stopped. A loop inside a loop is a plain
+`range`: the passes in it find their place by themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class EpochLoops:
+    """The loops over epochs of a run: those that ended, and the one under way."""
+
+    def __init__(self, state: dict[str, Any] | None = None) -> None:
+        self._ends: list[int] = [] if state is None else list(state["ends"])
+        """The number of the pass after each loop that has ended."""
+        self._done = 0 if state is None else state["done"]
+        self._first_pass = 0 if state is None else state["first_pass"]
+        self._resumed = state is not None and state["under_way"]
+        self._entered = 0
+        self._alive = False
+        self._left_at: int | None = None
+
+    @property
+    def done(self) -> int:
+        """Epochs that the loop under way has behind it."""
+        return int(self._done)
+
+    def settle(self) -> None:
+        """Something new begins: a loop that was broken out of has ended."""
+        if self._left_at is not None:
+            self._ends.append(self._left_at)
+            self._left_at = None
+
+    def enter(self, next_pass: int) -> tuple[int, int] | None:
+        """A loop begins: its first epoch and the number of the pass that comes next. `None`: it is over already."""
+        self.settle()
+        number = self._entered
+        self._entered += 1
+        if number < len(self._ends):
+            return None
+        if not self._resumed:
+            self._done, self._first_pass = 0, next_pass
+        self._resumed, self._alive = False, True
+        return self._done, self._first_pass
+
+    def end_of_last_entered(self) -> int:
+        """The number of the pass after the loop that was found to be over."""
+        return self._ends[self._entered - 1]
+
+    @property
+    def nested(self) -> bool:
+        """Whether a loop is running, so that another one would be inside it."""
+        return self._alive
+
+    def epoch_over(self, next_pass: int) -> None:
+        """One more epoch is done."""
+        self._done, self._first_pass = self._done + 1, next_pass
+
+    def leave(self, next_pass: int, finished: bool) -> None:
+        """The loop ran out of epochs, or was broken out of."""
+        self._alive, self._left_at = False, next_pass
+        if finished:
+            self.settle()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        under_way = self._alive or self._resumed or self._left_at is not None
+        return {"ends": list(self._ends), "done": self._done, "first_pass": self._first_pass, "under_way": under_way}

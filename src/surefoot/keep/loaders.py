@@ -1,0 +1,105 @@
+"""What a loader is, in what it differs from another, and whether its own state can be saved."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import DataLoader, dataloader
+
+from surefoot.errors import UsageError
+
+log = logging.getLogger("surefoot")
+_ITERATION = ("__iter__", "_get_iterator")
+_SETTINGS = ("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn")
+
+
+def describe(loader: Any) -> dict[str, Any]:
+    """What a loader must have in common with another for its batches to be the same. Runs none of the user's code."""
+    facts: dict[str, Any] = {"kind": loader_kind(loader), "type": type(loader).__name__}
+    facts |= {"length": None, "batch_size": None, "workers": 0, "in_order": True}
+    if isinstance(loader, DataLoader):
+        facts["batch_size"], facts["workers"] = loader.batch_size, loader.num_workers
+        facts["in_order"] = bool(getattr(loader, "in_order", True))
+        if facts["kind"] == "map" and draws_once(loader):
+            with suppress(Exception):  # what is wrong with it is the loader's own to say
+                facts["length"] = len(loader)
+    elif isinstance(loader, (list, tuple, range)):
+        facts["length"] = len(loader)
+    return facts
+
+
+def loader_kind(loader: Any) -> str:
+    """How a pass over this loader is taken up again.
+
+    `"map"` by indices, `"stateful"` by itself, `"stream"` (an `IterableDataset`) and `"iterable"` by consuming.
+    """
+    if callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None)):
+        return "stateful"
+    if not isinstance(loader, DataLoader):
+        return "iterable"
+    as_torch = all(getattr(type(loader), name) is getattr(DataLoader, name) for name in _ITERATION)
+    if not as_torch or not all(name in vars(loader) for name in _SETTINGS):
+        return "iterable"
+    return "map" if loader._dataset_kind == dataloader._DatasetKind.Map else "stream"
+
+
+def draws_once(loader: Any) -> bool:
+    """Whether the samplers are torch's own, which draw from the global streams as they begin only, or plain lists."""
+    samplers = [loader.sampler, getattr(loader.batch_sampler, "sampler", None), loader.batch_sampler]
+    known = ("builtins", "torch.utils.data.sampler", "torch.utils.data.distributed")
+    return all(type(each).__module__ in known for each in samplers)
+
+
+def tell_difference(now: dict[str, Any], then: dict[str, Any], saved: dict[str, Any]) -> int:
+    """One warning about everything that will not be exact; how many batches to move past."""
+    said: list[str] = []
+    count = int(saved["count"])
+    different = [name for name in now if now[name] != then.get(name)]
+    skip = count
+    if different:
+        both = [", ".join(f"{name}={facts.get(name)!r}" for name in different) for facts in (now, then)]
+        said.append(f"the loader differs from the one the state was saved with: {both[0]}; saved: {both[1]}")
+    if now["batch_size"] and then["batch_size"] and now["batch_size"] != then["batch_size"]:
+        skip = count * then["batch_size"] // now["batch_size"]
+        said.append(f"going on after {skip} batches of the new size, about the same number of samples")
+    if now["workers"] != then["workers"]:
+        said.append("the random streams of the workers start anew")
+    elif saved["untracked_workers"]:
+        said.append(
+            "the workers were started before `resume(loader)` was first called, so random numbers drawn in them do not "
+            "go on exactly; call it before any other iteration over a loader with persistent workers"
+        )
+    if not now["in_order"] and now["workers"] > 0:
+        said.append("with in_order=False it is not known which batches are out: some may come twice or never")
+    if saved["shared"]:
+        said.append(
+            f"what yields the data and the training loop drew from the same stream ({', '.join(saved['shared'])}) in "
+            "turns; if the order depends on that, it is another one from here on: give the sampler or the data set a "
+            "generator of its own"
+        )
+    if said:
+        log.warning("resuming after batch %d may not be exact: %s.", count, "; ".join(said))
+    return skip
+
+
+def plain(state: Any, where: str) -> Any:
+    """A copy of a loader's own state, which must be tensors and plain values to be saved without pickle."""
+    if isinstance(state, Tensor):
+        return state.detach().clone()
+    if state is None or isinstance(state, (bool, int, float, str, bytes)):
+        return state
+    if isinstance(state, np.generic):
+        return state.item()
+    if isinstance(state, dict) and all(isinstance(key, (str, int)) for key in state):
+        return {key: plain(value, f"{where}[{key!r}]") for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(plain(value, f"{where}[{index}]") for index, value in enumerate(state))
+    raise UsageError(
+        f"the loader's own state holds a {type(state).__name__} at {where}; it must be tensors, numbers, strings, "
+        "bytes, lists and dictionaries with names or numbers for keys, so that it can be saved without pickle. "
+        "Change the `state_dict()` of its data set or sampler."
+    )

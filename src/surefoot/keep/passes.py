@@ -1,0 +1,208 @@
+"""One pass over a loader: begun, or taken up again at the batch after the last one that was handed out.
+
+Taking a pass up again means putting the random streams back to where the pass began, letting the loader make its
+iterator (it draws a seed, its sampler a permutation, exactly as then), and moving past what was handed out:
+
+- a `DataLoader` over a map-style data set moves past *indices*: no data is loaded, and worker streams are continued
+  (`surefoot.keep.workers`);
+- a loader with `state_dict` and `load_state_dict` of its own (torchdata's `StatefulDataLoader`) is asked to do it;
+- everything else is consumed and thrown away, which is said out loud.
+
+What cannot be exact, and is said when such a pass is taken up: `in_order=False`; workers that were started before the
+pass was followed; a sampler or an iterable that draws from the same global stream as the training loop, in turns
+(`surefoot.keep.samplers`): its draws cannot be repeated without the loop's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from surefoot.keep.generators import find_generators, read_generators, set_generators
+from surefoot.keep.loaders import describe, draws_once, tell_difference
+from surefoot.keep.samplers import FollowedIndices, FollowedSampler, StreamWatch
+from surefoot.keep.workers import FollowedWorkers, WorkerPlan, replaced, workers_followed
+from surefoot.streams import read_streams, set_streams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+log = logging.getLogger("surefoot")
+SLOW_SECONDS = 5.0
+"""A fast-forward that takes longer than this is told with its time."""
+
+
+@dataclass
+class Pass:
+    """Where one pass over one loader is, and where it began."""
+
+    number: int
+    loader: dict[str, Any]
+    """What kind of loader it is: see `describe`."""
+    streams: dict[str, Any] = field(default_factory=read_streams)
+    """The process's random streams as the pass began."""
+    generators: dict[str, Any] = field(default_factory=dict)
+    """The states of the loader's own generators as the pass began."""
+    count: int = 0
+    """Batches handed out."""
+    failed: int = 0
+    """Batches that raised since the last one handed out; they count once the loop goes on after them."""
+    plan: WorkerPlan | None = None
+    reused_workers: bool = False
+    """The workers were started in an earlier pass (`persistent_workers`)."""
+    untracked_workers: bool = False
+    """The workers were started by somebody else, and their streams are not known."""
+    workers_at_start: dict[int, dict[str, Any]] | None = None
+    """The workers' streams as the pass began, for a loader whose batches have to be loaded again."""
+    watch: StreamWatch | None = None
+    shared: list[str] = field(default_factory=list)
+    """Streams that both the order of the data and the loop drew from, in turns, as far as an earlier process saw."""
+
+    def handed_out(self) -> None:
+        """One more batch has been handed out."""
+        self.count += 1 + self.failed
+        self.failed = 0
+
+    def state_dict(self, own: Any) -> dict[str, Any]:
+        """Tensors and plain values; `own` is the state of a loader that has one."""
+        plan = self.plan or WorkerPlan()
+        watched = self.watch.shared if self.watch else set()
+        return {
+            "number": self.number,
+            "count": self.count,
+            "loader": dict(self.loader),
+            "streams": self.streams,
+            "generators": dict(self.generators),
+            "workers": plan.plain_states() if self.workers_at_start is None else self.workers_at_start,
+            "base_seed": plan.base_seed if self.reused_workers else None,
+            "untracked_workers": self.untracked_workers,
+            "shared": sorted({*self.shared, *watched}),
+            "own": own,
+        }
+
+
+def begin(loader: Any, number: int, workers: WorkerPlan | None = None) -> tuple[Pass, Iterator[Any]]:
+    """Begin a pass, exactly as `iter(loader)` would, or as it would with the workers of an earlier process."""
+    generators = find_generators(loader)
+    current = Pass(number, describe(loader), generators=read_generators(generators))
+    if workers is not None:
+        _go_on(current, workers, generators)
+    if current.loader["kind"] == "map":
+        return current, _iterate_map(loader, current, 0)
+    return current, _iterate(loader, current, 0)
+
+
+def take_up(loader: Any, saved: dict[str, Any]) -> tuple[Pass, Iterator[Any]]:
+    """Take a pass up again where it was saved. The global streams are left wherever that takes them."""
+    now, then = describe(loader), saved["loader"]
+    skip = tell_difference(now, then, saved)
+    current = Pass(saved["number"], now, saved["streams"], saved["generators"], skip, shared=list(saved["shared"]))
+    generators = find_generators(loader)
+    _put_back(current, generators)
+    if now["kind"] == "stateful" and saved["own"] is not None:
+        loader.load_state_dict(saved["own"])
+        return current, iter(loader)
+    if now["workers"] > 0 and now["kind"] in ("map", "stream"):
+        same_workers = now["workers"] == then["workers"] and now["kind"] == then["kind"]
+        current.plan = WorkerPlan(_by_worker(saved) if same_workers else {})
+        if same_workers and saved["base_seed"] is not None:
+            current.plan.base_seed = saved["base_seed"]
+            _go_on(current, current.plan, generators)
+    if now["kind"] == "map":
+        return current, _iterate_map(loader, current, skip)
+    return current, _fast_forward(loader, current, skip)
+
+
+def _put_back(current: Pass, generators: dict[str, Any]) -> None:
+    """The streams as they were when the pass began."""
+    set_streams(current.streams)
+    set_generators(generators, current.generators)
+
+
+def _go_on(current: Pass, workers: WorkerPlan, generators: dict[str, Any]) -> None:
+    """These workers had been started in an earlier pass, so this one must not be seen to draw their seed."""
+    current.plan, current.reused_workers = workers, True
+    workers.before_first_pass = lambda: _put_back(current, generators)
+
+
+def _by_worker(saved: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    return {int(worker): dict(states) for worker, states in saved["workers"].items()}
+
+
+def _iterate_map(loader: Any, current: Pass, skip: int) -> Iterator[Any]:
+    """The iterator of a map-style loader, past its first `skip` batches."""
+    if not draws_once(loader):
+        current.watch = StreamWatch()
+    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    sampler = vars(loader)[name]
+    followed = FollowedSampler(sampler, skip, current.watch)
+    with ExitStack() as stack:
+        if skip or current.watch is not None:
+            stack.enter_context(replaced(vars(loader), name, followed))
+        if loader.num_workers > 0:
+            if current.plan is not None:
+                current.plan.first_worker = skip % loader.num_workers
+            _prepare_workers(loader, current, followed if skip or current.watch else sampler, stack)
+        iterator: Any = iter(loader)
+    if getattr(iterator, "_index_sampler", None) is followed:
+        iterator._index_sampler = sampler  # later passes of kept workers skip nothing
+    if skip and followed.latest is not None:
+        followed.latest.move()  # before the global streams go to where they were saved
+    made: Iterator[Any] = iterator
+    return made
+
+
+def _iterate(loader: Any, current: Pass, skip: int) -> Iterator[Any]:
+    """The iterator of anything else, past its first `skip` batches."""
+    with ExitStack() as stack:
+        if current.loader["kind"] == "stream" and loader.num_workers > 0:
+            _prepare_workers(loader, current, None, stack)
+        iterator: Iterator[Any] = iter(loader)
+    if current.loader["kind"] == "stream":
+        current.workers_at_start = current.plan.plain_states() if current.plan else {}
+    # In workers, streams are nobody else's; a list draws nothing; a loader with a state knows what it draws.
+    repeated = current.loader["kind"] != "stateful" and current.loader["workers"] == 0
+    if repeated and not isinstance(loader, (list, tuple, range)):
+        current.watch = StreamWatch()
+    elif skip == 0:
+        return iterator
+    followed = FollowedIndices(iterator, skip, current.watch)
+    followed.move()
+    return followed
+
+
+def _prepare_workers(loader: Any, current: Pass, sampler: Any, stack: ExitStack) -> None:
+    """Have the workers' streams followed, in workers that will be started or in those kept from an earlier pass."""
+    kept = getattr(loader, "_iterator", None) if loader.persistent_workers else None
+    if kept is not None and current.plan is not None:  # taken up: these workers are not where the saved ones were
+        vars(loader)["_iterator"] = kept = None
+    if kept is None:
+        current.plan = current.plan or WorkerPlan()
+        stack.enter_context(workers_followed(loader, current.plan))
+        return
+    if sampler is not None:
+        kept._index_sampler = sampler
+    if isinstance(kept, FollowedWorkers):
+        current.plan, current.reused_workers = kept.surefoot_plan, True
+    else:
+        current.untracked_workers = True
+
+
+def _fast_forward(loader: Any, current: Pass, skip: int) -> Iterator[Any]:
+    """Consume what was handed out before."""
+    if skip:
+        log.warning(
+            "moving past %d batches of %s by loading them again: it has no way to begin in the middle. "
+            "A loader with state_dict() would, such as torchdata's StatefulDataLoader.",
+            skip,
+            current.loader["type"],
+        )
+    began = time.monotonic()
+    iterator = _iterate(loader, current, skip)
+    seconds = time.monotonic() - began
+    if seconds > SLOW_SECONDS:
+        log.warning("moving past %d batches took %.0f s.", skip, seconds)
+    return iterator

@@ -1,0 +1,176 @@
+"""Random streams inside the worker processes of a `DataLoader`, so that random augmentation goes on exactly.
+
+A worker draws from streams of its own, and the main process never sees them. So `collate_fn` is wrapped while the
+workers are started: a batch brings along those streams of its worker that have moved since that worker's last batch,
+and the loader's iterator takes them off again before anyone sees the batch. A data set without random numbers sends
+nothing extra. On resume, the first batch goes to the worker whose turn it would have been, with the seeds it had, and
+each worker's streams are set where they were after its last batch that was handed out.
+
+The iterator is a subclass of torch's own, put in its place while the loader makes it: batches stay in order, whoever
+iterates. Left out: state of the data set other than random generators, such as a counter.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import dataloader, get_worker_info
+
+from surefoot.keep.generators import find_generators, process_generators, read_generators, set_generators
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Carried:
+    """A batch on its way to the main process, with the streams of its worker that have moved."""
+
+    def __init__(self, batch: Any, worker: int, states: dict[str, Any]) -> None:
+        self.batch, self.worker, self.states = batch, worker, states
+
+    def pin_memory(self) -> Carried:
+        """What the loader's pinning thread calls: the batch is pinned as it would have been on its own."""
+        from torch.utils.data._utils.pin_memory import pin_memory
+
+        self.batch = pin_memory(self.batch)  # type: ignore[no-untyped-call]
+        return self
+
+
+class StreamCarrier:
+    """Lives in each worker, in place of `worker_init_fn` and `collate_fn`; pickles as long as those two do."""
+
+    def __init__(self, collate_fn: Any, worker_init_fn: Any, states: dict[int, dict[str, Any]]) -> None:
+        self._collate_fn, self._worker_init_fn, self._states = collate_fn, worker_init_fn, states
+        self._worker = 0
+        self._generators: dict[str, Any] = {}
+        self._last: dict[str, Any] = {}
+
+    def start(self, worker: int) -> None:
+        """Run the user's `worker_init_fn`, then continue the streams of this worker."""
+        if self._worker_init_fn is not None:
+            self._worker_init_fn(worker)
+        info = get_worker_info()
+        roots = {"dataset": getattr(info, "dataset", None), "collate_fn": self._collate_fn}
+        self._worker = worker
+        self._generators = {**process_generators(), **find_generators(roots)}
+        set_generators(self._generators, self._states.get(worker, {}))
+        self._last = read_generators(self._generators)
+
+    def collate(self, samples: Any) -> Any:
+        """The user's batch, with the streams that moved if any did."""
+        batch = self._collate_fn(samples)
+        now = read_generators(self._generators)
+        moved = {path: state for path, state in now.items() if state != self._last[path]}
+        self._last = now
+        return Carried(batch, self._worker, moved) if moved else batch
+
+
+@dataclass
+class WorkerPlan:
+    """What the main process knows of a set of workers, and where they are to start."""
+
+    states: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Streams of each worker after its last batch that was handed out; only those that ever moved."""
+    base_seed: int | None = None
+    """What the workers were seeded from; given: to be used instead of a newly drawn one."""
+    first_worker: int = 0
+    """Whose turn the next pass begins with."""
+    before_first_pass: Callable[[], None] | None = None
+    """Called once between starting the workers and asking the sampler."""
+
+    def plain_states(self) -> dict[int, dict[str, Any]]:
+        """A copy of the streams, which does not go on changing."""
+        return {worker: dict(states) for worker, states in self.states.items()}
+
+    def receive(self, data: Any) -> Any:
+        """The batch alone; the streams it carried are remembered."""
+        if type(data) is not Carried:
+            return data
+        self.states[data.worker] = {**self.states.get(data.worker, {}), **data.states}
+        return data.batch
+
+
+class FollowedWorkers(dataloader._MultiProcessingDataLoaderIter):
+    """torch's iterator over worker processes, which also knows the streams of its workers."""
+
+    surefoot_plan: WorkerPlan
+
+    def __init__(self, loader: Any) -> None:
+        self.surefoot_plan = _making[-1]
+        self._resetting = False
+        super().__init__(loader)
+
+    @property
+    def _base_seed(self) -> int:
+        assert self.surefoot_plan.base_seed is not None
+        return self.surefoot_plan.base_seed
+
+    @_base_seed.setter
+    def _base_seed(self, drawn: int) -> None:
+        if self.surefoot_plan.base_seed is None:
+            self.surefoot_plan.base_seed = drawn
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        plan = self.surefoot_plan
+        if not first_iter:
+            for entry in self._task_info.values():  # came in, and will never be handed out: its worker has moved on
+                for data in entry[1:]:
+                    plan.receive(data)
+        elif plan.before_first_pass is not None:
+            plan.before_first_pass()
+            plan.before_first_pass = None
+        self._resetting = True
+        try:
+            super()._reset(loader, first_iter)
+        finally:
+            self._resetting = False
+
+    def _get_data(self) -> Any:
+        index, data = super()._get_data()  # type: ignore[no-untyped-call]
+        if self._resetting:
+            self.surefoot_plan.receive(data)
+        return index, data
+
+    def _try_put_index(self) -> None:
+        while self.surefoot_plan.first_worker > 0:
+            next(self._worker_queue_idx_cycle)
+            self.surefoot_plan.first_worker -= 1
+        super()._try_put_index()
+
+    def _process_data(self, data: Any, *rest: Any) -> Any:
+        return self.surefoot_plan.receive(super()._process_data(data, *rest))  # type: ignore[no-untyped-call]
+
+
+_making: list[WorkerPlan] = []
+_one_at_a_time = threading.RLock()
+
+
+@contextmanager
+def workers_followed(loader: Any, plan: WorkerPlan) -> Iterator[None]:
+    """Iterators over workers that `loader` makes in the body follow `plan`. The loader is as before afterwards."""
+    carrier = StreamCarrier(loader.collate_fn, loader.worker_init_fn, dict(plan.states))
+    with (
+        _one_at_a_time,
+        replaced(vars(loader), "collate_fn", carrier.collate),
+        replaced(vars(loader), "worker_init_fn", carrier.start),
+        replaced(vars(dataloader), "_MultiProcessingDataLoaderIter", FollowedWorkers),
+    ):
+        _making.append(plan)
+        try:
+            yield
+        finally:
+            _making.pop()
+
+
+@contextmanager
+def replaced(names: dict[str, Any], name: str, value: Any) -> Iterator[None]:
+    """Another value under `name` for the time of the body, past `__setattr__`, which a loader forbids."""
+    before = names[name]
+    names[name] = value
+    try:
+        yield
+    finally:
+        names[name] = before
