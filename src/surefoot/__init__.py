@@ -36,7 +36,7 @@ _NAMES_BY_MODULE = {
     "detect.vanish": "Vanishing",
     "diagnose.doctor.checks": "Check Examination",
     "diagnose.doctor.notebook": "debug_training_stability",
-    "errors": "SettingError SurefootError TrainingHalted UsageError",
+    "errors": "RankFailed SettingError SurefootError TrainingHalted UsageError",
     "observe.monitor": "GradientMonitor",
     "observe.parameters": "parameter_report",
     "observe.watch": "Watch",

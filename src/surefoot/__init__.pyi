@@ -47,7 +47,7 @@ from surefoot.detect.spike import Spike
 from surefoot.detect.vanish import Vanishing
 from surefoot.diagnose.doctor.checks import Check, Examination
 from surefoot.diagnose.doctor.notebook import debug_training_stability
-from surefoot.errors import SettingError, SurefootError, TrainingHalted, UsageError
+from surefoot.errors import RankFailed, SettingError, SurefootError, TrainingHalted, UsageError
 from surefoot.observe.monitor import GradientMonitor
 from surefoot.observe.parameters import parameter_report
 from surefoot.observe.watch import Watch
@@ -87,6 +87,7 @@ __all__ = [
     "Outcome",
     "Plateau",
     "PreNormMLP",
+    "RankFailed",
     "Running",
     "ScaledResidual",
     "SettingError",

@@ -5,6 +5,7 @@
     SurefootError
     ├── SettingError      (also a ValueError)    a setting that cannot work, found at construction
     ├── UsageError        (also a RuntimeError)  the loop calls things in an order that cannot work
+    ├── RankFailed        (also a RuntimeError)  another rank failed, so that this one cannot go on either
     └── TrainingHalted    (also a RuntimeError)  every attempt to go on is used up; carries the incident
 
 A message says what was got, what was expected, and the way out.
@@ -28,6 +29,10 @@ class SettingError(SurefootError, ValueError):
 
 class UsageError(SurefootError, RuntimeError):
     """Calls in an order, or on objects, that cannot work."""
+
+
+class RankFailed(SurefootError, RuntimeError):
+    """Another rank failed; it says why in its own output."""
 
 
 class TrainingHalted(SurefootError, RuntimeError):
