@@ -193,27 +193,19 @@ class TrainingStabilizer:
         if self._microbatches is None:
             check_can_part(self._models)
             self._microbatches = Microbatches(self._models, self._row_limit)
-        weighing = Weighing(count_rows(batch), weight, None if weight is None else weight(batch))
-        self._look_at_gradients()
-
-        def backward(loss: Tensor, share: float) -> None:
-            check_loss(loss)
-            self._backward(loss if share == 1 else loss * share, weighing.total)
-
+        average = self._window.count == self._window.length - 1
         try:
-            with apart(self._models, self._group, average=self._window.count == self._window.length - 1):
-                parameters = [parameter for _, parameter in self._layout.parameters]
-                loss, split = self._microbatches.run(loss_fn, batch, weighing, backward, parameters)
+            with apart(self._models, self._group, average):
+                loss, weight_of_all, split = self._run_pieces(self._microbatches, loss_fn, batch, weight)
         except Exception:
-            if self._group is not None:  # all ranks failed together, and start anew together
+            if self._group is not None:  # all ranks failed together, and begin anew together
                 self._layout.drop_gradients()
                 self._window = self._window.cleared()
                 self._announce_gradient_sync()
             raise
         if split is not None:
             self._tell_split(split)
-        loss = torch.zeros((), device=self._home) if loss is None else loss
-        self._take_in(loss, weighing.total)
+        self._take_in(loss, weight_of_all)
         return loss
 
     def observe(self, **signals: Scalar) -> None:
@@ -346,6 +338,22 @@ class TrainingStabilizer:
             if scale is not None:
                 scaled = scaled * scale.to(scaled.device)
         scaled.backward(**options)  # type: ignore[no-untyped-call]
+
+    def _run_pieces(
+        self, microbatches: Microbatches, loss_fn: Callable[[Any], Tensor], batch: Any, weight: Any
+    ) -> tuple[Tensor, Scalar | None, Split | None]:
+        weighing = Weighing(count_rows(batch), weight, None if weight is None else weight(batch))
+        self._look_at_gradients()
+
+        def backward(loss: Tensor, share: float) -> None:
+            check_loss(loss)
+            self._backward(loss if share == 1 else loss * share, weighing.total)
+
+        parameters = [parameter for _, parameter in self._layout.parameters]
+        loss, split = microbatches.run(loss_fn, batch, weighing, backward, parameters)
+        # A batch of padding alone: nothing to learn from it.
+        loss = torch.zeros((), device=self._home) if loss is None else loss
+        return loss, weighing.total, split
 
     def _take_in(self, loss: Tensor, weight: Scalar | None) -> None:
         """After a microbatch, or one loss of it."""
