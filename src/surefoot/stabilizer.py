@@ -346,6 +346,8 @@ class TrainingStabilizer:
         self._look_at_gradients()
 
         def backward(loss: Tensor, share: float) -> None:
+            if share < 1 and isinstance(loss, Tensor) and not loss.requires_grad:
+                return  # a piece without any target may have a constant loss where the batch has not
             check_loss(loss)
             self._backward(loss if share == 1 else loss * share, weighing.total)
 

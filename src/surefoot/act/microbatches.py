@@ -357,16 +357,17 @@ class ChangingBuffers:
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules = modules
-        self._first_seen: dict[int, tuple[Tensor, int]] = {}
+        # By name, not by tensor: a queue that is replaced at every step must not be kept alive from here.
+        self._first_seen: dict[tuple[int, str], tuple[int, int]] = {}
 
     def copy(self) -> Callable[[], None]:
         """Copy them as they are now; gives the function that puts them back."""
         slots = [(module, dict(module._buffers)) for module in self._modules]
         copies = [
             (module, buffer, buffer._version, buffer.detach().clone())
-            for module, buffers in slots
-            for buffer in buffers.values()
-            if buffer is not None and self._may_change(buffer)
+            for i, (module, buffers) in enumerate(slots)
+            for name, buffer in buffers.items()
+            if buffer is not None and self._may_change((i, name), buffer)
         ]
 
         @torch.no_grad()
@@ -380,11 +381,9 @@ class ChangingBuffers:
 
         return put_back
 
-    def _may_change(self, buffer: Tensor) -> bool:
+    def _may_change(self, slot: tuple[int, str], buffer: Tensor) -> bool:
         """Small ones may; a large one is a table or a mask until it has been seen to change."""
         if buffer.is_inference() or buffer.layout is not torch.strided or 0 in buffer.stride():
             return False
-        if buffer.numel() <= LARGEST:
-            return True
-        _, version = self._first_seen.setdefault(id(buffer), (buffer, buffer._version))
-        return buffer._version != version
+        now = (id(buffer), buffer._version)
+        return buffer.numel() <= LARGEST or self._first_seen.setdefault(slot, now) != now
