@@ -3,7 +3,7 @@
     python benchmarks/recovery.py [--steps 600] [--seeds 3] [--only "bad batch"]
 
 A small character transformer learns the standard library's own text. At two fifths of the run a fault strikes. Printed
-is the held-out loss at the end over that of the clean run with the same seed (median over seeds; `nan` never came back):
+is the held-out loss at the end over that of the clean run with the same seed (median over seeds; `nan`: never back):
 
 - bare: the loop as people write it;
 - skip only: OLMo-core's published rule, no update when the loss or the gradient norm lies 6 standard deviations above
@@ -23,10 +23,10 @@ import json
 import logging
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +34,9 @@ from recovery_faults import FAULTS, Batch, Fault
 from torch import Tensor, nn
 
 import surefoot as sf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CONTEXT, WIDTH, ROWS = 48, 64, 24
 CHECKPOINT_EVERY = 100

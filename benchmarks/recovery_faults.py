@@ -7,11 +7,14 @@ where the clean run ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Batch = tuple[Tensor, Tensor]
 
@@ -82,7 +85,9 @@ FAULTS: dict[str, Fault] = {
     "learning rate x 100 for 20 steps": Fault(lr=100.0, steps=20),
     "one gradient x 10,000": Fault(gradients=_every_gradient(lambda grad: grad.mul_(1e4))),
     "one NaN in a gradient": Fault(gradients=_one_gradient),
-    "fp16 overflow, 6 steps": Fault(gradients=_every_gradient(lambda grad: grad.fill_(torch.inf)), steps=6, scaled=True),
+    "fp16 overflow, 6 steps": Fault(
+        gradients=_every_gradient(lambda grad: grad.fill_(torch.inf)), steps=6, scaled=True
+    ),
     "poisoned moments": Fault(optimizer=_poison_moments),
     "corrupted weights": Fault(weights=_corrupt_weights),
     "one NaN weight": Fault(weights=_nan_weight),

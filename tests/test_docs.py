@@ -30,6 +30,7 @@ def test_there_are_blocks_on_every_page_that_teaches():
         "docs/guarded-step.md",
         "docs/clipping.md",
         "docs/precision.md",
+        "docs/memory.md",
         "docs/detection.md",
     }
 

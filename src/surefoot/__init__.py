@@ -38,7 +38,7 @@ _NAMES_BY_MODULE = {
     "detect.vanish": "Vanishing",
     "diagnose.doctor.checks": "Check Examination",
     "diagnose.doctor.notebook": "debug_training_stability",
-    "errors": "CheckpointError SettingError SurefootError TrainingHalted UsageError",
+    "errors": "CheckpointError RankFailed SettingError SurefootError TrainingHalted UsageError",
     "keep.checkpoints": "CheckpointManager",
     "observe.monitor": "GradientMonitor",
     "observe.parameters": "parameter_report",

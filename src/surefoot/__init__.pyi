@@ -49,7 +49,7 @@ from surefoot.detect.spike import Spike
 from surefoot.detect.vanish import Vanishing
 from surefoot.diagnose.doctor.checks import Check, Examination
 from surefoot.diagnose.doctor.notebook import debug_training_stability
-from surefoot.errors import CheckpointError, SettingError, SurefootError, TrainingHalted, UsageError
+from surefoot.errors import CheckpointError, RankFailed, SettingError, SurefootError, TrainingHalted, UsageError
 from surefoot.keep.checkpoints import CheckpointManager
 from surefoot.observe.monitor import GradientMonitor
 from surefoot.observe.parameters import parameter_report
@@ -92,10 +92,11 @@ __all__ = [
     "Outcome",
     "Plateau",
     "PreNormMLP",
+    "RankFailed",
     "Running",
     "ScaledResidual",
-    "SettingError",
     "Setback",
+    "SettingError",
     "Shaper",
     "Signals",
     "Spike",

@@ -6,6 +6,7 @@
     ├── SettingError      (also a ValueError)    a setting that cannot work, found at construction
     ├── UsageError        (also a RuntimeError)  the loop calls things in an order that cannot work
     ├── CheckpointError   (also a RuntimeError)  a checkpoint that cannot be used; names the file and the fault
+    ├── RankFailed        (also a RuntimeError)  another rank failed, so that this one cannot go on either
     └── TrainingHalted    (also a RuntimeError)  every attempt to go on is used up; carries the incident
 
 A message says what was got, what was expected, and the way out.
@@ -33,6 +34,10 @@ class UsageError(SurefootError, RuntimeError):
 
 class CheckpointError(SurefootError, RuntimeError):
     """A checkpoint that cannot be used: damaged, incomplete, of another schema, or not surefoot's."""
+
+
+class RankFailed(SurefootError, RuntimeError):
+    """Another rank failed; it says why in its own output."""
 
 
 class TrainingHalted(SurefootError, RuntimeError):

@@ -205,7 +205,7 @@ class Ledger:
         """Mean loss of the last applied steps; `None` if there is none."""
         losses = [r.signals.loss for r in list(self.history)[-RECENT_STEPS:] if not r.skipped]
         known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
-        return math.fsum(known) / len(known) if known else None  # type: ignore[arg-type]
+        return math.fsum(known) / len(known) if known else None
 
     def unrest(self, steps: int = QUIET_STEPS) -> tuple[str, ...]:
         """Why the last steps were not quiet; empty if they were."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from surefoot.errors import UsageError
+from surefoot.errors import CheckpointError, UsageError
 from surefoot.interrupts import Interrupts
 from surefoot.keep.data import DataPosition
 from surefoot.keep.restoring import check_fits, load_models, load_moments, load_optimizer
@@ -122,7 +122,14 @@ class Lifeline:
         tree = self.gather()
         return stage(tree, _place_for(tree))
 
-    def _hand_on(self, waiting: _Waiting, unrest: tuple[str, ...], metric: float | None, **options: Any) -> None:
+    def _hand_on(
+        self,
+        waiting: _Waiting,
+        unrest: tuple[str, ...],
+        metric: float | None,
+        given: bool = False,
+        blocking: bool = False,
+    ) -> None:
         assert self._checkpoints is not None
         tree = waiting.staged.tree
         tree["stabilizer"] = self._parts.settle(tree["stabilizer"])
@@ -132,9 +139,10 @@ class Lifeline:
             quiet=not unrest,
             reasons=unrest,
             metric=metric,
+            metric_given=given,
             unchecked=UNCHECKED,
             staged=waiting.staged,
-            **options,
+            blocking=blocking,
         )
 
     def save(self, step: int, unrest: tuple[str, ...], metric: float | None, given: bool = False) -> None:
@@ -144,7 +152,7 @@ class Lifeline:
                 "there is nowhere to save to: give the stabilizer `checkpoints=CheckpointManager(folder)`."
             )
         self._waiting.clear()
-        self._hand_on(_Waiting(step, self._staged()), unrest, metric, metric_given=given, blocking=True)
+        self._hand_on(_Waiting(step, self._staged()), unrest, metric, given, blocking=True)
 
     def save_evidence(self, step: int, reason: str) -> Path | None:
         """Keep a run that is about to halt as it is; says where, or `None` without checkpoints."""
@@ -180,8 +188,6 @@ class Lifeline:
         return None
 
     def _loaded(self, step: int) -> Any:
-        from surefoot.keep.checkpoints import CheckpointError
-
         assert self._checkpoints is not None
         try:
             found = self._checkpoints.load(step)
@@ -263,10 +269,19 @@ class Lifeline:
     def follow(self, loader: Any, epochs: int) -> Followed:
         """The batches that are left, from where the run stopped."""
         self.restore_once()
-        streams, self._streams = self._streams, None
-        put_streams_back = None if streams is None else lambda: set_streams(streams)
-        batches = self.position.follow(loader, epochs=epochs, after_positioning=put_streams_back)
+        batches = self.position.follow(loader, epochs=epochs, after_positioning=self._put_streams_back)
         return Followed(batches, self.interrupts)
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """The epochs that are left."""
+        self.restore_once()
+        return self.position.epochs(total, after_positioning=self._put_streams_back)
+
+    def _put_streams_back(self) -> None:
+        """The data are back in place: so are the random numbers from here on."""
+        if self._streams is not None:
+            set_streams(self._streams)
+            self._streams = None
 
 
 class Followed:

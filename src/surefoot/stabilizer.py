@@ -19,10 +19,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from surefoot.act.accumulate import AccumulationWindow
 from surefoot.act.loss_scale import TorchLossScaler
+from surefoot.act.microbatches import Microbatches, RowLimit, Split, Weighing
+from surefoot.act.pieces import count_rows
 from surefoot.decide.agreement import add_up, any_rank, average_gradients, find_group, set_gradient_sync
+from surefoot.decide.apart import apart, check_can_part
 from surefoot.decide.escalation import Escalation
 from surefoot.decide.recovery import TrainingRecovery
 from surefoot.detect.checker import StabilityChecker
@@ -35,7 +39,7 @@ from surefoot.keep.checkpoints import CheckpointManager
 from surefoot.keep.restoring import as_gradient
 from surefoot.keep.snapshots import TrainedState
 from surefoot.keep.staging import map_tensors
-from surefoot.ledger import Ledger
+from surefoot.ledger import Ledger, log
 from surefoot.lifeline import Followed, Lifeline, RunParts
 from surefoot.numbers import StepNumbers
 from surefoot.observe.layout import Layout
@@ -174,6 +178,8 @@ class TrainingStabilizer:
         self._seal: GradientSeal | None = None
         self._pending: deque[StepNumbers] = deque()
         self._halted: TrainingHalted | None = None
+        self._row_limit = RowLimit()
+        self._microbatches: Microbatches | None = None
         self._stale_before = 0
         self._stop_agreed = False
         own = RunParts(
@@ -206,18 +212,41 @@ class TrainingStabilizer:
             options: passed on to `torch.Tensor.backward`, such as `retain_graph=True`.
         """
         check_loss(loss)
-        if self._zero_grad and self._window.loss_sum is None:
-            self._layout.drop_gradients()  # what another model's backward left, as in a GAN
-        self._notice_lost_gradients()
-        scale = self._judge.loss_scale()
-        with torch.enable_grad():  # the loss has its graph, wherever backward is called from
-            scaled = self._window.scaled(loss, weight)
-            if scale is not None:
-                scaled = scaled * scale.to(scaled.device)
-        scaled.backward(**options)  # type: ignore[no-untyped-call]
-        self._window.add(loss, weight)
-        if scale is not None:
-            self._seal = GradientSeal(self._layout.parameters)
+        self._look_at_gradients()
+        self._backward(loss, weight, **options)
+        self._take_in(loss, weight)
+
+    def run_microbatches(
+        self, loss_fn: Callable[[Any], Tensor], batch: Any, *, weight: Callable[[Any], Scalar] | None = None
+    ) -> Tensor:
+        """Run one microbatch forward and backward; where memory does not suffice, in pieces, with the same gradient.
+
+        Takes the place of the forward and of `backward(loss)`; `step()` follows as ever. Returns the loss of the whole
+        batch, without its graph.
+
+        Args:
+            loss_fn: given a batch, or fewer rows of it, returns the mean loss over them. Autocast goes inside.
+            batch: a tensor, or tuples, lists or mappings of tensors; the first dimension is the batch.
+            weight: counts what the loss of a piece is a mean over, such as its tokens; rows if left out. With
+                `accumulate` it is the microbatch's weight too, as in `backward(loss, weight=...)`.
+        """
+        if self._microbatches is None:
+            check_can_part(self._models)
+            self._microbatches = Microbatches(self._models, self._row_limit)
+        average = self._window.count == self._window.length - 1
+        try:
+            with apart(self._models, self._group, average):
+                loss, weight_of_all, split = self._run_pieces(self._microbatches, loss_fn, batch, weight)
+        except Exception:
+            if self._group is not None:  # all ranks failed together, and begin anew together
+                self._layout.drop_gradients()
+                self._window = self._window.cleared()
+                self._announce_gradient_sync()
+            raise
+        if split is not None:
+            self._tell_split(split)
+        self._take_in(loss, weight_of_all)
+        return loss
 
     def observe(self, **signals: Scalar) -> None:
         """Watch signals of your own with this step: `stabilizer.observe(kl=kl, entropy=entropy)`."""
@@ -308,8 +337,7 @@ class TrainingStabilizer:
 
     def epochs(self, total: int) -> Iterator[int]:
         """The numbers of the epochs that are left, for a loop with work of its own around each pass."""
-        self._lifeline.restore_once()
-        return self._lifeline.position.epochs(total)
+        return self._lifeline.epochs(total)
 
     def restore(self, which: Literal["latest", "good", "best"] | int | Path = "latest") -> int | None:
         """Load a checkpoint now; returns its step, or `None` if there is none yet."""
@@ -318,8 +346,8 @@ class TrainingStabilizer:
     def save(self, metric: float | None = None) -> None:
         """Save a checkpoint now, and return when it is on disk.
 
-        `metric` is what makes one better than another, lower being better, such as a validation loss. Without any given,
-        the mean training loss of the last steps is compared.
+        `metric` is what makes one better than another, lower being better, such as a validation loss. As long as none
+        is given, the mean training loss of the last steps is compared.
         """
         self._drain()
         self._lifeline.save(self._steps, self._ledger.unrest(), metric, given=metric is not None)
@@ -346,6 +374,7 @@ class TrainingStabilizer:
             "gradients": pack(gradients, live),
             "stale_before": self._stale_before,
             "pending": list(self._pending),
+            "row_limit": self._row_limit.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -362,6 +391,8 @@ class TrainingStabilizer:
         self._ledger.load_state_dict(state["ledger"])
         self._pending = deque(StepNumbers(unpack_record(packed)) for packed in state["pending"])
         self._stale_before = state["stale_before"]
+        if "row_limit" in state:
+            self._row_limit.load_state_dict(state["row_limit"])
         self._window = self._window.cleared()
         self._load_window(state["window"], state["gradients"])
         self._buffers = BufferKeeper(self._models)
@@ -380,6 +411,60 @@ class TrainingStabilizer:
         for (_, parameter), gradient in zip(self._layout.parameters, gradients, strict=True):
             if gradient is not None:
                 parameter.grad = as_gradient(gradient, parameter)
+
+    # ---- one microbatch -------------------------------------------------------------------------------------------
+
+    def _look_at_gradients(self) -> None:
+        """Before a microbatch: drop or notice what somebody else did to the gradients."""
+        if self._zero_grad and self._window.loss_sum is None:
+            self._layout.drop_gradients()  # what another model's backward left, as in a GAN
+        self._notice_lost_gradients()
+
+    def _backward(self, loss: Tensor, weight: Scalar | None, **options: Any) -> None:
+        scale = self._judge.loss_scale()
+        with torch.enable_grad():  # the loss has its graph, wherever backward is called from
+            scaled = self._window.scaled(loss, weight)
+            if scale is not None:
+                scaled = scaled * scale.to(scaled.device)
+        scaled.backward(**options)  # type: ignore[no-untyped-call]
+
+    def _run_pieces(
+        self, microbatches: Microbatches, loss_fn: Callable[[Any], Tensor], batch: Any, weight: Any
+    ) -> tuple[Tensor, Scalar | None, Split | None]:
+        weighing = Weighing(count_rows(batch), weight, None if weight is None else weight(batch))
+        self._look_at_gradients()
+
+        def backward(loss: Tensor, share: float) -> None:
+            if share < 1 and isinstance(loss, Tensor) and not loss.requires_grad:
+                return  # a piece without any target may have a constant loss where the batch has not
+            check_loss(loss)
+            self._backward(loss if share == 1 else loss * share, weighing.total)
+
+        parameters = [parameter for _, parameter in self._layout.parameters]
+        loss, split = microbatches.run(loss_fn, batch, weighing, backward, parameters)
+        # A batch of padding alone: nothing to learn from it.
+        loss = torch.zeros((), device=self._home) if loss is None else loss
+        return loss, weighing.total, split
+
+    def _take_in(self, loss: Tensor, weight: Scalar | None) -> None:
+        """After a microbatch, or one loss of it."""
+        self._window.add(loss, weight)
+        if self._judge.scaler is not None:
+            self._seal = GradientSeal(self._layout.parameters)
+
+    def _tell_split(self, split: Split) -> None:
+        """Say once that batches do not fit whole, and once what that does to batch norm."""
+        signals = Signals(self._steps)
+        if "memory.split" not in self._ledger.by_kind:
+            log.info("surefoot: step %d: %s", self._steps, split)
+            self._ledger.note(signals, "memory.split", "info", str(split), evidence=split.evidence())
+        if any(isinstance(m, _BatchNorm) and m.training for model in self._models for m in model.modules()):
+            self._ledger.warn_once(
+                signals,
+                "memory.split-batch-norm",
+                f"batches are run in pieces of {split.largest} rows, since more did not fit in memory, and batch norm "
+                "takes its statistics over a piece: they are noisier than over the batch. Group norm has no such limit",
+            )
 
     # ---- one optimizer step ---------------------------------------------------------------------------------------
 

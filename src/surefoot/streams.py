@@ -22,7 +22,7 @@ def read_streams() -> dict[str, Any]:
     kind, keys, position, has_gauss, cached = legacy
     in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return {
-        "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
+        "python": {"version": version, "words": torch.from_numpy(np.array(words, dtype=np.int64)), "gauss": gauss},
         "numpy": {
             "kind": str(kind),
             "keys": torch.from_numpy(keys.astype(np.int64)),

@@ -72,8 +72,8 @@ class TrainingRecovery:
     calm_steps: int = 200
     """Healthy steps in a row that give one attempt, and its cut, back."""
     first: Literal["roll_back", "reset_moments"] = "roll_back"
-    """What is tried first. `"reset_moments"` keeps finite weights and clears the optimizer's state, for a spike that has
-    polluted Adam's moments."""
+    """What is tried first. `"reset_moments"` keeps finite weights and clears the optimizer's state, for a spike that
+    has polluted Adam's moments."""
 
     def __post_init__(self) -> None:
         for name in ("every_steps", "keep", "patience_steps", "patience_refused", "calm_steps"):

@@ -178,6 +178,7 @@ class CheckpointManager:
         quiet: bool = True,
         reasons: Sequence[str] = (),
         metric: float | None = None,
+        metric_given: bool = True,
         blocking: bool = False,
         unchecked: Collection[str] = (),
         staged: Staged | None = None,
@@ -190,6 +191,7 @@ class CheckpointManager:
             quiet: whether the detectors had nothing to say.
             reasons: what they said.
             metric: what the best is chosen by; lower is better.
+            metric_given: whether somebody chose it. Once one was, a makeshift such as the training loss counts no more.
             blocking: wait for the disk.
             unchecked: keys of `tree` whose tensors may hold NaN and Inf.
             staged: a copy of the state that was taken already; then `tree` is not looked at.
@@ -203,7 +205,7 @@ class CheckpointManager:
             try:
                 staged = stage(tree) if staged is None else staged
                 flat = flatten_for(staged.tree, unchecked)
-                job = _Job(step, staged, *flat, self._facts(quiet, reasons, metric), started, line)
+                job = _Job(step, staged, *flat, self._facts(quiet, reasons, metric, metric_given), started, line)
             except UsageError:
                 self._due.end(step, line, good=False)
                 raise
@@ -296,12 +298,13 @@ class CheckpointManager:
         busy = self._writer is not None and self._writer.is_alive()
         return not busy and time.monotonic() >= self._not_before
 
-    def _facts(self, quiet: bool, reasons: Sequence[str], metric: float | None) -> dict[str, Any]:
+    def _facts(self, quiet: bool, reasons: Sequence[str], metric: float | None, given: bool) -> dict[str, Any]:
         number = None if metric is None else float(metric)
         return {
             "quiet": bool(quiet),
             "reasons": [str(reason) for reason in reasons],
             "metric": number if number is None or math.isfinite(number) else repr(number),
+            "metric_given": bool(given),
             "rank": self.rank,
             "world_size": self.world_size,
         }

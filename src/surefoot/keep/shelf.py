@@ -109,6 +109,11 @@ class Shelved:
         metric: Any = self.first.facts.get("metric")
         return metric if type(metric) is float and math.isfinite(metric) else None
 
+    @property
+    def metric_given(self) -> bool:
+        """Whether somebody chose that metric; a makeshift does not compete with it."""
+        return self.first.facts.get("metric_given") is not False
+
 
 def _number(manifest: Manifest, name: str, otherwise: int) -> int:
     found: Any = manifest.facts.get(name)
@@ -159,8 +164,9 @@ def whole_ones(steps: Sequence[Shelved]) -> list[Shelved]:
 
 def by_metric(newest_first: Sequence[Shelved]) -> list[Shelved]:
     """The good ones that have a metric, best first, the newer first where they are equal."""
-    usable = [(each.metric, each) for each in newest_first if each.good]
-    return [each for _, each in sorted(((m, each) for m, each in usable if m is not None), key=lambda pair: pair[0])]
+    usable = [(metric, each) for each in newest_first if each.good and (metric := each.metric) is not None]
+    chosen = [pair for pair in usable if pair[1].metric_given]
+    return [each for _, each in sorted(chosen or usable, key=lambda pair: pair[0])]
 
 
 def to_keep(newest_first: Sequence[Shelved], keep_last: int, keep_evidence: int) -> set[int]:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from surefoot.keep.staging import Place, Staged, bytes_of, local_part, map_tensors, stage
+from surefoot.keep.staging import Place, Staged, bytes_of, map_tensors, stage
+from surefoot.keep.tree import local_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

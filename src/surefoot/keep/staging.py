@@ -16,11 +16,15 @@ containers of the copy's own. A tensor that occurs twice (tied weights) is copie
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from surefoot.keep.tree import local_part, odd_kind, same_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,44 +59,63 @@ class Staged:
 
 def stage(tree: Any, place: Place = "pinned", into: Staged | None = None) -> Staged:
     """Copy a state; `into` gives the memory of an earlier copy of the same shape to be used again."""
-    sources: dict[int, Tensor] = {}
-    map_tensors(tree, lambda tensor: sources.setdefault(id(tensor), tensor))
-    live = [local_part(tensor) for tensor in sources.values()]
+    live: list[Tensor] = []
+    numbers: dict[Any, int] = {}
+
+    def number_of(tensor: Tensor) -> Any:
+        part = local_part(tensor)
+        if odd_kind(part):
+            return tensor  # whoever writes it down will say that it cannot be
+        view = same_view(part)
+        number = numbers.setdefault(len(live) if view is None else view, len(live))
+        if number == len(live):
+            live.append(part)
+        return _Slot(number)
+
+    outline = map_leaves(tree, Tensor, number_of)
     copies = into._copies if into is not None and _fits(into._copies, live, place) else _room_for(live, place)
     arrived = _copy(live, copies)
-    by_id = dict(zip(sources, copies, strict=True))
-    return Staged(map_tensors(tree, lambda tensor: by_id[id(tensor)]), copies, arrived)
+    return Staged(map_leaves(outline, _Slot, lambda slot: copies[slot.number]), copies, arrived)
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Stands for a tensor in the outline of a state."""
+
+    number: int
 
 
 def map_tensors(tree: Any, change: Callable[[Tensor], Any]) -> Any:
     """The same nesting in containers of its own, each tensor replaced by what `change` makes of it."""
-    if isinstance(tree, Tensor):
+    return map_leaves(tree, Tensor, change)
+
+
+def map_leaves(tree: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """The same nesting in containers of its own, each leaf of a kind replaced by what `change` makes of it."""
+    if isinstance(tree, kind):
         return change(tree)
     if isinstance(tree, dict):
         changed = copy.copy(tree)  # keeps an OrderedDict and a Counter what they are
         for key, value in tree.items():
-            changed[key] = map_tensors(value, change)
+            changed[key] = map_leaves(value, kind, change)
         return changed
     if hasattr(tree, "_asdict"):
-        return type(tree)(*(map_tensors(value, change) for value in tree))
-    if isinstance(tree, (list, tuple)):
-        return type(tree)([map_tensors(value, change) for value in tree])
+        return type(tree)(*(map_leaves(value, kind, change) for value in tree))
+    if type(tree) in (list, tuple, set, frozenset):
+        return type(tree)([map_leaves(value, kind, change) for value in tree])
+    if isinstance(tree, np.ndarray):
+        return tree.copy()
     return tree
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """The tensor itself, or of a DTensor the shard that lies here."""
-    tensor = tensor.detach()
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def bytes_of(tree: Any) -> int:
     """How much memory a copy takes."""
-    sizes: dict[int, int] = {}
+    sizes: dict[Any, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
         part = local_part(tensor)
-        sizes[id(tensor)] = part.numel() * part.element_size()
+        view = same_view(part)
+        sizes[len(sizes) if view is None else view] = part.numel() * part.element_size()
         return tensor
 
     map_tensors(tree, note)

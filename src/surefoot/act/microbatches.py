@@ -1,0 +1,389 @@
+"""Out of memory: the same batch again in smaller pieces, with the same gradient.
+
+A batch runs forward and backward whole as long as it fits. When memory runs out, whatever the failed try has left is
+undone, the rows are halved, and the rest of the batch goes on from there; pieces that are done stay done. Each piece
+counts by its share of the rows (or tokens), so that the gradients add up to those of the whole batch.
+
+What a failed try leaves, and what becomes of it:
+
+- gradients of the layers it got to: a piece runs with empty `.grad`, earlier gradients held aside. They come back alone
+  after a failure, and with the piece added in place after a success, as autograd itself adds. Where there is nothing to
+  hold (the whole batch, no accumulation) nothing is held; otherwise it costs the memory of one set of gradients.
+- activations: the traceback holds them, so it is let go before anything is tried again.
+- running statistics and other buffers, and the random streams, are put back.
+
+The number of rows that fits is remembered. Now and then twice as many are tried again, less often each time that fails.
+
+Left out: what a forward keeps outside of parameters and buffers, gradients of tensors that belong neither to the
+models, nor to the optimizer, nor to the batch, and random generators of the user's own. Nobody can see those from here.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import traceback
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _NormBase
+
+from surefoot.act.pieces import same_rows, take_rows, tensors_of
+from surefoot.errors import UsageError
+from surefoot.streams import read_streams, set_streams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from torch import nn
+
+    from surefoot.types import Scalar
+
+LARGEST = 1_000_000
+"""Entries up to which a buffer is copied before it has ever been seen to change."""
+_OUT_OF_MEMORY = re.compile(
+    r"(CUDA|HIP|XPU|MPS|NPU)\b[^\n]*out of memory"
+    r"|can't allocate memory|not enough memory"  # the allocator of the CPU
+    r"|_ALLOC(ATION)?_FAILED\b"  # cuBLAS, cuDNN, cuSOLVER, cuFFT
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that an allocation did not fit, on whatever device."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+
+
+@dataclass
+class RowLimit:
+    """How many rows fit, as far as is known."""
+
+    probe_after: int = 100
+    """Calls without trouble after which twice the rows are tried again."""
+    rows: int | None = None
+    """The most rows to run at once; `None` as long as every batch fitted whole."""
+    calls: int = 0
+    """Calls since the last change."""
+    wait: int = 0
+    """Calls to wait for the next probe; doubles with every one that fails. 0: `probe_after`."""
+    on_trial: bool = False
+    """Whether a probe has raised the limit, and it has not yet held until the next one is due."""
+    probing: bool = False
+
+    def size_for(self, rows: int) -> int:
+        """How many of a batch's rows to try at once."""
+        self.probing = False
+        if self.rows is None or rows <= self.rows:
+            return rows
+        self.probing = self.calls >= (self.wait or self.probe_after)
+        if not self.probing:
+            return self.rows
+        if self.on_trial:
+            self.on_trial, self.wait = False, 0
+        return min(rows, 2 * self.rows)
+
+    def lower(self, tried: int) -> int:
+        """So many rows did not fit; how many to try next."""
+        if self.probing or self.on_trial:
+            self.wait = 2 * (self.wait or self.probe_after)
+        if not self.probing or self.rows is None:
+            self.rows = (tried + 1) // 2
+        self.probing, self.on_trial, self.calls = False, False, 0
+        return self.rows
+
+    def finish(self, largest: int) -> None:
+        """A batch is through, in pieces of `largest` rows at most."""
+        self.calls += 1
+        if self.probing and self.rows is not None and largest > self.rows:
+            self.rows, self.calls, self.on_trial = largest, 0, True
+        self.probing = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run goes on with."""
+        return {"rows": self.rows, "calls": self.calls, "wait": self.wait, "on_trial": self.on_trial}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a saved limit stopped."""
+        self.rows, self.calls, self.wait = state["rows"], state["calls"], state["wait"]
+        self.on_trial, self.probing = state["on_trial"], False
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a batch went through that did not fit whole."""
+
+    rows: int
+    pieces: int
+    largest: int
+    """Rows of the largest piece."""
+    why: str
+    """What the allocator said; empty if the size was remembered."""
+
+    def __str__(self) -> str:
+        because = f": {self.why}" if self.why else ", the size that is known to fit"
+        return f"{self.rows} rows are run in {self.pieces} pieces of {self.largest} at most{because}"
+
+    def evidence(self) -> dict[str, Any]:
+        """The numbers of it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """How much of the batch a piece is: its share of the rows, or of what the user counts."""
+
+    rows: int
+    weigh: Callable[[Any], Scalar] | None = None
+    total: Scalar | None = None
+    """What `weigh` says of the whole batch."""
+
+    def share(self, part: Any, rows: int) -> float:
+        """The share of a piece. Reads a weight that lies on a device."""
+        if rows == self.rows:
+            return 1.0
+        if self.weigh is None or self.total is None:
+            return rows / self.rows
+        weight, total = float(self.weigh(part)), float(self.total)
+        if not 0 <= weight < float("inf"):
+            raise UsageError(
+                f"`weight` must not be negative; got {weight} for a piece of {rows} rows. It counts the rows or tokens "
+                "that the loss of the piece is a mean over."
+            )
+        return weight / total if total else 0.0
+
+    def check(self, batch: Any, cut: int) -> None:
+        """Raise `UsageError` if the weights of two pieces do not add up to that of the batch."""
+        if self.weigh is None or self.total is None:
+            return
+        parts = take_rows(batch, 0, cut, self.rows), take_rows(batch, cut, self.rows, self.rows)
+        first, second, total = float(self.weigh(parts[0])), float(self.weigh(parts[1])), float(self.total)
+        if not abs(first + second - total) <= 1e-3 * abs(total):
+            raise UsageError(
+                f"`weight` must count: the pieces of a batch weigh {first:g} and {second:g}, and the whole weighs "
+                f"{total:g}. Return how many rows or tokens a piece has, such as `(part['labels'] != -100).sum()`."
+            )
+
+
+class Microbatches:
+    """Runs batches in as few pieces as fit, for one set of models."""
+
+    def __init__(self, models: Sequence[nn.Module], limit: RowLimit) -> None:
+        self.limit = limit
+        modules = {id(module): module for model in models for module in model.modules()}.values()
+        self._buffers = ChangingBuffers([module for module in modules if module._buffers])
+        self._parameters = [parameter for model in models for parameter in model.parameters()]
+        self._weights_add_up = False
+
+    def run(
+        self,
+        loss_fn: Callable[[Any], Tensor],
+        batch: Any,
+        weighing: Weighing,
+        backward: Callable[[Tensor, float], None],
+        parameters: Iterable[Tensor],
+    ) -> tuple[Tensor | None, Split | None]:
+        """Run a batch forward and backward; gives its mean loss, and how it was split if it was.
+
+        `backward` is given the loss of a piece and its share. `parameters` are those of the optimizer, which may not
+        be the models'. The loss is `None` if nothing in the batch has any weight.
+        """
+        before = self.limit.state_dict()
+        given = tensors_of(batch)
+        leaves = _leaves([*self._parameters, *parameters, *given])
+
+        def attempt(part: Any, rows: int, share: float) -> tuple[Tensor | None, str]:
+            kept = _Kept(leaves, given, self._buffers)
+            return _attempt(lambda: _forward_backward(loss_fn, part, share, backward), kept, rows, weighing.rows)
+
+        try:
+            return self._run_pieces(batch, weighing, attempt)
+        except BaseException:
+            self.limit.load_state_dict(before)  # a batch that never went through says nothing of the next
+            raise
+
+    def _run_pieces(
+        self, batch: Any, weighing: Weighing, attempt: Callable[[Any, int, float], tuple[Tensor | None, str]]
+    ) -> tuple[Tensor | None, Split | None]:
+        size, done, sizes, why = self.limit.size_for(weighing.rows), 0, [0], ""
+        total: Tensor | None = None
+        while done < weighing.rows:
+            rows = _next_piece(weighing.rows - done, size)
+            part = self._part(batch, done, rows, weighing)
+            share = weighing.share(part, rows)
+            if share > 0:  # a mean over no tokens is NaN, and would stay NaN times 0
+                loss, failure = attempt(part, rows, share)
+                if loss is None:
+                    size, why = self.limit.lower(rows), failure
+                    continue
+                total = loss if total is None else total + loss
+            done += rows
+            sizes.append(rows)
+        self.limit.finish(max(sizes))
+        split = Split(weighing.rows, len(sizes) - 1, max(sizes), why) if len(sizes) > 2 else None
+        return total, split
+
+    def _part(self, batch: Any, start: int, rows: int, weighing: Weighing) -> Any:
+        if rows == weighing.rows:
+            return same_rows(batch)
+        if not self._weights_add_up:
+            weighing.check(batch, rows)
+            self._weights_add_up = True
+        return take_rows(batch, start, start + rows, weighing.rows)
+
+
+def _next_piece(rest: int, size: int) -> int:
+    """Rows of the next piece: as few pieces as there must be, as even as can be, so that none is tiny."""
+    return -(-rest // -(-rest // size))
+
+
+def _leaves(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Those that backward leaves a gradient on, each once."""
+    return [t for t in {id(t): t for t in tensors}.values() if t.requires_grad and t.is_leaf]
+
+
+def _forward_backward(
+    loss_fn: Callable[[Any], Tensor], part: Any, share: float, backward: Callable[[Tensor, float], None]
+) -> Tensor:
+    """One piece; gives what it adds to the mean loss. Activations live in this frame and go with it."""
+    loss = loss_fn(part)
+    backward(loss, share)
+    seen = loss.detach().reshape(())
+    if share == 1:
+        return seen
+    return (seen.float() if seen.dtype in (torch.float16, torch.bfloat16) else seen) * share
+
+
+def _attempt(run: Callable[[], Tensor], kept: _Kept, rows: int, total_rows: int) -> tuple[Tensor | None, str]:
+    """Run one piece; gives its loss, or none and what the allocator said."""
+    try:
+        loss = run()
+    except BaseException as error:
+        if not is_out_of_memory(error):
+            kept.add_back()
+            if rows < total_rows:
+                _note(error, f"surefoot: in a piece of {rows} of {total_rows} rows, since more did not fit in memory.")
+            raise
+        failure = f"{str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}{_in_use()}"
+        kept.put_back()
+        if kept.batch_changed:
+            raise UsageError(
+                "out of memory, and the batch cannot be run again in smaller pieces: the loss function has changed it "
+                "in place. Write into a copy, such as `x = x / 255` for `x /= 255`."
+            ) from error
+        if rows == 1:
+            _note(error, f"surefoot: the batch of {total_rows} rows was cut down to one row, and that did not fit.")
+            raise
+        _let_go(error)
+    else:
+        kept.add_back()
+        return loss, ""
+    # Only out of the except block is the traceback gone, and with it whatever the failed try held.
+    gc.collect()
+    _empty_caches()
+    return None, failure
+
+
+def _note(error: BaseException, text: str) -> None:
+    if hasattr(error, "add_note"):  # from Python 3.11 on
+        error.add_note(text)
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Empty the frames that a traceback holds, those of earlier errors included."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def _in_use() -> str:
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return ""
+    allocated, reserved = torch.cuda.memory_allocated() / 2**30, torch.cuda.memory_reserved() / 2**30
+    return f" [allocated {allocated:.2f} GiB, reserved {reserved:.2f} GiB]"
+
+
+def _empty_caches() -> None:
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+    if torch.backends.mps.is_available():
+        torch.mps.empty_cache()
+
+
+class _Kept:
+    """What a piece changes, as it was before. Gradients are held aside: the piece starts with none."""
+
+    def __init__(self, leaves: Sequence[Tensor], given: Sequence[Tensor], buffers: ChangingBuffers) -> None:
+        self._leaves = leaves
+        self._held = [(leaf, leaf.grad) for leaf in leaves if leaf.grad is not None]
+        self._given = [(tensor, tensor._version) for tensor in given if not tensor.is_inference()]
+        self._streams = read_streams()
+        self._put_buffers_back = buffers.copy()
+        for leaf, _ in self._held:
+            leaf.grad = None
+
+    @property
+    def batch_changed(self) -> bool:
+        """Whether the piece wrote into the batch."""
+        return any(tensor._version != version for tensor, version in self._given)
+
+    def put_back(self) -> None:
+        """As if the piece had never run."""
+        for leaf in self._leaves:
+            leaf.grad = None
+        for leaf, gradient in self._held:
+            leaf.grad = gradient
+        set_streams(self._streams)
+        self._put_buffers_back()
+
+    @torch.no_grad()
+    def add_back(self) -> None:
+        """Add what the piece has left to the gradients from before, as autograd would have: in place."""
+        for leaf, before in self._held:
+            if leaf.grad is None:
+                leaf.grad = before
+            elif before.is_sparse and not leaf.grad.is_sparse:
+                leaf.grad = leaf.grad + before  # a sparse one cannot take a dense one in
+            else:
+                leaf.grad = before.add_(leaf.grad)
+
+
+class ChangingBuffers:
+    """Copies of the buffers that a forward may change: running statistics, counters, queues."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules = modules
+        # By name, not by tensor: a queue that is replaced at every step must not be kept alive from here.
+        self._first_seen: dict[tuple[int, str], tuple[int, int]] = {}
+
+    def copy(self) -> Callable[[], None]:
+        """Copy them as they are now; gives the function that puts them back."""
+        slots = [(module, dict(module._buffers)) for module in self._modules]
+        copies = [
+            (module, buffer, buffer._version, buffer.detach().clone())
+            for i, (module, buffers) in enumerate(slots)
+            for name, buffer in buffers.items()
+            if buffer is not None and self._may_change((i, name), buffer)
+        ]
+
+        @torch.no_grad()
+        def put_back() -> None:
+            for module, buffers in slots:  # a forward may also put a new tensor in a buffer's place
+                module._buffers.update(buffers)
+            for module, buffer, version, copy in copies:
+                # Batch norm's kernels write running statistics without telling the version counter.
+                if buffer._version != version or (module.training and isinstance(module, _NormBase)):
+                    buffer.copy_(copy)
+
+        return put_back
+
+    def _may_change(self, slot: tuple[int, str], buffer: Tensor) -> bool:
+        """Small ones may; a large one is a table or a mask until it has been seen to change."""
+        if buffer.is_inference() or buffer.layout is not torch.strided or 0 in buffer.stride():
+            return False
+        now = (id(buffer), buffer._version)
+        return buffer.numel() <= LARGEST or self._first_seen.setdefault(slot, now) != now
