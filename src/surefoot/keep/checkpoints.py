@@ -16,6 +16,7 @@ multiples of `every_steps` alone, and wait for a writer that is still busy.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
@@ -35,14 +36,15 @@ from surefoot.keep.folders import discard, sweep
 from surefoot.keep.loading import Loaded, load_first, load_path, load_step, shelves
 from surefoot.keep.shelf import Shelved, by_metric, last_number, look, part_name, rank_of, to_discard, whole_ones
 from surefoot.keep.staging import Staged, stage
-from surefoot.keep.storage import flatten_for, write_flat
+from surefoot.keep.storage import write_flat
+from surefoot.keep.tree import Flattened
 from surefoot.keep.troubles import Troubles
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from types import TracebackType
 
-    from torch import Tensor
+log = logging.getLogger("surefoot")
 
 Which = Literal["latest", "good", "best"]
 
@@ -81,9 +83,8 @@ class _Job(NamedTuple):
 
     step: int
     staged: Staged
-    plain: Any
-    tensors: dict[str, Tensor]
-    judged: set[str]
+    flattened: Flattened
+    unchecked: Collection[str]
     facts: dict[str, Any]
     started: float
     line: int
@@ -202,22 +203,22 @@ class CheckpointManager:
             started, line = time.monotonic(), self._due.begin(step)
             try:
                 staged = stage(tree) if staged is None else staged
-                flat = flatten_for(staged.tree, unchecked)
-                job = _Job(step, staged, *flat, self._facts(quiet, reasons, metric), started, line)
-            except UsageError:
+                facts = self._facts(quiet, reasons, metric)
+                job = _Job(step, staged, Flattened(staged.tree), tuple(unchecked), facts, started, line)
+            except BaseException as error:
                 self._due.end(step, line, good=False)
-                raise
-            except Exception as error:  # no memory for a copy, say: training must go on
-                self._troubles.failed(error, step, self._place)
-                self._due.end(step, line, good=False)
+                if isinstance(error, UsageError) or not isinstance(error, Exception):
+                    raise
+                self._troubles.failed(error, step, self._place)  # no memory for a copy, say: training must go on
                 return False
             self._start(job, blocking)
         return self.last_error is None if blocking else True
 
     def wait(self) -> None:
         """Return when nothing is being written any more."""
-        if self._writer is not None and self._writer is not threading.current_thread():
-            self._writer.join()
+        writer = self._writer
+        if writer is not None and writer is not threading.current_thread():
+            writer.join()
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -293,8 +294,10 @@ class CheckpointManager:
         if wait:
             self.wait()
             return True
-        busy = self._writer is not None and self._writer.is_alive()
-        return not busy and time.monotonic() >= self._not_before
+        if self._writer is not None and self._writer.is_alive():
+            log.debug("a checkpoint was due, but the one before is still being written: it is saved after that.")
+            return False
+        return time.monotonic() >= self._not_before
 
     def _facts(self, quiet: bool, reasons: Sequence[str], metric: float | None) -> dict[str, Any]:
         number = None if metric is None else float(metric)
@@ -325,7 +328,7 @@ class CheckpointManager:
             self._notice_vanished()
             job.facts["number"] = 1 + last_number(self._place)
             place = self._place / part_name(job.step, job.facts["rank"])
-            manifest = write_flat(place, job.plain, job.tensors, job.judged, job.facts, step=job.step)
+            manifest = write_flat(place, job.flattened, job.facts, step=job.step, unchecked=job.unchecked)
             finite = manifest.facts["finite"]
             good = finite and job.facts["quiet"]
             self._there = True
