@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch.distributed as dist
 
@@ -50,6 +51,9 @@ Which = Literal["latest", "good", "best"]
 
 SLOW_SECONDS = 1.0
 """A save in vain that took longer than this is tried again only after ten times as long, or training would crawl."""
+
+_WRITERS: WeakValueDictionary[str, CheckpointManager] = WeakValueDictionary()
+"""Which manager of this process saved what: two in one folder, as for a GAN, would undo each other's work unseen."""
 
 _CLOCKS_DIFFER = (
     "`every_minutes` cannot be used with several processes: their clocks would have them save different steps, and "
@@ -144,7 +148,7 @@ class CheckpointManager:
         self._writer: threading.Thread | None = None
         self._not_before = 0.0
         self._there = self._place.is_dir()
-        self._alone_told = False
+        self._alone_told = self._sharing_told = False
         with suppress(OSError):  # not there yet, or trouble that the first save will tell about
             sweep(self._place, lambda name: rank_of(name) == self.rank)
 
@@ -328,6 +332,7 @@ class CheckpointManager:
             self._notice_vanished()
             job.facts["number"] = 1 + last_number(self._place)
             place = self._place / part_name(job.step, job.facts["rank"])
+            self._notice_sharing(place)
             manifest = write_flat(place, job.flattened, job.facts, step=job.step, unchecked=job.unchecked)
             finite = manifest.facts["finite"]
             good = finite and job.facts["quiet"]
@@ -345,6 +350,17 @@ class CheckpointManager:
     def _notice_vanished(self) -> None:
         if self._there and not self._place.exists():
             self._troubles.tell("vanished", f"{self._place} has vanished with the checkpoints in it; it is made anew.")
+
+    def _notice_sharing(self, place: Path) -> None:
+        other = _WRITERS.get(str(place.absolute()))
+        _WRITERS[str(place.absolute())] = self
+        if other is not None and other is not self and not self._sharing_told:
+            self._sharing_told = True
+            log.warning(
+                "%s was saved by another CheckpointManager of this process and is overwritten. Give each its own "
+                "folder, or save both states in one tree.",
+                place,
+            )
 
     def _discard_old(self, job: _Job) -> None:
         rank, world_size = job.facts["rank"], job.facts["world_size"]
