@@ -275,6 +275,18 @@ def test_a_copy_has_the_settings_and_a_life_of_its_own(tmp_path):
     assert repr(manager).startswith("CheckpointManager(")
 
 
+def test_two_managers_that_overwrite_each_other_are_told_once(tmp_path, caplog):
+    generator, discriminator = CheckpointManager(tmp_path), CheckpointManager(tmp_path)
+    for step in (1, 2):
+        saved(generator, step)
+        saved(discriminator, step)
+    assert caplog.text.count("Give each its own folder") == 1
+    caplog.clear()
+    saved(CheckpointManager(tmp_path / "alone"), 1)
+    saved(CheckpointManager(tmp_path / "alone"), 1)  # the first is gone: a run that was started again
+    assert caplog.text == ""
+
+
 def test_the_names_are_exported():
     assert sf.CheckpointManager is CheckpointManager
     assert issubclass(sf.CheckpointError, (sf.SurefootError, RuntimeError))

@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from surefoot import CheckpointError, UsageError
+from surefoot.keep.staging import stage
 from surefoot.keep.tree import flatten, unflatten
 
 DTYPES = sorted(
@@ -122,6 +123,22 @@ def test_tied_weights_are_stored_once_and_come_back_as_one_tensor():
     assert back["in"] is back["out"]
     assert torch.equal(back["turned"], weight.t())
     assert len(flatten([torch.empty(0), torch.empty(0)])[1]) == 2
+
+
+def test_of_a_dtensor_the_local_shard_is_kept():
+    import torch.distributed as dist
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        shard = distribute_tensor(torch.arange(6.0).reshape(3, 2), init_device_mesh("cpu", (1,)), [Shard(0)])
+        tree = {"weight": torch.nn.Parameter(shard), "tied": shard}
+        for back in (there_and_back(tree), there_and_back(stage(tree).tree)):
+            assert type(back["weight"]) is torch.Tensor
+            assert back["weight"].tolist() == [[0, 1], [2, 3], [4, 5]]
+            assert back["tied"] is back["weight"]
+    finally:
+        dist.destroy_process_group()
 
 
 def test_states_of_optimizers_and_schedulers_come_back():

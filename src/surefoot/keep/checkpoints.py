@@ -16,6 +16,7 @@ multiples of `every_steps` alone, and wait for a writer that is still busy.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch.distributed as dist
 
@@ -35,19 +37,23 @@ from surefoot.keep.folders import discard, sweep
 from surefoot.keep.loading import Loaded, load_first, load_path, load_step, shelves
 from surefoot.keep.shelf import Shelved, by_metric, last_number, look, part_name, rank_of, to_discard, whole_ones
 from surefoot.keep.staging import Staged, stage
-from surefoot.keep.storage import flatten_for, write_flat
+from surefoot.keep.storage import write_flat
+from surefoot.keep.tree import Flattened
 from surefoot.keep.troubles import Troubles
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from types import TracebackType
 
-    from torch import Tensor
+log = logging.getLogger("surefoot")
 
 Which = Literal["latest", "good", "best"]
 
 SLOW_SECONDS = 1.0
 """A save in vain that took longer than this is tried again only after ten times as long, or training would crawl."""
+
+_WRITERS: WeakValueDictionary[str, CheckpointManager] = WeakValueDictionary()
+"""Which manager of this process saved what: two in one folder, as for a GAN, would undo each other's work unseen."""
 
 _CLOCKS_DIFFER = (
     "`every_minutes` cannot be used with several processes: their clocks would have them save different steps, and "
@@ -81,9 +87,8 @@ class _Job(NamedTuple):
 
     step: int
     staged: Staged
-    plain: Any
-    tensors: dict[str, Tensor]
-    judged: set[str]
+    flattened: Flattened
+    unchecked: Collection[str]
     facts: dict[str, Any]
     started: float
     line: int
@@ -143,7 +148,7 @@ class CheckpointManager:
         self._writer: threading.Thread | None = None
         self._not_before = 0.0
         self._there = self._place.is_dir()
-        self._alone_told = False
+        self._alone_told = self._sharing_told = False
         with suppress(OSError):  # not there yet, or trouble that the first save will tell about
             sweep(self._place, lambda name: rank_of(name) == self.rank)
 
@@ -204,22 +209,22 @@ class CheckpointManager:
             started, line = time.monotonic(), self._due.begin(step)
             try:
                 staged = stage(tree) if staged is None else staged
-                flat = flatten_for(staged.tree, unchecked)
-                job = _Job(step, staged, *flat, self._facts(quiet, reasons, metric, metric_given), started, line)
-            except UsageError:
+                facts = self._facts(quiet, reasons, metric, metric_given)
+                job = _Job(step, staged, Flattened(staged.tree), tuple(unchecked), facts, started, line)
+            except BaseException as error:
                 self._due.end(step, line, good=False)
-                raise
-            except Exception as error:  # no memory for a copy, say: training must go on
-                self._troubles.failed(error, step, self._place)
-                self._due.end(step, line, good=False)
+                if isinstance(error, UsageError) or not isinstance(error, Exception):
+                    raise
+                self._troubles.failed(error, step, self._place)  # no memory for a copy, say: training must go on
                 return False
             self._start(job, blocking)
         return self.last_error is None if blocking else True
 
     def wait(self) -> None:
         """Return when nothing is being written any more."""
-        if self._writer is not None and self._writer is not threading.current_thread():
-            self._writer.join()
+        writer = self._writer
+        if writer is not None and writer is not threading.current_thread():
+            writer.join()
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -295,8 +300,10 @@ class CheckpointManager:
         if wait:
             self.wait()
             return True
-        busy = self._writer is not None and self._writer.is_alive()
-        return not busy and time.monotonic() >= self._not_before
+        if self._writer is not None and self._writer.is_alive():
+            log.debug("a checkpoint was due, but the one before is still being written: it is saved after that.")
+            return False
+        return time.monotonic() >= self._not_before
 
     def _facts(self, quiet: bool, reasons: Sequence[str], metric: float | None, given: bool) -> dict[str, Any]:
         number = None if metric is None else float(metric)
@@ -328,7 +335,8 @@ class CheckpointManager:
             self._notice_vanished()
             job.facts["number"] = 1 + last_number(self._place)
             place = self._place / part_name(job.step, job.facts["rank"])
-            manifest = write_flat(place, job.plain, job.tensors, job.judged, job.facts, step=job.step)
+            self._notice_sharing(place)
+            manifest = write_flat(place, job.flattened, job.facts, step=job.step, unchecked=job.unchecked)
             finite = manifest.facts["finite"]
             good = finite and job.facts["quiet"]
             self._there = True
@@ -345,6 +353,17 @@ class CheckpointManager:
     def _notice_vanished(self) -> None:
         if self._there and not self._place.exists():
             self._troubles.tell("vanished", f"{self._place} has vanished with the checkpoints in it; it is made anew.")
+
+    def _notice_sharing(self, place: Path) -> None:
+        other = _WRITERS.get(str(place.absolute()))
+        _WRITERS[str(place.absolute())] = self
+        if other is not None and other is not self and not self._sharing_told:
+            self._sharing_told = True
+            log.warning(
+                "%s was saved by another CheckpointManager of this process and is overwritten. Give each its own "
+                "folder, or save both states in one tree.",
+                place,
+            )
 
     def _discard_old(self, job: _Job) -> None:
         rank, world_size = job.facts["rank"], job.facts["world_size"]

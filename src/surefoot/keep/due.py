@@ -10,6 +10,7 @@ still busy, a disk that is full) must not count then: a save is due at the multi
 from __future__ import annotations
 
 import time
+from collections import deque
 
 
 class Due:
@@ -22,9 +23,12 @@ class Due:
         self._begun: int | None = None  # together: saved, or tried to
         self._saved_at = time.monotonic()
         self._line = 0
+        # What the thread that writes reports; only the thread that trains changes the counts, so no lock is needed.
+        self._ended: deque[tuple[int, int, bool, float]] = deque()
 
     def at(self, step: int, together: bool) -> bool:
         """Whether a save is due after this step; `together` with other processes, or alone."""
+        self._take_in()
         if step < self._asked:
             self._go_back(min(self._saved, step), step)
         self._asked = step
@@ -40,22 +44,28 @@ class Due:
 
     def begin(self, step: int) -> int:
         """A save of this step starts; gives what `end` must be told."""
+        self._take_in()
         self._under_way = self._begun = step
         return self._line
 
     def end(self, step: int, line: int, good: bool) -> None:
-        """The save is over. If training has gone back meanwhile, it does not count."""
-        if line != self._line:
-            return
-        if good:
-            self._saved, self._saved_at = step, time.monotonic()
-        self._under_way = None
+        """The save is over; may be called from another thread."""
+        self._ended.append((step, line, good, time.monotonic()))
 
     def restart(self, step: int) -> None:
         """The state of this step was loaded: it is as good as saved."""
         self._go_back(step, step)
         self._begun = step
         self._saved_at = time.monotonic()
+
+    def _take_in(self) -> None:
+        while self._ended:
+            step, line, good, when = self._ended.popleft()
+            if line != self._line:  # training has gone back meanwhile: it does not count
+                continue
+            if good:
+                self._saved, self._saved_at = step, when
+            self._under_way = None
 
     def _go_back(self, saved: int, step: int) -> None:
         self._line += 1

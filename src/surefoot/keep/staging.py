@@ -40,7 +40,7 @@ SMALL = 1 << 16
 class Staged:
     """A state's copy, possibly still on its way."""
 
-    def __init__(self, tree: Any, copies: list[Tensor], arrived: list[torch.cuda.Event]) -> None:
+    def __init__(self, tree: Any, copies: Sequence[Tensor] = (), arrived: Sequence[torch.cuda.Event] = ()) -> None:
         self.tree = tree
         """The state with every tensor replaced by its copy."""
         self._copies = copies

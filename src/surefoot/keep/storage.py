@@ -30,7 +30,7 @@ from torch import Tensor
 from surefoot.errors import CheckpointError
 from surefoot.keep.folders import new_folder
 from surefoot.keep.tensor_file import CHUNK_BYTES, HashedFile, write_tensors
-from surefoot.keep.tree import Flattener, unflatten
+from surefoot.keep.tree import Flattened, unflatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -79,39 +79,28 @@ class Manifest:
 
 def write(folder: Path, tree: Any, facts: dict[str, Any], *, step: int, unchecked: Collection[str] = ()) -> Manifest:
     """Write a state as the checkpoint `folder`, at once or not at all. Keys in `unchecked` may hold NaN and Inf."""
-    return write_flat(folder, *flatten_for(tree, unchecked), facts, step=step)
-
-
-def flatten_for(tree: Any, unchecked: Collection[str] = ()) -> tuple[Any, dict[str, Tensor], set[str]]:
-    """The JSON value, the tensors, and the names of those that must be finite."""
-    flattener = Flattener()
-    plain = flattener.plain(tree)
-    return plain, flattener.tensors, {name for name, keys in flattener.owners.items() if keys - set(unchecked)}
+    return write_flat(folder, Flattened(tree), facts, step=step, unchecked=unchecked)
 
 
 def write_flat(
-    folder: Path, plain: Any, tensors: dict[str, Tensor], judged: set[str], facts: dict[str, Any], *, step: int
+    folder: Path, flattened: Flattened, facts: dict[str, Any], *, step: int, unchecked: Collection[str] = ()
 ) -> Manifest:
     """`write`, for a state that is flattened already."""
+    flattened.name_tensors()
+    judged = {name for name, keys in flattened.owners.items() if keys - set(unchecked)}
     with new_folder(folder) as hidden:
-        return _write_files(hidden, plain, tensors, judged, facts, step)
-
-
-def _write_files(
-    hidden: Path, plain: Any, tensors: dict[str, Tensor], judged: set[str], facts: dict[str, Any], step: int
-) -> Manifest:
-    files = {}
-    with HashedFile(hidden / TENSORS) as file:
-        broken = write_tensors(file, tensors, judged)
-        files[TENSORS] = file.facts
-    with HashedFile(hidden / STATE) as file:
-        file.write((json.dumps(plain, allow_nan=False) + "\n").encode())
-        files[STATE] = file.facts
-    found = {"finite": not broken, "broken": broken, **_versions()}
-    saved_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-    manifest = Manifest(SCHEMA, step, saved_at, {**facts, **found}, files)
-    with HashedFile(hidden / MANIFEST) as file:
-        file.write(_rendered(vars(manifest)))
+        files = {}
+        with HashedFile(hidden / TENSORS) as file:
+            broken = write_tensors(file, flattened.tensors, judged)
+            files[TENSORS] = file.facts
+        with HashedFile(hidden / STATE) as file:
+            file.write((json.dumps(flattened.plain, allow_nan=False) + "\n").encode())
+            files[STATE] = file.facts
+        found = {"finite": not broken, "broken": broken, **_versions()}
+        saved_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        manifest = Manifest(SCHEMA, step, saved_at, {**facts, **found}, files)
+        with HashedFile(hidden / MANIFEST) as file:
+            file.write(_rendered(vars(manifest)))
     return manifest
 
 
@@ -121,6 +110,7 @@ def _versions() -> dict[str, str]:
 
 def _rendered(content: dict[str, Any]) -> bytes:
     """The text of a manifest; the only one its content can have."""
+    content = json.loads(json.dumps(content, allow_nan=False))  # keys become text now, not when it is read
     guarded = {**content, "checksum": _checksum(content)}
     return (json.dumps(guarded, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
 
@@ -141,8 +131,7 @@ def read_manifest(folder: Path) -> Manifest:
     with _opened(path) as descriptor:
         if os.fstat(descriptor).st_size > LARGEST_MANIFEST:
             raise _fault(path, f"it is larger than {LARGEST_MANIFEST:,} bytes, which no manifest is")
-        text = b"".join(_read_chunks(descriptor))
-    manifest = _parsed(path, text)
+    manifest = _parsed(path, b"".join(_read_chunks(path)))
     for name in (TENSORS, STATE):
         with _opened(folder / name) as descriptor:
             size, expected = os.fstat(descriptor).st_size, manifest.files[name]["bytes"]
@@ -156,9 +145,8 @@ def verify(folder: Path) -> Manifest:
     manifest = read_manifest(folder)
     for name in (TENSORS, STATE):
         digest = hashlib.sha256()
-        with _opened(folder / name) as descriptor:
-            for chunk in _read_chunks(descriptor):
-                digest.update(chunk)
+        for chunk in _read_chunks(folder / name):
+            digest.update(chunk)
         if digest.hexdigest() != manifest.files[name]["sha256"]:
             raise _fault(folder / name, "its checksum is not the one it was written with, so its content has changed")
     return manifest
@@ -178,8 +166,7 @@ def read(folder: Path) -> tuple[Manifest, Any]:
 
 
 def _read_state(path: Path) -> Any:
-    with _opened(path) as descriptor:
-        text = b"".join(_read_chunks(descriptor))
+    text = b"".join(_read_chunks(path))
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -259,12 +246,13 @@ class _opened:  # noqa: N801 (used as a function)
         os.close(self._descriptor)
 
 
-def _read_chunks(descriptor: int) -> Iterator[bytes]:
-    try:
-        while chunk := os.read(descriptor, CHUNK_BYTES):
-            yield chunk
-    except OSError as error:
-        raise CheckpointError(f"a file of the checkpoint cannot be read: {error.strerror}.") from error
+def _read_chunks(path: Path) -> Iterator[bytes]:
+    with _opened(path) as descriptor:
+        try:
+            while chunk := os.read(descriptor, CHUNK_BYTES):
+                yield chunk
+        except OSError as error:
+            raise _fault(path, f"it cannot be read: {error.strerror}") from error
 
 
 def _fault(path: Path, what: str) -> CheckpointError:

@@ -153,7 +153,8 @@ class _Ferry:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True) for _ in range(2)]
-        self._arrived = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
+        # Blocking: a thread that spins while it waits would take a core from the training.
+        self._arrived = [torch.cuda.Event(blocking=True) for _ in range(2)]  # type: ignore[no-untyped-call]
         self._turn = 0
 
     def chunks(self, tensor: Tensor) -> Iterator[Tensor]:

@@ -21,6 +21,7 @@ little different would be worse.
 from __future__ import annotations
 
 import base64
+import re
 from collections import Counter, OrderedDict, defaultdict
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -55,33 +56,40 @@ STORED_AS_IS = {
 }
 """What every version of safetensors can hold, by its name there. Complex tensors go as pairs, the rest as bytes."""
 
+_HALF_A_PAIR = re.compile("[\ud800-\udfff]")  # such text does not come back from JSON as it was
 _LONGEST_INTEGER = 10**4000  # Python refuses to print or read more than 4,300 digits
 
-__all__ = ["Flattener", "flatten", "local_part", "odd_kind", "same_view", "unflatten"]
+__all__ = ["Flattened", "flatten", "local_part", "odd_kind", "same_view", "unflatten"]
 
 Path = tuple[str, ...]
 
 
 def flatten(tree: Any) -> tuple[Any, dict[str, Tensor]]:
     """The state as a JSON value that names its tensors, and the tensors. No tensor is copied."""
-    flattener = Flattener()
-    return flattener.plain(tree), flattener.tensors
+    flattened = Flattened(tree)
+    flattened.name_tensors()
+    return flattened.plain, flattened.tensors
 
 
 def same_view(tensor: Tensor) -> tuple[Any, ...] | None:
-    """What two tensors have in common that are the same window on the same memory; `None` if there is no telling."""
-    if tensor.layout is not torch.strided or tensor.numel() == 0 or tensor.is_meta:
+    """What two dense tensors have in common that are the same window on the same memory; `None` for empty ones."""
+    place = tensor.data_ptr()  # of every device in one space, and 0 where there is nothing
+    if place == 0 or tensor.numel() == 0:
         return None
-    place = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset())
-    return (*place, tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
+    return place, tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
+
+
+_PLAIN_TENSORS = frozenset({Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
 def local_part(tensor: Tensor) -> Tensor:
     """The tensor itself, without its graph; of a DTensor, the shard that this process holds."""
-    to_local = getattr(tensor, "to_local", None)
-    tensor = tensor if to_local is None else to_local()
-    finish = getattr(tensor, "wait", None)  # a shard may still be on its way
-    return (tensor if finish is None else finish()).detach()
+    if type(tensor) not in _PLAIN_TENSORS:
+        to_local = getattr(tensor, "to_local", None)
+        tensor = tensor if to_local is None else to_local()
+        finish = getattr(tensor, "wait", None)  # a shard may still be on its way
+        tensor = tensor if finish is None else finish()
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 def _marked(kind: str, **content: Any) -> dict[str, Any]:
@@ -97,10 +105,9 @@ def _integer(value: int) -> Any:
 
 
 def _text(value: str) -> Any:
-    # Half a surrogate pair is not text that JSON gives back as it was.
-    if any("\ud800" <= letter <= "\udfff" for letter in value):
-        return _marked("str", hex=value.encode("utf-8", "surrogatepass").hex())
-    return value
+    if value.isascii() or not _HALF_A_PAIR.search(value):
+        return value
+    return _marked("str", hex=value.encode("utf-8", "surrogatepass").hex())
 
 
 _SCALARS: dict[type, Callable[[Any], Any]] = {
@@ -119,18 +126,40 @@ _SEQUENCES: dict[type, str] = {tuple: "tuple", set: "set", frozenset: "frozenset
 _DICTIONARIES: dict[type, str] = {dict: "dict", defaultdict: "dict", OrderedDict: "ordered", Counter: "counter"}
 
 
-class Flattener:
-    """Takes the tensors out of a state and names them."""
+class Flattened:
+    """A state whose tensors have been taken out: `plain` is made at once, their names when they are asked for.
 
-    def __init__(self) -> None:
+    Training waits for the first part alone. It takes all that can still change or be refused; naming many tensors and
+    finding those that are one takes longer, and is done by the thread that writes.
+    """
+
+    def __init__(self, tree: Any) -> None:
         self.tensors: dict[str, Tensor] = {}
         """The tensors by name, each as it is stored."""
         self.owners: dict[str, set[str]] = {}
         """For every name the keys of the outermost dictionary under which it is found."""
-        self._seen: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._found: list[tuple[Tensor, Path, dict[str, Any]]] = []
         self._used: dict[str, int] = {"__metadata__": 0}  # a word of the file format
+        self.plain = self._plain(tree, ())
+        """The JSON value. Its tensors have their names in it after `name_tensors`."""
 
-    def plain(self, value: Any, path: Path = ()) -> Any:
+    def name_tensors(self) -> None:
+        """Give every tensor its name; those that are one get one."""
+        seen: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for tensor, path, marked in self._found:
+            view = same_view(tensor)
+            first = seen.get(view) if view is not None else None
+            if first is None:
+                stored, notes = _storable(tensor)
+                marked.update(name=self._keep(stored, path), **notes)
+                if view is not None:
+                    seen[view] = marked
+            else:
+                marked.update(first)
+            self.owners[marked["name"]].add(path[0] if path else "")
+        self._found.clear()
+
+    def _plain(self, value: Any, path: Path) -> Any:
         """The JSON value for one value of the state."""
         kind = type(value)
         if len(path) > DEEPEST:
@@ -153,16 +182,16 @@ class Flattener:
         )
 
     def _items(self, values: Iterable[Any], path: Path) -> list[Any]:
-        return [self.plain(value, (*path, str(index))) for index, value in enumerate(values)]
+        return [self._plain(value, (*path, str(index))) for index, value in enumerate(values)]
 
     def _dictionary(self, value: dict[Any, Any], path: Path) -> Any:
         kind = _DICTIONARIES[type(value)]
         if kind == "dict" and MARK not in value and all(type(key) is str and _text(key) is key for key in value):
-            return {key: self.plain(inner, (*path, key)) for key, inner in value.items()}
+            return {key: self._plain(inner, (*path, key)) for key, inner in value.items()}
         marked = _marked(kind, items=[self._pair(key, inner, path) for key, inner in value.items()])
         # torch notes the version of every module's state beside the dictionary, and its modules go by it.
         if kind == "ordered" and (metadata := getattr(value, "_metadata", None)) is not None:
-            marked["metadata"] = self.plain(metadata, (*path, "_metadata"))
+            marked["metadata"] = self._plain(metadata, (*path, "_metadata"))
         return marked
 
     def _pair(self, key: Any, value: Any, path: Path) -> list[Any]:
@@ -172,20 +201,14 @@ class Flattener:
                 "`optimizer.state_dict()` and `model.state_dict()`, not the objects' own dictionaries."
             )
         inside = (*path, str(key))
-        return [self.plain(key, inside), self.plain(value, inside)]
+        return [self._plain(key, inside), self._plain(value, inside)]
 
     def _tensor(self, value: Tensor, path: Path) -> dict[str, Any]:
         tensor = local_part(value)
         if odd := odd_kind(tensor):
             raise UsageError(f"{_spell(path)} is a tensor of the kind {odd}; save the dense tensors it is made of.")
-        view = same_view(tensor)
-        marked = self._seen.get(view) if view is not None else None
-        if marked is None:
-            stored, notes = _storable(tensor)
-            marked = _marked("tensor", name=self._keep(stored, path), **notes)
-            if view is not None:
-                self._seen[view] = marked
-        self.owners[marked["name"]].add(path[0] if path else "")
+        marked = _marked("tensor")
+        self._found.append((tensor, path, marked))
         return marked
 
     def _numpy(self, value: np.ndarray | np.generic, path: Path) -> dict[str, Any]:
@@ -199,12 +222,14 @@ class Flattener:
             stored = torch.from_numpy(copied)
         except (TypeError, ValueError):  # dates, text, the other byte order
             stored = torch.frombuffer(bytearray(copied.tobytes()) or bytearray(1), dtype=torch.uint8)[: copied.nbytes]
-        name = self._keep(stored, path)
-        self.owners[name].add(path[0] if path else "")
-        return _marked("numpy", name=name, dtype=dtype.str, shape=list(copied.shape))
+        marked = _marked("numpy", dtype=dtype.str, shape=list(copied.shape))
+        self._found.append((stored, path, marked))
+        return marked
 
     def _keep(self, tensor: Tensor, path: Path) -> str:
-        wanted = ".".join(path).encode("utf-8", "backslashreplace").decode()[:LONGEST_NAME] or "value"
+        wanted = ".".join(path)[:LONGEST_NAME] or "value"
+        if not wanted.isascii():
+            wanted = wanted.encode("utf-8", "backslashreplace").decode()
         name = wanted
         while name in self._used:
             self._used[wanted] += 1
@@ -220,13 +245,14 @@ def _spell(path: Path) -> str:
 
 def odd_kind(tensor: Tensor) -> str | None:
     """What is odd about a tensor whose memory is not simply its values; `None` for all others."""
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
     if tensor.layout is not torch.strided:
         return str(tensor.layout).removeprefix("torch.")
-    for kind in ("quantized", "nested", "meta"):
-        if getattr(tensor, f"is_{kind}"):
-            return kind
+    if tensor.is_meta or tensor.is_quantized or tensor.is_nested:
+        return "meta" if tensor.is_meta else "quantized" if tensor.is_quantized else "nested"
+    if type(tensor) in _PLAIN_TENSORS:
+        return None
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
     return type(tensor).__name__ if is_traceable_wrapper_subclass(tensor) else None
 
 
