@@ -190,6 +190,24 @@ def test_loops_over_epochs_are_told_apart_by_their_order():
         assert phases(moved(position)) == whole[stop:], stop
 
 
+def test_a_loop_over_epochs_that_was_broken_out_of_is_over_once_something_new_begins():
+    def script(position, stop=None):
+        seen = []
+        for epoch in position.epochs(3):
+            seen += [(epoch, row) for row in rows(position.follow(loader()))]
+            if epoch == 1:
+                break
+        for batch in position.follow(loader()):
+            seen.append(rows([batch]))
+            if len(batch) == stop:
+                break
+        return seen
+
+    position = DataPosition()
+    script(position, stop=2)
+    assert script(moved(position)) == [[row, row + 1] for row in ROWS[2::2]]
+
+
 def test_what_cannot_begin_in_the_middle_is_consumed_and_that_is_said(caplog):
     for make in (lambda: list(ROWS), lambda: (row for row in ROWS), lambda: loader(Stream())):
         position = DataPosition()
@@ -276,7 +294,10 @@ def test_a_batch_that_fails_is_tried_again_after_a_restart():
 
 def test_kept_workers_give_plain_batches_to_everyone():
     source = loader(num_workers=2, persistent_workers=True)
-    first(DataPosition(), source, 1)
+    position = DataPosition()
+    first(position, source, 1)
+    assert rows(source) == ROWS
+    assert rows(moved(position).follow(source)) == ROWS[2:]
     assert rows(source) == ROWS
     assert source.collate_fn is as_is
     assert source.worker_init_fn is None
