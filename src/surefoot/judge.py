@@ -282,6 +282,7 @@ class Judge:
             "setback": pack(self.setback_state, live),
             "clip": pack(self.clip_state, live),
             "scaler": pack(self.scale_state, live),
+            "grad_scaler": self.scaler.state(live) if isinstance(self.scaler, TorchLossScaler) else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -298,6 +299,8 @@ class Judge:
             self.clip_state = loaded if fits else fresh  # a history per tensor is of use to the same tensors only
         if self.scaler and same["scaler"]:
             self.scale_state = on_device(unpack(self.scaler.init(), state["scaler"]), self._home)
+        if isinstance(self.scaler, TorchLossScaler) and state["grad_scaler"] is not None:
+            self.scaler.load(state["grad_scaler"])
 
 
 def _name_of(rule: Any) -> str:

@@ -45,6 +45,19 @@ ROOM = 1.5
 
 
 @dataclass(frozen=True)
+class OwnState:
+    """The stabilizer's own state: how to read and load it."""
+
+    read: Callable[[], dict[str, Any]]
+    """With live tensors, and with steps whose numbers are still on their way."""
+    settle: Callable[[dict[str, Any]], dict[str, Any]]
+    """Waits for those numbers."""
+    load: Callable[[dict[str, Any]], None]
+    load_rules: Callable[[dict[str, Any]], None]
+    """Only what belongs to the weights."""
+
+
+@dataclass(frozen=True)
 class RunParts:
     """Everything of a run that a checkpoint holds."""
 
@@ -53,13 +66,7 @@ class RunParts:
     scheduler: Any
     also: Mapping[str, Any]
     """Whatever else has `state_dict` and `load_state_dict`."""
-    own_state: Callable[[], dict[str, Any]]
-    """The stabilizer's own, with live tensors and steps whose numbers are still on their way."""
-    settle: Callable[[dict[str, Any]], dict[str, Any]]
-    """Waits for those numbers."""
-    load_own: Callable[[dict[str, Any]], None]
-    load_rules: Callable[[dict[str, Any]], None]
-    """The stabilizer's own, as far as it belongs to the weights."""
+    own: OwnState
 
 
 @dataclass(frozen=True)
@@ -132,7 +139,7 @@ class Lifeline:
     ) -> None:
         assert self._checkpoints is not None
         tree = waiting.staged.tree
-        tree["stabilizer"] = self._parts.settle(tree["stabilizer"])
+        tree["stabilizer"] = self._parts.own.settle(tree["stabilizer"])
         self._checkpoints.save(
             tree,
             waiting.step,
@@ -183,7 +190,7 @@ class Lifeline:
                 self.ring.keep_abandoned()
             load_models(self._parts.models, tree["models"])
             load_moments(self._parts.optimizer, tree["optimizer"])
-            self._parts.load_rules(tree["stabilizer"])
+            self._parts.own.load_rules(tree["stabilizer"])
             return f"the checkpoint of step {found.step}"
         return None
 
@@ -219,7 +226,7 @@ class Lifeline:
             "optimizer": parts.optimizer.state_dict(),
             "scheduler": None if parts.scheduler is None else parts.scheduler.state_dict(),
             "also": {name: full_state(thing) for name, thing in parts.also.items()},
-            "stabilizer": parts.own_state(),
+            "stabilizer": parts.own.read(),
             "streams": read_streams(),
             "data": self.position.state_dict(),
         }
@@ -261,7 +268,7 @@ class Lifeline:
                 load_full_state(thing, tree["also"][name])
             else:
                 log.warning("surefoot: the checkpoint has no %r; it starts anew.", name)
-        parts.load_own(tree["stabilizer"])
+        parts.own.load(tree["stabilizer"])
         self.position.load_state_dict(tree["data"])
         self._streams = tree["streams"]
         set_streams(tree["streams"])

@@ -74,4 +74,4 @@ def test_what_is_kept_does_not_grow_with_the_run():
     for _ in range(20):
         stabilizer.backward(net(torch.randn(8, 4)).square().mean())
         stabilizer.step()
-    assert len(stabilizer._buffers._copies) <= 5
+    assert len(stabilizer._aftermath.buffers._copies) <= 5

@@ -1,0 +1,169 @@
+"""After the step: take its numbers in when they arrive, do what they call for, save, stop.
+
+On a GPU the numbers of a step arrive a few steps later. Whether the step was applied was settled on the device; here it
+is a matter of budgets, of going back to earlier weights, of halting, and of holding on to the run.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from surefoot.errors import TrainingHalted
+from surefoot.keep.buffers import BufferKeeper
+from surefoot.numbers import StepNumbers
+from surefoot.state import pack_record, unpack_record
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    from surefoot.guarded import GuardedOptimizer
+    from surefoot.ledger import Ledger
+    from surefoot.lifeline import Lifeline
+    from surefoot.types import Decision, StepRecord
+
+
+class Aftermath:
+    """Steps whose numbers are on their way, and what is done about those that have arrived."""
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        guarded: GuardedOptimizer,
+        ledger: Ledger,
+        lag_steps: int,
+        together: bool,
+    ) -> None:
+        self._models, self._guarded, self.ledger, self._lag_steps = models, guarded, ledger, lag_steps
+        self._together = together  # whether other ranks must be asked before this one stops
+        self.lifeline: Lifeline  # set by the stabilizer, whose whole state it saves
+        self.steps = 0
+        """Optimizer steps so far."""
+        self.lr_factor = 1.0
+        """What the learning rates are multiplied by from here on."""
+        self.buffers = BufferKeeper(models)
+        self._pending: deque[StepNumbers] = deque()
+        self._halted: TrainingHalted | None = None
+        self._stale_before = 0
+        self._stop_agreed = False
+
+    def take(self, numbers: StepNumbers) -> None:
+        """A step is done. Raises `TrainingHalted` when every attempt to go on is used up, `SystemExit` at a signal."""
+        self.steps += 1
+        self._pending.append(numbers)
+        halted, self._halted = self._halted, None
+        if halted is not None:
+            raise halted
+        try:
+            while len(self._pending) > self._lag_steps:
+                self._account(self._pending.popleft())
+        finally:
+            self.buffers.save(self.steps)
+        self.lifeline.after_step(self.steps, self.ledger.healthy, self.ledger.unrest, self.ledger.recent_loss)
+        self._stop_if_asked()
+
+    def drain(self) -> None:
+        """Wait for every step's numbers. Reading never halts a run: the next step does, if it comes to that."""
+        while self._pending:
+            try:
+                self._account(self._pending.popleft())
+            except TrainingHalted as halted:
+                self._halted = self._halted or halted
+
+    def _account(self, numbers: StepNumbers) -> None:
+        record = numbers.record()
+        step = record.signals.step
+        self._stop_agreed |= "stop" in record.notices
+        if step < self._stale_before:  # taken on weights that the run has left since
+            self.ledger.count(record)
+            return
+        if record.skipped:
+            self.buffers.restore(step)
+        self.buffers.settle(step)
+        decision = self.ledger.account(record)
+        self.lr_factor = decision.lr_factor
+        if decision.action in ("roll_back", "reset_moments", "take_back"):
+            self._go_back(record, decision)
+        elif decision.action == "halt":
+            self._halt(decision.reason)
+
+    def _go_back(self, record: StepRecord, decision: Decision) -> None:
+        """Carry out what the recovery calls for, and say what became of it."""
+        done = self._carried_out(record, decision)
+        if done is None:
+            self._nowhere_to_return(record, decision)
+            return
+        self._stale_before = self.steps
+        self._guarded.forget_norm()
+        self.buffers = BufferKeeper(self._models)
+        summary = f"{decision.reason}: {done}; learning rate x {decision.lr_factor:g}"
+        self.ledger.note(record.signals, "recovery", "warning", summary, decision.action)
+
+    def _carried_out(self, record: StepRecord, decision: Decision) -> str | None:
+        if decision.action == "reset_moments":
+            self.lifeline.reset_moments()
+            return "the optimizer's state is cleared"
+        if decision.action == "take_back":
+            return "back to the state that was left" if self.lifeline.take_back() else None
+        assert decision.before is not None
+        tried = self.ledger.returns_tried - 1
+        where = self.lifeline.return_to(decision.before, tried, keep_present=not record.skipped)
+        return where and f"back to {where}"
+
+    def _nowhere_to_return(self, record: StepRecord, decision: Decision) -> None:
+        reason = f"{decision.reason}, and there is no earlier state to return to"
+        if decision.action != "take_back" and self._guarded.parameters_broken():
+            self._halt(reason)
+        self.ledger.warn_once(record.signals, "recovery.no-state", reason)
+
+    def _halt(self, reason: str) -> NoReturn:
+        incident = self.ledger.incidents[-1]
+        broken = self._guarded.parameters_broken()
+        weights = (
+            "The weights themselves are not finite: an earlier step broke them with finite gradients."
+            if broken
+            else "The weights are those of the last step that was applied."
+        )
+        message = (
+            f"halted at step {incident.step} after every attempt to go on: {reason}. {weights} "
+            "See `.incident` on this error; `escalation=None` goes on skipping instead."
+        )
+        evidence = self.lifeline.save_evidence(self.steps, reason)
+        if evidence:
+            message += f" The state as it is was kept in {evidence}."
+        raise TrainingHalted(message, incident)
+
+    def _stop_if_asked(self) -> None:
+        """Save and leave if a signal came. Ranks leave together, once they know of each other's signals."""
+        received = self.lifeline.interrupts.received
+        if not (self._stop_agreed if self._together else received is not None):
+            return
+        self.drain()
+        self.lifeline.save(self.steps, self.ledger.unrest(), self.ledger.recent_loss())
+        raise SystemExit(128 + (received or signal.SIGTERM))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, with steps whose numbers may still be on their way; `settled` waits for them."""
+        return {
+            "steps": self.steps,
+            "lr_factor": self.lr_factor,
+            "ledger": self.ledger.state_dict(),
+            "stale_before": self._stale_before,
+            "pending": list(self._pending),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where a saved one stopped."""
+        self.steps, self.lr_factor = state["steps"], state["lr_factor"]
+        self.ledger.load_state_dict(state["ledger"])
+        self._stale_before = state["stale_before"]
+        self._pending = deque(StepNumbers(unpack_record(packed)) for packed in state["pending"])
+        self.buffers = BufferKeeper(self._models)
+
+
+def settled(state: dict[str, Any]) -> dict[str, Any]:
+    """A state of `Aftermath` once the numbers of its last steps have arrived."""
+    return state | {"pending": [pack_record(numbers.record()) for numbers in state["pending"]]}
