@@ -39,7 +39,7 @@ _NAMES_BY_MODULE = {
     "diagnose.doctor.checks": "Check Examination",
     "diagnose.doctor.notebook": "debug_training_stability",
     "errors": "CheckpointError RankFailed SettingError SurefootError TrainingHalted UsageError",
-    "keep.checkpoints": "CheckpointManager",
+    "keep.checkpoint.manager": "CheckpointManager",
     "observe.monitor": "GradientMonitor",
     "observe.parameters": "parameter_report",
     "observe.watch": "Watch",

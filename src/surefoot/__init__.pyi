@@ -50,7 +50,7 @@ from surefoot.detect.vanish import Vanishing
 from surefoot.diagnose.doctor.checks import Check, Examination
 from surefoot.diagnose.doctor.notebook import debug_training_stability
 from surefoot.errors import CheckpointError, RankFailed, SettingError, SurefootError, TrainingHalted, UsageError
-from surefoot.keep.checkpoints import CheckpointManager
+from surefoot.keep.checkpoint.manager import CheckpointManager
 from surefoot.observe.monitor import GradientMonitor
 from surefoot.observe.parameters import parameter_report
 from surefoot.observe.watch import Watch

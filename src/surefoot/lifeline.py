@@ -21,7 +21,7 @@ import torch
 
 from surefoot.errors import CheckpointError, UsageError
 from surefoot.interrupts import Interrupts
-from surefoot.keep.data import DataPosition
+from surefoot.keep.position.data import DataPosition
 from surefoot.keep.restoring import check_fits, load_models, load_moments, load_optimizer
 from surefoot.keep.snapshots import SnapshotRing, TrainedState
 from surefoot.keep.staging import Place, Staged, bytes_of, stage
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from surefoot.decide.recovery import TrainingRecovery
-    from surefoot.keep.checkpoints import CheckpointManager
+    from surefoot.keep.checkpoint.manager import CheckpointManager
 
 log = logging.getLogger("surefoot")
 
@@ -227,7 +227,8 @@ class Lifeline:
             "scheduler": None if parts.scheduler is None else parts.scheduler.state_dict(),
             "also": {name: full_state(thing) for name, thing in parts.also.items()},
             "stabilizer": parts.own.read(),
-            "streams": read_streams(),
+            # Until the data are back in place, the streams as they are mean nothing.
+            "streams": self._streams if self.position.pending and self._streams else read_streams(),
             "data": self.position.state_dict(),
         }
 

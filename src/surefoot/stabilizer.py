@@ -29,7 +29,7 @@ from surefoot.errors import UsageError, require
 from surefoot.gradients import GradientWindow
 from surefoot.guarded import GuardedOptimizer, StepFacts
 from surefoot.judge import Judge
-from surefoot.keep.checkpoints import CheckpointManager
+from surefoot.keep.checkpoint.manager import CheckpointManager
 from surefoot.keep.snapshots import TrainedState
 from surefoot.ledger import Ledger
 from surefoot.lifeline import Followed, Lifeline, OwnState, RunParts

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from surefoot import CheckpointManager
-from surefoot.keep import tensor_file
+from surefoot.keep.checkpoint import tensor_file
+from surefoot.keep.checkpoint.storage import read, write
 from surefoot.keep.staging import Staged
-from surefoot.keep.storage import read, write
 
 pytestmark = [
     pytest.mark.gpu,

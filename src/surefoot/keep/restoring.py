@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from surefoot.errors import CheckpointError
+from surefoot.keep.checkpoint.tree import local_part
 from surefoot.keep.staging import map_tensors
-from surefoot.keep.tree import local_part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from surefoot.keep.checkpoint.tree import local_part
 from surefoot.keep.staging import Place, Staged, bytes_of, map_tensors, stage
-from surefoot.keep.tree import local_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.keep.tree import local_part, odd_kind, same_view
+from surefoot.keep.checkpoint.tree import local_part, odd_kind, same_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

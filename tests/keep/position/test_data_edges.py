@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, ge
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from surefoot.errors import SettingError, UsageError
-from surefoot.keep.data import DataPosition
-from surefoot.keep.generators import find_generators, read_generators, set_generators
-from surefoot.keep.workers import Carried, WorkerPlan
+from surefoot.keep.position.data import DataPosition
+from surefoot.keep.position.generators import find_generators, read_generators, set_generators
+from surefoot.keep.position.workers import Carried, WorkerPlan
 
 ROWS = [float(row) for row in range(12)]
 

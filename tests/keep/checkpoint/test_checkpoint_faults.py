@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot import CheckpointError, CheckpointManager, UsageError
+from surefoot.keep.checkpoint.storage import MANIFEST, STATE, TENSORS, verify
 from surefoot.keep.staging import Staged
-from surefoot.keep.storage import MANIFEST, STATE, TENSORS, verify
 
 
 def state(value):
@@ -229,7 +229,7 @@ class Late(Staged):
 
 
 def test_a_slow_failure_is_not_repeated_at_every_step(tmp_path, monkeypatch):
-    monkeypatch.setattr("surefoot.keep.checkpoints.SLOW_SECONDS", 0.01)
+    monkeypatch.setattr("surefoot.keep.checkpoint.manager.SLOW_SECONDS", 0.01)
     manager = CheckpointManager(tmp_path, every_steps=1)
     manager.save(None, 1, staged=Late(state(1)))
     manager.wait()

@@ -6,7 +6,7 @@
 
 Passes are numbered in the order in which they begin. A restarted process runs the same script from its top: passes that
 were complete when the state was saved yield nothing, the one that was under way goes on after the last batch handed
-out, bitwise as if nothing had happened, in batches and in random numbers (`surefoot.keep.passes` says how, and where
+out, bitwise as if nothing had happened, in batches and in random numbers (`passes.py` says how, and where
 that ends). Without a loaded state, `follow` is `iter(loader)`: no stream is touched.
 
 The process's random streams are saved by whoever saves the model. They are set through `after_positioning`, which is
@@ -28,11 +28,11 @@ import torch
 from torch import Tensor
 
 from surefoot.errors import require
-from surefoot.keep.epochs import EpochLoops
-from surefoot.keep.generators import find_generators
-from surefoot.keep.loaders import loader_kind, plain
-from surefoot.keep.passes import Pass, begin, take_up
-from surefoot.keep.slots import GeneratorSlots, WorkerSlots
+from surefoot.keep.position.epochs import EpochLoops
+from surefoot.keep.position.generators import find_generators
+from surefoot.keep.position.loaders import loader_kind, plain
+from surefoot.keep.position.passes import Pass, begin, take_up
+from surefoot.keep.position.slots import GeneratorSlots, WorkerSlots
 from surefoot.streams import read_streams
 
 if TYPE_CHECKING:

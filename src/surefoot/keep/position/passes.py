@@ -4,13 +4,13 @@ Taking a pass up again means putting the random streams back to where the pass b
 iterator (it draws a seed, its sampler a permutation, exactly as then), and moving past what was handed out:
 
 - a `DataLoader` over a map-style data set moves past *indices*: no data is loaded, and worker streams are continued
-  (`surefoot.keep.workers`);
+  (`surefoot.keep.position.workers`);
 - a loader with `state_dict` and `load_state_dict` of its own (torchdata's `StatefulDataLoader`) is asked to do it;
 - everything else is consumed and thrown away, which is said out loud.
 
 What cannot be exact, and is said when such a pass is taken up: `in_order=False`; workers that were started before the
 pass was followed; a sampler or an iterable that draws from the same global stream as the training loop, in turns
-(`surefoot.keep.samplers`): its draws cannot be repeated without the loop's.
+(`surefoot.keep.position.samplers`): its draws cannot be repeated without the loop's.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from surefoot.keep.generators import find_generators, read_generators, set_generators
-from surefoot.keep.loaders import describe, draws_once, tell_difference
-from surefoot.keep.samplers import FollowedIndices, FollowedSampler, StreamWatch
-from surefoot.keep.workers import FollowedWorkers, WorkerPlan, replaced, workers_followed
+from surefoot.keep.position.generators import find_generators, read_generators, set_generators
+from surefoot.keep.position.loaders import describe, draws_once, tell_difference
+from surefoot.keep.position.samplers import FollowedIndices, FollowedSampler, StreamWatch
+from surefoot.keep.position.workers import FollowedWorkers, WorkerPlan, replaced, workers_followed
 from surefoot.streams import read_streams, set_streams
 
 if TYPE_CHECKING:

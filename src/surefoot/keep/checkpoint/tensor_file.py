@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from surefoot.keep.tree import STORED_AS_IS
+from surefoot.keep.checkpoint.tree import STORED_AS_IS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import CheckpointError
-from surefoot.keep.storage import Manifest, read_manifest
+from surefoot.keep.checkpoint.storage import Manifest, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from surefoot.keep.generators import read_generators, set_generators
-from surefoot.keep.workers import FollowedWorkers, WorkerPlan
+from surefoot.keep.position.generators import read_generators, set_generators
+from surefoot.keep.position.workers import FollowedWorkers, WorkerPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,13 +1,13 @@
 """One checkpoint is one folder that is whole or not there, and that tells when a single bit of it has changed.
 
     tensors.safetensors   every tensor, by its path in the state
-    state.json            the rest of the state, see `keep/tree.py`
+    state.json            the rest of the state, see `keep/checkpoint/tree.py`
     manifest.json         schema, step, time, facts (finite, quiet, …), size and checksum of the two files above
 
 The manifest guards itself: it holds a checksum of its own content, and its text must be byte for byte what writing its
 content again gives. So every flipped bit and every truncation, in any of the three, is found.
 
-The folder appears under its name when everything in it is on the disk, see `keep/folders.py`.
+The folder appears under its name when everything in it is on the disk, see `keep/checkpoint/folders.py`.
 
 Reading trusts nothing: names are fixed, links and devices are refused, checksums come first, tensors go through
 safetensors and the rest through JSON. Nothing is ever unpickled. What checksums do not do is tell who wrote a file.
@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from surefoot.errors import CheckpointError
-from surefoot.keep.folders import new_folder
-from surefoot.keep.tensor_file import CHUNK_BYTES, HashedFile, write_tensors
-from surefoot.keep.tree import Flattened, unflatten
+from surefoot.keep.checkpoint.folders import new_folder
+from surefoot.keep.checkpoint.tensor_file import CHUNK_BYTES, HashedFile, write_tensors
+from surefoot.keep.checkpoint.tree import Flattened, unflatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from surefoot.errors import UsageError
-from surefoot.keep.plain import DEEPEST, MARK, NUMPY_DTYPE, unflatten
+from surefoot.keep.checkpoint.plain import DEEPEST, MARK, NUMPY_DTYPE, unflatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from surefoot import CheckpointError, UsageError
+from surefoot.keep.checkpoint.tree import flatten, unflatten
 from surefoot.keep.staging import stage
-from surefoot.keep.tree import flatten, unflatten
 
 DTYPES = sorted(
     {

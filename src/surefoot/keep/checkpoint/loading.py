@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import CheckpointError
-from surefoot.keep.shelf import Shelved, by_metric, look, part_name, whole_ones
-from surefoot.keep.storage import read, verify
+from surefoot.keep.checkpoint.shelf import Shelved, by_metric, look, part_name, whole_ones
+from surefoot.keep.checkpoint.storage import read, verify
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from surefoot import CheckpointError
-from surefoot.keep import storage, tensor_file
-from surefoot.keep.folders import new_folder, sweep
-from surefoot.keep.storage import MANIFEST, STATE, TENSORS, read, verify, write
+from surefoot.keep.checkpoint import storage, tensor_file
+from surefoot.keep.checkpoint.folders import new_folder, sweep
+from surefoot.keep.checkpoint.storage import MANIFEST, STATE, TENSORS, read, verify, write
 
 INF, NAN = float("inf"), float("nan")
 FILES = (TENSORS, STATE, MANIFEST)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, WeightedRandomSampler
 
-from surefoot.keep.data import DataPosition
+from surefoot.keep.position.data import DataPosition
 from surefoot.streams import read_streams, set_streams
 
 SAMPLES = 14

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import dataloader, get_worker_info
 
-from surefoot.keep.generators import find_generators, process_generators, read_generators, set_generators
+from surefoot.keep.position.generators import find_generators, process_generators, read_generators, set_generators
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import surefoot as sf
 from surefoot import CheckpointError, CheckpointManager, SettingError, UsageError
+from surefoot.keep.checkpoint.storage import TENSORS
 from surefoot.keep.staging import Staged, stage
-from surefoot.keep.storage import TENSORS
 
 NAN = float("nan")
 

@@ -1,7 +1,7 @@
 """`CheckpointManager`: when to save, in the background, what to keep, and what to load.
 
 A save copies the state (training waits for that alone) and hands it to a short-lived thread, which writes one folder
-(`keep/storage.py`) and then deletes what is no longer needed (`keep/shelf.py`). The thread is not a daemon: a script
+(`storage.py`) and then deletes what is no longer needed (`shelf.py`). The thread is not a daemon: a script
 that ends waits for its last checkpoint. There is one at a time.
 
 A checkpoint is good when it is finite and the detectors were quiet. One that is not is kept apart as evidence: it is
@@ -32,14 +32,23 @@ from weakref import WeakValueDictionary
 import torch.distributed as dist
 
 from surefoot.errors import UsageError, require
-from surefoot.keep.due import Due
-from surefoot.keep.folders import discard, sweep
-from surefoot.keep.loading import Loaded, load_first, load_path, load_step, shelves
-from surefoot.keep.shelf import Shelved, by_metric, last_number, look, part_name, rank_of, to_discard, whole_ones
+from surefoot.keep.checkpoint.due import Due
+from surefoot.keep.checkpoint.folders import discard, sweep
+from surefoot.keep.checkpoint.loading import Loaded, load_first, load_path, load_step, shelves
+from surefoot.keep.checkpoint.shelf import (
+    Shelved,
+    by_metric,
+    last_number,
+    look,
+    part_name,
+    rank_of,
+    to_discard,
+    whole_ones,
+)
+from surefoot.keep.checkpoint.storage import write_flat
+from surefoot.keep.checkpoint.tree import Flattened
+from surefoot.keep.checkpoint.troubles import Troubles
 from surefoot.keep.staging import Staged, stage
-from surefoot.keep.storage import write_flat
-from surefoot.keep.tree import Flattened
-from surefoot.keep.troubles import Troubles
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

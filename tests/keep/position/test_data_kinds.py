@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from surefoot.errors import UsageError
-from surefoot.keep.data import DataPosition
+from surefoot.keep.position.data import DataPosition
 
 
 def interrupted(make, stop: int) -> tuple[list, list]:
