@@ -23,6 +23,8 @@ import json
 import logging
 import statistics
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -37,6 +39,7 @@ import surefoot as sf
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
 CONTEXT, WIDTH, ROWS = 48, 64, 24
 CHECKPOINT_EVERY = 100
@@ -227,9 +230,12 @@ GUARDS: dict[str, Callable[[Task, Injector, float | None], str]] = {
 }
 
 
-def final_loss(guard: str, fault: Fault | None, seed: int, steps: int, clip: float | None) -> tuple[float, str]:
+def final_loss(guard: str, fault: str | None, seed: int, steps: int, clip: float | None) -> tuple[float, str]:
+    """The held-out loss at the end, and what the guard did."""
+    logging.getLogger("surefoot").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
     task = Task(seed, steps)
-    said = GUARDS[guard](task, Injector(task, fault), clip)
+    said = GUARDS[guard](task, Injector(task, FAULTS[fault] if fault else None), clip)
     return task.held_out_loss(), said
 
 
@@ -238,25 +244,31 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--clip", type=float, default=None)
+    parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", nargs="*", choices=list(FAULTS), default=list(FAULTS))
     parser.add_argument("--guards", nargs="*", choices=list(GUARDS), default=list(GUARDS))
     options = parser.parse_args()
-    logging.getLogger("surefoot").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-    begun = time.perf_counter()
-    clean = [final_loss("bare", None, seed, options.steps, options.clip)[0] for seed in range(options.seeds)]
-    print(f"clean: held-out loss {', '.join(f'{loss:.3f}' for loss in clean)} after {options.steps} steps", flush=True)
-    print(f"{'final loss / clean':<36}" + "".join(f"{guard:>12}" for guard in options.guards) + "   what surefoot did")
-    for name in options.only:
-        cells, said = [], ""
-        for guard in options.guards:
-            runs = [final_loss(guard, FAULTS[name], s, options.steps, options.clip) for s in range(options.seeds)]
-            ratios = [loss / reference for (loss, _), reference in zip(runs, clean, strict=True)]
-            # A run that is lost for one seed is lost: nan does not hide behind a median.
-            worst = max(ratios, key=lambda ratio: (ratio != ratio, ratio))
-            cells.append(worst if worst != worst else statistics.median(ratios))
-            said = " | ".join(text for _, text in runs)
-        print(f"{name:<36}" + "".join(f"{cell:>12.3f}" for cell in cells) + f"   {said}", flush=True)
+    begun, seeds = time.perf_counter(), range(options.seeds)
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+
+        def start(guard: str, fault: str | None) -> list[Future[tuple[float, str]]]:
+            return [pool.submit(final_loss, guard, fault, seed, options.steps, options.clip) for seed in seeds]
+
+        clean_runs = start("bare", None)
+        runs = {(fault, guard): start(guard, fault) for fault in options.only for guard in options.guards}
+        clean = [run.result()[0] for run in clean_runs]
+        print(f"clean: held-out loss {', '.join(f'{loss:.3f}' for loss in clean)} after {options.steps} steps")
+        print(f"{'final loss / clean':<36}" + "".join(f"{guard:>12}" for guard in options.guards) + "   surefoot did")
+        for fault in options.only:
+            cells, said = [], ""
+            for guard in options.guards:
+                results = [run.result() for run in runs[fault, guard]]
+                ratios = [loss / reference for (loss, _), reference in zip(results, clean, strict=True)]
+                # A run that is lost for one seed is lost: nan does not hide behind a median.
+                lost = any(ratio != ratio for ratio in ratios)
+                cells.append(float("nan") if lost else statistics.median(ratios))
+                said = " | ".join(text for _, text in results)
+            print(f"{fault:<36}" + "".join(f"{cell:>12.3f}" for cell in cells) + f"   {said}", flush=True)
     print(f"{time.perf_counter() - begun:.0f} s, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}")
 
 

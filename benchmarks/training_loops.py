@@ -107,7 +107,7 @@ def train_bare(run: Run, seed: int, steps: int, fault: Fault | None = None) -> R
 def train_guarded(
     run: Run, seed: int, steps: int, fault: Fault | None = None, checker: sf.StabilityChecker | None = None
 ) -> Result:
-    """The same loop under one `TrainingStabilizer` per learner, with its default settings."""
+    """The same loop under one `TrainingStabilizer` per learner, with its default settings and recovery."""
     torch.manual_seed(seed)
     learners, fault, losses = run(seed, steps), fault or Fault(), []
     _let_fault_set_lr(learners, fault)
@@ -147,6 +147,7 @@ def _stabilizer(learner: Learner, checker: sf.StabilityChecker | None) -> sf.Tra
         precision=learner.precision,  # type: ignore[arg-type]
         accumulate=learner.accumulate,
         checker=checker,
+        recovery=sf.TrainingRecovery(),
     )
 
 
