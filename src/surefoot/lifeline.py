@@ -152,6 +152,11 @@ class Lifeline:
             blocking=blocking,
         )
 
+    def hand_on_all(self) -> None:
+        """There may be no further step: hand on what was waiting for its verdict."""
+        while self._waiting:
+            self._hand_on(self._waiting.popleft(), (), None)
+
     def save(self, step: int, unrest: tuple[str, ...], metric: float | None, given: bool = False) -> None:
         """Save now, and come back when it is written."""
         if self._checkpoints is None:
@@ -278,7 +283,7 @@ class Lifeline:
         """The batches that are left, from where the run stopped."""
         self.restore_once()
         batches = self.position.follow(loader, epochs=epochs, after_positioning=self._put_streams_back)
-        return Followed(batches, self.interrupts)
+        return Followed(batches, self.interrupts, self.hand_on_all)
 
     def epochs(self, total: int) -> Iterator[int]:
         """The epochs that are left."""
@@ -295,12 +300,15 @@ class Lifeline:
 class Followed:
     """Batches of a loader; signals are heard while they are drawn."""
 
-    def __init__(self, batches: Any, interrupts: Interrupts) -> None:
-        self._batches, self._interrupts = batches, interrupts
+    def __init__(self, batches: Any, interrupts: Interrupts, at_end: Callable[[], None]) -> None:
+        self._batches, self._interrupts, self._at_end = batches, interrupts, at_end
 
     def __iter__(self) -> Iterator[Any]:
         with self._interrupts.heard():
-            yield from self._batches
+            try:
+                yield from self._batches
+            finally:
+                self._at_end()
 
     def __len__(self) -> int:
         return len(self._batches)

@@ -72,10 +72,16 @@ def test_cuts_compound_over_attempts_and_the_attempts_end():
     assert [d.lr_factor for d in returns] == [0.5, 0.25, 0.125, 0.125]
 
 
-def test_a_cut_holds_until_a_calm_stretch_gives_it_back():
-    recovery = sf.TrainingRecovery(calm_steps=20)
-    found = decisions(recovery, [SETBACK] * 10 + [HEALTHY] * 20)
-    assert [d.lr_factor for d in found[9:]] == [0.5] * 20 + [1.0]
+def test_cuts_are_lifted_one_by_one_while_the_run_stays_healthy():
+    recovery = sf.TrainingRecovery(cut_steps=3)
+    found = decisions(recovery, ([SETBACK] * 10 + [HEALTHY]) * 2 + [HEALTHY] * 5)
+    assert [d.lr_factor for d in found[-7:]] == [0.25] * 3 + [0.5] * 3 + [1.0]
+
+
+def test_trouble_that_returns_with_the_rate_is_met_with_a_deeper_cut():
+    recovery = sf.TrainingRecovery(cut_steps=5, calm_steps=100)
+    found = decisions(recovery, ([SETBACK] * 10 + [HEALTHY] * 20) * 3)
+    assert [d.lr_factor for d in found if d.action == "roll_back"] == [0.5, 0.25, 0.125]
 
 
 def test_a_calm_stretch_refills_the_attempts():
@@ -103,7 +109,7 @@ def test_a_return_is_taken_back_only_if_there_was_one():
 
 @given(st.lists(st.sampled_from([HEALTHY, REFUSED, SETBACK, BROKEN]), max_size=80))
 def test_the_attempts_bound_the_returns_and_the_cut(stream):
-    recovery = sf.TrainingRecovery(attempts=2, calm_steps=10_000)
+    recovery = sf.TrainingRecovery(attempts=2, cut_steps=10_000, calm_steps=10_000)
     found = decisions(recovery, stream)
     kept = 0
     for decision in found:

@@ -4,7 +4,9 @@ Leaving a step out cures a bad batch. It does not cure weights or moments that a
 earlier state. `TrainingRecovery` counts unhealthy steps in a row (refused ones, and losses that are a `Setback`) and
 calls for a return when there are too many, at once when the weights themselves are not finite. The run then goes on
 from the earlier weights with the data that comes next, so the batches that did the damage are not fed again, and with a
-smaller learning rate. Cuts compound over attempts; a calm stretch gives an attempt back, and the cut with it.
+smaller learning rate. The cut compounds over attempts and is lifted step by step while the run stays healthy: the rate
+is the cause only now and then, and a run that learns at half its rate for good is harmed too. Attempts come back more
+slowly than the rate does, so that trouble that returns with it is met with a deeper cut.
 
 Was it the weights? The first steps after a return tell. If the loss of the earlier weights is just as high, the data
 have changed and the weights were never to blame: the return is taken back, nothing is lost but those few steps, and the
@@ -41,7 +43,10 @@ class RecoveryState(NamedTuple):
     """States that were returned to without a healthy step since."""
     attempts: int = 0
     """Returns that a calm stretch has not given back yet."""
+    cuts: int = 0
+    """Cuts of the learning rate that are in force."""
     calm: int = 0
+    """Healthy steps in a row."""
     trial: int = 0
     """How many unhealthy steps more show that the last return was no help; 0 once that is settled."""
     doubts: int = 0
@@ -52,7 +57,7 @@ class RecoveryState(NamedTuple):
 class TrainingRecovery:
     """Returns to earlier states, kept in memory and in checkpoints."""
 
-    every_steps: int = 50
+    every_steps: int = 20
     """How often a healthy state is copied in memory."""
     keep: int = 2
     """How many of these copies there are. Each takes the memory of the model and its optimizer state."""
@@ -68,15 +73,18 @@ class TrainingRecovery:
     attempts: int = 3
     """Returns before the run halts."""
     lr_factor: float = 0.5
-    """What each attempt multiplies the learning rate by, the schedule left as it is."""
+    """What the learning rate is multiplied by after a return, once for each attempt that is not given back yet. The
+    schedule is left as it is."""
+    cut_steps: int = 20
+    """Healthy steps in a row after which one of these cuts is lifted."""
     calm_steps: int = 200
-    """Healthy steps in a row that give one attempt, and its cut, back."""
+    """Healthy steps in a row that give one attempt back."""
     first: Literal["roll_back", "reset_moments"] = "roll_back"
     """What is tried first. `"reset_moments"` keeps finite weights and clears the optimizer's state, for a spike that
     has polluted Adam's moments."""
 
     def __post_init__(self) -> None:
-        for name in ("every_steps", "keep", "patience_steps", "patience_refused", "calm_steps"):
+        for name in ("every_steps", "keep", "patience_steps", "patience_refused", "cut_steps", "calm_steps"):
             value = getattr(self, name)
             require(isinstance(value, int) and value >= 1, f"`{name}` must be at least 1; got {value!r}.")
         require(self.margin_steps >= 0, f"`margin_steps` must not be negative; got {self.margin_steps}.")
@@ -119,9 +127,13 @@ class TrainingRecovery:
 
     def _healthy(self, state: RecoveryState) -> tuple[RecoveryState, Decision]:
         calm = state.calm + 1
-        state = RecoveryState(attempts=state.attempts, calm=calm, doubts=state.doubts)
-        if calm >= self.calm_steps:
-            state = RecoveryState(attempts=max(state.attempts - 1, 0), doubts=max(state.doubts - 1, 0))
+        lifted, refilled = calm % self.cut_steps == 0, calm % self.calm_steps == 0
+        state = RecoveryState(
+            attempts=max(state.attempts - refilled, 0),
+            cuts=max(state.cuts - lifted, 0),
+            calm=calm,
+            doubts=max(state.doubts - refilled, 0),
+        )
         return state, self._decision("none", state)
 
     def _is_due(self, state: RecoveryState) -> bool:
@@ -137,14 +149,16 @@ class TrainingRecovery:
             return state, self._decision("halt" if hopeless else "none", state, reason)
         resets = self.first == "reset_moments" and not state.tried and not broken
         before = state.onset - self.margin_steps
+        attempts = state.attempts + 1
         state = state._replace(
-            attempts=state.attempts + 1, tried=state.tried + 1, trial=TRIAL_STEPS, unhealthy=0, refused=0
+            attempts=attempts, cuts=attempts, tried=state.tried + 1, trial=TRIAL_STEPS, unhealthy=0, refused=0
         )
         return state, self._decision("reset_moments" if resets else "roll_back", state, reason, before)
 
     def _take_back(self, state: RecoveryState) -> tuple[RecoveryState, Decision]:
         """The loss of the earlier weights is as high: it is the data."""
-        state = RecoveryState(attempts=max(state.attempts - 1, 0), doubts=state.doubts + 1)
+        attempts = max(state.attempts - 1, 0)
+        state = RecoveryState(attempts=attempts, cuts=min(state.cuts, attempts), doubts=state.doubts + 1)
         reason = "the loss of the earlier weights is just as high, so the data have changed and not the model"
         return state, self._decision("take_back", state, reason)
 
@@ -158,4 +172,4 @@ class TrainingRecovery:
         return f"the loss has stayed above what the run had reached for {state.unhealthy} steps"
 
     def _decision(self, action: Action, state: RecoveryState, reason: str = "", before: int | None = None) -> Decision:
-        return Decision(action, reason, self.lr_factor**state.attempts, before)
+        return Decision(action, reason, self.lr_factor**state.cuts, before)

@@ -16,8 +16,6 @@ containers of the copy's own. A tensor that occurs twice (tied weights) is copie
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
 Place: TypeAlias = Literal["device", "pinned"]
 """Where the copy of a tensor that lies on a GPU goes. Others are cloned beside themselves."""
 
+_COMMON = frozenset((bool, int, float, str))
 ALIGNED = 64
 SMALL = 1 << 16
 """Entries up to which a tensor on its way to pinned memory is copied on the device first."""
@@ -40,11 +39,19 @@ SMALL = 1 << 16
 class Staged:
     """A state's copy, possibly still on its way."""
 
-    def __init__(self, tree: Any, copies: Sequence[Tensor] = (), arrived: Sequence[torch.cuda.Event] = ()) -> None:
+    def __init__(
+        self,
+        tree: Any,
+        copies: Sequence[Tensor] = (),
+        arrived: Sequence[torch.cuda.Event] = (),
+        origin: Sequence[Any] = (),
+    ) -> None:
         self.tree = tree
         """The state with every tensor replaced by its copy."""
         self._copies = copies
         self._arrived = arrived
+        self._origin = origin
+        """What the copies were taken from: the place, and the windows on memory."""
 
     def wait(self) -> None:
         """Let the host wait until every copy is complete. From any thread."""
@@ -73,16 +80,21 @@ def stage(tree: Any, place: Place = "pinned", into: Staged | None = None) -> Sta
         return _Slot(number)
 
     outline = map_leaves(tree, Tensor, number_of)
-    copies = into._copies if into is not None and _fits(into._copies, live, place) else _room_for(live, place)
+    origin = [place, *numbers]
+    # Most often the very tensors that were copied last time, and then there is nothing to compare.
+    fits = into is not None and (origin == into._origin or _fits(into._copies, live, place))
+    copies = into._copies if into is not None and fits else _room_for(live, place)
     arrived = _copy(live, copies)
-    return Staged(map_leaves(outline, _Slot, lambda slot: copies[slot.number]), copies, arrived)
+    return Staged(map_leaves(outline, _Slot, lambda slot: copies[slot.number]), copies, arrived, origin)
 
 
-@dataclass(frozen=True)
 class _Slot:
     """Stands for a tensor in the outline of a state."""
 
-    number: int
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
 
 
 def map_tensors(tree: Any, change: Callable[[Tensor], Any]) -> Any:
@@ -94,6 +106,10 @@ def map_leaves(tree: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     """The same nesting in containers of its own, each leaf of a kind replaced by what `change` makes of it."""
     if isinstance(tree, kind):
         return change(tree)
+    if tree is None or type(tree) in _COMMON:
+        return tree
+    if type(tree) is dict:
+        return {key: map_leaves(value, kind, change) for key, value in tree.items()}
     if isinstance(tree, dict):
         changed = copy.copy(tree)  # keeps an OrderedDict and a Counter what they are
         for key, value in tree.items():
@@ -132,22 +148,20 @@ def _fits(copies: Sequence[Tensor], live: Sequence[Tensor], place: Place) -> boo
 
 
 def _room_for(live: Sequence[Tensor], place: Place) -> list[Tensor]:
-    if place == "device":
-        return [torch.empty_like(tensor) for tensor in live]
-    pinned = iter(_pinned([tensor for tensor in live if tensor.device.type == "cuda"]))
-    return [next(pinned) if tensor.device.type == "cuda" else torch.empty_like(tensor) for tensor in live]
-
-
-def _pinned(live: Sequence[Tensor]) -> list[Tensor]:
-    """One block for all: the allocator of pinned memory rounds each piece up to a power of two."""
-    ends = list(accumulate(-(-tensor.numel() * tensor.element_size() // ALIGNED) * ALIGNED for tensor in live))
-    if not ends:
-        return []
-    block = torch.empty(ends[-1], dtype=torch.uint8, device="cpu", pin_memory=True)
-    return [
-        block[start : start + tensor.numel() * tensor.element_size()].view(tensor.dtype).view(tensor.shape)
-        for start, tensor in zip([0, *ends], live, strict=False)
-    ]
+    """Memory for the copies: one block per device and dtype, since a thousand allocations take a thousand times one."""
+    blocks: dict[tuple[torch.device, torch.dtype, bool], list[int]] = {}
+    for i, tensor in enumerate(live):
+        pinned = place == "pinned" and tensor.device.type == "cuda"
+        device = torch.device("cpu") if pinned else tensor.device
+        blocks.setdefault((device, tensor.dtype, pinned), []).append(i)
+    room: list[Tensor] = [torch.empty(0)] * len(live)
+    for (device, dtype, pinned), members in blocks.items():
+        unit = max(ALIGNED // dtype.itemsize, 1)
+        sizes = [size for i in members for size in (live[i].numel(), -live[i].numel() % unit)]
+        block = torch.empty(sum(sizes), dtype=dtype, device=device, pin_memory=pinned)
+        for i, part in zip(members, block.split_with_sizes(sizes)[::2], strict=True):
+            room[i] = part.view(live[i].shape)
+    return room
 
 
 @torch.no_grad()

@@ -71,25 +71,27 @@ def flatten(tree: Any) -> tuple[Any, dict[str, Tensor]]:
     return flattened.plain, flattened.tensors
 
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
 def same_view(tensor: Tensor) -> tuple[Any, ...] | None:
-    """What two dense tensors have in common that are the same window on the same memory; `None` for empty ones."""
-    place = tensor.data_ptr()  # of every device in one space, and 0 where there is nothing
-    if place == 0 or tensor.numel() == 0:
+    """What two tensors have in common that are the same window on the same memory; `None` if there is no telling."""
+    if tensor.layout is not torch.strided or tensor.is_meta:
         return None
-    return place, tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
-
-
-_PLAIN_TENSORS = frozenset({Tensor, torch.nn.Parameter, torch.nn.Buffer})
+    where = tensor.data_ptr()
+    if where == 0 or tensor.numel() == 0:
+        return None
+    return (where, tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.is_conj(), tensor.is_neg())
 
 
 def local_part(tensor: Tensor) -> Tensor:
     """The tensor itself, without its graph; of a DTensor, the shard that this process holds."""
-    if type(tensor) not in _PLAIN_TENSORS:
+    if type(tensor) not in _PLAIN:
         to_local = getattr(tensor, "to_local", None)
         tensor = tensor if to_local is None else to_local()
         finish = getattr(tensor, "wait", None)  # a shard may still be on its way
         tensor = tensor if finish is None else finish()
-    return tensor.detach() if tensor.requires_grad else tensor
+    return tensor.detach() if tensor.requires_grad or type(tensor) is not Tensor else tensor
 
 
 def _marked(kind: str, **content: Any) -> dict[str, Any]:
@@ -247,13 +249,14 @@ def odd_kind(tensor: Tensor) -> str | None:
     """What is odd about a tensor whose memory is not simply its values; `None` for all others."""
     if tensor.layout is not torch.strided:
         return str(tensor.layout).removeprefix("torch.")
-    if tensor.is_meta or tensor.is_quantized or tensor.is_nested:
-        return "meta" if tensor.is_meta else "quantized" if tensor.is_quantized else "nested"
-    if type(tensor) in _PLAIN_TENSORS:
-        return None
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+    if type(tensor) not in _PLAIN:
+        from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-    return type(tensor).__name__ if is_traceable_wrapper_subclass(tensor) else None
+        if is_traceable_wrapper_subclass(tensor):
+            return type(tensor).__name__
+    if tensor.is_quantized:
+        return "quantized"
+    return "nested" if tensor.is_nested else "meta" if tensor.is_meta else None
 
 
 def _storable(tensor: Tensor) -> tuple[Tensor, dict[str, Any]]:
