@@ -18,7 +18,8 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_the_block_runs(block, capsys):
+def test_the_block_runs(block, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     exec(compile(block, "<docs>", "exec"), {"__name__": "__docs__"})
 
@@ -31,6 +32,7 @@ def test_there_are_blocks_on_every_page_that_teaches():
         "docs/clipping.md",
         "docs/precision.md",
         "docs/memory.md",
+        "docs/recovery.md",
         "docs/detection.md",
     }
 
