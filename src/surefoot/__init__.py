@@ -36,6 +36,8 @@ _NAMES_BY_MODULE = {
     "detect.vanish": "Vanishing",
     "diagnose.doctor.checks": "Check Examination",
     "diagnose.doctor.notebook": "debug_training_stability",
+    "diagnose.locate.find": "find_nonfinite",
+    "diagnose.locate.result": "NonFiniteOrigin",
     "errors": "SettingError SurefootError TrainingHalted UsageError",
     "observe.monitor": "GradientMonitor",
     "observe.parameters": "parameter_report",

@@ -47,6 +47,8 @@ from surefoot.detect.spike import Spike
 from surefoot.detect.vanish import Vanishing
 from surefoot.diagnose.doctor.checks import Check, Examination
 from surefoot.diagnose.doctor.notebook import debug_training_stability
+from surefoot.diagnose.locate.find import find_nonfinite
+from surefoot.diagnose.locate.result import NonFiniteOrigin
 from surefoot.errors import SettingError, SurefootError, TrainingHalted, UsageError
 from surefoot.observe.monitor import GradientMonitor
 from surefoot.observe.parameters import parameter_report
@@ -83,6 +85,7 @@ __all__ = [
     "LossStabilityMonitor",
     "NoLearning",
     "NonFinite",
+    "NonFiniteOrigin",
     "Oscillation",
     "Outcome",
     "Plateau",
@@ -113,6 +116,7 @@ __all__ = [
     "decay_groups",
     "find_fully_masked",
     "find_lr",
+    "find_nonfinite",
     "for_deep_cnn",
     "for_fine_tuning",
     "for_gan",

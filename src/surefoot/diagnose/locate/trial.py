@@ -1,0 +1,57 @@
+"""Tell rival origins apart by experiment: repair all but one, and see whether the outcome is still bad.
+
+First everything that may have begun it is repaired, and what then comes to light is added, until the outcome is sound.
+Then each is left bad alone: the earliest that breaks the outcome by itself is the answer. So a logarithm of zero in the
+padding, which nobody reads, is not blamed for a division by zero further on.
+
+A step that does not do the same again (it takes its batch from an iterator, or branches on what it sees) cannot be
+asked this way; then the earliest candidate is the answer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from surefoot.diagnose.locate.find import Run
+    from surefoot.diagnose.locate.flow import Record
+
+_MOST_CANDIDATES = 6
+_ROUNDS = 4
+
+
+def choose(first: Run, rerun: Callable[[set[int]], Run]) -> Record:
+    """The earliest candidate that alone breaks the outcome; the earliest of all where that cannot be told."""
+    candidates = first.candidates
+    rivals = _by_index(candidates)
+    if first.error is not None:
+        return candidates[0]
+    for _ in range(_ROUNDS):
+        repaired = rerun(set(rivals))
+        if not _same_program(first, repaired, candidates[0]):
+            return candidates[0]
+        if not repaired.broken:
+            return _breaks_alone(rivals, rerun)
+        rivals = {**_by_index(repaired.candidates), **rivals}
+    return candidates[0]
+
+
+def _breaks_alone(rivals: dict[int, Record], rerun: Callable[[set[int]], Run]) -> Record:
+    in_order = sorted(rivals, key=lambda index: (index >= 0, abs(index)))
+    if len(rivals) > 1:
+        for index in in_order:
+            if rerun(set(rivals) - {index}).broken:
+                return rivals[index]
+    return rivals[in_order[0]]
+
+
+def _by_index(candidates: list[Record]) -> dict[int, Record]:
+    return {record.index: record for record in candidates[:_MOST_CANDIDATES]}
+
+
+def _same_program(first: Run, again: Run, upto: Record) -> bool:
+    """Whether the step did the same again as far as the earliest candidate."""
+    end = max(upto.index, 0) + 1
+    return first.recorder.calls[:end] == again.recorder.calls[:end]
