@@ -393,7 +393,7 @@ def embedding_row_with_inf() -> Step:
     return Step(model, (torch.tensor([[1, 17, 3]]),))
 
 
-@fault(phase="input", tensor="x", module="")
+@fault(phase="input", tensor="batch[0]", module="")
 def batch_with_nan() -> Step:
     def forward(net: Any, x: Tensor) -> Tensor:
         return net.head(x).square().mean()

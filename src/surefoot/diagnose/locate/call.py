@@ -6,6 +6,7 @@ although the schema does not say so.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -96,19 +97,33 @@ class Call:
 
     def is_bad_without_its_inputs(self) -> bool:
         """Whether the output is also bad when the bad values among the inputs are replaced; runs it again."""
-        tags = getattr(self.func, "tags", ())
-        if torch.Tag.nondeterministic_seeded in tags or not hasattr(self.func, "_schema"):
+        random = torch.Tag.nondeterministic_seeded in getattr(self.func, "tags", ())
+        gone = any(each.writes and each.reads and each.name not in self.before for each in self.arguments)
+        if random or gone or not hasattr(self.func, "_schema"):
             return False
+        try:
+            results = self._run_without_bad_values()
+        except RuntimeError:  # it does not take other values; then this question stays open
+            return False
+        return any(count(value).total for value in results)
+
+    def fails_without_its_bad_values(self) -> bool:
+        """Whether an operation that raised does so as well when the bad values among its inputs are replaced."""
+        try:
+            self._run_without_bad_values()
+        except RuntimeError:
+            return True
+        return False
+
+    def _run_without_bad_values(self) -> list[Tensor]:
         fresh: dict[int, Tensor] = {}
         for each in self.arguments:
-            if each.writes and each.reads and each.name not in self.before:
-                return False
             bad = any(each.value is other.value for other in self.bad)
             if bad or each.writes:
                 fresh[id(each.value)] = mended(self.before.get(each.name, each.value))
         args, kwargs = tree_map(lambda leaf: fresh.get(id(leaf), leaf), (self.args, self.kwargs))
-        outputs = [leaf for leaf in tree_leaves(self.func(*args, **kwargs)) if isinstance(leaf, Tensor)]
-        return any(count(value).total for value in [*outputs, *(t for t in fresh.values())])
+        out = self.func(*args, **kwargs)
+        return [*(leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)), *fresh.values()]
 
 
 def mended(tensor: Tensor) -> Tensor:
@@ -122,7 +137,10 @@ def mend(tensor: Tensor) -> None:
     """Replace every bad value by an ordinary one, in place."""
     values = tensor.detach()
     if values.layout == torch.strided and (values.is_floating_point() or values.is_complex()):
-        with _unsafe_preserve_version_counter(tensor):
+        keeping: AbstractContextManager[Any] = (
+            nullcontext() if tensor.is_inference() else _unsafe_preserve_version_counter(tensor)
+        )
+        with keeping:
             values.masked_fill_(~torch.isfinite(values), _ORDINARY)
 
 

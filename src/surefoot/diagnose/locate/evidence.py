@@ -40,7 +40,7 @@ def notes_on(call: Call, results: list[Tensor]) -> tuple[str, ...]:
 
 def is_log_of_mask(call: Call, record: Record) -> bool:
     """Whether a logarithm was taken of zeros and ones only: a way to write a mask."""
-    if not call.name.startswith("log") or record.counts.nan or not call.values:
+    if call.name not in ("log", "log_", "log2", "log10") or record.counts.nan:
         return False
     value = call.values[0][1]
     return value.numel() > 1 and bool(((value == 0) | (value == 1)).all()) and bool((value == 1).any())
@@ -77,16 +77,16 @@ def _empty(call: Call) -> list[str]:
 
 
 def _first_value(call: Call, results: list[Tensor]) -> list[str]:
-    """The first bad value with the inputs at the same place, where all have one shape."""
+    """The first bad value of a pointwise operation, with the inputs at the same place."""
     bad = next((value for value in results if value.is_floating_point() and count(value).total), None)
     index = None if bad is None else first_bad(bad)
     if bad is None or index is None:
         return []
+    if torch.Tag.pointwise not in getattr(call.func, "tags", ()):
+        return []
     parts = []
     for name, value in call.values[:_MOST_INPUTS]:
-        if value.layout == torch.strided and value.shape == bad.shape and value.dtype != torch.bool:
-            parts.append(f"{name} = {value[index].item():.4g}")
-    if not parts:
-        return []
+        if value.layout == torch.strided and value.dtype != torch.bool:
+            parts.append(f"{name} = {value.expand_as(bad)[index].item():.4g}")
     at = f"at {list(index)} " if index else ""
     return [f"first {at}of {', '.join(parts)}"]

@@ -105,6 +105,8 @@ def find_nonfinite(
 def _result(run: Run, origin: Record) -> NonFiniteOrigin:
     reached = [each for each in run.outcomes if leads_to(origin, each.ends)] or run.outcomes
     notes = []
+    if origin.meant:
+        notes.append("this infinity was asked for, and went through to the end")
     if run.recorder.loss_scale is not None and origin.phase == "backward":
         notes.append(f"the loss had been multiplied by {run.recorder.loss_scale:g}")
     if run.error is not None:
@@ -140,6 +142,8 @@ def _run(step_fn: Callable[[], Any], names: Names, repair: Container[int]) -> Ru
 def _behind(recorder: Recorder) -> list[Outcome]:
     """A step that raised right after it had looked at a bad value probably raised because of it."""
     recent = len(recorder.calls) - recorder.last_bad_at <= _RECENT_OPERATIONS
+    if recorder.refused is False:  # the operation would have raised anyway
+        return []
     return [Outcome("an error", (recorder.last_bad,), False)] if recent and recorder.last_bad is not None else []
 
 
@@ -147,7 +151,7 @@ def _guard(stack: ExitStack, names: Names) -> None:
     """Everything is put back at the end, optimizers that are only met on the way included."""
     modules = list(names.modules.values()) or [nn.Module()]
     for module in modules:
-        stack.enter_context(untouched(module))
+        stack.enter_context(untouched(module, generators=names.generators))
     for optimizer in names.optimizers:
         stack.enter_context(untouched(nn.Module(), optimizer))
     known = {id(optimizer) for optimizer in names.optimizers}
@@ -155,6 +159,7 @@ def _guard(stack: ExitStack, names: Names) -> None:
     def meet(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if id(optimizer) not in known:
             known.add(id(optimizer))
+            names.add_optimizer(optimizer)
             with _disable_current_modes():
                 stack.enter_context(untouched(nn.Module(), optimizer))
 

@@ -34,8 +34,11 @@ def origins(ends: Iterable[Record], *, meant_too: bool) -> list[Record]:
 
 
 def unsure(ends: Iterable[Record]) -> bool:
-    """Whether an infinity that was not meant, and its turning into NaN, may be two faults."""
-    return any(record.parents and record.makes_nan for record in _ancestors(ends))
+    """Whether NaN was made where infinities that were meant came in as well: then there may be two faults."""
+    reached = list(_ancestors(ends))
+    meant = _meant_at(reached)
+    makers = [record for record in reached if record.parents and record.makes_nan]
+    return any(record in meant for maker in makers for record in _ancestors([maker]))
 
 
 def path(origin: Record, ends: Iterable[Record]) -> list[Record]:

@@ -74,8 +74,9 @@ def _returned(returned: Any, recorder: Recorder) -> Iterator[Outcome]:
 
 
 def _gradients(recorder: Recorder, names: Names) -> Iterator[Outcome]:
-    for arrival in recorder.arrivals:
-        yield Outcome(f"the gradient of `{names.leaf(arrival.leaf)}`", arrival.writers, True)
+    named = sorted(recorder.arrivals, key=lambda arrival: id(arrival.leaf) not in names.kinds)
+    for arrival in named:
+        yield Outcome(f"the gradient of {names.leaf(arrival.leaf)}", arrival.writers, True)
 
 
 def _kept(recorder: Recorder, names: Names) -> Iterator[Outcome]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -39,6 +40,7 @@ _BLANK = frozenset(
         "resize_as_",
     )
 )  # fmt: skip
+_MOST_NODES = 64  # that one operation leaves behind
 
 
 class Made(NamedTuple):
@@ -62,6 +64,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled meanwhile, so torch need not load its compiler (3 seconds) to keep it away from here."""
+        return False
+
     def __init__(self, names: Names, repair: Container[int] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.book = Book()
@@ -74,8 +81,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.last_bad: Record | None = None
         self.last_bad_at = 0
         """How many operations there were when one last met or made a bad value."""
+        self.mended: dict[int, Counts] = {}
+        """What was not finite where it was repaired."""
         self.left: list[Record] = []
         """Who wrote the bad values that left torch as Python numbers."""
+        self.refused: bool | None = None
+        """Of an operation that raised: whether it did so because of bad values. `None` if none raised."""
         self.loss_scale: float | None = None
         self._names = names
         self._repair = repair
@@ -83,6 +94,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._made: dict[int, Made] = {}
         self._next_number = 0
         self._latest = Made("", None, None)
+        self._latest_wrote = False
         self._overwritten: dict[Any, tuple[Tensor, Tensor]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -93,7 +105,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             call = make_call(func, len(self.calls), scene, node, args, kwargs)
             self.calls.append(str(func))
             self._before(call)
-            out = func(*args, **kwargs)
+            try:
+                out = func(*args, **kwargs)
+            except Exception:
+                self.refused = bool(call.bad) and not call.fails_without_its_bad_values()
+                raise
             self._after(call, out)
         return out
 
@@ -126,6 +142,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         record = None
         if any(each.total for each in counts):
             if call.index in self._repair:
+                self.mended[call.index] = Counts(*(sum(column) for column in zip(*counts, strict=True)))
                 for value in results:
                     mend(value)
                 counts = [FINITE] * len(results)
@@ -159,6 +176,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if counts.total:
             self._met += 1
             if -self._met in self._repair:
+                self.mended[-self._met] = counts
                 self._keep_contents([base])
                 mend(base)
             else:
@@ -187,8 +205,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         place, module, node, forward_op = scene.place, scene.module, "", ""
         if call.node is not None and not scene.recomputed and not scene.optimizer:
             made = self._made.get(_number(call.node), Made("", None, None))
-            phase, node, forward_op = "backward", str(call.node.name()).rsplit("::", 1)[-1], made.op
-            place, module = place or made.place, module or made.module
+            phase, module = "backward", module or made.module
+            if place is None or isinstance(call.node, BackwardCFunction):  # otherwise a hook of the user's
+                node, forward_op = str(call.node.name()).rsplit("::", 1)[-1], made.op
+            place = place or made.place
         numel = sum(value.numel() for value in results)
         name = self._names.module(module)
         return Record(call.index, str(call.func), phase, counts, numel, place, name, node, forward_op)
@@ -204,11 +224,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if made.place is None:  # a backward that is itself differentiated: it belongs where its forward does
                 made = self._made.get(_number(call.node), made)
         upcoming = int(torch._C._autograd._get_sequence_nr())
-        # Autograd makes the node of an operation before it runs, and some more (writes into a view) after.
+        # Autograd makes the node of an operation before it runs; after a write into a view it makes another.
         own = not torch.is_grad_enabled() or any(each.value.requires_grad for each in call.arguments)
-        for number in range(max(self._next_number, upcoming - 8), upcoming):
-            self._made.setdefault(number, made if own and number == upcoming - 1 else self._latest)
+        for number in range(max(self._next_number, upcoming - _MOST_NODES), upcoming):
+            is_own = not self._latest_wrote or (own and number == upcoming - 1)
+            self._made.setdefault(number, made if is_own else self._latest)
         self._next_number, self._latest = upcoming, made
+        self._latest_wrote = any(each.writes for each in call.arguments)
 
     def _note_leaf(self, node: Any) -> None:
         leaf = getattr(node, "variable", None)
@@ -240,7 +262,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Write the old contents into everything that was there before the step, and give leaves their gradients."""
         with torch.no_grad():
             for tensor, contents in reversed(self._overwritten.values()):
-                tensor.copy_(contents)
+                with torch.inference_mode(tensor.is_inference()):
+                    tensor.copy_(contents)
             for leaf, gradient in self.leaves.values():
                 leaf.grad = gradient
         self._overwritten.clear()

@@ -54,4 +54,5 @@ def _by_index(candidates: list[Record]) -> dict[int, Record]:
 def _same_program(first: Run, again: Run, upto: Record) -> bool:
     """Whether the step did the same again as far as the earliest candidate."""
     end = max(upto.index, 0) + 1
-    return first.recorder.calls[:end] == again.recorder.calls[:end]
+    same_values = again.recorder.mended.get(upto.index) == upto.counts
+    return same_values and first.recorder.calls[:end] == again.recorder.calls[:end]
