@@ -16,6 +16,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils._pytree import tree_leaves, tree_map
 
 from surefoot.diagnose.locate.describe import count, nonfinite_number
+from surefoot.diagnose.locate.flow import same_storage
 
 if TYPE_CHECKING:
     from surefoot.diagnose.locate.describe import Counts
@@ -56,6 +57,12 @@ class Call:
     """One operation with everything that is known before it runs."""
 
     func: Any
+    op: str
+    """Its name, such as `aten.log.default`."""
+
+    name: str
+    """The same without name space and overload: `log`."""
+
     index: int
     scene: Scene
     node: Any
@@ -71,11 +78,6 @@ class Call:
     bad: list[BadInput] = field(default_factory=list)
     before: dict[str, Tensor] = field(default_factory=dict)
     """Copies of what it is about to overwrite, to say later what went in."""
-
-    @property
-    def name(self) -> str:
-        """Its name without name space and overload: `log` of `aten.log.default`."""
-        return base_name(str(self.func))
 
     @property
     def has_nonfinite_number(self) -> bool:
@@ -95,17 +97,24 @@ class Call:
             if each.writes and each.reads and each.value.numel() <= _LARGEST_COPY
         }
 
-    def is_bad_without_its_inputs(self) -> bool:
-        """Whether the output is also bad when the bad values among the inputs are replaced; runs it again."""
+    def find_own(self, results: list[Tensor]) -> list[Tensor | None] | None:
+        """Where each result is bad although no bad input accounts for it; `None` if it is nowhere.
+
+        The operation is run again with the bad values among its inputs replaced: what is still bad is its own.
+        """
+        if not self.bad:
+            return [bad_positions(value) for value in results]
         random = torch.Tag.nondeterministic_seeded in getattr(self.func, "tags", ())
         gone = any(each.writes and each.reads and each.name not in self.before for each in self.arguments)
         if random or gone or not hasattr(self.func, "_schema"):
-            return False
+            return None
         try:
-            results = self._run_without_bad_values()
+            again = self._run_without_bad_values()
         except RuntimeError:  # it does not take other values; then this question stays open
-            return False
-        return any(count(value).total for value in results)
+            return None
+        if len(again) != len(results) or not any(count(value).total for value in again):
+            return None
+        return [bad_positions(value) for value in again]
 
     def fails_without_its_bad_values(self) -> bool:
         """Whether an operation that raised does so as well when the bad values among its inputs are replaced."""
@@ -115,6 +124,14 @@ class Call:
             return True
         return False
 
+    def written(self, out: Any) -> list[Tensor]:
+        """What it wrote: tensors it writes in place, then new ones, but no views of what it was given."""
+        written = [each.value for each in self.arguments if each.writes]
+        for value in tree_leaves(out):
+            if isinstance(value, Tensor) and not any(same_storage(value, each.value) for each in self.arguments):
+                written.append(value)
+        return written
+
     def _run_without_bad_values(self) -> list[Tensor]:
         fresh: dict[int, Tensor] = {}
         for each in self.arguments:
@@ -122,8 +139,8 @@ class Call:
             if bad or each.writes:
                 fresh[id(each.value)] = mended(self.before.get(each.name, each.value))
         args, kwargs = tree_map(lambda leaf: fresh.get(id(leaf), leaf), (self.args, self.kwargs))
-        out = self.func(*args, **kwargs)
-        return [*(leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)), *fresh.values()]
+        again = make_call(self.func, self.index, self.scene, self.node, args, kwargs)
+        return again.written(self.func(*args, **kwargs))
 
 
 def mended(tensor: Tensor) -> Tensor:
@@ -133,15 +150,21 @@ def mended(tensor: Tensor) -> Tensor:
     return copy
 
 
-def mend(tensor: Tensor) -> None:
-    """Replace every bad value by an ordinary one, in place."""
-    values = tensor.detach()
-    if values.layout == torch.strided and (values.is_floating_point() or values.is_complex()):
+def bad_positions(tensor: Tensor) -> Tensor | None:
+    """Where a tensor is not finite; `None` for one that cannot be."""
+    strided = tensor.layout == torch.strided and not tensor.is_nested
+    return ~torch.isfinite(tensor) if strided and (tensor.is_floating_point() or tensor.is_complex()) else None
+
+
+def mend(tensor: Tensor, where: Tensor | None = None) -> None:
+    """Replace bad values by an ordinary one, in place: all of them, or those `where` says."""
+    where = bad_positions(tensor) if where is None else where
+    if where is not None:
         keeping: AbstractContextManager[Any] = (
             nullcontext() if tensor.is_inference() else _unsafe_preserve_version_counter(tensor)
         )
         with keeping:
-            values.masked_fill_(~torch.isfinite(values), _ORDINARY)
+            tensor.detach().masked_fill_(where, _ORDINARY)
 
 
 def base_name(op: str) -> str:
@@ -152,7 +175,8 @@ def base_name(op: str) -> str:
 
 def make_call(func: Any, index: int, scene: Scene, node: Any, args: Any, kwargs: dict[str, Any]) -> Call:
     """Sort the arguments of an operation."""
-    call = Call(func, index, scene, node, [], {}, args, kwargs)
+    op = str(func)
+    call = Call(func, op, base_name(op), index, scene, node, [], {}, args, kwargs)
     schema = getattr(func, "_schema", None)
     declared = list(schema.arguments) if schema is not None else []
     positional: list[tuple[Any, int | str, Any]] = [

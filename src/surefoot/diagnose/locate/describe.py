@@ -84,6 +84,8 @@ def values_of(tensor: Tensor) -> Tensor | None:
     if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
         return None
     tensor = tensor.detach()
+    if tensor.is_nested and tensor.layout == torch.strided:
+        tensor = tensor.values()
     if tensor.layout == torch.sparse_coo:
         tensor = tensor._values()
     elif tensor.layout != torch.strided:
@@ -98,11 +100,14 @@ def values_of(tensor: Tensor) -> Tensor | None:
 
 def count(tensor: Tensor) -> Counts:
     """How many values are not finite."""
-    values = values_of(tensor)
-    if values is None or values.numel() == 0 or math.isfinite(float(values.sum())):
+    try:
+        values = values_of(tensor)
+        if values is None or values.numel() == 0 or math.isfinite(float(values.sum())):
+            return FINITE
+        # The sum of finite values may overflow: now look at each.
+        return Counts(int(values.isnan().sum()), int(values.isposinf().sum()), int(values.isneginf().sum()))
+    except (RuntimeError, NotImplementedError):  # a kind of tensor that cannot be read: nothing is known against it
         return FINITE
-    # The sum of finite values may overflow: now look at each.
-    return Counts(int(values.isnan().sum()), int(values.isposinf().sum()), int(values.isneginf().sum()))
 
 
 def describe(name: str, tensor: Tensor) -> TensorDescription:
@@ -122,14 +127,6 @@ def describe(name: str, tensor: Tensor) -> TensorDescription:
             subnormals = int(((values != 0) & (values.abs().double() < tiny)).sum())
     dtype = str(tensor.dtype).removeprefix("torch.")
     return TensorDescription(name, dtype, tuple(tensor.shape), low, high, *counts, zeros, subnormals)
-
-
-def first_bad(tensor: Tensor) -> tuple[int, ...] | None:
-    """The index of the first value that is not finite."""
-    if tensor.layout != torch.strided or tensor.numel() == 0:
-        return None
-    found = (~torch.isfinite(tensor)).nonzero()
-    return tuple(int(i) for i in found[0]) if len(found) else None
 
 
 def nonfinite_number(value: Any) -> bool:

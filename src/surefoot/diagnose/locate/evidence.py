@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from surefoot.diagnose.locate.describe import count, describe, first_bad
+from surefoot.diagnose.locate.call import bad_positions
+from surefoot.diagnose.locate.describe import count, describe
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,10 +33,10 @@ def inputs_of(call: Call) -> tuple[TensorDescription, ...]:
     return tuple(describe(name, value) for name, value in call.values[:_MOST_INPUTS])
 
 
-def notes_on(call: Call, results: list[Tensor]) -> tuple[str, ...]:
-    """What explains the bad values."""
+def notes_on(call: Call, results: list[Tensor], own: list[Tensor | None] | None) -> tuple[str, ...]:
+    """What explains the bad values; `own` says where they are this operation's own."""
     notes = [*_masked_rows(call), *_limits(results), *_empty(call)]
-    return (*notes, *_first_value(call, results))
+    return (*notes, *_first_value(call, results, own))
 
 
 def is_log_of_mask(call: Call, record: Record) -> bool:
@@ -76,14 +77,16 @@ def _empty(call: Call) -> list[str]:
     return [f"{name} is empty" for name, value in call.values if value.numel() == 0]
 
 
-def _first_value(call: Call, results: list[Tensor]) -> list[str]:
+def _first_value(call: Call, results: list[Tensor], own: list[Tensor | None] | None) -> list[str]:
     """The first bad value of a pointwise operation, with the inputs at the same place."""
-    bad = next((value for value in results if value.is_floating_point() and count(value).total), None)
-    index = None if bad is None else first_bad(bad)
-    if bad is None or index is None:
+    if torch.Tag.pointwise not in getattr(call.func, "tags", ()) or len(results) != 1:
         return []
-    if torch.Tag.pointwise not in getattr(call.func, "tags", ()):
+    bad = results[0]
+    where = bad_positions(bad) if own is None else own[0]
+    found = [] if where is None else where.nonzero()[:1].tolist()
+    if not found:
         return []
+    index = tuple(found[0])
     parts = []
     for name, value in call.values[:_MOST_INPUTS]:
         if value.layout == torch.strided and value.dtype != torch.bool:

@@ -83,6 +83,11 @@ def _is_torch_or_ours(filename: str) -> bool:
     )
 
 
+def _is_method_of_optimizer(frame: FrameType) -> bool:
+    first = frame.f_code.co_varnames[:1]
+    return bool(first) and isinstance(frame.f_locals.get(first[0]), torch.optim.Optimizer)
+
+
 def look(in_backward: bool) -> Scene:
     """Read the stack of the operation that is being dispatched."""
     own: FrameType | None = None
@@ -100,7 +105,7 @@ def look(in_backward: bool) -> Scene:
         elif filename == _CHECKPOINT:
             recomputed = True
         elif filename.startswith(_OPTIMIZERS):
-            optimizer = True
+            optimizer = optimizer or own is None or _is_method_of_optimizer(own)
         elif filename == _GRAD_SCALER:
             scaled = True
         elif own is None and is_code_of_user(filename):

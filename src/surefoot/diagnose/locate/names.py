@@ -39,7 +39,7 @@ class Names:
         self.optimizers = [optimizer] if optimizer is not None else []
         self.generators = [value for value in reached.values() if isinstance(value, torch.Generator)]
         for name, value in reached.items():
-            if isinstance(value, nn.Module) and model is None:
+            if isinstance(value, nn.Module) and value not in self.modules.values():
                 self.modules[name] = value
             if isinstance(value, torch.optim.Optimizer) and value not in self.optimizers:
                 self.optimizers.append(value)

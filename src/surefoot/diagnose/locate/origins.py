@@ -7,6 +7,7 @@ program asked for (a mask) is no origin as long as it only travels; if it travel
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from surefoot.diagnose.locate.call import base_name
@@ -43,18 +44,18 @@ def unsure(ends: Iterable[Record]) -> bool:
 
 def path(origin: Record, ends: Iterable[Record]) -> list[Record]:
     """The shortest way from an origin to one of the ends, both included."""
-    waiting: list[tuple[Record, ...]] = [(end,) for end in ends]
-    seen: set[Record] = set()
-    position = 0
-    while position < len(waiting):
-        way = waiting[position]
-        position += 1
-        if way[0] is origin:
-            return list(way)
-        if way[0] not in seen:
-            seen.add(way[0])
-            waiting += [(parent, *way) for parent in way[0].parents]
-    return [origin]
+    following: dict[Record, Record | None] = dict.fromkeys(ends)
+    waiting = deque(following)
+    while waiting and origin not in following:
+        record = waiting.popleft()
+        for parent in record.parents:
+            if parent not in following:
+                following[parent] = record
+                waiting.append(parent)
+    way = [origin]
+    while (record_after := following.get(way[-1])) is not None:
+        way.append(record_after)
+    return way
 
 
 def leads_to(origin: Record, ends: Iterable[Record]) -> bool:

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from surefoot.diagnose.locate.call import BadInput, make_call, mend
 from surefoot.diagnose.locate.describe import FINITE, Counts, count, nonfinite_number, values_of
 from surefoot.diagnose.locate.evidence import inputs_of, is_log_of_mask, notes_on
-from surefoot.diagnose.locate.flow import Book, Record, same_storage
+from surefoot.diagnose.locate.flow import Book, Record
 from surefoot.diagnose.locate.frames import look
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         scene = look(in_backward=node is not None)
         with torch._C.DisableTorchFunction():
             call = make_call(func, len(self.calls), scene, node, args, kwargs)
-            self.calls.append(str(func))
+            self.calls.append(call.op)
             self._before(call)
             try:
                 out = func(*args, **kwargs)
@@ -127,13 +126,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if nonfinite_number(out):  # a Python number from here on, which may come back as an argument
                 self.left += [writer for each in call.bad for writer in each.writers]
             return
-        outputs = [value for value in tree_leaves(out) if isinstance(value, Tensor)]
+        results = call.written(out)
         if call.name in _BLANK:
-            blank = self._record(call, FINITE, outputs)
-            for value in outputs:
+            blank = self._record(call, FINITE, results)
+            for value in results:
                 self.book.write(value, None, blank=blank)
             return
-        self._judge(call, _written(call, outputs))
+        self._judge(call, results)
         self._note_arrival(call)
         self._note_scale(call)
 
@@ -141,14 +140,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         counts = [count(value) for value in results]
         record = None
         if any(each.total for each in counts):
+            total = Counts(*(sum(column) for column in zip(*counts, strict=True)))
+            own = call.find_own(results)
             if call.index in self._repair:
-                self.mended[call.index] = Counts(*(sum(column) for column in zip(*counts, strict=True)))
-                for value in results:
-                    mend(value)
-                counts = [FINITE] * len(results)
-            else:
-                total = Counts(*(sum(column) for column in zip(*counts, strict=True)))
-                record = self.last_bad = self._bad_record(call, total, results)
+                self.mended[call.index] = total
+                _mend_own(call, results, own, total)
+                counts = [count(value) for value in results]
+                own, total = None, Counts(*(sum(column) for column in zip(*counts, strict=True)))
+            if total.total:
+                record = self.last_bad = self._bad_record(call, total, results, own)
                 self.last_bad_at = len(self.calls)
         for value, each in zip(results, counts, strict=True):
             self.book.write(value, record if each.total else None)
@@ -185,7 +185,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # ---- what comes out -------------------------------------------------------------------------------------------
 
-    def _bad_record(self, call: Call, counts: Counts, results: list[Tensor]) -> Record:
+    def _bad_record(self, call: Call, counts: Counts, results: list[Tensor], own: list[Tensor | None] | None) -> Record:
         record = self._record(call, counts, results)
         parents = dict.fromkeys(writer for each in call.bad for writer in each.writers)
         if call.has_nonfinite_number:
@@ -193,9 +193,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             record.meant = not self.left and counts.nan == 0
         record.parents = tuple(parents)
         record.input_nan = any(each.counts.nan for each in call.bad)
-        record.born = bool(call.bad) and call.is_bad_without_its_inputs()
+        record.born = bool(call.bad) and own is not None
         if not parents or record.makes_nan or record.born:
-            record.inputs, record.notes = inputs_of(call), notes_on(call, results)
+            record.inputs, record.notes = inputs_of(call), notes_on(call, results, own)
             record.meant = record.meant or is_log_of_mask(call, record)
         return record
 
@@ -211,13 +211,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             place = place or made.place
         numel = sum(value.numel() for value in results)
         name = self._names.module(module)
-        return Record(call.index, str(call.func), phase, counts, numel, place, name, node, forward_op)
+        return Record(call.index, call.op, phase, counts, numel, place, name, node, forward_op)
 
     # ---- autograd -------------------------------------------------------------------------------------------------
 
     def _note_node(self, call: Call) -> None:
         """Remember which operation the nodes since the last one belong to."""
-        made = Made(str(call.func), call.scene.place, call.scene.module)
+        made = Made(call.op, call.scene.place, call.scene.module)
         if call.node is not None:
             self.ran.add(_number(call.node))
             self._note_leaf(call.node)
@@ -273,10 +273,11 @@ def _number(node: Any) -> int:
     return int(node._sequence_nr())
 
 
-def _written(call: Call, outputs: list[Tensor]) -> list[Tensor]:
-    """What the operation wrote: new tensors and those it writes in place, but no views of what it was given."""
-    written = [each.value for each in call.arguments if each.writes]
-    for value in outputs:
-        if not any(value is each.value or same_storage(value, each.value) for each in call.arguments):
-            written.append(value)
-    return written
+def _mend_own(call: Call, results: list[Tensor], own: list[Tensor | None] | None, counts: Counts) -> None:
+    """Take out what began here: its own bad values, or all where it made NaN of infinities. The rest goes on."""
+    if own is not None:
+        for value, where in zip(results, own, strict=True):
+            mend(value, where)
+    elif counts.nan and not any(each.counts.nan for each in call.bad):
+        for value in results:
+            mend(value)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from surefoot.diagnose.locate.flow import Record
 
 _MOST_CANDIDATES = 6
-_ROUNDS = 4
+_ROUNDS = 3
 
 
 def choose(first: Run, rerun: Callable[[set[int]], Run]) -> Record:
