@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from surefoot.diagnose.locate.names import Names
 from surefoot.diagnose.locate.origins import leads_to, origins, path, unsure
-from surefoot.diagnose.locate.outcomes import Outcome, find_loss, outcomes_of, was_run
+from surefoot.diagnose.locate.outcomes import LEVELS, OTHER, Outcome, find_loss, outcomes_of, was_run
 from surefoot.diagnose.locate.recorder import Recorder
 from surefoot.diagnose.locate.result import make_result
 from surefoot.diagnose.locate.trial import choose
@@ -51,21 +51,20 @@ class Run:
     error: Exception | None
 
     @property
-    def candidates(self) -> list[Record]:
-        """Where the bad outcomes may have begun, earliest first."""
-        strict = [end for outcome in self.outcomes if outcome.must_be_finite for end in outcome.ends]
-        loose = [end for outcome in self.outcomes if not outcome.must_be_finite for end in outcome.ends]
-        return origins(strict, meant_too=True) or origins(loose, meant_too=False)
+    def level(self) -> int:
+        """The first kind of outcome that is bad: a bad loss explains the gradients."""
+        return next((level for level in LEVELS if self.candidates(level)), OTHER)
 
-    @property
-    def unsure(self) -> bool:
+    def candidates(self, level: int) -> list[Record]:
+        """Where the bad outcomes of a kind may have begun, earliest first."""
+        return origins(self._ends(level), meant_too=level != OTHER)
+
+    def is_unsure(self, level: int) -> bool:
         """Whether even a single candidate may not be what broke the outcome."""
-        return unsure(end for outcome in self.outcomes for end in outcome.ends)
+        return unsure(self._ends(level))
 
-    @property
-    def broken(self) -> bool:
-        """Whether something that must be finite is not."""
-        return self.error is not None or bool(self.candidates)
+    def _ends(self, level: int) -> list[Record]:
+        return [end for outcome in self.outcomes if outcome.level == level for end in outcome.ends]
 
 
 def find_nonfinite(
@@ -91,19 +90,20 @@ def find_nonfinite(
     require(callable(step_fn), f"`step_fn` must be a function that runs one step; got {type(step_fn).__name__}.")
     names = Names(step_fn, model, optimizer)
     run = _run(step_fn, names, ())
-    candidates = run.candidates
+    candidates = run.candidates(run.level)
     if not candidates:
         if run.error is not None:
             raise run.error
         return None
     origin = candidates[0]
-    if len(candidates) > 1 or run.unsure:
+    if len(candidates) > 1 or run.is_unsure(run.level):
         origin = choose(run, lambda repair: _run(step_fn, names, repair))
     return _result(run, origin)
 
 
 def _result(run: Run, origin: Record) -> NonFiniteOrigin:
-    reached = [each for each in run.outcomes if leads_to(origin, each.ends)] or run.outcomes
+    reached = [each for each in run.outcomes if leads_to(origin, each.ends)]
+    reached = reached or [each for each in run.outcomes if each.level == run.level]
     notes = []
     if origin.meant:
         notes.append("this infinity was asked for, and went through to the end")
@@ -144,7 +144,7 @@ def _behind(recorder: Recorder) -> list[Outcome]:
     recent = len(recorder.calls) - recorder.last_bad_at <= _RECENT_OPERATIONS
     if recorder.refused is False:  # the operation would have raised anyway
         return []
-    return [Outcome("an error", (recorder.last_bad,), False)] if recent and recorder.last_bad is not None else []
+    return [Outcome("an error", (recorder.last_bad,), OTHER)] if recent and recorder.last_bad is not None else []
 
 
 def _guard(stack: ExitStack, names: Names) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from surefoot.diagnose.locate.recorder import Recorder
 
 _MOST_NODES = 100_000
+LOSS, GRADIENT, WEIGHT, OTHER = LEVELS = range(4)  # only others, such as returned logits, may hold the -Inf of a mask
 
 
 class Outcome(NamedTuple):
@@ -27,8 +28,8 @@ class Outcome(NamedTuple):
     ends: tuple[Record, ...]
     """The operations that wrote it."""
 
-    must_be_finite: bool
-    """A loss must be; returned logits may hold the -Inf of a mask."""
+    level: int
+    """What comes first explains what comes after: `LOSS`, `GRADIENT`, `WEIGHT`, `OTHER`."""
 
 
 def find_loss(returned: Any) -> Tensor | None:
@@ -63,20 +64,20 @@ def outcomes_of(returned: Any, recorder: Recorder, names: Names) -> list[Outcome
 def _returned(returned: Any, recorder: Recorder) -> Iterator[Outcome]:
     loss = find_loss(returned)
     if nonfinite_number(returned) and recorder.left:
-        yield Outcome("loss", tuple(recorder.left), True)
+        yield Outcome("loss", tuple(recorder.left), LOSS)
     for value in _tensors(returned):
         memory = recorder.book.find(value)
         if memory is not None and count(value).total:
             ends = tuple(memory.writers) or ((memory.blank,) if memory.blank is not None else ())
             is_loss = value is loss
             if ends:
-                yield Outcome("loss" if is_loss else "output", ends, is_loss)
+                yield Outcome("loss", ends, LOSS) if is_loss else Outcome("output", ends, OTHER)
 
 
 def _gradients(recorder: Recorder, names: Names) -> Iterator[Outcome]:
     named = sorted(recorder.arrivals, key=lambda arrival: id(arrival.leaf) not in names.kinds)
     for arrival in named:
-        yield Outcome(f"the gradient of {names.leaf(arrival.leaf)}", arrival.writers, True)
+        yield Outcome(f"the gradient of {names.leaf(arrival.leaf)}", arrival.writers, GRADIENT)
 
 
 def _kept(recorder: Recorder, names: Names) -> Iterator[Outcome]:
@@ -85,7 +86,7 @@ def _kept(recorder: Recorder, names: Names) -> Iterator[Outcome]:
         memory = recorder.book.find(tensor)
         writers = () if memory is None else tuple(each for each in memory.writers if each.index >= 0)
         if writers and count(tensor).total:
-            yield Outcome(what, writers, strict)
+            yield Outcome(what, writers, WEIGHT if strict else OTHER)
 
 
 def _tensors(returned: Any) -> list[Tensor]:

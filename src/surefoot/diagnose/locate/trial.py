@@ -24,7 +24,8 @@ _ROUNDS = 3
 
 def choose(first: Run, rerun: Callable[[set[int]], Run]) -> Record:
     """The earliest candidate that alone breaks the outcome; the earliest of all where that cannot be told."""
-    candidates = first.candidates
+    level = first.level
+    candidates = first.candidates(level)
     rivals = _by_index(candidates)
     if first.error is not None:
         return candidates[0]
@@ -32,17 +33,18 @@ def choose(first: Run, rerun: Callable[[set[int]], Run]) -> Record:
         repaired = rerun(set(rivals))
         if not _same_program(first, repaired, candidates[0]):
             return candidates[0]
-        if not repaired.broken:
-            return _breaks_alone(rivals, rerun)
-        rivals = {**_by_index(repaired.candidates), **rivals}
+        still = repaired.candidates(level)
+        if repaired.error is None and not still:
+            return _breaks_alone(rivals, level, rerun)
+        rivals = {**_by_index(still), **rivals}
     return candidates[0]
 
 
-def _breaks_alone(rivals: dict[int, Record], rerun: Callable[[set[int]], Run]) -> Record:
+def _breaks_alone(rivals: dict[int, Record], level: int, rerun: Callable[[set[int]], Run]) -> Record:
     in_order = sorted(rivals, key=lambda index: (index >= 0, abs(index)))
     if len(rivals) > 1:
         for index in in_order:
-            if rerun(set(rivals) - {index}).broken:
+            if rerun(set(rivals) - {index}).candidates(level):
                 return rivals[index]
     return rivals[in_order[0]]
 
