@@ -1,7 +1,7 @@
 """`find_nonfinite`: run one step, and name the first operation that made a value which is not finite.
 
-1. The step runs under a recorder that sees every operation. If it returns a loss and has not called `backward()`
-   itself, backward is run as well.
+1. The step runs under a recorder that sees every operation. If it returns a finite loss and has not called
+   `backward()` itself, backward is run as well.
 2. Only what went wrong in the end counts: the loss, the gradients, the weights, what the step returns. A NaN that
    `where` leaves out, or the -Inf of a mask that softmax turns into 0, is no fault.
 3. From there it goes back through the operations that carried the value to those where it began.
@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
+from surefoot.diagnose.locate.describe import count
 from surefoot.diagnose.locate.names import Names
 from surefoot.diagnose.locate.origins import leads_to, origins, path, unsure
 from surefoot.diagnose.locate.outcomes import LEVELS, OTHER, Outcome, find_loss, outcomes_of, was_run
@@ -129,7 +130,7 @@ def _run(step_fn: Callable[[], Any], names: Names, repair: Container[int]) -> Ru
             with recorder:
                 returned = step_fn()
                 loss = find_loss(returned)
-                if loss is not None and loss.requires_grad and not was_run(loss, recorder.ran):
+                if loss is not None and _wants_backward(loss, recorder):
                     loss.backward()  # type: ignore[no-untyped-call]
         except Exception as raised:
             error = raised
@@ -137,6 +138,14 @@ def _run(step_fn: Callable[[], Any], names: Names, repair: Container[int]) -> Ru
         if error is not None and not found:
             found = _behind(recorder)
     return Run(recorder, found, error)
+
+
+def _wants_backward(loss: Tensor, recorder: Recorder) -> bool:
+    """A step that did its own backward gets no second one; a bad loss needs none to be explained."""
+    if not loss.requires_grad or was_run(loss, recorder.ran):
+        return False
+    with _disable_current_modes():
+        return not count(loss).total
 
 
 def _behind(recorder: Recorder) -> list[Outcome]:
