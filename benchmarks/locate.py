@@ -62,7 +62,7 @@ def judge_ours(fault: Fault, found: NonFiniteOrigin | None) -> Judgement:
         return Judgement(True, right, right)
     op = found.op.split(" -> ")[-1].split(".")[1] if "." in found.op else ""
     forward_op = found.forward_op.split(".")[1] if found.forward_op else ""
-    right = found.phase == fault.phase and fault.op in (op, forward_op, found.op.split("Backward")[0])
+    right = found.phase in fault.phase.split() and fault.op in (op, forward_op, found.op.split("Backward")[0])
     return Judgement(True, right, found.line == fault.line and found.file == nonfinite_faults.__file__)
 
 
@@ -111,7 +111,7 @@ def _names_it(fault: Fault, said: str) -> bool:
     if fault.tensor:
         return any(f"{name} has" in said for name in (fault.tensor.rsplit(".", 1)[-1], "input[0]"))
     frames = re.findall(r"^ +(\S*) \w+$", said, re.MULTILINE)
-    return fault.phase == "forward" and fault.module != "Net" and frames[-1:] == [fault.module]
+    return "forward" in fault.phase and fault.module != "Net" and frames[-1:] == [fault.module]
 
 
 def _plain(name: str) -> str:

@@ -25,7 +25,7 @@ def search(name):
 def test_there_are_faults_enough():
     assert len(FAULTS) >= 24
     assert len(HEALTHY) >= 15
-    assert {fault.phase for fault in FAULTS} == {"forward", "backward", "optimizer", "input"}
+    assert {fault.phase for fault in FAULTS} >= {"forward", "backward", "optimizer", "input"}
 
 
 @pytest.mark.filterwarnings("ignore:std.*degrees of freedom")
