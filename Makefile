@@ -38,6 +38,7 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/false_alarms.py
 	$(BIN)/python benchmarks/guarded_step.py
+	$(BIN)/python benchmarks/locate.py
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

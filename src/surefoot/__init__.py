@@ -38,6 +38,8 @@ _NAMES_BY_MODULE = {
     "detect.vanish": "Vanishing",
     "diagnose.doctor.checks": "Check Examination",
     "diagnose.doctor.notebook": "debug_training_stability",
+    "diagnose.locate.find": "find_nonfinite",
+    "diagnose.locate.result": "NonFiniteOrigin",
     "errors": "CheckpointError RankFailed SettingError SurefootError TrainingHalted UsageError",
     "keep.checkpoint.manager": "CheckpointManager",
     "observe.monitor": "GradientMonitor",

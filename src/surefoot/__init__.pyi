@@ -49,6 +49,8 @@ from surefoot.detect.spike import Spike
 from surefoot.detect.vanish import Vanishing
 from surefoot.diagnose.doctor.checks import Check, Examination
 from surefoot.diagnose.doctor.notebook import debug_training_stability
+from surefoot.diagnose.locate.find import find_nonfinite
+from surefoot.diagnose.locate.result import NonFiniteOrigin
 from surefoot.errors import CheckpointError, RankFailed, SettingError, SurefootError, TrainingHalted, UsageError
 from surefoot.keep.checkpoint.manager import CheckpointManager
 from surefoot.observe.monitor import GradientMonitor
@@ -88,6 +90,7 @@ __all__ = [
     "LossStabilityMonitor",
     "NoLearning",
     "NonFinite",
+    "NonFiniteOrigin",
     "Oscillation",
     "Outcome",
     "Plateau",
@@ -121,6 +124,7 @@ __all__ = [
     "decay_groups",
     "find_fully_masked",
     "find_lr",
+    "find_nonfinite",
     "for_deep_cnn",
     "for_fine_tuning",
     "for_gan",
