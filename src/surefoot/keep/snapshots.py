@@ -18,7 +18,7 @@ from surefoot.keep.checkpoint.tree import local_part
 from surefoot.keep.staging import Place, Staged, bytes_of, map_tensors, stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import nn
 
@@ -59,26 +59,28 @@ class TrainedState:
     @torch.no_grad()
     def put_back(self, tree: dict[str, Any]) -> None:
         """Write a copied tree back into the live tensors."""
-        _write([local_part(tensor) for tensor in self._tensors()], tree["tensors"])
+        live, saved = [local_part(tensor) for tensor in self._tensors()], list(tree["tensors"])
         for parameter, state in zip(self._parameters(), tree["optimizer"], strict=True):
-            self._put_back_moments(parameter, state)
+            for now, then in self._moments_to_write(parameter, state):
+                live.append(now)
+                saved.append(then)
+        _write(live, saved)
         self._set_rules(tree["rules"])
 
-    def _put_back_moments(self, parameter: Tensor, saved: dict[str, Any] | None) -> None:
+    def _moments_to_write(self, parameter: Tensor, saved: dict[str, Any] | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """What is written in place; whatever cannot be is put in its place at once."""
         if saved is None:
             self._optimizer.state.pop(parameter, None)
             return
         state = self._optimizer.state[parameter]
         for key in set(state) - set(saved):
             del state[key]
-        in_place: list[tuple[Tensor, Tensor]] = []
         for key, value in saved.items():
             now = state.get(key)
             if isinstance(value, Tensor) and isinstance(now, Tensor) and local_part(now).shape == value.shape:
-                in_place.append((local_part(now), value))
+                yield local_part(now), value
             else:
                 state[key] = map_tensors(value, lambda tensor: tensor.to(parameter.device, copy=True))
-        _write([now for now, _ in in_place], [value for _, value in in_place])
 
     def reset_moments(self) -> None:
         """Forget what the optimizer has gathered; the next step starts it anew."""

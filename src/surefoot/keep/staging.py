@@ -16,11 +16,13 @@ containers of the copy's own. A tensor that occurs twice (tied weights) is copie
 from __future__ import annotations
 
 import copy
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._utils import _unflatten_dense_tensors
 
 from surefoot.keep.checkpoint.tree import local_part, odd_kind, same_view
 
@@ -31,7 +33,6 @@ Place: TypeAlias = Literal["device", "pinned"]
 """Where the copy of a tensor that lies on a GPU goes. Others are cloned beside themselves."""
 
 _COMMON = frozenset((bool, int, float, str))
-ALIGNED = 64
 SMALL = 1 << 16
 """Entries up to which a tensor on its way to pinned memory is copied on the device first."""
 
@@ -46,12 +47,16 @@ class Staged:
         arrived: Sequence[torch.cuda.Event] = (),
         origin: Sequence[Any] = (),
     ) -> None:
-        self.tree = tree
-        """The state with every tensor replaced by its copy."""
+        self._outline: Any = tree
         self._copies = copies
         self._arrived = arrived
         self._origin = origin
         """What the copies were taken from: the place, and the windows on memory."""
+
+    @cached_property
+    def tree(self) -> Any:
+        """The state with every tensor replaced by its copy."""
+        return map_leaves(self._outline, _Slot, lambda slot: self._copies[slot.number])
 
     def wait(self) -> None:
         """Let the host wait until every copy is complete. From any thread."""
@@ -66,26 +71,13 @@ class Staged:
 
 def stage(tree: Any, place: Place = "pinned", into: Staged | None = None) -> Staged:
     """Copy a state; `into` gives the memory of an earlier copy of the same shape to be used again."""
-    live: list[Tensor] = []
-    numbers: dict[Any, int] = {}
-
-    def number_of(tensor: Tensor) -> Any:
-        part = local_part(tensor)
-        if odd_kind(part):
-            return tensor  # whoever writes it down will say that it cannot be
-        view = same_view(part)
-        number = numbers.setdefault(len(live) if view is None else view, len(live))
-        if number == len(live):
-            live.append(part)
-        return _Slot(number)
-
-    outline = map_leaves(tree, Tensor, number_of)
-    origin = [place, *numbers]
+    live = _Collector()
+    outline = map_leaves(tree, Tensor, live.slot_of)
+    origin = [place, *((t.data_ptr(), t.dtype, t.shape) for t in live.tensors)]
     # Most often the very tensors that were copied last time, and then there is nothing to compare.
-    fits = into is not None and (origin == into._origin or _fits(into._copies, live, place))
-    copies = into._copies if into is not None and fits else _room_for(live, place)
-    arrived = _copy(live, copies)
-    return Staged(map_leaves(outline, _Slot, lambda slot: copies[slot.number]), copies, arrived, origin)
+    fits = into is not None and (origin == into._origin or _fits(into._copies, live.tensors, place))
+    copies = into._copies if into is not None and fits else _room_for(live.tensors, place)
+    return Staged(outline, copies, _copy(live.tensors, copies), origin)
 
 
 class _Slot:
@@ -95,6 +87,28 @@ class _Slot:
 
     def __init__(self, number: int) -> None:
         self.number = number
+
+
+class _Collector:
+    """The tensors of a state, each window on memory once."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self._numbers: dict[int, list[int]] = {}
+
+    def slot_of(self, tensor: Tensor) -> Any:
+        """What to put in a tensor's place; the tensor itself if it is of a kind that cannot be written down."""
+        part = local_part(tensor)
+        if odd_kind(part):
+            return tensor  # whoever writes it down will say so
+        seen = self._numbers.setdefault(part.data_ptr(), [])
+        for number in seen:  # hardly ever more than one
+            view = same_view(part)
+            if view is not None and view == same_view(self.tensors[number]):
+                return _Slot(number)
+        seen.append(len(self.tensors))
+        self.tensors.append(part)
+        return _Slot(seen[-1])
 
 
 def map_tensors(tree: Any, change: Callable[[Tensor], Any]) -> Any:
@@ -126,16 +140,9 @@ def map_leaves(tree: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 
 def bytes_of(tree: Any) -> int:
     """How much memory a copy takes."""
-    sizes: dict[Any, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        part = local_part(tensor)
-        view = same_view(part)
-        sizes[len(sizes) if view is None else view] = part.numel() * part.element_size()
-        return tensor
-
-    map_tensors(tree, note)
-    return sum(sizes.values())
+    live = _Collector()
+    map_leaves(tree, Tensor, live.slot_of)
+    return sum(tensor.numel() * tensor.element_size() for tensor in live.tensors)
 
 
 def _fits(copies: Sequence[Tensor], live: Sequence[Tensor], place: Place) -> bool:
@@ -156,11 +163,10 @@ def _room_for(live: Sequence[Tensor], place: Place) -> list[Tensor]:
         blocks.setdefault((device, tensor.dtype, pinned), []).append(i)
     room: list[Tensor] = [torch.empty(0)] * len(live)
     for (device, dtype, pinned), members in blocks.items():
-        unit = max(ALIGNED // dtype.itemsize, 1)
-        sizes = [size for i in members for size in (live[i].numel(), -live[i].numel() % unit)]
-        block = torch.empty(sum(sizes), dtype=dtype, device=device, pin_memory=pinned)
-        for i, part in zip(members, block.split_with_sizes(sizes)[::2], strict=True):
-            room[i] = part.view(live[i].shape)
+        shapes = [live[i] for i in members]
+        block = torch.empty(sum(t.numel() for t in shapes), dtype=dtype, device=device, pin_memory=pinned)
+        for i, part in zip(members, _unflatten_dense_tensors(block, shapes), strict=True):  # type: ignore[no-untyped-call]
+            room[i] = part
     return room
 
 

@@ -58,6 +58,8 @@ log = logging.getLogger("surefoot")
 
 Which = Literal["latest", "good", "best"]
 
+HEAD_START_SECONDS = 0.003
+"""A new thread holds the interpreter for up to 5 ms while the one that started it waits; so it begins by letting go."""
 SLOW_SECONDS = 1.0
 """A save in vain that took longer than this is tried again only after ten times as long, or training would crawl."""
 
@@ -96,7 +98,8 @@ class _Job(NamedTuple):
 
     step: int
     staged: Staged
-    flattened: Flattened
+    flattened: Flattened | None
+    """Made by the writer if it was not made before."""
     unchecked: Collection[str]
     facts: dict[str, Any]
     started: float
@@ -156,6 +159,7 @@ class CheckpointManager:
         self._lock = threading.RLock()
         self._writer: threading.Thread | None = None
         self._not_before = 0.0
+        self._saved_before = False
         self._there = self._place.is_dir()
         self._alone_told = self._sharing_told = False
         with suppress(OSError):  # not there yet, or trouble that the first save will tell about
@@ -219,7 +223,9 @@ class CheckpointManager:
             try:
                 staged = stage(tree) if staged is None else staged
                 facts = self._facts(quiet, reasons, metric, metric_given)
-                job = _Job(step, staged, Flattened(staged.tree), tuple(unchecked), facts, started, line)
+                # The first one is made here, so that a state that cannot be saved raises where it was handed in.
+                flattened = None if self._saved_before else Flattened(staged.tree)
+                job = _Job(step, staged, flattened, tuple(unchecked), facts, started, line)
             except BaseException as error:
                 self._due.end(step, line, good=False)
                 if isinstance(error, UsageError) or not isinstance(error, Exception):
@@ -330,22 +336,28 @@ class CheckpointManager:
         if blocking or not threading.main_thread().is_alive():
             self._write(job)
             return
-        self._writer = threading.Thread(target=self._write, args=(job,), name="surefoot-checkpoint", daemon=False)
+        self._writer = threading.Thread(target=self._write_later, args=(job,), name="surefoot-checkpoint", daemon=False)
         try:
             self._writer.start()
         except RuntimeError:  # no more threads are to be had
             self._writer = None
             self._write(job)
 
+    def _write_later(self, job: _Job) -> None:
+        time.sleep(HEAD_START_SECONDS)
+        self._write(job)
+
     def _write(self, job: _Job) -> None:
         good = finite = False
         try:
             job.staged.wait()
+            flattened = Flattened(job.staged.tree) if job.flattened is None else job.flattened
+            self._saved_before = True
             self._notice_vanished()
             job.facts["number"] = 1 + last_number(self._place)
             place = self._place / part_name(job.step, job.facts["rank"])
             self._notice_sharing(place)
-            manifest = write_flat(place, job.flattened, job.facts, step=job.step, unchecked=job.unchecked)
+            manifest = write_flat(place, flattened, job.facts, step=job.step, unchecked=job.unchecked)
             finite = manifest.facts["finite"]
             good = finite and job.facts["quiet"]
             self._there = True
