@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import json
 import logging
 import os
@@ -38,6 +39,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -170,8 +172,9 @@ def undisturbed(folder: Path, book: Book) -> None:
         for step, loss in training.steps(batches):
             trace.write(STEP.pack(step, 0, loss))
             digests.append(training.digest())
-    book.start.write_text(json.dumps(digests))
-    book.end.write_text(training.digest())
+    training.stabilizer.restore()
+    book.start.write_text(json.dumps({"digests": digests, "modules": sorted(sys.modules)}))
+    book.end.write_text(digests[-1])
 
 
 def forked(work: Callable[..., None], *given: Any) -> int:
@@ -233,9 +236,11 @@ def reference(folder: Path) -> Reference:
     _, status = os.waitpid(forked(undisturbed, folder / "run", book), 0)
     if status:
         raise SystemExit("the training without any kill failed; see above.")
-    return Reference(
-        json.loads(book.start.read_text()), {step: loss for step, _, loss in book.steps()}, book.end.read_text()
-    )
+    found = json.loads(book.start.read_text())
+    for module in found["modules"]:  # so that no life has to import them again
+        with suppress(ImportError):
+            importlib.import_module(module)
+    return Reference(found["digests"], {step: loss for step, _, loss in book.steps()}, book.end.read_text())
 
 
 def hidden(place: Path) -> set[str]:
@@ -298,6 +303,7 @@ def torture(folder: Path, kills: int, seed: int, seconds: float) -> Tally:
     tally, chance = Tally(), random.Random(seed)
     (folder / "reference").mkdir()
     expected = reference(folder / "reference")
+    assert len(listed(Path("/proc/self/task"))) <= 1, "a process with threads must not be forked"
     killer, until = Killer(chance), time.monotonic() + seconds
     run, life = folder / "run-0", 0
     while True:
