@@ -153,6 +153,7 @@ class Aftermath:
             "ledger": self.ledger.state_dict(),
             "stale_before": self._stale_before,
             "pending": list(self._pending),
+            "buffers": self.buffers.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -162,6 +163,7 @@ class Aftermath:
         self._stale_before = state["stale_before"]
         self._pending = deque(StepNumbers(unpack_record(packed)) for packed in state["pending"])
         self.buffers = BufferKeeper(self._models)
+        self.buffers.load_state_dict(state["buffers"])
 
 
 def settled(state: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import torch
 
 from surefoot.errors import CheckpointError, UsageError
 from surefoot.interrupts import Interrupts
+from surefoot.keep.buffers import infinite_buffers
 from surefoot.keep.position.data import DataPosition
 from surefoot.keep.restoring import check_fits, load_models, load_moments, load_optimizer
 from surefoot.keep.snapshots import SnapshotRing, TrainedState
@@ -39,7 +40,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("surefoot")
 
 UNCHECKED = ("stabilizer", "scheduler", "streams", "data")
-"""Parts of a checkpoint that may hold NaN on purpose, such as the windows of detectors."""
+"""Parts of a checkpoint that may hold NaN on purpose, such as the windows of detectors.
+
+So may a buffer that was infinite before the first step (a mask, the start of a minimum): that was no accident.
+"""
 ROOM = 1.5
 """How many times the size of a state must be free on a GPU for it to be staged there."""
 
@@ -97,6 +101,8 @@ class Lifeline:
         self._waiting: deque[_Waiting] = deque()
         self._streams: dict[str, Any] | None = None
         self._restored = False
+        self.infinite = _infinite_on_purpose(parts)
+        """Tensors of a checkpoint that were infinite from the start."""
 
     # ---- while the run goes on ------------------------------------------------------------------------------------
 
@@ -147,7 +153,7 @@ class Lifeline:
             reasons=unrest,
             metric=metric,
             metric_given=given,
-            unchecked=UNCHECKED,
+            unchecked=(*UNCHECKED, *self.infinite),
             staged=waiting.staged,
             blocking=blocking,
         )
@@ -304,6 +310,16 @@ class Followed:
 
     def __len__(self) -> int:
         return len(self._batches)
+
+
+def _infinite_on_purpose(parts: RunParts) -> list[str]:
+    names = [f"models.{i}.{name}" for i, model in enumerate(parts.models) for name in infinite_buffers(model)]
+    for key, thing in parts.also.items():
+        if isinstance(thing, torch.nn.Module):
+            names += [f"also.{key}.{name}" for name in infinite_buffers(thing)]
+        elif hasattr(thing, "_lifeline"):
+            names += [f"also.{key}.{name}" for name in thing._lifeline.infinite]
+    return names
 
 
 def full_state(thing: Any) -> Any:

@@ -310,7 +310,7 @@ class TrainingStabilizer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where a saved stabilizer stopped. A part whose settings have changed starts anew."""
+        """Continue where a saved stabilizer stopped; load the model first. A part with other settings starts anew."""
         require(
             state.get("schema") == SCHEMA,
             f"the state has schema {state.get('schema')!r}; this version of surefoot reads schema {SCHEMA}.",

@@ -78,7 +78,10 @@ class Manifest:
 
 
 def write(folder: Path, tree: Any, facts: dict[str, Any], *, step: int, unchecked: Collection[str] = ()) -> Manifest:
-    """Write a state as the checkpoint `folder`, at once or not at all. Keys in `unchecked` may hold NaN and Inf."""
+    """Write a state as the checkpoint `folder`, at once or not at all.
+
+    What `unchecked` names may hold NaN and Inf: keys of the tree, or single tensors as "models.0.mask".
+    """
     return write_flat(folder, Flattened(tree), facts, step=step, unchecked=unchecked)
 
 
@@ -87,7 +90,7 @@ def write_flat(
 ) -> Manifest:
     """`write`, for a state that is flattened already."""
     flattened.name_tensors()
-    judged = {name for name, keys in flattened.owners.items() if keys - set(unchecked)}
+    judged = {name for name, keys in flattened.owners.items() if keys - set(unchecked)} - set(unchecked)
     with new_folder(folder) as hidden:
         files = {}
         with HashedFile(hidden / TENSORS) as file:
