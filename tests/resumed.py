@@ -130,8 +130,7 @@ def check_resume(folder: Path, stops: Iterable[int] = (9,), kind: type[Run] = Ru
     """Stopped and taken up again, a run ends bit for bit where it ends undisturbed; gives that state."""
     expected_losses, expected = interrupted(folder / "undisturbed", (), kind, **parts)
     losses, state = interrupted(folder / "stopped", stops, kind, **parts)
-    assert losses == expected_losses, [i for i, pair in enumerate(zip(losses, expected_losses)) if pair[0] != pair[1]]
-    found = differences(state, expected)
+    found = differences(losses, expected_losses, "losses") + differences(state, expected)
     assert not found, found[:20]
     return expected
 

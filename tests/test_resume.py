@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from resumed import PASS, WIDTH, Run, check_resume, net, shuffled
 from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedules
 
 import surefoot as sf
+from resumed import PASS, WIDTH, Run, check_resume, net, shuffled
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -101,8 +101,8 @@ class Lifeline:
         self._waiting: deque[_Waiting] = deque()
         self._streams: dict[str, Any] | None = None
         self._restored = False
-        self.infinite = _infinite_on_purpose(parts)
-        """Tensors of a checkpoint that were infinite from the start."""
+        self.unchecked = _unchecked(parts)
+        """Paths in a checkpoint under which NaN and Inf are no damage."""
 
     # ---- while the run goes on ------------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class Lifeline:
             reasons=unrest,
             metric=metric,
             metric_given=given,
-            unchecked=(*UNCHECKED, *self.infinite),
+            unchecked=self.unchecked,
             staged=waiting.staged,
             blocking=blocking,
         )
@@ -312,14 +312,15 @@ class Followed:
         return len(self._batches)
 
 
-def _infinite_on_purpose(parts: RunParts) -> list[str]:
-    names = [f"models.{i}.{name}" for i, model in enumerate(parts.models) for name in infinite_buffers(model)]
+def _unchecked(parts: RunParts) -> set[str]:
+    names = [*UNCHECKED]
+    names += [f"models.{i}.{name}" for i, model in enumerate(parts.models) for name in infinite_buffers(model)]
     for key, thing in parts.also.items():
         if isinstance(thing, torch.nn.Module):
             names += [f"also.{key}.{name}" for name in infinite_buffers(thing)]
         elif hasattr(thing, "_lifeline"):
-            names += [f"also.{key}.{name}" for name in thing._lifeline.infinite]
-    return names
+            names += [f"also.{key}.{name}" for name in thing._lifeline.unchecked]
+    return set(names)
 
 
 def full_state(thing: Any) -> Any:
