@@ -106,6 +106,18 @@ def test_a_long_run_goes_on_with_every_number_it_has_noted(tmp_path: Path) -> No
     check_resume(tmp_path, (103, 30), epochs=30, model=lambda: nn.Linear(6, 1))
 
 
+def test_the_yardstick_for_gradients_is_the_same_after_a_restart(tmp_path: Path) -> None:
+    """The norm of the weights is measured now and then; a restart is no reason to measure it again."""
+    seed_all(0)
+    run = Run(tmp_path, optimizer=lambda p: torch.optim.SGD(p, lr=0.5))
+    run.train()
+    run.stabilizer.save()
+    again = Run(tmp_path, optimizer=lambda p: torch.optim.SGD(p, lr=0.5))
+    again.train()
+    again.step(next(iter(again.loader)))
+    assert again.stabilizer.state_dict()["param_norm"] == run.stabilizer.state_dict()["param_norm"]
+
+
 class WithClosure(Run):
     def step(self, batch: Any) -> None:
         def closure() -> Tensor:

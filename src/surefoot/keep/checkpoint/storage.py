@@ -33,7 +33,7 @@ from surefoot.keep.checkpoint.tensor_file import CHUNK_BYTES, HashedFile, write_
 from surefoot.keep.checkpoint.tree import Flattened, unflatten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
 SCHEMA = 1
