@@ -163,6 +163,7 @@ class TrainingStabilizer:
         parts = RunParts(models, optimizer, scheduler, dict(also_save or {}), own)
         trained = TrainedState(models, optimizer, self._judge.live_states, self._judge.put_back)
         self._lifeline = self._aftermath.lifeline = Lifeline(parts, trained, checkpoints, recovery, lag_steps)
+        self._lifeline.stop_if_asked = self._aftermath.stop_if_asked
         self._own_signals: dict[str, Scalar] = {}
 
     # ---- the loop -------------------------------------------------------------------------------------------------
