@@ -1,6 +1,6 @@
 """A training process that is killed again and again, and ends where it would have ended.
 
-    python benchmarks/torture.py [--kills 200] [--seed 0] [--minutes 15]
+    python benchmarks/torture.py [--kills 200] [--seed 0] [--minutes 15] [--epochs 20]
 
 A small network with dropout and batch norm is trained with AdamW, a warm-up and cosine schedule, a shuffling loader and
 two microbatches a step, and saves every few steps. One process after another does so; each is ended with SIGKILL at a
@@ -56,13 +56,16 @@ from surefoot.streams import read_streams
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-EVERY, ROWS, BATCH, EPOCHS = 5, 264, 8, 20
-STEPS = EPOCHS * -(-ROWS // BATCH) // 2
+EVERY, ROWS, BATCH = 5, 264, 8
 WIDTH = 192
 AIMED = 0.55
 """The share of kills that are aimed at a checkpoint being written. Not all of them hit."""
 STEP = struct.Struct("<iid")
 """What a life notes of each step: its number, whether a checkpoint was being written, its loss."""
+
+
+def steps_of(epochs: int) -> int:
+    return epochs * -(-ROWS // BATCH) // 2
 
 
 class Training:
@@ -72,15 +75,16 @@ class Training:
     own: whatever is not restored then shows.
     """
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, epochs: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(1)
         data = TensorDataset(torch.randn(ROWS, 16, generator=generator), torch.randn(ROWS, 1, generator=generator))
         sf.seed_everything(seed)
+        self.epochs = epochs
         self.model = nn.Sequential(
             nn.Linear(16, WIDTH), nn.BatchNorm1d(WIDTH), nn.GELU(), nn.Dropout(0.2), nn.Linear(WIDTH, WIDTH), nn.GELU()
         ).append(nn.Linear(WIDTH, 1))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
-        self.scheduler = sf.warmup_cosine(self.optimizer, warmup_steps=20, total_steps=STEPS)
+        self.scheduler = sf.warmup_cosine(self.optimizer, warmup_steps=20, total_steps=steps_of(epochs))
         self.stabilizer = sf.TrainingStabilizer(
             self.model,
             self.optimizer,
@@ -93,7 +97,7 @@ class Training:
 
     def begin(self) -> Any:
         """Load what there is; gives the batches that are left."""
-        return self.stabilizer.resume(self.loader, epochs=EPOCHS)
+        return self.stabilizer.resume(self.loader, epochs=self.epochs)
 
     def steps(self, batches: Any) -> Iterator[tuple[int, float]]:
         """Train on; gives the number and the loss of every optimizer step."""
@@ -150,10 +154,10 @@ class Book:
         return [(step, bool(writing), loss) for step, writing, loss in STEP.iter_unpack(noted[:whole])]
 
 
-def live(folder: Path, book: Book, seed: int) -> None:
+def live(folder: Path, book: Book, epochs: int, seed: int) -> None:
     """Go on from what is on the disk, to the end. Notes each step; the first line says what was loaded."""
     logging.basicConfig(filename=book.said, level=logging.WARNING)
-    training = Training(folder, seed)
+    training = Training(folder, epochs, seed)
     batches = training.begin()
     start = {"step": training.stabilizer.steps, "finite": training.finite(), "digest": training.digest()}
     book.start.write_text(json.dumps(start) + "\n")
@@ -163,18 +167,18 @@ def live(folder: Path, book: Book, seed: int) -> None:
     book.end.write_text(training.digest())
 
 
-def undisturbed(folder: Path, book: Book) -> None:
+def undisturbed(folder: Path, book: Book, epochs: int) -> None:
     """The same training, never killed; notes what the state is after every step."""
-    training = Training(folder, 0)
+    training = Training(folder, epochs, 0)
     batches = training.begin()
     digests = [training.digest()]
     with book.trace.open("ab", buffering=0) as trace:
         for step, loss in training.steps(batches):
             trace.write(STEP.pack(step, 0, loss))
             digests.append(training.digest())
-    training.stabilizer.restore()
+    book.end.write_text(training.digest())
+    training.stabilizer.restore()  # imports what a start imports
     book.start.write_text(json.dumps({"digests": digests, "modules": sorted(sys.modules)}))
-    book.end.write_text(digests[-1])
 
 
 def forked(work: Callable[..., None], *given: Any) -> int:
@@ -231,9 +235,9 @@ class Reference:
     end: str
 
 
-def reference(folder: Path) -> Reference:
+def reference(folder: Path, epochs: int) -> Reference:
     book = Book(folder / "book")
-    _, status = os.waitpid(forked(undisturbed, folder / "run", book), 0)
+    _, status = os.waitpid(forked(undisturbed, folder / "run", book, epochs), 0)
     if status:
         raise SystemExit("the training without any kill failed; see above.")
     found = json.loads(book.start.read_text())
@@ -298,11 +302,11 @@ class Killer:
         return True
 
 
-def torture(folder: Path, kills: int, seed: int, seconds: float) -> Tally:
+def torture(folder: Path, epochs: int, kills: int, seed: int, seconds: float) -> Tally:
     """Kill that often, or as often as the time allows; then let the run come to its end."""
     tally, chance = Tally(), random.Random(seed)
     (folder / "reference").mkdir()
-    expected = reference(folder / "reference")
+    expected = reference(folder / "reference", epochs)
     assert len(listed(Path("/proc/self/task"))) <= 1, "a process with threads must not be forked"
     killer, until = Killer(chance), time.monotonic() + seconds
     run, life = folder / "run-0", 0
@@ -310,7 +314,7 @@ def torture(folder: Path, kills: int, seed: int, seconds: float) -> Tally:
         life += 1
         book, place = Book(folder / f"life-{life}"), run / "checkpoints"
         before = whole(place)
-        child = forked(live, run, book, life if before else 0)
+        child = forked(live, run, book, epochs, life if before else 0)
         spared = tally.kills >= kills or time.monotonic() > until
         killed = not spared and killer.wait(child, book, place)
         if killed:
@@ -362,7 +366,7 @@ def count_kill(tally: Tally, book: Book, before: int, place: Path) -> None:
     tally.check(lost.count(False) <= EVERY, f"a kill cost {lost.count(False)} steps without any being written")
 
 
-def report(tally: Tally, seconds: float) -> None:
+def report(tally: Tally, epochs: int, seconds: float) -> None:
     share = tally.writing / max(tally.kills, 1)
     rows = {
         "kills": f"{tally.kills}",
@@ -372,7 +376,7 @@ def report(tally: Tally, seconds: float) -> None:
         "optimizer steps taken": f"{tally.taken}, {sum(tally.lost)} of them lost to kills",
         "steps lost by a kill, at most": f"{max(tally.lost, default=0)} (a save is due every {EVERY})",
         "  while nothing was being written, at most": f"{max(tally.idle, default=0)}",
-        "runs that reached their end": f"{tally.ended}, of {STEPS} steps each",
+        "runs that reached their end": f"{tally.ended}, of {steps_of(epochs)} steps each",
         "claims that did not hold": f"{len(tally.wrong)}",
         "seconds": f"{seconds:.0f}",
     }
@@ -387,12 +391,13 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200, help="how often to kill it")
     parser.add_argument("--seed", type=int, default=0, help="of the moments at which it is killed")
     parser.add_argument("--minutes", type=float, default=15.0, help="kill no more after this long")
+    parser.add_argument("--epochs", type=int, default=20, help="how long a run is")
     given = parser.parse_args()
     torch.set_num_threads(1)
     began = time.monotonic()
     with TemporaryDirectory(prefix="surefoot-torture-") as folder:
-        tally = torture(Path(folder), given.kills, given.seed, 60 * given.minutes)
-    report(tally, time.monotonic() - began)
+        tally = torture(Path(folder), given.epochs, given.kills, given.seed, 60 * given.minutes)
+    report(tally, given.epochs, time.monotonic() - began)
     raise SystemExit(1 if tally.wrong or not tally.ended else 0)
 
 

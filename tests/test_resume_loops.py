@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -102,6 +104,55 @@ def test_a_run_that_dies_takes_its_last_steps_again(tmp_path: Path, decide_on: A
     assert differences(state, expected) == []
 
 
+class AveragedAfter(OnlySaved):
+    """What the loop does with a batch after `step()` belongs to the checkpoint of that step."""
+
+    def step(self, batch: Any) -> None:
+        super().step(batch)
+        self.also["average"].update_parameters(self.model)
+
+
+def test_a_checkpoint_that_the_loop_wrote_itself_holds_what_came_after_the_step(tmp_path: Path) -> None:
+    average = {"also": lambda run: {"average": torch.optim.swa_utils.AveragedModel(run.model)}, "every_steps": 4}
+    _, expected = interrupted(tmp_path / "undisturbed", (), AveragedAfter, **average)
+    _, state = interrupted(tmp_path / "stopped", (5, 6), AveragedAfter, **average)
+    assert differences(state, expected) == []
+
+
+def test_a_save_that_is_due_is_made_though_the_loop_is_left_or_takes_many_steps(tmp_path: Path) -> None:
+    run = Run(tmp_path, every_steps=4)
+    for batch in run.batches():
+        run.step(batch)
+        if run.stabilizer.steps == 4:
+            break
+    run.stabilizer._lifeline._checkpoints.wait()
+    assert [found.step for found in sf.CheckpointManager(tmp_path).checkpoints()] == [4]
+    for batch in run.batches():
+        for _ in range(6):  # due after the fourth of them, the first after which it is clear that no batch is drawn
+            run.step(batch)
+        break
+    run.stabilizer._lifeline._checkpoints.wait()
+    assert sf.CheckpointManager(tmp_path).checkpoints()[0].step == 8
+
+
+def test_batches_that_another_thread_draws_ahead_do_not_disturb_a_save(tmp_path: Path) -> None:
+    run = Run(tmp_path, every_steps=3)
+    ahead: queue.Queue[Any] = queue.Queue(2)
+
+    def draw() -> None:
+        for batch in run.batches():
+            ahead.put(batch)
+        ahead.put(None)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    while (batch := ahead.get()) is not None:
+        run.step(batch)
+    thread.join()
+    run.stabilizer._lifeline._checkpoints.wait()
+    assert sf.CheckpointManager(tmp_path).checkpoints()[0].step == 3 * PASS
+
+
 def test_a_long_run_goes_on_with_every_number_it_has_noted(tmp_path: Path) -> None:
     check_resume(tmp_path, (103, 30), epochs=30, model=lambda: nn.Linear(6, 1))
 
@@ -172,6 +223,15 @@ class Adversaries(Run):
 @pytest.mark.parametrize("decide_on", ["host", "device"])
 def test_two_stabilizers_go_on_together(tmp_path: Path, decide_on: Any) -> None:
     check_resume(tmp_path, (5, 7), Adversaries, decide_on=decide_on)
+
+
+def test_two_stabilizers_are_saved_between_batches(tmp_path: Path) -> None:
+    class Dying(Adversaries, OnlySaved):
+        train = OnlySaved.train
+
+    _, expected = interrupted(tmp_path / "undisturbed", (), Dying, every_steps=3)
+    _, state = interrupted(tmp_path / "stopped", (4, 5), Dying, every_steps=3)
+    assert differences(state, expected) == []
 
 
 # ---- runs to which something had happened -------------------------------------------------------------------------
