@@ -3,13 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup demo test check bench docs format clean
+.PHONY: help setup demo test check bench torture docs format clean
 
 help:
 	@echo "make demo   train bare and guarded side by side, with faults injected"
 	@echo "make test   the whole test suite"
 	@echo "make check  format, lint and strict types"
 	@echo "make bench  every figure the docs claim (the GPU ones need a GPU)"
+	@echo "make torture  kill a training run 200 times; it must end as if it never had been"
 	@echo "make docs   build the documentation into site/"
 
 setup: $(READY)
@@ -39,6 +40,9 @@ bench: $(READY)
 	$(BIN)/python benchmarks/false_alarms.py
 	$(BIN)/python benchmarks/guarded_step.py
 	$(BIN)/python benchmarks/locate.py
+
+torture: $(READY)
+	$(BIN)/python benchmarks/torture.py
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

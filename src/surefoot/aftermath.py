@@ -48,7 +48,7 @@ class Aftermath:
         self._pending: deque[StepNumbers] = deque()
         self._halted: TrainingHalted | None = None
         self._stale_before = 0
-        self._stop_agreed = False
+        self._stop_at: int | None = None
 
     def take(self, numbers: StepNumbers) -> None:
         """A step is done. Raises `TrainingHalted` when every attempt to go on is used up, `SystemExit` at a signal."""
@@ -63,7 +63,9 @@ class Aftermath:
         finally:
             self.buffers.save(self.steps)
         self.lifeline.after_step(self.steps, self.ledger.healthy, self.ledger.unrest, self.ledger.recent_loss)
-        self._stop_if_asked()
+        if not self.lifeline.between_batches_soon:
+            self.stop_if_asked()
+        self.lifeline.step_over()
 
     def drain(self) -> None:
         """Wait for every step's numbers. Reading never halts a run: the next step does, if it comes to that."""
@@ -76,7 +78,8 @@ class Aftermath:
     def _account(self, numbers: StepNumbers) -> None:
         record = numbers.record()
         step = record.signals.step
-        self._stop_agreed |= "stop" in record.notices
+        if "stop" in record.notices and self._stop_at is None:
+            self._stop_at = step + self._lag_steps + 1  # whenever this rank came to read of it
         if step < self._stale_before:  # taken on weights that the run has left since
             self.ledger.count(record)
             return
@@ -136,10 +139,11 @@ class Aftermath:
             message += f" The state as it is was kept in {evidence}."
         raise TrainingHalted(message, incident)
 
-    def _stop_if_asked(self) -> None:
+    def stop_if_asked(self) -> None:
         """Save and leave if a signal came. Ranks leave together, once they know of each other's signals."""
         received = self.lifeline.interrupts.received
-        if not (self._stop_agreed if self._together else received is not None):
+        agreed = self._stop_at is not None and self.steps >= self._stop_at
+        if not (agreed if self._together else received is not None):
             return
         self.drain()
         self.lifeline.save(self.steps, self.ledger.unrest(), self.ledger.recent_loss())
@@ -153,6 +157,7 @@ class Aftermath:
             "ledger": self.ledger.state_dict(),
             "stale_before": self._stale_before,
             "pending": list(self._pending),
+            "buffers": self.buffers.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -162,6 +167,7 @@ class Aftermath:
         self._stale_before = state["stale_before"]
         self._pending = deque(StepNumbers(unpack_record(packed)) for packed in state["pending"])
         self.buffers = BufferKeeper(self._models)
+        self.buffers.load_state_dict(state["buffers"])
 
 
 def settled(state: dict[str, Any]) -> dict[str, Any]:

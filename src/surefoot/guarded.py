@@ -75,7 +75,8 @@ class GuardedOptimizer:
         self._graphed = GraphedJudge(judge)
         self._meter = TensorMeter()
         self._folds = can_fold(optimizer)
-        self._param_norm: Tensor | None = None
+        self.param_norm: Tensor | None = None
+        """The norm of the parameters when it was last measured: part of a saved run, since rules go by it."""
 
     def look_for_new_parameters(self) -> bool:
         """Take in parameters that were added to the optimizer, as when layers are unfrozen one by one.
@@ -97,7 +98,7 @@ class GuardedOptimizer:
 
     def forget_norm(self) -> None:
         """The parameters are others now: measure their norm again."""
-        self._param_norm = None
+        self.param_norm = None
 
     def lr(self, factor: float) -> float | None:
         """The learning rate of the first group, unless reading it would need a sync."""
@@ -134,13 +135,13 @@ class GuardedOptimizer:
         return _Measured(named, gradients, dense_views(gradients), combine_shards(statistics, gradients))
 
     def _given(self, facts: StepFacts, measured: _Measured) -> StepInput:
-        if self._param_norm is None or facts.step % PARAM_NORM_EVERY == 0:
+        if self.param_norm is None or facts.step % PARAM_NORM_EVERY == 0:
             own = measured.named
             statistics = self._meter.measure([parameter.detach() for _, parameter in own])
-            self._param_norm = total_norm(combine_shards(statistics, [parameter for _, parameter in own]).norm)
+            self.param_norm = total_norm(combine_shards(statistics, [parameter for _, parameter in own]).norm)
         positions = self.layout.positions if self.judge.clipper is not None else None
         return StepInput(
-            facts.step, measured.statistics, facts.loss, facts.divisor, facts.own, self._param_norm, positions
+            facts.step, measured.statistics, facts.loss, facts.divisor, facts.own, self.param_norm, positions
         )
 
     def _judged_in_pieces(self, given: StepInput, measured: _Measured) -> tuple[Judged, Tensor | None]:

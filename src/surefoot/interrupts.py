@@ -1,8 +1,12 @@
 """Signals that ask a run to stop: finish the step, save, go. A second one goes at once.
 
-Handlers stand only while batches are being drawn from `stabilizer.resume(loader)`, in the main thread, and only in
-place of Python's own: a program that handles a signal itself keeps doing so. The exit status is 128 + the signal's
-number, as after a death by that signal, so that whoever started the run knows that it is not finished.
+Handlers stand only while batches are being drawn from `stabilizer.resume(loader)`, or in a loop over
+`stabilizer.epochs(total)`, in the main thread, and only in place of Python's own: a program that handles a signal
+itself keeps doing so. The exit status is 128 + the signal's number, as after a death by that signal, so that whoever
+started the run knows that it is not finished.
+
+A terminal and a scheduler send their signal to every process of the run. Data loading workers that it ends are no
+reason to fail in the middle of a step, as torch's own handler would: the run saves what it has.
 """
 
 from __future__ import annotations
@@ -27,12 +31,14 @@ class Interrupts:
 
     def __init__(self, signals: Sequence[int]) -> None:
         self._signals = tuple(signals)
+        self._process = os.getpid()
         self.received: int | None = None
 
     @contextmanager
     def heard(self) -> Iterator[None]:
         """Handle the signals for as long as this lasts."""
         before: dict[int, Any] = {}
+        self._process = os.getpid()
         if threading.current_thread() is threading.main_thread():
             before = {number: signal.getsignal(number) for number in self._signals}
             before = {number: handler for number, handler in before.items() if handler in _DEFAULTS}
@@ -46,12 +52,23 @@ class Interrupts:
                     signal.signal(number, handler)
 
     def _note(self, number: int, frame: object) -> None:
-        if self.received is not None:
+        forked = os.getpid() != self._process  # a child that has these handlers with the rest of its memory
+        if self.received is not None or (forked and number == signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
         self.received = number
+        if forked:
+            return
+        _let_workers_go()
         # Straight to the descriptor: the handler may have interrupted a `print` or the logger.
         name = signal.Signals(number).name
         message = f"surefoot: {name}: saving after this step, then exiting. Once more exits at once.\n"
         os.write(2, message.encode())
+
+
+def _let_workers_go() -> None:
+    """The run ends: that data loading workers do, too, is no error any more."""
+    handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+    if getattr(handler, "__module__", None) == "torch.utils.data._utils.signal_handling":
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)

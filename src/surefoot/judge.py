@@ -6,6 +6,7 @@ It works on tensors, without reading one, when steps are decided on the device, 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from surefoot.types import Detector
 
 _HEAD = ("loss", "grad_norm", "nonfinite", "clip_factor", "loss_scale")
+_ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")
+"""What differs from one process to the next in how an object prints that has no `repr` of its own."""
 
 
 @dataclass(frozen=True)
@@ -267,12 +270,8 @@ class Judge:
 
     def settings(self) -> dict[str, str]:
         """What the parts are set to, to tell whether a saved state still fits."""
-        return {
-            "rules": repr(self.rules),
-            "setback": repr(self.setback),
-            "clip": repr(self.clipper),
-            "scaler": repr(self.scaler),
-        }
+        parts = {"rules": self.rules, "setback": self.setback, "clip": self.clipper, "scaler": self.scaler}
+        return {name: _ADDRESS.sub("", repr(part)) for name, part in parts.items()}
 
     def state_dict(self, live: bool = False) -> dict[str, Any]:
         """The states of the parts as tensors and plain values; with `live` the tensors are not copied."""

@@ -6,6 +6,11 @@
 - to an earlier *moment* (`restore`): everything, random streams and the place in the data included, so that the run
   continues bit for bit as if it had never stopped.
 
+The moment that a checkpoint is of lies between two batches: what the loop does after `step()` with a batch (an average
+of the weights, the other model of a GAN) belongs to it. So a save that is due waits until the next batch is asked for,
+and so does a stop. Where batches are not drawn from `resume`, or one of them takes several steps, the end of the step
+has to do.
+
 A checkpoint is staged at the step it belongs to and handed to the writer once the host knows the verdict on that step,
 which on a GPU is a few steps later: by then its numbers have arrived and reading them waits for nothing.
 """
@@ -13,6 +18,7 @@ which on a GPU is a few steps later: by then its numbers have arrived and readin
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +27,7 @@ import torch
 
 from surefoot.errors import CheckpointError, UsageError
 from surefoot.interrupts import Interrupts
+from surefoot.keep.buffers import infinite_buffers
 from surefoot.keep.position.data import DataPosition
 from surefoot.keep.restoring import check_fits, load_models, load_moments, load_optimizer
 from surefoot.keep.snapshots import SnapshotRing, TrainedState
@@ -39,7 +46,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("surefoot")
 
 UNCHECKED = ("stabilizer", "scheduler", "streams", "data")
-"""Parts of a checkpoint that may hold NaN on purpose, such as the windows of detectors."""
+"""Parts of a checkpoint that may hold NaN on purpose, such as the windows of detectors.
+
+So may a buffer that was infinite before the first step (a mask, the start of a minimum): that was no accident.
+"""
 ROOM = 1.5
 """How many times the size of a state must be free on a GPU for it to be staged there."""
 
@@ -70,10 +80,19 @@ class RunParts:
 
 
 @dataclass(frozen=True)
-class _Waiting:
-    """A checkpoint that is staged and not yet handed on."""
+class _Owed:
+    """A checkpoint that is due."""
 
     step: int
+    unrest: Callable[[], tuple[str, ...]]
+    metric: Callable[[], float | None]
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A checkpoint that is staged, and waits for the verdict on its step."""
+
+    owed: _Owed
     staged: Staged
 
 
@@ -97,11 +116,19 @@ class Lifeline:
         self._waiting: deque[_Waiting] = deque()
         self._streams: dict[str, Any] | None = None
         self._restored = False
+        self._owed: _Owed | None = None
+        self._drawer: int | None = None  # the thread that batches are drawn in
+        self._stepper: int | None = None  # the one that trains
+        self._drawn = False
+        self.stop_if_asked: Callable[[], None] = lambda: None  # set by the stabilizer, which knows how
+        self.unchecked = _unchecked(parts)
+        """Paths in a checkpoint under which NaN and Inf are no damage."""
 
     # ---- while the run goes on ------------------------------------------------------------------------------------
 
     def before_update(self) -> None:
         """The optimizer is about to write: copies under way must be complete by then."""
+        self._owed = None  # one that waited for the next batch in vain; it is still due after this step
         if self.ring is not None:
             self.ring.hold_updates()
         for waiting in self._waiting:
@@ -110,52 +137,78 @@ class Lifeline:
     def after_step(
         self, step: int, healthy: bool, unrest: Callable[[], tuple[str, ...]], metric: Callable[[], float | None]
     ) -> None:
-        """`step` optimizer steps are done: copy what is due."""
+        """`step` optimizer steps are done: copy what is due, now or when the next batch is asked for."""
         if self.ring is not None and healthy:
             self.ring.settle()
             self.ring.take_if_due(step)
         if self._checkpoints is None:
             return
-        while self._waiting and self._waiting[0].step + self._lag <= step:
-            self._hand_on(self._waiting.popleft(), unrest(), metric())
+        while self._waiting and self._waiting[0].owed.step + self._lag <= step:
+            self._hand_on(self._waiting.popleft())
         if not self._waiting and self._checkpoints.due(step):
-            waiting = _Waiting(step, self._staged())
-            if self._lag:
-                self._waiting.append(waiting)
-            else:
-                self._hand_on(waiting, unrest(), metric())
+            self._owed = _Owed(step, unrest, metric)
+            if not self.between_batches_soon:
+                self._pay()
+
+    @property
+    def between_batches_soon(self) -> bool:
+        """Whether this was the first step since a batch was drawn from `resume`, so that the next may be drawn now."""
+        return self._drawn and self._drawer == threading.get_ident()
+
+    def step_over(self) -> None:
+        """All that a step calls for is done."""
+        self._drawn, self._stepper = False, threading.get_ident()
+
+    def before_draw(self) -> None:
+        """The next batch is asked for: a moment between two."""
+        if not self._drawn:  # with two loaders side by side, before the first of the two
+            self.stop_here()
+        self._drawer, self._drawn = threading.get_ident(), True
+
+    def stop_here(self) -> None:
+        """Save what is due, and stop if asked to, unless this is a thread that draws ahead of the one that trains."""
+        if self._stepper in (None, threading.get_ident()):
+            self._pay()
+            self.stop_if_asked()
+
+    def after_draws(self) -> None:
+        """No more batches are asked for."""
+        if self._drawer == threading.get_ident():
+            self._pay()
+            while self._waiting:  # there may be no further step
+                self._hand_on(self._waiting.popleft())
+            self._drawer = None
+
+    def _pay(self) -> None:
+        """Copy what is due."""
+        owed, self._owed = self._owed, None
+        if owed is None:
+            return
+        waiting = _Waiting(owed, self._staged())
+        if self._lag:
+            self._waiting.append(waiting)
+        else:
+            self._hand_on(waiting)
 
     def _staged(self) -> Staged:
         tree = self.gather()
         return stage(tree, _place_for(tree))
 
-    def _hand_on(
-        self,
-        waiting: _Waiting,
-        unrest: tuple[str, ...],
-        metric: float | None,
-        given: bool = False,
-        blocking: bool = False,
-    ) -> None:
+    def _hand_on(self, waiting: _Waiting, metric_given: bool = False, blocking: bool = False) -> None:
         assert self._checkpoints is not None
-        tree = waiting.staged.tree
+        tree, unrest = waiting.staged.tree, waiting.owed.unrest()
         tree["stabilizer"] = self._parts.own.settle(tree["stabilizer"])
         self._checkpoints.save(
             tree,
-            waiting.step,
+            waiting.owed.step,
             quiet=not unrest,
             reasons=unrest,
-            metric=metric,
-            metric_given=given,
-            unchecked=UNCHECKED,
+            metric=waiting.owed.metric(),
+            metric_given=metric_given,
+            unchecked=self.unchecked,
             staged=waiting.staged,
             blocking=blocking,
         )
-
-    def hand_on_all(self) -> None:
-        """There may be no further step: hand on what was waiting for its verdict."""
-        while self._waiting:
-            self._hand_on(self._waiting.popleft(), (), None)
 
     def save(self, step: int, unrest: tuple[str, ...], metric: float | None, given: bool = False) -> None:
         """Save now, and come back when it is written."""
@@ -164,7 +217,9 @@ class Lifeline:
                 "there is nowhere to save to: give the stabilizer `checkpoints=CheckpointManager(folder)`."
             )
         self._waiting.clear()
-        self._hand_on(_Waiting(step, self._staged()), unrest, metric, given, blocking=True)
+        self._owed = None
+        owed = _Owed(step, lambda: unrest, lambda: metric)
+        self._hand_on(_Waiting(owed, self._staged()), metric_given=given, blocking=True)
 
     def save_evidence(self, step: int, reason: str) -> Path | None:
         """Keep a run that is about to halt as it is; says where, or `None` without checkpoints."""
@@ -246,7 +301,7 @@ class Lifeline:
             raise UsageError(
                 "there is nothing to resume from: give the stabilizer `checkpoints=CheckpointManager(folder)`."
             )
-        self._restored = True
+        self._restored, self._owed = True, None
         found = self._checkpoints.load(which)
         if found is None:
             return None
@@ -283,12 +338,19 @@ class Lifeline:
         """The batches that are left, from where the run stopped."""
         self.restore_once()
         batches = self.position.follow(loader, epochs=epochs, after_positioning=self._put_streams_back)
-        return Followed(batches, self.interrupts, self.hand_on_all)
+        return Followed(batches, self)
 
     def epochs(self, total: int) -> Iterator[int]:
         """The epochs that are left."""
         self.restore_once()
-        return self.position.epochs(total, after_positioning=self._put_streams_back)
+        return self._heard_epochs(self.position.epochs(total, after_positioning=self._put_streams_back))
+
+    def _heard_epochs(self, numbers: Iterator[int]) -> Iterator[int]:
+        with self.interrupts.heard():
+            for number in numbers:
+                self.stop_if_asked()  # a signal that came after the last step of the epoch before
+                yield number
+            self.stop_if_asked()
 
     def _put_streams_back(self) -> None:
         """The data are back in place: so are the random numbers from here on."""
@@ -298,20 +360,52 @@ class Lifeline:
 
 
 class Followed:
-    """Batches of a loader; signals are heard while they are drawn."""
+    """Batches of a loader; signals are heard while they are drawn, and none is drawn after one."""
 
-    def __init__(self, batches: Any, interrupts: Interrupts, at_end: Callable[[], None]) -> None:
-        self._batches, self._interrupts, self._at_end = batches, interrupts, at_end
+    def __init__(self, batches: Any, lifeline: Lifeline) -> None:
+        self._batches, self._lifeline = batches, lifeline
 
     def __iter__(self) -> Iterator[Any]:
-        with self._interrupts.heard():
+        with self._lifeline.interrupts.heard():
             try:
-                yield from self._batches
+                yield from _Drawn(iter(self._batches), self._lifeline)
             finally:
-                self._at_end()
+                self._lifeline.after_draws()
 
     def __len__(self) -> int:
         return len(self._batches)
+
+
+class _Drawn:
+    """The iterator: before each batch is a moment to save and to stop."""
+
+    def __init__(self, batches: Iterator[Any], lifeline: Lifeline) -> None:
+        self._batches, self._lifeline = batches, lifeline
+
+    def __iter__(self) -> _Drawn:
+        return self
+
+    def __next__(self) -> Any:
+        self._lifeline.before_draw()
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self._lifeline.stop_here()  # at the end of the data there may be no step to come
+            raise
+        except Exception:
+            self._lifeline.stop_here()  # the signal may have ended what loads the data
+            raise
+
+
+def _unchecked(parts: RunParts) -> set[str]:
+    names = [*UNCHECKED]
+    names += [f"models.{i}.{name}" for i, model in enumerate(parts.models) for name in infinite_buffers(model)]
+    for key, thing in parts.also.items():
+        if isinstance(thing, torch.nn.Module):
+            names += [f"also.{key}.{name}" for name in infinite_buffers(thing)]
+        elif hasattr(thing, "_lifeline"):
+            names += [f"also.{key}.{name}" for name in thing._lifeline.unchecked]
+    return set(names)
 
 
 def full_state(thing: Any) -> Any:

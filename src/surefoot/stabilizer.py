@@ -38,6 +38,7 @@ from surefoot.observe.layout import Layout
 from surefoot.observe.parameters import BackwardOrder
 from surefoot.observe.watch import Watch
 from surefoot.settings import as_scaler, check_settings, split_clip
+from surefoot.state import pack
 from surefoot.types import Incident, Outcome, Scalar, Signals, StepRecord, format_table
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 _OUR_SIGNALS = frozenset(each.name for each in fields(Signals))
 _AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
-SCHEMA = 2
+SCHEMA = 3
 
 
 class TrainingStabilizer:
@@ -162,6 +163,7 @@ class TrainingStabilizer:
         parts = RunParts(models, optimizer, scheduler, dict(also_save or {}), own)
         trained = TrainedState(models, optimizer, self._judge.live_states, self._judge.put_back)
         self._lifeline = self._aftermath.lifeline = Lifeline(parts, trained, checkpoints, recovery, lag_steps)
+        self._lifeline.stop_if_asked = self._aftermath.stop_if_asked
         self._own_signals: dict[str, Scalar] = {}
 
     # ---- the loop -------------------------------------------------------------------------------------------------
@@ -305,17 +307,20 @@ class TrainingStabilizer:
         return {
             "schema": SCHEMA,
             "judge": self._judge.state_dict(live),
+            "param_norm": pack(self._guarded.param_norm, live),
             "window": self._window.state_dict(live),
             "aftermath": self._aftermath.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where a saved stabilizer stopped. A part whose settings have changed starts anew."""
+        """Continue where a saved stabilizer stopped; load the model first. A part with other settings starts anew."""
         require(
             state.get("schema") == SCHEMA,
             f"the state has schema {state.get('schema')!r}; this version of surefoot reads schema {SCHEMA}.",
         )
         self._load_rules(state)
+        norm = state["param_norm"]
+        self._guarded.param_norm = None if norm is None else norm.to(self._home)
         self._aftermath.load_state_dict(state["aftermath"])
         self._window.load_state_dict(state["window"], self.steps)
 

@@ -4,11 +4,14 @@ BatchNorm's running statistics take a batch in before anyone has judged it: one 
 however well the weights are guarded. So a copy is kept from before each step whose verdict is still out, of those
 buffers alone that change, and a refused step puts it back. Decided on the host, that is exact; decided on a device, the
 few steps until the verdict arrives are undone with it, which an average does not mind.
+
+The copies belong to a saved run: the step after a restart may be refused too, and what it goes back to is how things
+were before its first microbatch, which may have been long before the save.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,6 +24,19 @@ if TYPE_CHECKING:
 
 LARGEST = 1_000_000
 """Entries beyond which a buffer is a table or a mask, and no statistic."""
+
+
+def infinite_buffers(model: nn.Module) -> list[str]:
+    """The names of buffers that hold an infinity and no NaN, as masks and the starts of minima do."""
+    return [
+        name
+        for name, buffer in model.named_buffers(remove_duplicate=False)
+        if buffer.is_floating_point()
+        and buffer.layout is torch.strided
+        and not buffer.is_meta
+        and bool(buffer.isinf().any())
+        and not bool(buffer.isnan().any())
+    ]
 
 
 class BufferKeeper:
@@ -41,18 +57,25 @@ class BufferKeeper:
         found = (module._buffers[name] for module, name in self._slots)
         return [buffer for buffer in found if buffer is not None]
 
+    def _changed(self, current: Sequence[Tensor]) -> list[bool]:
+        """Which buffers may have changed since the latest copy."""
+        versions = [(id(buffer), buffer._version) for buffer in current]
+        # Batch norm's kernels write running statistics without telling the version counter.
+        return [
+            versions[i] != self._versions[i] or (module.training and isinstance(module, _NormBase))
+            for i, (module, _) in enumerate(self._slots)
+        ]
+
     def save(self, step: int) -> None:
         """Keep the buffers as they are before `step`. Those that have not changed share their earlier copy."""
         if not self._slots:
             return
         current = self._current()
-        versions = [(id(buffer), buffer._version) for buffer in current]
         latest = list(self._copies[max(self._copies)])
-        for i, (module, _) in enumerate(self._slots):
-            # Batch norm's kernels write running statistics without telling the version counter.
-            if versions[i] != self._versions[i] or (module.training and isinstance(module, _NormBase)):
+        for i, changed in enumerate(self._changed(current)):
+            if changed:
                 latest[i] = current[i].detach().clone()
-        self._versions = versions
+        self._versions = [(id(buffer), buffer._version) for buffer in current]
         self._copies[step] = latest
 
     @torch.no_grad()
@@ -69,3 +92,25 @@ class BufferKeeper:
         """The verdict on `step` is in: what was kept for it is no longer needed."""
         if len(self._copies) > 1:
             self._copies.pop(step, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The copies by step; `None` for a buffer that is still what it was. No tensor is copied: none ever changes."""
+        latest = self._copies[max(self._copies)]
+        as_now = [not changed for changed in self._changed(self._current())]
+        return {
+            str(step): [None if as_now[i] and copy is latest[i] else copy for i, copy in enumerate(copies)]
+            for step, copies in self._copies.items()
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with saved copies, once the buffers themselves are loaded."""
+        now = [buffer.detach().clone() for buffer in self._current()]
+        self._copies = {int(step): _placed(copies, now) for step, copies in state.items()}
+
+
+def _placed(copies: Sequence[Tensor | None], now: list[Tensor]) -> list[Tensor]:
+    """Saved copies where the buffers are; the buffers as they are now if the model has others since."""
+    pairs = list(zip(copies, now, strict=False))
+    if len(copies) != len(now) or any(saved is not None and saved.shape != mine.shape for saved, mine in pairs):
+        return now
+    return [mine if saved is None else saved.to(mine, copy=True) for saved, mine in pairs]

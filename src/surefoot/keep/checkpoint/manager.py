@@ -211,7 +211,7 @@ class CheckpointManager:
             metric: what the best is chosen by; lower is better.
             metric_given: whether somebody chose it. Once one was, a makeshift such as the training loss counts no more.
             blocking: wait for the disk.
-            unchecked: keys of `tree` whose tensors may hold NaN and Inf.
+            unchecked: keys of `tree` whose tensors may hold NaN and Inf, or paths in it as "models.0.mask".
             staged: a copy of the state that was taken already; then `tree` is not looked at.
         """
         self._check(step)

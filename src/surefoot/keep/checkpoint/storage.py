@@ -33,7 +33,7 @@ from surefoot.keep.checkpoint.tensor_file import CHUNK_BYTES, HashedFile, write_
 from surefoot.keep.checkpoint.tree import Flattened, unflatten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
 SCHEMA = 1
@@ -78,7 +78,10 @@ class Manifest:
 
 
 def write(folder: Path, tree: Any, facts: dict[str, Any], *, step: int, unchecked: Collection[str] = ()) -> Manifest:
-    """Write a state as the checkpoint `folder`, at once or not at all. Keys in `unchecked` may hold NaN and Inf."""
+    """Write a state as the checkpoint `folder`, at once or not at all.
+
+    What `unchecked` names may hold NaN and Inf: keys of the tree, or paths in it as "models.0.mask".
+    """
     return write_flat(folder, Flattened(tree), facts, step=step, unchecked=unchecked)
 
 
@@ -87,7 +90,7 @@ def write_flat(
 ) -> Manifest:
     """`write`, for a state that is flattened already."""
     flattened.name_tensors()
-    judged = {name for name, keys in flattened.owners.items() if keys - set(unchecked)}
+    judged = {name for name, paths in flattened.owners.items() if not all(_within(path, unchecked) for path in paths)}
     with new_folder(folder) as hidden:
         files = {}
         with HashedFile(hidden / TENSORS) as file:
@@ -102,6 +105,10 @@ def write_flat(
         with HashedFile(hidden / MANIFEST) as file:
             file.write(_rendered(vars(manifest)))
     return manifest
+
+
+def _within(path: Sequence[str], unchecked: Collection[str]) -> bool:
+    return any(".".join(path[:depth]) in unchecked for depth in range(1, len(path) + 1))
 
 
 def _versions() -> dict[str, str]:

@@ -138,8 +138,8 @@ class Flattened:
     def __init__(self, tree: Any) -> None:
         self.tensors: dict[str, Tensor] = {}
         """The tensors by name, each as it is stored."""
-        self.owners: dict[str, set[str]] = {}
-        """For every name the keys of the outermost dictionary under which it is found."""
+        self.owners: dict[str, set[Path]] = {}
+        """For every name the paths under which it is found."""
         self._found: list[tuple[Tensor, Path, dict[str, Any]]] = []
         self._used: dict[str, int] = {"__metadata__": 0}  # a word of the file format
         self.plain = self._plain(tree, ())
@@ -158,7 +158,7 @@ class Flattened:
                     seen[view] = marked
             else:
                 marked.update(first)
-            self.owners[marked["name"]].add(path[0] if path else "")
+            self.owners[marked["name"]].add(path)
         self._found.clear()
 
     def _plain(self, value: Any, path: Path) -> Any:

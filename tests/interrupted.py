@@ -1,0 +1,152 @@
+"""A program that imports torch once and forks a training process for every line it is given.
+
+    {"kind": "plain", "folder": "...", "out": "..."}
+
+Each child leads a process group of its own, writes what it prints to `out`, and leaves as a Python program does. The
+parent answers with its number at once, and with its exit status when it has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import nn
+
+import surefoot as sf
+from resumed import Run, seed_all, shuffled
+from surefoot.streams import read_streams
+
+EPOCHS = 4
+
+
+class Slow(Run):
+    """A training whose steps take long enough to be hit by a signal; tells each."""
+
+    def __init__(self, folder: Path, **parts: Any) -> None:
+        self.average: Any = None
+        schedule = {"epochs": EPOCHS, "scheduler": lambda o: sf.warmup_cosine(o, 5, 30)}
+        super().__init__(folder, also=Slow.averaged, **schedule, **parts)
+
+    def averaged(self) -> dict[str, Any]:
+        self.average = torch.optim.swa_utils.AveragedModel(self.model)
+        return {"average": self.average}
+
+    def step(self, batch: Any) -> None:
+        super().step(batch)
+        time.sleep(0.02)
+        self.average.update_parameters(self.model)
+        print("batch", flush=True)
+
+    def tell(self) -> None:
+        tensors = [*self.model.state_dict().values(), *self.average.state_dict().values(), read_streams()["torch"]]
+        print("end", *(float(tensor.double().sum()) for tensor in tensors), flush=True)
+
+
+def plain(folder: Path) -> None:
+    run = Slow(folder)
+    run.train()
+    run.tell()
+
+
+def accumulating(folder: Path) -> None:
+    run = Slow(folder, accumulate=3)
+    run.train()
+    run.tell()
+
+
+def workers(folder: Path) -> None:
+    run = Slow(folder, loader=lambda: shuffled(2))
+    run.train()
+    run.tell()
+
+
+def writing(folder: Path) -> None:
+    """Hardly a moment at which no checkpoint is being written."""
+    run = Slow(
+        folder, every_steps=1, model=lambda: nn.Sequential(nn.Linear(6, 40_000), nn.GELU(), nn.Linear(40_000, 1))
+    )
+    run.train()
+    run.tell()
+
+
+def epochs(folder: Path) -> None:
+    """Evaluates between passes, slowly, and with random numbers."""
+    run = Slow(folder)
+    for _ in run.stabilizer.epochs(EPOCHS):
+        for batch in run.stabilizer.resume(run.loader):
+            run.step(batch)
+        print("evaluation", flush=True)
+        for _ in range(10):
+            time.sleep(0.02)
+            run.model(torch.randn(4, 6))
+    run.tell()
+
+
+def long_step(folder: Path) -> None:
+    run = Slow(folder)
+    for batch in run.batches():
+        run.step(batch)
+        if run.stabilizer.steps == 3:
+            print("asleep", flush=True)
+            time.sleep(60)
+
+
+def own_handler(folder: Path) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: print("mine", flush=True))
+    plain(folder)
+
+
+def with_child(folder: Path) -> None:
+    """A process of the program's own, started in the loop and ended there."""
+    run = Slow(folder)
+    for batch in run.batches():
+        run.step(batch)
+        if run.stabilizer.steps == 3:
+            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+            child.start()
+            time.sleep(0.2)
+            child.terminate()
+            child.join(10)
+            print("child", child.exitcode, flush=True)
+            child.kill()
+
+
+KINDS = {
+    each.__name__: each for each in (plain, accumulating, workers, writing, epochs, long_step, own_handler, with_child)
+}
+
+
+def serve() -> None:
+    torch.set_num_threads(1)
+    with TemporaryDirectory() as folder:  # so that no child has to import what a training needs
+        run = Run(Path(folder), epochs=1)
+        run.train()
+        run.stabilizer.save()
+        run.stabilizer.restore()
+    for line in sys.stdin:
+        command = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            out = os.open(command["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(out, 1)
+            os.dup2(out, 2)
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever started the tests may ignore it
+            seed_all(int(command["seed"]))
+            KINDS[command["kind"]](Path(command["folder"]))
+            return
+        print(child, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,28 @@
+"""A training process that is really killed comes back each time: a short run of `make torture`."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes are forked")
+def test_a_run_that_is_killed_again_and_again_ends_as_if_it_never_had_been() -> None:
+    done = subprocess.run(
+        [sys.executable, str(HERE.parent / "benchmarks" / "torture.py"), "--kills=12", "--seed=1", "--epochs=5"],
+        env={**os.environ, "PYTHONPATH": str(HERE.parent / "src"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^kills +12$", done.stdout, re.MULTILINE)
+    assert re.search(r"in the middle of writing a checkpoint +[1-9]", done.stdout)
+    assert re.search(r"claims that did not hold +0$", done.stdout, re.MULTILINE)
