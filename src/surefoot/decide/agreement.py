@@ -1,10 +1,12 @@
 """Ranks agree before anyone acts: what one rank refuses, no rank applies.
 
 One small all-reduce per step carries every flag. It runs on the device's stream, so it is no host sync under NCCL.
+`Ranks` is for the rare moments when the host has to know: which checkpoint to load, whether any weights are broken.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -41,9 +43,39 @@ def agree(flags: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     return shared > 0
 
 
-def any_rank(flag: bool, device: torch.device, group: dist.ProcessGroup | None) -> bool:
-    """Whether any rank says so, on the host: waits for the device, so it is for rare moments."""
-    return flag if group is None else bool(agree(torch.tensor([flag], device=device), group))
+@dataclass(frozen=True)
+class Ranks:
+    """The processes that train together, asked from the host. Every rank must ask, and each waits for the others."""
+
+    group: dist.ProcessGroup | None
+    """`None` for a process that trains alone: it agrees with itself."""
+    device: torch.device
+    """Where the collectives of the group run."""
+
+    @property
+    def several(self) -> bool:
+        """Whether there are others."""
+        return self.group is not None
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank says so."""
+        return self._highest(int(flag)) > 0
+
+    def same(self, value: int) -> bool:
+        """Whether every rank says the same."""
+        return self._highest(value) == -self._highest(-value)
+
+    def of_first(self, value: int) -> int:
+        """What the first rank says, at least -1."""
+        first = self.group is None or dist.get_rank(self.group) == 0
+        return self._highest(value if first else -2)
+
+    def _highest(self, value: int) -> int:
+        if self.group is None:
+            return value
+        shared = torch.tensor([value], dtype=torch.int64, device=self.device)
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self.group)
+        return int(shared)
 
 
 def add_up(value: Tensor, group: dist.ProcessGroup | None) -> Tensor:
