@@ -194,3 +194,123 @@ def happen(what: str, rank: int, folder: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "terminate":
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+# ---- trouble on one rank ------------------------------------------------------------------------------------------
+
+FAULT_AT = 70
+
+
+def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
+    made = torch.Generator().manual_seed(1_000 * rank + step)
+    x = torch.randn(8, 6, generator=made)
+    return x, x.sum(1, keepdim=True).sin()
+
+
+@torch.no_grad()
+def fault(what: str, step: int, model: nn.Module, x: Tensor, y: Tensor) -> None:
+    """Something goes wrong on the rank that calls this."""
+    since = step - FAULT_AT
+    # Behind the normalisation, or of those shards that both ranks have a part of.
+    weight = local(list(model.parameters())[-2 if isinstance(model, DistributedDataParallel) else 0])
+    if what == "weight" and since == 0:
+        weight.mul_(-20)
+    if what == "nan-weight" and since == 0:
+        weight.fill_(torch.nan)
+    if (what == "batch" and since == 0) or (what == "burst" and 0 <= since < 8) or (what == "endless" and since >= 0):
+        x[0] = torch.nan
+    if what == "spike" and since == 0:
+        y.mul_(1e4)
+    if what == "other-data" and since >= 0:
+        y.add_(3)
+
+
+def meet(
+    rank: int,
+    folder: Path,
+    what: str,
+    kind: str = "ddp",
+    lag: bool = False,
+    disk: bool = False,
+    first: Any = "roll_back",
+) -> Any:
+    """A run of 110 steps in which rank 1 meets with a fault; rank 0 looks at the counts all the time."""
+    model = built(kind)
+    torch.manual_seed(10 + rank)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    checkpoints = sf.CheckpointManager(folder / "run", every_steps=20) if disk or what == "endless" else None
+    stabilizer = sf.TrainingStabilizer(
+        model,
+        optimizer,
+        recovery=sf.TrainingRecovery(every_steps=1_000 if disk else 10, first=first),
+        checkpoints=checkpoints,
+        decide_on="device" if lag else "host",
+        escalation=sf.Escalation(skips=12, cuts=0) if what == "endless" else sf.Escalation(),
+    )
+    states, halted = [], None
+    for step in range(110):
+        x, y = batch(rank, step)
+        if rank == 1:
+            fault(what, step, model, x, y)
+        if disk and step == FAULT_AT:
+            stabilizer._lifeline.forget_snapshots()
+        try:
+            stabilizer.backward((model(x) - y).square().mean())
+            stabilizer.step()
+        except sf.TrainingHalted as error:
+            halted = [stabilizer.steps, str(error)]
+            break
+        if rank == 0:
+            _ = stabilizer.counts, stabilizer.history, stabilizer.incidents
+        states.append(digest_of([list(model.parameters()), optimizer.state_dict()]))
+    actions = [[i.step, i.action, i.summary] for i in stabilizer.incidents if i.kind == "recovery"]
+    skipped = [record.signals.step for record in stabilizer.history if record.skipped]
+    rate = stabilizer._aftermath.lr_factor
+    return {"states": states, "actions": actions, "skipped": skipped, "halted": halted, "rate": rate}
+
+
+# ---- what ranks see of the disk -----------------------------------------------------------------------------------
+
+
+def come_back(rank: int, folder: Path, given: list[Any], loads: str = "resume") -> Any:
+    """Continue from checkpoints in a folder per rank; gives the step, or the error in words."""
+    model = built("ddp")
+    checkpoints = None if given[rank] is None else sf.CheckpointManager(folder / given[rank], every_steps=5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7)
+    recovery = sf.TrainingRecovery(every_steps=5)
+    stabilizer = sf.TrainingStabilizer(
+        model, optimizer, scheduler=scheduler, checkpoints=checkpoints, recovery=recovery
+    )
+    try:
+        if loads == "resume":
+            stabilizer.resume([])
+        else:
+            stabilizer.restore(int(loads))
+    except (sf.CheckpointError, sf.UsageError) as error:
+        return f"{type(error).__name__}: {error}"
+    return [stabilizer.steps, digest_of(list(model.parameters()))]
+
+
+def fail_to_write(rank: int, folder: Path) -> Any:
+    """The disk of rank 1 takes nothing after step 10."""
+    import resource
+
+    model = built("ddp")
+    stabilizer = sf.TrainingStabilizer(
+        model,
+        torch.optim.AdamW(model.parameters(), lr=0.02),
+        scheduler=None,
+        checkpoints=sf.CheckpointManager(folder, every_steps=5),
+    )
+    for step in range(20):
+        x, y = batch(rank, step)
+        if rank == 1 and step == 12:
+            stabilizer._lifeline._checkpoints.wait()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+        stabilizer.backward((model(x) - y).square().mean())
+        assert stabilizer.step().applied
+    stabilizer._lifeline._checkpoints.wait()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    dist.barrier()
+    return [stabilizer.steps, stabilizer.restore()]
