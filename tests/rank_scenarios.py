@@ -314,3 +314,22 @@ def fail_to_write(rank: int, folder: Path) -> Any:
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     dist.barrier()
     return [stabilizer.steps, stabilizer.restore()]
+
+
+def hard_batches(rank: int, folder: Path, lag: bool, signal_name: str = "loss") -> Any:
+    """From step 80 on one of the ranks has a hard batch, each in turn; their mean is what it may be."""
+    model = DistributedDataParallel(nn.Linear(4, 1))
+    stabilizer = sf.TrainingStabilizer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        checker=sf.StabilityChecker(spike=None, explosion=None, setback=sf.Setback(signal=signal_name)),
+        recovery=sf.TrainingRecovery(every_steps=10),
+        decide_on="device" if lag else "host",
+    )
+    for step in range(110):
+        level = 10.0 if step < 5 else 4.5 if step >= 80 and step % 2 == rank else 1.0
+        output = model(torch.ones(2, 4)).mean()
+        stabilizer.observe(level=level)
+        stabilizer.backward(output - output.detach() + level)
+        stabilizer.step()
+    return [[i.step, i.action] for i in stabilizer.incidents if i.kind == "recovery"]

@@ -200,3 +200,16 @@ def test_a_disk_that_fails_one_rank_costs_no_step_and_the_older_checkpoint_is_lo
     assert ranks.play(scenarios.fail_to_write, tmp_path) == [0, 0]
     assert results(tmp_path) == [[20, 10], [20, 10]]
     assert (tmp_path / "log-1").read_text().count("could not be written") == 1
+
+
+@pytest.mark.parametrize("lag", [False, True], ids=["at once", "some steps later"])
+def test_a_hard_batch_on_one_rank_or_another_is_no_setback_of_the_model(ranks, tmp_path, lag):
+    assert ranks.play(scenarios.hard_batches, tmp_path, lag=lag) == [0, 0]
+    assert results(tmp_path) == [[], []]
+
+
+def test_a_setback_in_a_signal_of_ones_own_is_one_for_all_ranks(ranks, tmp_path):
+    assert ranks.play(scenarios.hard_batches, tmp_path, lag=False, signal_name="level") == [0, 0]
+    one, other = results(tmp_path)
+    assert one == other
+    assert one[0] == [89, "roll_back"]

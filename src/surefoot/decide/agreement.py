@@ -1,6 +1,6 @@
 """Ranks agree before anyone acts: what one rank refuses, no rank applies.
 
-One small all-reduce per step carries every flag. It runs on the device's stream, so it is no host sync under NCCL.
+One small all-reduce per step carries every flag and the loss. It runs on the device's stream: no host sync under NCCL.
 `Ranks` is for the rare moments when the host has to know: which checkpoint to load, whether any weights are broken.
 """
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor, nn
+
+    from surefoot.types import Scalar
 
 
 def find_group(models: Sequence[nn.Module]) -> dist.ProcessGroup | None:
@@ -41,6 +43,26 @@ def agree(flags: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     shared = flags.to(torch.float32)
     dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
     return shared > 0
+
+
+def agree_and_average(
+    flags: Sequence[Scalar], value: Scalar | None, device: torch.device, group: dist.ProcessGroup
+) -> tuple[Tensor, Tensor]:
+    """True where any rank says True, and the mean of a value over the ranks that have one; one collective for both.
+
+    Neither waits for the device. The mean is NaN if no rank has the value.
+    """
+    dtype = torch.float64 if device.type == "cpu" else torch.float32
+    numbers = [*flags, 0.0 if value is None else value, float(value is not None)]
+    shared = torch.stack([_placed(number, device, dtype) for number in numbers])
+    dist.all_reduce(shared, group=group)
+    return shared[:-2] > 0, shared[-2] / shared[-1]
+
+
+def _placed(number: Scalar, device: torch.device, dtype: torch.dtype) -> Tensor:
+    if isinstance(number, torch.Tensor):
+        return number.detach().to(device, dtype)
+    return torch.full((), number, dtype=dtype, device=device)  # a fill: `torch.tensor` would sync
 
 
 @dataclass(frozen=True)
