@@ -9,10 +9,12 @@ import time
 
 import pytest
 import torch.distributed as dist
+from safetensors import safe_open
 
 import rank_scenarios as scenarios
 from rank_scenarios import Ranks, end_of, results
 from surefoot.keep.checkpoint.shelf import look, whole_ones
+from surefoot.keep.checkpoint.storage import TENSORS
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
 
@@ -28,7 +30,7 @@ def uninterrupted(ranks, tmp_path_factory):
     for kind in ("ddp", "fsdp"):
         folder = tmp_path_factory.mktemp(kind)
         assert ranks.play(scenarios.train, folder, kind=kind) == [0, 0]
-        found[kind] = results(folder)
+        found[kind] = [{**result, "folder": folder} for result in results(folder)]
     return found
 
 
@@ -55,6 +57,18 @@ def test_ranks_of_ddp_hold_the_same_weights_and_different_streams(uninterrupted)
     assert one["parameters"] == other["parameters"]
     assert one["streams"] != other["streams"]
     assert one["seen"] != other["seen"]
+
+
+def test_what_ddp_holds_alike_is_saved_once_and_shards_by_every_rank(uninterrupted):
+    names = {}
+    for kind in ("ddp", "fsdp"):
+        parts = whole_ones(look(uninterrupted[kind][0]["folder"] / "checkpoints"))[0].paths
+        for rank, path in parts.items():
+            with safe_open(path / TENSORS, framework="pt") as file:
+                names[kind, rank] = {name for name in file.keys() if name.startswith(("models", "optimizer"))}  # noqa: SIM118
+    assert names["fsdp", 0] == names["fsdp", 1]
+    assert names["ddp", 1] < names["ddp", 0]
+    assert {name.split(".")[-1] for name in names["ddp", 1]} == {"running_mean", "running_var", "num_batches_tracked"}
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])

@@ -19,9 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from surefoot.decide.agreement import copies_of_first
 from surefoot.errors import CheckpointError, UsageError
 from surefoot.interrupts import Interrupts
-from surefoot.keep.checkpoint.loading import Loaded
+from surefoot.keep.checkpoint.loading import Loaded, load_path
+from surefoot.keep.checkpoint.shelf import part_name
+from surefoot.keep.copies import lacks_copies, leave_out_copies, put_copies_in
 from surefoot.keep.position.data import DataPosition
 from surefoot.keep.restoring import check_fits, load_models, load_moments, load_optimizer
 from surefoot.keep.snapshots import SnapshotRing, TrainedState
@@ -95,6 +98,13 @@ class Lifeline:
     ) -> None:
         self._parts, self._state, self._checkpoints, self._lag = parts, state, checkpoints, lag_steps
         self._ranks = ranks
+        self._copies_first = (
+            checkpoints is not None
+            and ranks.place > 0
+            # Those that train together are those that save together: the first of them is rank 0 of the parts.
+            and (checkpoints.rank, checkpoints.world_size) == (ranks.place, ranks.count)
+            and copies_of_first(parts.models, parts.optimizer)
+        )
         self.ring = (
             SnapshotRing(state, recovery.every_steps, recovery.keep, recovery.device_bytes) if recovery else None
         )
@@ -133,6 +143,8 @@ class Lifeline:
 
     def _staged(self) -> Staged:
         tree = self.gather()
+        if self._copies_first:
+            leave_out_copies(tree, self._parts.models)
         return stage(tree, _place_for(tree))
 
     def _hand_on(
@@ -203,11 +215,9 @@ class Lifeline:
         return None
 
     def _loaded(self, step: int) -> Any:
-        assert self._checkpoints is not None
-        try:
-            found = self._checkpoints.load(step)
-        except CheckpointError as error:
-            log.warning("surefoot: the checkpoint of step %d cannot be returned to: %s", step, error)
+        found = self._tried(step)
+        if isinstance(found, Exception):
+            log.warning("surefoot: the checkpoint of step %d cannot be returned to: %s", step, found)
             return None
         return None if found is None else found.tree
 
@@ -304,7 +314,11 @@ class Lifeline:
     def _tried(self, which: Any, without: Collection[int] = ()) -> Loaded | CheckpointError | None:
         assert self._checkpoints is not None
         try:
-            return self._checkpoints.load(which, without=without)
+            found = self._checkpoints.load(which, without=without)
+            if found is not None and lacks_copies(found.tree):
+                first = load_path(found.path.with_name(part_name(found.step, 0)))
+                put_copies_in(found.tree, first.tree)
+            return found
         except CheckpointError as error:
             return error
 

@@ -7,7 +7,7 @@ One small all-reduce per step carries every flag and the loss. It runs on the de
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -29,11 +29,25 @@ def find_group(models: Sequence[nn.Module]) -> dist.ProcessGroup | None:
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return None
     for model in models:
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            return model.process_group
+        for module in model.modules():  # DDP may lie inside, as in torch.compile's wrapper
+            if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+                return module.process_group
         if any(hasattr(parameter, "to_local") for parameter in model.parameters()):
             return dist.group.WORLD
     return None
+
+
+def copies_of_first(models: Sequence[nn.Module], optimizer: Any) -> bool:
+    """Whether every rank holds the same parameters and optimizer state as the first one: plain DDP and nothing else."""
+    trained: set[int] = set()
+    for model in models:
+        if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            return False
+        if model.parameters_to_ignore or getattr(model, "_comm_hooks", None):  # local ones, averages now and then
+            return False
+        trained |= {id(parameter) for parameter in model.parameters() if not hasattr(parameter, "to_local")}
+    plain = type(optimizer).__module__.startswith("torch.optim")  # others may hold a share per rank, as ZeRO does
+    return plain and all(id(p) in trained for group in optimizer.param_groups for p in group["params"])
 
 
 def agree(flags: Tensor, group: dist.ProcessGroup | None) -> Tensor:
@@ -75,6 +89,16 @@ class Ranks:
     """Where the collectives of the group run."""
 
     @property
+    def place(self) -> int:
+        """This process among them."""
+        return 0 if self.group is None else dist.get_rank(self.group)
+
+    @property
+    def count(self) -> int:
+        """How many they are."""
+        return 1 if self.group is None else dist.get_world_size(self.group)
+
+    @property
     def several(self) -> bool:
         """Whether there are others."""
         return self.group is not None
@@ -89,8 +113,7 @@ class Ranks:
 
     def of_first(self, value: int) -> int:
         """What the first rank says, at least -1."""
-        first = self.group is None or dist.get_rank(self.group) == 0
-        return self._highest(value if first else -2)
+        return self._highest(-2 if self.place else value)
 
     def _highest(self, value: int) -> int:
         if self.group is None:
