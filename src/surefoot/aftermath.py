@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from surefoot.errors import TrainingHalted
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from surefoot.decide.agreement import Ranks
     from surefoot.guarded import GuardedOptimizer
     from surefoot.ledger import Ledger
     from surefoot.lifeline import Lifeline
@@ -35,10 +37,10 @@ class Aftermath:
         guarded: GuardedOptimizer,
         ledger: Ledger,
         lag_steps: int,
-        together: bool,
+        ranks: Ranks,
     ) -> None:
         self._models, self._guarded, self.ledger, self._lag_steps = models, guarded, ledger, lag_steps
-        self._together = together  # whether other ranks must be asked before this one stops
+        self._ranks = ranks
         self.lifeline: Lifeline  # set by the stabilizer, whose whole state it saves
         self.steps = 0
         """Optimizer steps so far."""
@@ -74,6 +76,15 @@ class Aftermath:
                 self._account(self._pending.popleft())
             except TrainingHalted as halted:
                 self._halted = self._halted or halted
+
+    def look(self) -> None:
+        """Wait for every step's numbers because somebody wants to see them.
+
+        Not with other ranks: taking a step in may change the learning rate or the weights, and only one rank may be
+        looking. The others would follow some steps later, and the ranks would part.
+        """
+        if not self._ranks.several:
+            self.drain()
 
     def _account(self, numbers: StepNumbers) -> None:
         record = numbers.record()
@@ -118,16 +129,19 @@ class Aftermath:
 
     def _nowhere_to_return(self, record: StepRecord, decision: Decision) -> None:
         reason = f"{decision.reason}, and there is no earlier state to return to"
-        if decision.action != "take_back" and self._guarded.parameters_broken():
+        if decision.action != "take_back" and self._weights_broken():
             self._halt(reason)
         self.ledger.warn_once(record.signals, "recovery.no-state", reason)
 
+    def _weights_broken(self) -> bool:
+        """Whether they are on any rank: what follows from it must be done on all."""
+        return self._ranks.any(self._guarded.parameters_broken())
+
     def _halt(self, reason: str) -> NoReturn:
         incident = self.ledger.incidents[-1]
-        broken = self._guarded.parameters_broken()
         weights = (
             "The weights themselves are not finite: an earlier step broke them with finite gradients."
-            if broken
+            if self._weights_broken()
             else "The weights are those of the last step that was applied."
         )
         message = (
@@ -143,10 +157,13 @@ class Aftermath:
         """Save and leave if a signal came. Ranks leave together, once they know of each other's signals."""
         received = self.lifeline.interrupts.received
         agreed = self._stop_at is not None and self.steps >= self._stop_at
-        if not (agreed if self._together else received is not None):
+        if not (agreed if self._ranks.several else received is not None):
             return
         self.drain()
         self.lifeline.save(self.steps, self.ledger.unrest(), self.ledger.recent_loss())
+        with suppress(RuntimeError):  # a rank that is gone cannot be waited for
+            # Whoever started the ranks may kill the others once the first has left, and they may still be writing.
+            self._ranks.any(False)
         raise SystemExit(128 + (received or signal.SIGTERM))
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,14 +7,15 @@ It works on tensors, without reading one, when steps are decided on the device, 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from surefoot.act.loss_scale import TorchLossScaler
-from surefoot.decide.agreement import agree
+from surefoot.decide.agreement import agree_and_average
+from surefoot.detect.setback import Setback
 from surefoot.observe.tensors import TensorStatistics, total_norm
 from surefoot.state import choose, grown, leaves, on_device, pack, unpack, with_leaves
 from surefoot.types import GradientNorms, Scalar, Signals
@@ -212,7 +213,7 @@ class Judge:
         if self.rules is not None:
             self.rules_state, verdict = self.rules.update(self.rules_state, signals)
             flags = [part.anomalous for part in verdict.parts]
-        flags, notices, overflow = self._agree(flags, self._notices(signals), self._overflow(signals))
+        flags, notices, overflow = self._agree(flags, signals)
         skip = overflow
         for flag in flags:
             skip = skip | flag
@@ -223,14 +224,11 @@ class Judge:
         )
         return skip, overflow, (*flags, *notices)
 
-    def _notices(self, signals: Signals) -> list[Any]:
-        notices: list[Any] = []
-        if self.setback is not None:
-            self.setback_state, verdict = self.setback.update(self.setback_state, signals)
-            notices.append(verdict.anomalous)
-        if self.group is not None:
-            notices.append(self.stop_wanted)
-        return notices
+    def _setback_notice(self, signals: Signals) -> list[Any]:
+        if self.setback is None:
+            return []
+        self.setback_state, verdict = self.setback.update(self.setback_state, signals)
+        return [verdict.anomalous]
 
     def _overflow(self, signals: Signals) -> Any:
         overflow: Any = signals.nonfinite > 0  # type: ignore[operator]
@@ -240,14 +238,24 @@ class Judge:
             overflow = overflow & (abs(signals.loss) < torch.inf)  # type: ignore[operator]
         return overflow
 
-    def _agree(self, flags: list[Any], notices: list[Any], overflow: Any) -> tuple[list[Any], list[Any], Any]:
-        """True where any rank says so."""
+    def _agree(self, flags: list[Any], signals: Signals) -> tuple[list[Any], list[Any], Any]:
+        """Flags and overflow, true where any rank says so, and the notices between them."""
+        overflow = self._overflow(signals)
         if self.group is None:
-            return flags, notices, overflow
-        together = torch.stack([torch.as_tensor(flag, device=self._home) for flag in [*flags, *notices, overflow]])
-        together = agree(together, self.group)
-        *shared, overflow = together.unbind() if self._tensors else together.tolist()
-        return shared[: len(flags)], shared[len(flags) :], overflow
+            return flags, self._setback_notice(signals), overflow
+        # With many ranks there is always one whose batch is hard: whether the model is set back, their mean tells.
+        alone = [] if self._judges_mean else self._setback_notice(signals)
+        told = [*flags, overflow, *alone, self.stop_wanted]
+        shared, mean = agree_and_average(told, signals.loss, self._home, self.group)
+        agreed, loss = (list(shared.unbind()), mean) if self._tensors else (shared.tolist(), float(mean))
+        count = len(flags)
+        together = self._setback_notice(replace(signals, loss=loss)) if self._judges_mean else []
+        return agreed[:count], [*together, *agreed[count + 1 :]], agreed[count]
+
+    @property
+    def _judges_mean(self) -> bool:
+        """Whether the mean loss is all that the setback rule looks at, so that it says the same on every rank."""
+        return isinstance(self.setback, Setback) and self.setback.signal == "loss"
 
     def _clip(self, statistics: TensorStatistics, positions: Tensor | None, skip: Any) -> Tensor | None:
         """The clipper's factor. Its history does not take a refused step in."""

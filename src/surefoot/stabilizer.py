@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.aftermath import Aftermath, settled
-from surefoot.decide.agreement import any_rank, find_group
+from surefoot.decide.agreement import Ranks, find_group
 from surefoot.decide.escalation import Escalation
 from surefoot.decide.recovery import TrainingRecovery
 from surefoot.detect.checker import StabilityChecker
@@ -133,6 +133,7 @@ class TrainingStabilizer:
         on_device = decide_on == "device" or (decide_on == "auto" and self._home.type != "cpu")
         self._precision, self._zero_grad = precision, zero_grad
         group = find_group(models)
+        ranks = Ranks(group, self._home)
         checker = checker or StabilityChecker()
         shapers, clipper = split_clip(clip)
         self._judge = Judge(
@@ -154,15 +155,15 @@ class TrainingStabilizer:
             self._judge.scaler.floor if self._judge.scaler else None,
             self._order.first,
             self._guarded.parameters_broken,
-            lambda flag: any_rank(flag, self._home, group),
+            ranks.any,
         )
         self._window = GradientWindow(models, self._layout, self._judge, self._ledger, group, accumulate, zero_grad)
         lag_steps = lag_steps if on_device else 0
-        self._aftermath = Aftermath(models, self._guarded, self._ledger, lag_steps, together=group is not None)
+        self._aftermath = Aftermath(models, self._guarded, self._ledger, lag_steps, ranks)
         own = OwnState(lambda: self._own_state(live=True), settled_own, self.load_state_dict, self._load_rules)
         parts = RunParts(models, optimizer, scheduler, dict(also_save or {}), own)
         trained = TrainedState(models, optimizer, self._judge.live_states, self._judge.put_back)
-        self._lifeline = self._aftermath.lifeline = Lifeline(parts, trained, checkpoints, recovery, lag_steps)
+        self._lifeline = self._aftermath.lifeline = Lifeline(parts, trained, checkpoints, recovery, lag_steps, ranks)
         self._lifeline.stop_if_asked = self._aftermath.stop_if_asked
         self._own_signals: dict[str, Scalar] = {}
 
@@ -234,6 +235,7 @@ class TrainingStabilizer:
         return self._finish_window() if self._window.close_early() else None
 
     # ---- what happened --------------------------------------------------------------------------------------------
+    # With several processes these are as of `lag_steps` ago, so that a rank may look at them alone.
 
     @property
     def steps(self) -> int:
@@ -243,19 +245,19 @@ class TrainingStabilizer:
     @property
     def incidents(self) -> list[Incident]:
         """What a person should know about, oldest first; the last 200. Waits for numbers still on their way."""
-        self._aftermath.drain()
+        self._aftermath.look()
         return list(self._ledger.incidents)
 
     @property
     def history(self) -> list[StepRecord]:
         """The last 1,000 steps, oldest first, the last 100 with their layers. Waits for numbers still on their way."""
-        self._aftermath.drain()
+        self._aftermath.look()
         return list(self._ledger.history)
 
     @property
     def counts(self) -> dict[str, int]:
         """Steps, applied, skipped, clipped, overflows, alarms. Waits for numbers still on their way."""
-        self._aftermath.drain()
+        self._aftermath.look()
         return dict(self._ledger.counts)
 
     def summary(self) -> str:
@@ -284,7 +286,7 @@ class TrainingStabilizer:
         return self._lifeline.epochs(total)
 
     def restore(self, which: Literal["latest", "good", "best"] | int | Path = "latest") -> int | None:
-        """Load a checkpoint now; returns its step, or `None` if there is none yet."""
+        """Load a checkpoint now; returns its step, or `None` if there is none yet. With several processes, on each."""
         return self._lifeline.restore(which)
 
     def save(self, metric: float | None = None) -> None:

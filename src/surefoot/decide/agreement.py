@@ -1,11 +1,13 @@
 """Ranks agree before anyone acts: what one rank refuses, no rank applies.
 
-One small all-reduce per step carries every flag. It runs on the device's stream, so it is no host sync under NCCL.
+One small all-reduce per step carries every flag and the loss. It runs on the device's stream: no host sync under NCCL.
+`Ranks` is for the rare moments when the host has to know: which checkpoint to load, whether any weights are broken.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor, nn
+
+    from surefoot.types import Scalar
 
 
 def find_group(models: Sequence[nn.Module]) -> dist.ProcessGroup | None:
@@ -25,11 +29,25 @@ def find_group(models: Sequence[nn.Module]) -> dist.ProcessGroup | None:
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return None
     for model in models:
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            return model.process_group
+        for module in model.modules():  # DDP may lie inside, as in torch.compile's wrapper
+            if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+                return module.process_group
         if any(hasattr(parameter, "to_local") for parameter in model.parameters()):
             return dist.group.WORLD
     return None
+
+
+def copies_of_first(models: Sequence[nn.Module], optimizer: Any) -> bool:
+    """Whether every rank holds the same parameters and optimizer state as the first one: plain DDP and nothing else."""
+    trained: set[int] = set()
+    for model in models:
+        if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            return False
+        if model.parameters_to_ignore or getattr(model, "_comm_hooks", None):  # local ones, averages now and then
+            return False
+        trained |= {id(parameter) for parameter in model.parameters() if not hasattr(parameter, "to_local")}
+    plain = type(optimizer).__module__.startswith("torch.optim")  # others may hold a share per rank, as ZeRO does
+    return plain and all(id(p) in trained for group in optimizer.param_groups for p in group["params"])
 
 
 def agree(flags: Tensor, group: dist.ProcessGroup | None) -> Tensor:
@@ -41,9 +59,68 @@ def agree(flags: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     return shared > 0
 
 
-def any_rank(flag: bool, device: torch.device, group: dist.ProcessGroup | None) -> bool:
-    """Whether any rank says so, on the host: waits for the device, so it is for rare moments."""
-    return flag if group is None else bool(agree(torch.tensor([flag], device=device), group))
+def agree_and_average(
+    flags: Sequence[Scalar], value: Scalar | None, device: torch.device, group: dist.ProcessGroup
+) -> tuple[Tensor, Tensor]:
+    """True where any rank says True, and the mean of a value over the ranks that have one; one collective for both.
+
+    Neither waits for the device. The mean is NaN if no rank has the value.
+    """
+    dtype = torch.float64 if device.type == "cpu" else torch.float32
+    numbers = [*flags, 0.0 if value is None else value, float(value is not None)]
+    shared = torch.stack([_placed(number, device, dtype) for number in numbers])
+    dist.all_reduce(shared, group=group)
+    return shared[:-2] > 0, shared[-2] / shared[-1]
+
+
+def _placed(number: Scalar, device: torch.device, dtype: torch.dtype) -> Tensor:
+    if isinstance(number, torch.Tensor):
+        return number.detach().to(device, dtype)
+    return torch.full((), number, dtype=dtype, device=device)  # a fill: `torch.tensor` would sync
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes that train together, asked from the host. Every rank must ask, and each waits for the others."""
+
+    group: dist.ProcessGroup | None
+    """`None` for a process that trains alone: it agrees with itself."""
+    device: torch.device
+    """Where the collectives of the group run."""
+
+    @property
+    def place(self) -> int:
+        """This process among them."""
+        return 0 if self.group is None else dist.get_rank(self.group)
+
+    @property
+    def count(self) -> int:
+        """How many they are."""
+        return 1 if self.group is None else dist.get_world_size(self.group)
+
+    @property
+    def several(self) -> bool:
+        """Whether there are others."""
+        return self.group is not None
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank says so."""
+        return self._highest(int(flag)) > 0
+
+    def same(self, value: int) -> bool:
+        """Whether every rank says the same."""
+        return self._highest(value) == -self._highest(-value)
+
+    def of_first(self, value: int) -> int:
+        """What the first rank says, at least -1."""
+        return self._highest(-2 if self.place else value)
+
+    def _highest(self, value: int) -> int:
+        if self.group is None:
+            return value
+        shared = torch.tensor([value], dtype=torch.int64, device=self.device)
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self.group)
+        return int(shared)
 
 
 def add_up(value: Tensor, group: dist.ProcessGroup | None) -> Tensor:

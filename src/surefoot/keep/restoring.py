@@ -14,7 +14,7 @@ from torch import Tensor
 
 from surefoot.errors import CheckpointError
 from surefoot.keep.checkpoint.tree import local_part
-from surefoot.keep.staging import map_tensors
+from surefoot.keep.staging import map_tensors, sharded_like
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,18 +112,10 @@ def _placed(saved: Any, now: Any, parameter: Tensor) -> Any:
         return now
     # Adam's step count lives on the host unless its kernel is fused or capturable: where torch has put it, it stays.
     device = now.device if isinstance(now, Tensor) else local_part(parameter).device if saved.ndim else saved.device
-    return _sharded_like(parameter, saved.to(device, copy=True))
+    return sharded_like(parameter, saved.to(device, copy=True))
 
 
 def as_gradient(saved: Tensor, parameter: Tensor) -> Tensor:
     """A saved gradient where its parameter is."""
     gradient = saved.to(local_part(parameter).device, copy=True)
-    return _sharded_like(parameter, gradient)
-
-
-def _sharded_like(parameter: Tensor, value: Tensor) -> Tensor:
-    if not hasattr(parameter, "to_local") or value.shape != local_part(parameter).shape:
-        return value
-    from torch.distributed.tensor import DTensor
-
-    return DTensor.from_local(value, parameter.device_mesh, parameter.placements)  # type: ignore[attr-defined]
+    return sharded_like(parameter, gradient)

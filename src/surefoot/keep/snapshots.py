@@ -9,13 +9,14 @@ compiled code, CUDA graphs and references of the user's stay valid.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from surefoot.keep.checkpoint.tree import local_part
-from surefoot.keep.staging import Place, Staged, bytes_of, map_tensors, stage
+from surefoot.keep.staging import Place, Staged, bytes_of, map_tensors, sharded_like, stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -80,11 +81,15 @@ class TrainedState:
             if isinstance(value, Tensor) and isinstance(now, Tensor) and local_part(now).shape == value.shape:
                 yield local_part(now), value
             else:
-                state[key] = map_tensors(value, lambda tensor: tensor.to(parameter.device, copy=True))
+                state[key] = map_tensors(value, partial(_beside, parameter))
 
     def reset_moments(self) -> None:
         """Forget what the optimizer has gathered; the next step starts it anew."""
         self._optimizer.state.clear()
+
+
+def _beside(parameter: Tensor, saved: Tensor) -> Tensor:
+    return sharded_like(parameter, saved.to(parameter.device, copy=True))
 
 
 def _write(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

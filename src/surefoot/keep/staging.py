@@ -138,6 +138,22 @@ def map_leaves(tree: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     return tree
 
 
+def sharded_like(parameter: Tensor, value: Tensor) -> Tensor:
+    """A value that goes with a parameter's shard, as a DTensor like it; of a plain parameter, the value itself."""
+    if not hasattr(parameter, "to_local") or value.shape != local_part(parameter).shape or not value.ndim:
+        return value
+    from torch.distributed.tensor import DTensor
+
+    # Shards may differ in size by rank, so the size of the whole does not follow from this one.
+    return DTensor.from_local(
+        value,
+        parameter.device_mesh,  # type: ignore[attr-defined]
+        parameter.placements,  # type: ignore[attr-defined]
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
 def bytes_of(tree: Any) -> int:
     """How much memory a copy takes."""
     live = _Collector()

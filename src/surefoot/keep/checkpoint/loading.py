@@ -16,6 +16,7 @@ from surefoot.keep.checkpoint.shelf import Shelved, by_metric, look, part_name, 
 from surefoot.keep.checkpoint.storage import read, verify
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
 log = logging.getLogger("surefoot")
@@ -52,9 +53,9 @@ def load_step(place: Path, step: int, rank: int, world_size: int) -> Loaded:
     return _load(steps[step], rank, world_size)
 
 
-def load_first(place: Path, which: str, rank: int, world_size: int) -> Loaded | None:
+def load_first(place: Path, which: str, rank: int, world_size: int, without: Collection[int] = ()) -> Loaded | None:
     """The first that is whole of those asked for; `None` if there is none, `CheckpointError` if all are damaged."""
-    steps = shelves(place)
+    steps = [each for each in shelves(place) if each.step not in without]
     faults = {each.step: each.fault for each in steps if each.fault is not None}
     passed_over = []
     for each in _candidates(whole_ones(steps), which):

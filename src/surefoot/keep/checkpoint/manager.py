@@ -255,12 +255,13 @@ class CheckpointManager:
         best = by_metric(newest_first)[:1]
         return [self._info(each, each in best) for each in newest_first if self.rank in each.paths]
 
-    def load(self, which: Which | int | os.PathLike[str] = "latest") -> Loaded | None:
+    def load(self, which: Which | int | os.PathLike[str] = "latest", *, without: Collection[int] = ()) -> Loaded | None:
         """Read a state back, every byte verified. Waits for one that is being written.
 
         `"latest"` is the newest that is finite, `"good"` the newest that is quiet too, `"best"` the good one with the
         lowest metric. One that turns out to be damaged is passed over with a warning. `None` if there is none of the
-        kind; `CheckpointError` if all are damaged. A step or a path means that one and no other.
+        kind; `CheckpointError` if all are damaged. A step or a path means that one and no other. Steps in `without` are
+        passed over, such as those that another rank cannot read.
         """
         self.wait()
         if isinstance(which, os.PathLike):
@@ -268,7 +269,7 @@ class CheckpointManager:
         elif type(which) is int:
             loaded = load_step(self._place, which, self.rank, self.world_size)
         elif which in ("latest", "good", "best"):
-            loaded = load_first(self._place, str(which), self.rank, self.world_size)
+            loaded = load_first(self._place, str(which), self.rank, self.world_size, without)
         else:
             raise UsageError(
                 f"`which` must be 'latest', 'good', 'best', a step or a pathlib.Path; got {which!r}. "

@@ -1,0 +1,51 @@
+"""What several processes hold alike is saved once.
+
+Under DDP every rank has the same parameters and the same optimizer state. The parts of all ranks but the first leave
+them out, and take them from the first one's part when they are loaded. Buffers stay: BatchNorm's statistics are each
+rank's own until DDP's next forward, and for good with `broadcast_buffers=False`.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from surefoot.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+AS_FIRST = "as in the part of rank 0"
+"""Stands for what was left out."""
+
+
+def leave_out_copies(tree: dict[str, Any], models: Sequence[nn.Module]) -> None:
+    """Keep of the models the buffers alone, and nothing of the optimizer."""
+    for state, model in zip(tree["models"], models, strict=True):
+        for name in [name for name, _ in model.named_parameters(remove_duplicate=False) if name in state]:
+            del state[name]
+    tree["optimizer"] = AS_FIRST
+
+
+def lacks_copies(tree: Any) -> bool:
+    """Whether a loaded state needs the first rank's."""
+    return isinstance(tree, dict) and tree.get("optimizer") == AS_FIRST
+
+
+def put_copies_in(tree: dict[str, Any], first: Any) -> None:
+    """Fill in what was left out. Raises `CheckpointError` if the first rank's part does not have it either."""
+    try:
+        models, own, optimizer = first["models"], tree["models"], first["optimizer"]
+        if optimizer == AS_FIRST or len(models) != len(own):
+            raise ValueError("it is not the first rank's")
+        merged = [copy.copy(state) for state in models]
+        for state, buffers in zip(merged, own, strict=True):
+            state.update(buffers)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            "the part of rank 0 does not hold the models and the optimizer that the part of this rank leaves to it: "
+            f"{error}. Load another step."
+        ) from error
+    tree["models"], tree["optimizer"] = merged, optimizer
