@@ -70,6 +70,18 @@ def what_one_rank_refuses_no_rank_applies(rank: int) -> None:
 
 
 @scenario
+def ranks_agree_when_ddp_lies_inside_a_wrapper(rank: int) -> None:
+    model = nn.Sequential(DistributedDataParallel(net()))
+    stabilizer = sf.TrainingStabilizer(model, torch.optim.SGD(model.parameters(), lr=0.1), accumulate=2)
+    for step in range(8):
+        loss = model(data(rank, step)).square().mean()
+        stabilizer.backward(loss * (math.nan if step == 4 and rank == 1 else 1.0))
+        outcome = stabilizer.step()
+        assert step % 2 == 0 or outcome.skipped == (step == 5)
+    assert same_on_all_ranks(model)
+
+
+@scenario
 def names_are_those_of_the_model_inside_ddp(rank: int) -> None:
     model = DistributedDataParallel(net())
     stabilizer = sf.TrainingStabilizer(model, torch.optim.SGD(model.parameters(), lr=0.1))

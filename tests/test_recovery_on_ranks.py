@@ -12,7 +12,7 @@ import torch.distributed as dist
 from safetensors import safe_open
 
 import rank_scenarios as scenarios
-from rank_scenarios import Ranks, end_of, results
+from rank_processes import Ranks, end_of, results
 from surefoot.keep.checkpoint.shelf import look, whole_ones
 from surefoot.keep.checkpoint.storage import TENSORS
 

@@ -26,12 +26,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from surefoot.decide.agreement import copies_of_first
-from surefoot.errors import CheckpointError, UsageError
+from surefoot.errors import UsageError
+from surefoot.homecoming import NONE, Homecoming
 from surefoot.interrupts import Interrupts
 from surefoot.keep.buffers import infinite_buffers
-from surefoot.keep.checkpoint.loading import Loaded, load_path
-from surefoot.keep.checkpoint.shelf import part_name
-from surefoot.keep.copies import lacks_copies, leave_out_copies, put_copies_in
+from surefoot.keep.copies import leave_out_copies
 from surefoot.keep.position.data import DataPosition
 from surefoot.keep.restoring import check_fits, load_models, load_moments, load_optimizer
 from surefoot.keep.snapshots import SnapshotRing, TrainedState
@@ -39,7 +38,7 @@ from surefoot.keep.staging import Place, Staged, bytes_of, stage
 from surefoot.streams import read_streams, set_streams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import nn
@@ -55,8 +54,6 @@ UNCHECKED = ("stabilizer", "scheduler", "streams", "data")
 
 So may a buffer that was infinite before the first step (a mask, the start of a minimum): that was no accident.
 """
-NONE = -1
-"""Where a step is expected: there is none."""
 ROOM = 1.5
 """How many times the size of a state must be free on a GPU for it to be staged there."""
 
@@ -116,7 +113,7 @@ class Lifeline:
         ranks: Ranks,
     ) -> None:
         self._parts, self._state, self._checkpoints, self._lag = parts, state, checkpoints, lag_steps
-        self._ranks = ranks
+        self._ranks, self._homecoming = ranks, Homecoming(checkpoints, ranks)
         self._copies_first = (
             checkpoints is not None
             and ranks.place > 0
@@ -275,7 +272,7 @@ class Lifeline:
         return None
 
     def _loaded(self, step: int) -> Any:
-        found = self._tried(step)
+        found = self._homecoming.load_here(step)
         if isinstance(found, Exception):
             log.warning("surefoot: the checkpoint of step %d cannot be returned to: %s", step, found)
             return None
@@ -320,8 +317,8 @@ class Lifeline:
                 "there is nothing to resume from: give the stabilizer `checkpoints=CheckpointManager(folder)`."
             )
         self._restored, self._owed = True, None
-        self._check_that_all_save()
-        found = self._choose(which)
+        self._homecoming.check_that_all_save()
+        found = self._homecoming.load(which)
         if found is None:
             return None
         self.apply(found.tree)
@@ -338,62 +335,7 @@ class Lifeline:
         if self._checkpoints is not None:
             self.restore()
         else:
-            self._check_that_all_save()
-
-    def _check_that_all_save(self) -> None:
-        """Without a part of every rank no checkpoint is whole, and a rank that loads alone trains on alone."""
-        count = 0 if self._checkpoints is None else self._checkpoints.world_size
-        if not self._ranks.same(count):
-            here = "none" if self._checkpoints is None else f"one for {count} process(es)"
-            raise UsageError(
-                "every rank must be given the same `checkpoints`, since each saves its own part and all come back "
-                f"together; this rank has {here}, and another does not. Write "
-                "`checkpoints=CheckpointManager(folder)` on all ranks."
-            )
-
-    def _choose(self, which: Any) -> Loaded | None:
-        """Load a checkpoint, the same on every rank: the first rank's choice, if all can read it."""
-        passed_over: set[int] = set()
-        while True:
-            found = self._tried(which, passed_over)
-            if not self._ranks.several:
-                return _raised_or_given(found)
-            step = self._ranks.of_first(NONE if found is None or isinstance(found, Exception) else found.step)
-            if step == NONE:
-                self._refuse_unless_new(found, passed_over)
-                return None
-            if not isinstance(found, Loaded) or found.step != step:
-                found = self._tried(step)
-            if not self._ranks.any(isinstance(found, Exception)):
-                return _raised_or_given(found)
-            passed_over.add(step)
-            if not isinstance(which, str):
-                raise CheckpointError(f"step {step} cannot be loaded on every rank: {_here(found)}")
-            log.warning("surefoot: step %d is passed over, since not every rank can load it: %s", step, _here(found))
-
-    def _tried(self, which: Any, without: Collection[int] = ()) -> Loaded | CheckpointError | None:
-        assert self._checkpoints is not None
-        try:
-            found = self._checkpoints.load(which, without=without)
-            if found is not None and lacks_copies(found.tree):
-                first = load_path(found.path.with_name(part_name(found.step, 0)))
-                put_copies_in(found.tree, first.tree)
-            return found
-        except CheckpointError as error:
-            return error
-
-    def _refuse_unless_new(self, found: Loaded | CheckpointError | None, passed_over: set[int]) -> None:
-        """The first rank has nothing to load. Fine if nobody has; else all stop, or each would train on alone."""
-        if not self._ranks.any(found is not None or bool(passed_over)):
-            return
-        if isinstance(found, Exception):
-            raise found
-        here = f"step {found.step}" if found is not None else "none"
-        tried = f", and {sorted(passed_over)} cannot be read by all" if passed_over else ""
-        raise CheckpointError(
-            f"the ranks do not find the same checkpoints: this one finds {here}{tried}. Another rank may say more in "
-            "its own output. All of them must be given one folder, on a disk that they share."
-        )
+            self._homecoming.check_that_all_save()
 
     def apply(self, tree: dict[str, Any]) -> None:
         """Load the whole run; nothing is changed unless all of it fits."""
@@ -436,16 +378,6 @@ class Lifeline:
         if self._streams is not None:
             set_streams(self._streams)
             self._streams = None
-
-
-def _raised_or_given(found: Loaded | CheckpointError | None) -> Loaded | None:
-    if isinstance(found, Exception):
-        raise found
-    return found
-
-
-def _here(found: object) -> str:
-    return str(found) if isinstance(found, Exception) else "another rank says why in its own output."
 
 
 class Followed:
