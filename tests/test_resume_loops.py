@@ -146,11 +146,16 @@ def test_batches_that_another_thread_draws_ahead_do_not_disturb_a_save(tmp_path:
 
     thread = threading.Thread(target=draw)
     thread.start()
+    weights = []
     while (batch := ahead.get()) is not None:
         run.step(batch)
+        weights.append(run.model.get_parameter("0.weight").detach().clone())
     thread.join()
     run.stabilizer._lifeline._checkpoints.wait()
-    assert sf.CheckpointManager(tmp_path).checkpoints()[0].step == 3 * PASS
+    manager = sf.CheckpointManager(tmp_path)
+    assert manager.checkpoints()
+    for found in manager.checkpoints():
+        assert torch.equal(manager.load(found.step).tree["models"][0]["0.weight"], weights[found.step - 1])
 
 
 def test_a_long_run_goes_on_with_every_number_it_has_noted(tmp_path: Path) -> None:

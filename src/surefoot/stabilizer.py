@@ -282,7 +282,10 @@ class TrainingStabilizer:
         return self._lifeline.follow(loader, epochs)
 
     def epochs(self, total: int) -> Iterator[int]:
-        """The numbers of the epochs that are left, for a loop with work of its own around each pass."""
+        """The numbers of the epochs that are left, for a loop with work of its own around each pass.
+
+        A signal during that work is heard as well; the run stops when the work is done.
+        """
         return self._lifeline.epochs(total)
 
     def restore(self, which: Literal["latest", "good", "best"] | int | Path = "latest") -> int | None:
