@@ -98,6 +98,9 @@ class Aftermath:
             self.buffers.restore(step)
         self.buffers.settle(step)
         decision = self.ledger.account(record)
+        if decision.only_if_moved and not self._ranks.any(self.lifeline.weights_had_moved()):
+            self.ledger.decline_return()
+            return
         self.lr_factor = decision.lr_factor
         if decision.action in ("roll_back", "reset_moments", "take_back"):
             self._go_back(record, decision)

@@ -191,6 +191,12 @@ class Ledger:
             self._escalation_state = self._escalation_state._replace(skips=0.0)
         return replace(advice, lr_factor=decision.lr_factor)
 
+    def decline_return(self) -> None:
+        """The return that was just called for was not made."""
+        assert self.recovery is not None
+        assert self._recovery_state is not None
+        self._recovery_state = self.recovery.decline(self._recovery_state)
+
     @property
     def healthy(self) -> bool:
         """Whether the last step was neither refused nor a setback."""

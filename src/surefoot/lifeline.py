@@ -154,6 +154,8 @@ class Lifeline:
         if self.ring is not None and healthy:
             self.ring.settle()
             self.ring.take_if_due(step)
+        elif self.ring is not None:
+            self.ring.note_trouble(step)
         if self._checkpoints is None:
             return
         while self._waiting and self._waiting[0].owed.step + self._lag <= step:
@@ -244,6 +246,10 @@ class Lifeline:
         return next((found.path for found in self._checkpoints.checkpoints() if found.step == step), None)
 
     # ---- going back to earlier weights ----------------------------------------------------------------------------
+
+    def weights_had_moved(self) -> bool:
+        """Whether the weights had moved further than training usually takes them, when the trouble under way began."""
+        return self.ring is None or self.ring.had_moved()
 
     def return_to(self, before: int, tried: int, keep_present: bool) -> str | None:
         """Write earlier weights back; says where to, or `None` if there is nothing to return to."""

@@ -189,6 +189,8 @@ class Decision:
     """What the learning rate is multiplied by from here on, the user's schedule left as it is."""
     before: int | None = None
     """For a return: the step that the state returned to must be older than."""
+    only_if_moved: bool = False
+    """For a return: whether it is called for only if the weights had moved further than they usually do."""
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,38 @@ def test_refusals_that_go_on_after_a_return_lead_to_an_older_state():
     assert found == {4: "roll_back", 7: "roll_back", 10: "roll_back"}
 
 
+def test_a_return_is_made_only_if_the_weights_have_moved_unless_there_is_no_other_way():
+    recovery = sf.TrainingRecovery()
+    assert decisions(recovery, [SETBACK] * 10)[-1].only_if_moved
+    assert decisions(recovery, [REFUSED] * 5)[-1].only_if_moved
+    assert not decisions(recovery, [BROKEN])[-1].only_if_moved
+    assert not decisions(recovery, [REFUSED] * 8)[-1].only_if_moved  # the second of two in a row
+
+
+def test_a_return_that_was_declined_costs_nothing_and_the_next_needs_more_patience():
+    recovery, state = sf.TrainingRecovery(), sf.TrainingRecovery().init()
+    due = []
+    for step in range(60):
+        state, decision = recovery.update(state, step, setback=True)
+        if decision.action == "roll_back":
+            due.append(step)
+            state = recovery.decline(state)
+            assert recovery.update(state, step + 1)[1].lr_factor == 1.0
+    assert due == [9, 49]
+
+
+def test_refusals_without_end_lead_back_although_the_weights_have_not_moved():
+    recovery, state = sf.TrainingRecovery(), sf.TrainingRecovery().init()
+    sure = []
+    for step in range(30):
+        state, decision = recovery.update(state, step, refused=True)
+        if decision.action == "roll_back":
+            sure.append(not decision.only_if_moved)
+            if decision.only_if_moved:
+                state = recovery.decline(state)
+    assert sure[:2] == [False, True]
+
+
 def test_one_healthy_step_settles_a_return():
     assert actions(sf.TrainingRecovery(), [SETBACK] * 10 + [HEALTHY] + [SETBACK] * 9) == {9: "roll_back"}
 

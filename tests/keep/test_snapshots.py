@@ -155,3 +155,76 @@ def test_a_settled_return_cannot():
     ring.return_to(0, 0, keep_present=True)
     ring.settle()
     assert not ring.take_back()
+
+
+def damaged(run, value=30.0):
+    with torch.no_grad():
+        run.model[2].bias += value
+
+
+def test_weights_that_train_on_have_not_moved_unusually_and_damaged_ones_have():
+    run = Run()
+    ring = SnapshotRing(run.state, every_steps=10, keep=2, device_bytes=None)
+    for step in (10, 20):
+        run.train(10)
+        ring.take(step)
+    run.train(15)
+    ring.note_trouble(35)
+    assert not ring.had_moved()
+    ring.settle()
+    damaged(run)
+    ring.note_trouble(35)
+    assert ring.had_moved()
+
+
+def test_what_happens_after_the_trouble_began_is_not_counted():
+    """A harder task has larger gradients, and they move the weights further."""
+    run = Run()
+    ring = SnapshotRing(run.state, 10, 2, None)
+    for step in (10, 20):
+        run.train(10)
+        ring.take(step)
+    run.train(5)
+    ring.note_trouble(25)
+    damaged(run)
+    ring.note_trouble(26)
+    assert not ring.had_moved()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_have_moved(value):
+    run = Run()
+    ring = SnapshotRing(run.state, 1, 2, None)
+    for step in (1, 2):
+        run.train(1)
+        ring.take(step)
+    damaged(run, value)
+    ring.note_trouble(3)
+    assert ring.had_moved()
+
+
+def test_without_two_states_there_is_no_telling():
+    run = Run()
+    ring = SnapshotRing(run.state, 1, 2, None)
+    assert ring.had_moved()
+    ring.take(1)
+    run.train(1)
+    ring.note_trouble(2)
+    assert ring.had_moved()
+
+
+def test_what_is_usual_is_remembered_when_a_return_has_left_one_state():
+    run = Run()
+    ring = SnapshotRing(run.state, 10, 2, None)
+    for step in (10, 20):
+        run.train(10)
+        ring.take(step)
+    run.train(5)
+    ring.note_trouble(25)
+    assert not ring.had_moved()
+    ring.return_to(15, 0, keep_present=False)
+    assert ring.steps == [10]
+    ring.settle()
+    run.train(5)
+    ring.note_trouble(15)
+    assert not ring.had_moved()

@@ -8,14 +8,17 @@ smaller learning rate. The cut compounds over attempts and is lifted step by ste
 is the cause only now and then, and a run that learns at half its rate for good is harmed too. Attempts come back more
 slowly than the rate does, so that trouble that returns with it is met with a deeper cut.
 
-Was it the weights? The first steps after a return tell. If the loss of the earlier weights is just as high, the data
-have changed and the weights were never to blame: the return is taken back, nothing is lost but those few steps, and the
-next return needs more patience. If steps are refused as before, the state was bad already, and an older one is tried.
+Was it the weights? Whatever damages them moves them further than training does in as many steps, and a new data set, a
+harder task or a run of bad batches does not. So a return is declined if the weights had moved as usual when the trouble
+began, unless they are not finite or steps go on being refused. The first steps after a return tell, too: if the loss of
+the earlier weights is just as high, the weights were never to blame, and the return is taken back at the cost of those
+few steps. Either way the next return needs more patience. If steps are refused as before, the state was bad already,
+and an older one is tried.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from surefoot.errors import require
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 TRIAL_STEPS = 3
 """Unhealthy steps right after a return, without a healthy one between, that show it was no help."""
 DOUBT_FACTOR = 4
-"""What a return that had to be taken back multiplies the patience by."""
+"""What a return that was declined or had to be taken back multiplies the patience by."""
 
 
 class RecoveryState(NamedTuple):
@@ -50,7 +53,7 @@ class RecoveryState(NamedTuple):
     trial: int = 0
     """How many unhealthy steps more show that the last return was no help; 0 once that is settled."""
     doubts: int = 0
-    """Returns that had to be taken back, less those a calm stretch has forgiven."""
+    """Returns that were declined or taken back, less those a calm stretch has forgiven."""
 
 
 @dataclass(frozen=True)
@@ -139,8 +142,8 @@ class TrainingRecovery:
     def _is_due(self, state: RecoveryState) -> bool:
         if state.tried:
             return state.trial == 0
-        patient = self.patience_steps * DOUBT_FACTOR**state.doubts
-        return state.unhealthy >= patient or state.refused >= self.patience_refused
+        doubt = int(DOUBT_FACTOR**state.doubts)
+        return state.unhealthy >= self.patience_steps * doubt or state.refused >= self.patience_refused * doubt
 
     def _go_back(self, state: RecoveryState, broken: bool, reason: str) -> tuple[RecoveryState, Decision]:
         if state.attempts >= self.attempts:
@@ -149,16 +152,23 @@ class TrainingRecovery:
             return state, self._decision("halt" if hopeless else "none", state, reason)
         resets = self.first == "reset_moments" and not state.tried and not broken
         before = state.onset - self.margin_steps
+        # Steps that go on being refused lead nowhere, wherever the weights are.
+        sure = broken or state.tried > 0 or (state.doubts > 0 and state.refused > 0)
         attempts = state.attempts + 1
         state = state._replace(
             attempts=attempts, cuts=attempts, tried=state.tried + 1, trial=TRIAL_STEPS, unhealthy=0, refused=0
         )
-        return state, self._decision("reset_moments" if resets else "roll_back", state, reason, before)
+        decision = self._decision("reset_moments" if resets else "roll_back", state, reason, before)
+        return state, replace(decision, only_if_moved=not sure)
+
+    def decline(self, state: RecoveryState) -> RecoveryState:
+        """The state before a return that was called for and not made: the weights had not moved."""
+        attempts = max(state.attempts - 1, 0)
+        return RecoveryState(attempts=attempts, cuts=min(state.cuts, attempts), doubts=state.doubts + 1)
 
     def _take_back(self, state: RecoveryState) -> tuple[RecoveryState, Decision]:
         """The loss of the earlier weights is as high: it is the data."""
-        attempts = max(state.attempts - 1, 0)
-        state = RecoveryState(attempts=attempts, cuts=min(state.cuts, attempts), doubts=state.doubts + 1)
+        state = self.decline(state)
         reason = "the loss of the earlier weights is just as high, so the data have changed and not the model"
         return state, self._decision("take_back", state, reason)
 

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+UNUSUAL = 2.0
+"""How many times further than usual the weights must have moved, all together, to be damaged rather than trained …"""
+UNUSUAL_ALONE = 20.0
+"""… or one of them, since a single one moves less evenly."""
 SHARE_OF_DEVICE = 0.1
 """How much of a GPU's memory snapshots take if nothing else is said."""
 
@@ -83,6 +87,21 @@ class TrainedState:
             else:
                 state[key] = map_tensors(value, partial(_beside, parameter))
 
+    @torch.no_grad()
+    def distances(self, tree: dict[str, Any], other: dict[str, Any] | None = None) -> Tensor:
+        """How far each trained parameter is from one state to another, or to where it is now. Reads nothing."""
+        trained = {id(parameter) for parameter in self._parameters()}
+        live = self._tensors()
+        now = live if other is None else other["tensors"]
+        home = local_part(live[0]).device
+        gone = []
+        for a, b, tensor in zip(tree["tensors"], now, live, strict=True):
+            if id(tensor) in trained and (a.is_floating_point() or a.is_complex()):
+                here = local_part(tensor).device
+                apart = local_part(b).to(here, non_blocking=True) - a.to(here, non_blocking=True)
+                gone.append(torch.linalg.vector_norm(apart, dtype=_wide(apart.dtype)).to(home, torch.float64))
+        return torch.stack(gone)
+
     def reset_moments(self) -> None:
         """Forget what the optimizer has gathered; the next step starts it anew."""
         self._optimizer.state.clear()
@@ -90,6 +109,11 @@ class TrainedState:
 
 def _beside(parameter: Tensor, saved: Tensor) -> Tensor:
     return sharded_like(parameter, saved.to(parameter.device, copy=True))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """At least fp32."""
+    return dtype if dtype in (torch.float64, torch.complex64, torch.complex128) else torch.float32
 
 
 def _write(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
@@ -119,6 +143,8 @@ class SnapshotRing:
         self._spare: list[Staged] = []
         self._abandoned: Staged | None = None
         self._place: Place | None = None
+        self._at_onset: tuple[int, Tensor] | None = None
+        self._usual: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -147,6 +173,33 @@ class SnapshotRing:
         """Make the device finish the last copy before what is launched next."""
         if self._kept and self._place == "pinned":
             self._kept[-1].staged.hold_updates()
+
+    def note_trouble(self, step: int) -> None:
+        """The run is not healthy: if it was until now, note how far its weights have moved. Reads nothing."""
+        if self._at_onset is None and self._kept:
+            last = self._kept[-1]
+            moved = self._state.distances(last.staged.tree) / max(step - last.step, 1)
+            self._at_onset = (last.step, moved)
+
+    def had_moved(self) -> bool:
+        """Whether the weights had moved unusually far, each step, when the trouble began. Waits for the device.
+
+        What is usual, the two states before it tell, or did when there last were two. Without them: yes, there is no
+        telling otherwise. Steps that pull in one direction take the weights as far as there are steps, others less far.
+        """
+        if self._at_onset is None:
+            return True
+        last_step, moved = self._at_onset
+        known = [snapshot for snapshot in self._kept if snapshot.step <= last_step]
+        if len(known) >= 2:
+            earlier, later = known[-2:]
+            self._usual = self._state.distances(later.staged.tree, earlier.staged.tree) / (later.step - earlier.step)
+        if self._usual is None:
+            return True
+        all_together, usual = torch.linalg.vector_norm(moved), torch.linalg.vector_norm(self._usual)
+        # One that hardly ever moves, such as a row that is seldom used, is measured by the others.
+        alone = moved > UNUSUAL_ALONE * self._usual.clamp(min=float(usual) / len(self._usual) ** 0.5)
+        return not bool(all_together <= UNUSUAL * usual) or bool(alone.any())
 
     def return_to(self, before: int, tried: int, keep_present: bool) -> int | None:
         """Write back the newest state older than `before`, or one older for each that was `tried`.
@@ -181,10 +234,11 @@ class SnapshotRing:
     def clear(self) -> None:
         """Drop every state."""
         self._kept, self._spare, self._abandoned = [], [], None
+        self._at_onset = self._usual = None
 
     def settle(self) -> None:
-        """The last return was right: what it left behind is not needed."""
-        self._abandoned = None
+        """The run is healthy: what the last return left behind is not needed."""
+        self._abandoned = self._at_onset = None
 
     def _choose_place(self, tree: Any) -> Place:
         devices = {tensor.device for tensor in tree["tensors"] if tensor.device.type == "cuda"}
