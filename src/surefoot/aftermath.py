@@ -98,7 +98,9 @@ class Aftermath:
             self.buffers.restore(step)
         self.buffers.settle(step)
         decision = self.ledger.account(record)
-        if decision.only_if_moved and not self._ranks.any(self.lifeline.weights_had_moved()):
+        if decision.only_if_moved and not self._ranks.any(
+            self.lifeline.weights_had_moved(self.ledger.typical_gradient)
+        ):
             self.ledger.decline_return()
             return
         self.lr_factor = decision.lr_factor

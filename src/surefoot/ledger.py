@@ -207,6 +207,15 @@ class Ledger:
         """How many states were returned to since the last healthy step, the one now called for included."""
         return 0 if self._recovery_state is None else self._recovery_state.tried
 
+    def typical_gradient(self, first: int, end: int) -> float:
+        """Median gradient norm of the steps from `first` up to `end` that were applied; 0 if there were none."""
+        norms = sorted(
+            record.signals.grad_norm
+            for record in self.history
+            if first <= record.signals.step < end and not record.skipped and record.signals.grad_norm is not None
+        )
+        return float(norms[len(norms) // 2]) if norms else 0.0
+
     def recent_loss(self) -> float | None:
         """Mean loss of the last applied steps; `None` if there is none."""
         losses = [r.signals.loss for r in list(self.history)[-RECENT_STEPS:] if not r.skipped]

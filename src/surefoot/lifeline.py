@@ -124,6 +124,7 @@ class Lifeline:
         self.ring = (
             SnapshotRing(state, recovery.every_steps, recovery.keep, recovery.device_bytes) if recovery else None
         )
+        self._margin = recovery.margin_steps if recovery else None
         self.position = DataPosition()
         self.interrupts = Interrupts(checkpoints.signals if checkpoints else ())
         self._waiting: deque[_Waiting] = deque()
@@ -154,8 +155,8 @@ class Lifeline:
         if self.ring is not None and healthy:
             self.ring.settle()
             self.ring.take_if_due(step)
-        elif self.ring is not None:
-            self.ring.note_trouble(step)
+        elif self.ring is not None and self._margin is not None:
+            self.ring.note_trouble(step, step - self._lag - 1 - self._margin)
         if self._checkpoints is None:
             return
         while self._waiting and self._waiting[0].owed.step + self._lag <= step:
@@ -247,9 +248,9 @@ class Lifeline:
 
     # ---- going back to earlier weights ----------------------------------------------------------------------------
 
-    def weights_had_moved(self) -> bool:
+    def weights_had_moved(self, typical_gradient: Callable[[int, int], float]) -> bool:
         """Whether the weights had moved further than training usually takes them, when the trouble under way began."""
-        return self.ring is None or self.ring.had_moved()
+        return self.ring is None or self.ring.had_moved(typical_gradient)
 
     def return_to(self, before: int, tried: int, keep_present: bool) -> str | None:
         """Write earlier weights back; says where to, or `None` if there is nothing to return to."""

@@ -8,6 +8,7 @@ compiled code, CUDA graphs and references of the user's stay valid.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,11 @@ UNUSUAL = 2.0
 """How many times further than usual the weights must have moved, all together, to be damaged rather than trained …"""
 UNUSUAL_ALONE = 20.0
 """… or one of them, since a single one moves less evenly."""
+GROWTH = 10.0
+"""How many times further than usual the weights may move at most because the gradients are larger."""
+LEAST = 1e-3
+"""… and how far each step, as a share of the norm of all weights: where they hardly ever moved, any move is unusual."""
+CHUNK_ENTRIES = 1 << 24
 SHARE_OF_DEVICE = 0.1
 """How much of a GPU's memory snapshots take if nothing else is said."""
 
@@ -88,19 +94,24 @@ class TrainedState:
                 state[key] = map_tensors(value, partial(_beside, parameter))
 
     @torch.no_grad()
-    def distances(self, tree: dict[str, Any], other: dict[str, Any] | None = None) -> Tensor:
-        """How far each trained parameter is from one state to another, or to where it is now. Reads nothing."""
+    def moved_since(self, tree: dict[str, Any]) -> Tensor:
+        """How far each trained parameter is from where it was in a copied tree. Reads nothing off a device."""
         trained = {id(parameter) for parameter in self._parameters()}
         live = self._tensors()
-        now = live if other is None else other["tensors"]
-        home = local_part(live[0]).device
-        gone = []
-        for a, b, tensor in zip(tree["tensors"], now, live, strict=True):
-            if id(tensor) in trained and (a.is_floating_point() or a.is_complex()):
-                here = local_part(tensor).device
-                apart = local_part(b).to(here, non_blocking=True) - a.to(here, non_blocking=True)
-                gone.append(torch.linalg.vector_norm(apart, dtype=_wide(apart.dtype)).to(home, torch.float64))
-        return torch.stack(gone)
+        pairs = [
+            (local_part(now), then)
+            for now, then in zip(live, tree["tensors"], strict=True)
+            if id(now) in trained and (then.is_floating_point() or then.is_complex())
+        ]
+        home = pairs[0][0].device
+        norms = [norm.to(home, torch.float64) for chunk in _chunks(pairs) for norm in _norms_apart(chunk)]
+        return torch.stack(norms)
+
+    def norm_of(self, tree: dict[str, Any]) -> float:
+        """Norm of the parameters in a copied tree. Waits for the device."""
+        trained = {id(parameter) for parameter in self._parameters()}
+        kept = [then for now, then in zip(self._tensors(), tree["tensors"], strict=True) if id(now) in trained]
+        return math.hypot(*(float(torch.linalg.vector_norm(each.double())) for each in kept))
 
     def reset_moments(self) -> None:
         """Forget what the optimizer has gathered; the next step starts it anew."""
@@ -111,9 +122,32 @@ def _beside(parameter: Tensor, saved: Tensor) -> Tensor:
     return sharded_like(parameter, saved.to(parameter.device, copy=True))
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """At least fp32."""
-    return dtype if dtype in (torch.float64, torch.complex64, torch.complex128) else torch.float32
+def _chunks(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Pairs of one kind together, as many as fit in a bounded piece of memory."""
+    chunk: list[tuple[Tensor, Tensor]] = []
+    for pair in pairs:
+        kind = (pair[0].device, pair[0].dtype)
+        if chunk and (
+            kind != (chunk[0][0].device, chunk[0][0].dtype)
+            or sum(now.numel() for now, _ in chunk) + pair[0].numel() > CHUNK_ENTRIES
+        ):
+            yield chunk
+            chunk = []
+        chunk.append(pair)
+    if chunk:
+        yield chunk
+
+
+def _norms_apart(chunk: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """The norm of the difference of each pair, in fp32 at least."""
+    now = [now for now, _ in chunk]
+    then = [then.to(now.device, non_blocking=True) for now, then in chunk]
+    apart = list(torch._foreach_sub(now, then))
+    if apart[0].is_complex():
+        apart = [torch.view_as_real(each) for each in apart]
+    if apart[0].dtype in (torch.float16, torch.bfloat16):
+        apart = [each.float() for each in apart]
+    return list(torch._foreach_norm(apart))
 
 
 def _write(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
@@ -132,6 +166,8 @@ class Snapshot:
 
     step: int
     staged: Staged
+    moved: Tensor | None
+    """How far each parameter moved in a step on the way here from the snapshot before; `None` if nobody measured."""
 
 
 class SnapshotRing:
@@ -143,8 +179,7 @@ class SnapshotRing:
         self._spare: list[Staged] = []
         self._abandoned: Staged | None = None
         self._place: Place | None = None
-        self._at_onset: tuple[int, Tensor] | None = None
-        self._usual: Tensor | None = None
+        self._at_onset: tuple[Snapshot, int, Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -164,42 +199,57 @@ class SnapshotRing:
         tree = self._state.tree()
         if self._place is None:
             self._place = self._choose_place(tree)
+        moved = self._moved_by(step)
         if len(self._kept) >= self._keep:
             self._spare.append(self._kept.pop(0).staged)
         staged = stage(tree, self._place, self._spare.pop() if self._spare else None)
-        self._kept.append(Snapshot(step, staged))
+        self._kept.append(Snapshot(step, staged, moved))
+
+    def _moved_by(self, step: int) -> Tensor | None:
+        """How far the weights moved in a step since the last snapshot; not measured where that would be slow."""
+        if not self._kept or step <= self._kept[-1].step:
+            return None
+        last = self._kept[-1]
+        if self._place == "pinned":  # a copy of all weights over the bus: what was usual once will do
+            if last.moved is not None:
+                return last.moved
+            last.staged.wait()
+        return self._state.moved_since(last.staged.tree) / (step - last.step)
 
     def hold_updates(self) -> None:
         """Make the device finish the last copy before what is launched next."""
         if self._kept and self._place == "pinned":
             self._kept[-1].staged.hold_updates()
 
-    def note_trouble(self, step: int) -> None:
-        """The run is not healthy: if it was until now, note how far its weights have moved. Reads nothing."""
-        if self._at_onset is None and self._kept:
-            last = self._kept[-1]
-            moved = self._state.distances(last.staged.tree) / max(step - last.step, 1)
-            self._at_onset = (last.step, moved)
+    def note_trouble(self, step: int, before: int) -> None:
+        """The run is not healthy: if it was until now, note how far the weights have moved. Reads nothing.
 
-    def had_moved(self) -> bool:
+        They are compared with the last state older than `before`: a younger one may carry the damage.
+        """
+        old_enough = [snapshot for snapshot in self._kept if snapshot.step <= before]
+        if self._at_onset is None and old_enough:
+            last = old_enough[-1]
+            self._at_onset = (last, step, self._state.moved_since(last.staged.tree) / max(step - last.step, 1))
+
+    def had_moved(self, typical_gradient: Callable[[int, int], float]) -> bool:
         """Whether the weights had moved unusually far, each step, when the trouble began. Waits for the device.
 
-        What is usual, the two states before it tell, or did when there last were two. Without them: yes, there is no
-        telling otherwise. Steps that pull in one direction take the weights as far as there are steps, others less far.
+        What is usual is what they moved before, and more where the gradients have grown since, up to `GROWTH` times: a
+        task that has just begun to teach something moves them further. `typical_gradient` tells the norm over a range
+        of steps. Where nobody measured what is usual: yes, there is no telling otherwise.
         """
-        if self._at_onset is None:
+        if self._at_onset is None or self._at_onset[0].moved is None:
             return True
-        last_step, moved = self._at_onset
-        known = [snapshot for snapshot in self._kept if snapshot.step <= last_step]
-        if len(known) >= 2:
-            earlier, later = known[-2:]
-            self._usual = self._state.distances(later.staged.tree, earlier.staged.tree) / (later.step - earlier.step)
-        if self._usual is None:
-            return True
-        all_together, usual = torch.linalg.vector_norm(moved), torch.linalg.vector_norm(self._usual)
+        last, onset, moved = self._at_onset
+        usual: Tensor = last.moved  # type: ignore[assignment]
+        before, after = typical_gradient(last.step - self._every, last.step), typical_gradient(last.step, onset)
+        growth = min(max(after / before, 1.0), GROWTH) if before > 0 else GROWTH
+        all_usual, all_moved = growth * torch.linalg.vector_norm(usual), torch.linalg.vector_norm(moved)
+        if bool(all_usual == 0) or bool(all_moved <= LEAST * self._state.norm_of(last.staged.tree)):
+            return False
         # One that hardly ever moves, such as a row that is seldom used, is measured by the others.
-        alone = moved > UNUSUAL_ALONE * self._usual.clamp(min=float(usual) / len(self._usual) ** 0.5)
-        return not bool(all_together <= UNUSUAL * usual) or bool(alone.any())
+        alone = moved > growth * UNUSUAL_ALONE * usual.clamp(min=float(all_usual) / len(usual) ** 0.5)
+        return not bool(all_moved <= UNUSUAL * all_usual) or bool(alone.any())
 
     def return_to(self, before: int, tried: int, keep_present: bool) -> int | None:
         """Write back the newest state older than `before`, or one older for each that was `tried`.
@@ -234,7 +284,7 @@ class SnapshotRing:
     def clear(self) -> None:
         """Drop every state."""
         self._kept, self._spare, self._abandoned = [], [], None
-        self._at_onset = self._usual = None
+        self._at_onset = None
 
     def settle(self) -> None:
         """The run is healthy: what the last return left behind is not needed."""
