@@ -40,6 +40,8 @@ bench: $(READY)
 	$(BIN)/python benchmarks/false_alarms.py
 	$(BIN)/python benchmarks/guarded_step.py
 	$(BIN)/python benchmarks/locate.py
+	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/checkpoint_stall.py
 
 torture: $(READY)
 	$(BIN)/python benchmarks/torture.py
