@@ -140,7 +140,8 @@ def fault(what: str, step: int, model: nn.Module, x: Tensor, y: Tensor) -> None:
         weight.mul_(-20)
     if what == "nan-weight" and since == 0:
         weight.fill_(torch.nan)
-    if (what == "batch" and since == 0) or (what == "burst" and 0 <= since < 8) or (what == "endless" and since >= 0):
+    lasts = {"batch": 1, "burst": 8, "long burst": 32, "endless": 1_000}
+    if 0 <= since < lasts.get(what, 0):
         x[0] = torch.nan
     if what == "spike" and since == 0:
         y.mul_(1e4)
@@ -244,13 +245,16 @@ def hard_batches(rank: int, folder: Path, lag: bool, signal_name: str = "loss") 
     model = DistributedDataParallel(nn.Linear(4, 1))
     stabilizer = sf.TrainingStabilizer(
         model,
-        torch.optim.SGD(model.parameters(), lr=0.0),
+        torch.optim.SGD(model.parameters(), lr=0.01),
         checker=sf.StabilityChecker(spike=None, explosion=None, setback=sf.Setback(signal=signal_name)),
         recovery=sf.TrainingRecovery(every_steps=10),
         decide_on="device" if lag else "host",
     )
     for step in range(110):
         level = 10.0 if step < 5 else 4.5 if step >= 80 and step % 2 == rank else 1.0
+        if step == 80 and signal_name != "loss":  # without damage there is nothing to return from
+            with torch.no_grad():
+                model.module.weight.add_(50.0)
         output = model(torch.ones(2, 4)).mean()
         stabilizer.observe(level=level)
         stabilizer.backward(output - output.detach() + level)

@@ -97,8 +97,8 @@ FAULTS = {
     "nan-weight": "roll_back",
     "batch": None,
     "spike": None,
-    "burst": "roll_back",
-    "other-data": "take_back",
+    "burst": None,  # skipped, and the weights are where they should be
+    "other-data": None,
 }
 
 
@@ -123,7 +123,7 @@ def test_a_sharded_model_returns_to_shards_in_memory(ranks, tmp_path):
 
 
 def test_moments_of_shards_come_back_after_they_were_cleared(ranks, tmp_path):
-    assert ranks.play(scenarios.meet, tmp_path, what="burst", kind="fsdp", first="reset_moments") == [0, 0]
+    assert ranks.play(scenarios.meet, tmp_path, what="long burst", kind="fsdp", first="reset_moments") == [0, 0]
     one, other = results(tmp_path)
     assert [action for _, action, _ in one["actions"]][:2] == ["reset_moments", "roll_back"]
     assert one["actions"] == other["actions"]

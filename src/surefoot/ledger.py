@@ -205,7 +205,7 @@ class Ledger:
     @property
     def returns_tried(self) -> int:
         """How many states were returned to since the last healthy step, the one now called for included."""
-        return 0 if self._recovery_state is None else self._recovery_state.tried
+        return 0 if self._recovery_state is None else self._recovery_state.returned
 
     def typical_gradient(self, first: int, end: int) -> float:
         """Median gradient norm of the steps from `first` up to `end` that were applied; 0 if there were none."""

@@ -131,9 +131,6 @@ def test_the_size_that_fits_is_remembered_also_by_a_resumed_run():
     resumed.load_state_dict(stabilizer.state_dict())
     resumed.run_microbatches(loss_of(other), rows(10))
     assert other[2].tried == [4, 3, 3]
-    old = stabilizer.state_dict()
-    del old["row_limit"]
-    stabilized(net()).load_state_dict(old)  # written before there was one
 
 
 def test_pieces_that_are_done_stay_done():

@@ -43,7 +43,11 @@ class RecoveryState(NamedTuple):
     onset: int = -1
     """The first step of the trouble under way; -1 for none."""
     tried: int = 0
-    """States that were returned to without a healthy step since."""
+    """Attempts without a healthy step since."""
+    returned: int = 0
+    """Those among them that returned to an earlier state."""
+    by_refusal: bool = False
+    """Whether refused steps led to the last return, and not a loss that stayed high."""
     attempts: int = 0
     """Returns that a calm stretch has not given back yet."""
     cuts: int = 0
@@ -121,8 +125,7 @@ class TrainingRecovery:
             trial=max(state.trial - 1, 0),
             calm=0,
         )
-        returned = state.tried > (self.first == "reset_moments")
-        if returned and state.trial == 0 and not refused and not broken:
+        if state.returned and state.trial == 0 and not state.by_refusal and not broken:
             return self._take_back(state)
         if not (broken or self._is_due(state)):
             return state, self._decision("none", state)
@@ -156,7 +159,14 @@ class TrainingRecovery:
         sure = broken or state.tried > 0 or (state.doubts > 0 and state.refused > 0)
         attempts = state.attempts + 1
         state = state._replace(
-            attempts=attempts, cuts=attempts, tried=state.tried + 1, trial=TRIAL_STEPS, unhealthy=0, refused=0
+            attempts=attempts,
+            cuts=attempts,
+            tried=state.tried + 1,
+            returned=state.returned + (not resets),
+            by_refusal=broken or state.by_refusal or state.refused >= self.patience_refused,
+            trial=TRIAL_STEPS,
+            unhealthy=0,
+            refused=0,
         )
         decision = self._decision("reset_moments" if resets else "roll_back", state, reason, before)
         return state, replace(decision, only_if_moved=not sure)

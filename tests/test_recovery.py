@@ -1,0 +1,216 @@
+"""`TrainingRecovery` in a training loop: what is damaged is left behind, and what is not is left alone."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import surefoot as sf
+
+STEPS = 240
+FAULT_AT = 120
+
+
+class Loop:
+    """A small regression whose loop can be tampered with at any step."""
+
+    def __init__(self, optimizer="adamw", seed=0, **settings):
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))
+        make = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[optimizer]
+        self.optimizer = make(self.model.parameters(), lr=0.01 if optimizer == "adamw" else 0.05)
+        settings.setdefault("recovery", sf.TrainingRecovery())
+        self.stabilizer = sf.TrainingStabilizer(self.model, self.optimizer, **settings)
+
+    def batch(self, step):
+        x = torch.randn(32, 6, generator=torch.Generator().manual_seed(step))
+        return x, x.sum(1, keepdim=True).sin()
+
+    def run(self, tamper=lambda step, x, y: None, before_step=lambda step: None, steps=STEPS):
+        for step in range(steps):
+            x, y = self.batch(step)
+            with torch.no_grad():
+                tamper(step, x, y)
+            self.stabilizer.backward((self.model(x) - y).square().mean())
+            before_step(step)
+            self.stabilizer.step()
+        return self
+
+    @property
+    def actions(self):
+        return [incident.action for incident in self.stabilizer.incidents if incident.kind == "recovery"]
+
+    def final_loss(self):
+        with torch.no_grad():
+            return sum(float((self.model(x) - y).square().mean()) for x, y in map(self.batch, range(-20, 0))) / 20
+
+
+MOST_LOST = 60
+"""Steps a fault may cost: those since the state returned to, those that were unhealthy, those at a smaller rate."""
+
+
+@pytest.fixture(scope="module")
+def clean():
+    """The loss of a run without the fault and without so many steps."""
+    return {kind: Loop(kind).run(steps=STEPS - MOST_LOST).final_loss() for kind in ("adamw", "sgd")}
+
+
+def weights(loop, change):
+    def tamper(step, x, y):
+        if step == FAULT_AT:
+            change(loop.model)
+
+    return tamper
+
+
+DAMAGES = {
+    "a NaN": lambda model: model[0].weight.view(-1)[3].fill_(torch.nan),
+    "an Inf": lambda model: model[2].bias.fill_(torch.inf),
+    "a layer times -20": lambda model: model[2].weight.mul_(-20),
+    "a bias of 50": lambda model: model[2].bias.fill_(50.0),
+    "noise": lambda model: model[2].weight.add_(5 * torch.randn(1, 32, generator=torch.Generator().manual_seed(1))),
+}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_weights_are_left_behind_at_the_cost_of_some_steps(damage, optimizer, clean):
+    loop = Loop(optimizer)
+    loop.run(weights(loop, DAMAGES[damage]))
+    assert "roll_back" in loop.actions
+    assert loop.final_loss() < 1.05 * clean[optimizer]
+
+
+def test_poisoned_moments_are_left_behind(clean):
+    loop = Loop()
+
+    def poison(step):
+        if step == FAULT_AT:
+            for state in loop.optimizer.state.values():
+                state["exp_avg_sq"].mul_(1e-10)
+
+    loop.run(before_step=poison)
+    assert "roll_back" in loop.actions
+    assert loop.final_loss() < 1.05 * clean["adamw"]
+
+
+def test_a_learning_rate_that_is_wrong_for_a_while_is_survived_and_stays_the_users(clean):
+    loop = Loop()
+
+    def typo(step):
+        loop.optimizer.param_groups[0]["lr"] = 3.0 if FAULT_AT <= step < FAULT_AT + 15 else 0.01
+
+    loop.run(before_step=typo)
+    assert "roll_back" in loop.actions
+    assert loop.optimizer.param_groups[0]["lr"] == 0.01
+    assert loop.final_loss() < 1.05 * clean["adamw"]
+
+
+def test_the_cut_is_a_factor_for_the_step_and_is_lifted():
+    loop = Loop()
+    loop.run(weights(loop, DAMAGES["a NaN"]))
+    rates = {record.signals.step: record.signals.lr for record in loop.stabilizer.history}
+    assert rates[FAULT_AT] == pytest.approx(0.01)
+    assert rates[FAULT_AT + 2] == pytest.approx(0.005)
+    assert rates[FAULT_AT + 40] == pytest.approx(0.01)
+
+
+def test_other_data_are_no_damage():
+    loop, bare = Loop(), Loop(recovery=None, escalation=None)
+
+    def shift(step, x, y):
+        if step >= FAULT_AT:
+            y.add_(3)
+
+    loop.run(shift)
+    bare.run(shift)
+    assert loop.actions == []
+    assert all(torch.equal(a, b) for a, b in zip(loop.model.parameters(), bare.model.parameters(), strict=True))
+
+
+def test_a_burst_of_nan_batches_is_skipped_and_nothing_is_returned_to():
+    loop = Loop()
+
+    def burst(step, x, y):
+        if FAULT_AT <= step < FAULT_AT + 8:
+            x[0] = torch.nan
+
+    loop.run(burst)
+    assert loop.actions == []
+    assert loop.stabilizer.counts["skipped"] == 8
+
+
+def test_a_return_that_does_not_help_is_taken_back():
+    """Weights that moved and data that changed: the earlier weights do no better."""
+    loop = Loop()
+
+    def both(step, x, y):
+        if step == FAULT_AT:
+            loop.model[0].weight.add_(0.4)
+        if step >= FAULT_AT:
+            y.add_(4)
+
+    loop.run(both, steps=FAULT_AT + 20)
+    assert loop.actions[:2] == ["roll_back", "take_back"]
+    assert loop.stabilizer._aftermath.lr_factor == 1.0
+
+
+def test_moments_can_be_cleared_instead():
+    loop = Loop(recovery=sf.TrainingRecovery(first="reset_moments"))
+
+    def poison(step):
+        if step == FAULT_AT:
+            for state in loop.optimizer.state.values():
+                state["exp_avg"].add_(3.0)
+
+    loop.run(before_step=poison)
+    assert loop.actions[0] == "reset_moments"
+
+
+def test_when_every_attempt_is_used_up_the_run_halts_with_the_evidence(tmp_path):
+    checkpoints = sf.CheckpointManager(tmp_path, every_steps=20)
+    loop = Loop(checkpoints=checkpoints)
+
+    def again_and_again(step, x, y):
+        if step >= FAULT_AT and step % 8 == 0:
+            loop.model[2].bias.fill_(torch.nan)
+
+    with pytest.raises(sf.TrainingHalted, match="weights are not finite") as halted:
+        loop.run(again_and_again)
+    assert loop.actions == ["roll_back"] * 3
+    assert "was kept in" in str(halted.value)
+    evidence = checkpoints.checkpoints()[0]
+    assert not evidence.finite
+    assert checkpoints.load("good").step <= FAULT_AT
+
+
+def test_without_snapshots_left_a_checkpoint_serves(tmp_path):
+    loop = Loop(checkpoints=sf.CheckpointManager(tmp_path, every_steps=20), recovery=sf.TrainingRecovery(attempts=5))
+
+    def tamper(step, x, y):
+        if step == FAULT_AT:
+            loop.stabilizer._lifeline.forget_snapshots()
+            loop.model[2].bias.fill_(torch.nan)
+
+    loop.run(tamper)
+    assert loop.actions == ["roll_back"]
+    assert "back to the checkpoint of step" in next(
+        i.summary for i in loop.stabilizer.incidents if i.kind == "recovery"
+    )
+    assert all(bool(p.isfinite().all()) for p in loop.model.parameters())
+
+
+def test_the_person_is_told_what_was_done(caplog):
+    caplog.set_level(logging.WARNING, "surefoot")
+    loop = Loop()
+    loop.run(weights(loop, DAMAGES["a NaN"]))
+    told = [record.getMessage() for record in caplog.records if "recovery" in record.getMessage()]
+    assert len(told) == 1
+    assert "the weights are not finite: back to the state before step" in told[0]
+    assert "learning rate x 0.5" in told[0]
+
+
+def test_a_healthy_run_is_the_bare_one():
+    watched, bare = Loop().run(), Loop(recovery=None, escalation=None).run()
+    assert all(torch.equal(a, b) for a, b in zip(watched.model.parameters(), bare.model.parameters(), strict=True))
