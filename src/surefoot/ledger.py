@@ -200,7 +200,7 @@ class Ledger:
     @property
     def healthy(self) -> bool:
         """Whether the last step was neither refused nor a setback."""
-        return self._recovery_state is None or self._recovery_state.unhealthy + self._recovery_state.tried == 0
+        return self._recovery_state is None or self._recovery_state.onset < 0
 
     @property
     def returns_tried(self) -> int:

@@ -174,7 +174,9 @@ class TrainingRecovery:
     def decline(self, state: RecoveryState) -> RecoveryState:
         """The state before a return that was called for and not made: the weights had not moved."""
         attempts = max(state.attempts - 1, 0)
-        return RecoveryState(attempts=attempts, cuts=min(state.cuts, attempts), doubts=state.doubts + 1)
+        return RecoveryState(
+            onset=state.onset, attempts=attempts, cuts=min(state.cuts, attempts), doubts=state.doubts + 1
+        )
 
     def _take_back(self, state: RecoveryState) -> tuple[RecoveryState, Decision]:
         """The loss of the earlier weights is as high: it is the data."""
