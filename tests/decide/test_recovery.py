@@ -22,7 +22,13 @@ def actions(recovery, stream):
 
 
 def test_a_spike_that_heals_within_its_patience_is_left_alone():
-    assert actions(sf.TrainingRecovery(), [SETBACK] * 9 + [HEALTHY] + [SETBACK] * 9) == {}
+    assert actions(sf.TrainingRecovery(), ([SETBACK] * 9 + [HEALTHY] * 5) * 4) == {}
+
+
+def test_a_low_loss_now_and_then_does_not_end_the_trouble():
+    found = decisions(sf.TrainingRecovery(), [SETBACK, SETBACK, HEALTHY] * 5)
+    assert [i for i, d in enumerate(found) if d.action == "roll_back"] == [13]
+    assert found[13].before == 1_000 - 5
 
 
 def test_a_few_refused_steps_are_left_to_skipping():
@@ -105,9 +111,9 @@ def test_cuts_compound_over_attempts_and_the_attempts_end():
 
 
 def test_cuts_are_lifted_one_by_one_while_the_run_stays_healthy():
-    recovery = sf.TrainingRecovery(cut_steps=3)
-    found = decisions(recovery, ([SETBACK] * 10 + [HEALTHY]) * 2 + [HEALTHY] * 5)
-    assert [d.lr_factor for d in found[-7:]] == [0.25] * 3 + [0.5] * 3 + [1.0]
+    recovery = sf.TrainingRecovery(cut_steps=6)
+    found = decisions(recovery, ([SETBACK] * 10 + [HEALTHY]) * 2 + [HEALTHY] * 11)
+    assert [d.lr_factor for d in found[-12:]] == [0.25] * 5 + [0.5] * 6 + [1.0]
 
 
 def test_trouble_that_returns_with_the_rate_is_met_with_a_deeper_cut():

@@ -1,8 +1,8 @@
 """Beyond skipping: go back to a good state, more carefully each time, and halt when that does not help.
 
 Leaving a step out cures a bad batch. It does not cure weights or moments that are already damaged: those need an
-earlier state. `TrainingRecovery` counts unhealthy steps in a row (refused ones, and losses that are a `Setback`) and
-calls for a return when there are too many, at once when the weights themselves are not finite. The run then goes on
+earlier state. `TrainingRecovery` counts unhealthy steps (refused ones, and losses that are a `Setback`) and calls for a
+return when there are too many, at once when the weights themselves are not finite. The run then goes on
 from the earlier weights with the data that comes next, so the batches that did the damage are not fed again, and with a
 smaller learning rate. The cut compounds over attempts and is lifted step by step while the run stays healthy: the rate
 is the cause only now and then, and a run that learns at half its rate for good is harmed too. Attempts come back more
@@ -27,6 +27,8 @@ from surefoot.types import Decision
 if TYPE_CHECKING:
     from surefoot.types import Action
 
+SETTLED_STEPS = 5
+"""Healthy steps in a row that end a trouble. A run that diverges has a low loss now and then, too."""
 TRIAL_STEPS = 3
 """Unhealthy steps right after a return, without a healthy one between, that show it was no help."""
 DOUBT_FACTOR = 4
@@ -37,7 +39,7 @@ class RecoveryState(NamedTuple):
     """Where the run stands. Counts are of steps."""
 
     unhealthy: int = 0
-    """Unhealthy steps in a row."""
+    """Unhealthy steps of the trouble under way."""
     refused: int = 0
     """Refused steps in a row."""
     onset: int = -1
@@ -72,7 +74,8 @@ class TrainingRecovery:
     """Copies stay on the GPU while all of them fit in so many bytes, and go to pinned host memory otherwise. `None`: a
     tenth of the GPU's memory."""
     patience_steps: int = 10
-    """Unhealthy steps in a row before a return. A spike that heals sooner is left alone."""
+    """Unhealthy steps before a return, with fewer than five healthy ones in a row between them. A spike that heals
+    sooner is left alone."""
     patience_refused: int = 5
     """… or refused steps in a row."""
     margin_steps: int = 5
@@ -133,6 +136,16 @@ class TrainingRecovery:
 
     def _healthy(self, state: RecoveryState) -> tuple[RecoveryState, Decision]:
         calm = state.calm + 1
+        if state.onset >= 0 and calm < SETTLED_STEPS:
+            state = RecoveryState(
+                unhealthy=state.unhealthy,
+                onset=state.onset,
+                attempts=state.attempts,
+                cuts=state.cuts,
+                calm=calm,
+                doubts=state.doubts,
+            )
+            return state, self._decision("none", state)
         lifted, refilled = calm % self.cut_steps == 0, calm % self.calm_steps == 0
         state = RecoveryState(
             attempts=max(state.attempts - refilled, 0),
@@ -191,7 +204,9 @@ class TrainingRecovery:
             return "the state returned to is no better"
         if state.refused >= self.patience_refused:
             return f"{state.refused} steps in a row were refused"
-        return f"the loss has stayed above what the run had reached for {state.unhealthy} steps"
+        return (
+            f"the loss was above what the run had reached in {state.unhealthy} steps, and did not settle between them"
+        )
 
     def _decision(self, action: Action, state: RecoveryState, reason: str = "", before: int | None = None) -> Decision:
         return Decision(action, reason, self.lr_factor**state.cuts, before)
