@@ -240,5 +240,7 @@ class GuardedOptimizer:
 
     def parameters_broken(self) -> bool:
         """Whether any parameter has a non-finite entry. Waits for the device."""
-        measured = self._meter.measure([parameter for _, parameter in self.layout.parameters])
-        return bool(measured.nonfinite.sum() > 0)
+        parameters = [parameter for _, parameter in self.layout.parameters]
+        # A frozen table of whole numbers may be among them, as in a quantized layer.
+        able = [each for each in parameters if each.is_floating_point() or each.is_complex()]
+        return bool(self._meter.measure(able).nonfinite.sum() > 0)

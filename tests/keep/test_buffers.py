@@ -75,3 +75,51 @@ def test_what_is_kept_does_not_grow_with_the_run():
         stabilizer.backward(net(torch.randn(8, 4)).square().mean())
         stabilizer.step()
     assert len(stabilizer._aftermath.buffers._copies) <= 5
+
+
+def step_once(net: nn.Module, stabilizer: sf.TrainingStabilizer, spoiled: bool = False) -> None:
+    x = torch.full((16, 4), math.nan) if spoiled else torch.randn(16, 4)
+    stabilizer.backward((net(x) - 1).square().mean())
+    stabilizer.step()
+
+
+def set_to_none(net: nn.Module) -> None:
+    net.table = None
+
+
+def delete(net: nn.Module) -> None:
+    del net.table
+
+
+def enlarge(net: nn.Module) -> None:
+    net.table = torch.zeros(7)
+
+
+def replace_under_inference_mode(net: nn.Module) -> None:
+    with torch.inference_mode():
+        net.table = torch.zeros(3)
+
+
+def expand(net: nn.Module) -> None:
+    net.table = torch.zeros(1).expand(3)
+
+
+@pytest.mark.parametrize("change", [set_to_none, delete, enlarge, replace_under_inference_mode, expand])
+def test_a_buffer_that_is_not_what_it_was_is_left_alone_and_the_run_goes_on(change):
+    net = normed()
+    net.register_buffer("table", torch.zeros(3))
+    stabilizer = sf.TrainingStabilizer(net, torch.optim.SGD(net.parameters(), lr=0.1), recovery=sf.TrainingRecovery())
+    step_once(net, stabilizer)
+    change(net)
+    step_once(net, stabilizer, spoiled=True)
+    step_once(net, stabilizer)
+    assert stabilizer.counts["skipped"] == 1
+    assert bool(torch.isfinite(net[1].running_mean).all())
+
+
+def test_a_frozen_table_of_whole_numbers_in_the_optimizer_is_no_reason_to_fail_at_a_bad_batch():
+    net = normed()
+    net.register_parameter("codes", nn.Parameter(torch.arange(5), requires_grad=False))
+    stabilizer = sf.TrainingStabilizer(net, torch.optim.SGD(net.parameters(), lr=0.1), recovery=sf.TrainingRecovery())
+    step_once(net, stabilizer, spoiled=True)
+    assert stabilizer.counts["skipped"] == 1

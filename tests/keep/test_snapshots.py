@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from torch import nn
 
 from surefoot.keep.snapshots import SnapshotRing, TrainedState
@@ -267,3 +268,42 @@ def test_gradients_that_have_grown_explain_a_longer_way():
     ring.note_trouble(30, before=20)
     assert ring.had_moved(steady)
     assert not ring.had_moved(lambda first, end: 8.0 if end > 20 else 1.0)
+
+
+def prune_a_layer(model):
+    torch.nn.utils.prune.l1_unstructured(model[0], "weight", 0.3)
+
+
+def add_a_frozen_layer(model):
+    model.append(nn.BatchNorm1d(1, affine=False))
+
+
+def replace_a_layer(model):
+    model[2] = nn.Linear(8, 1)
+
+
+@pytest.mark.parametrize("change", [prune_a_layer, add_a_frozen_layer, replace_a_layer])
+def test_states_from_before_the_model_was_rebuilt_are_dropped(change):
+    run = Run()
+    ring = SnapshotRing(run.state, every_steps=1, keep=2, device_bytes=None)
+    run.train(1)
+    ring.take(1)
+    change(run.model)
+    ring.note_trouble(2, 2)
+    assert ring.return_to(before=2, tried=0, keep_present=False) is None
+    ring.take(2)
+    assert ring.steps == [2]
+
+
+def test_a_buffer_that_has_grown_stays_as_it_is_in_a_return():
+    run = Run()
+    run.model.register_buffer("cache", torch.zeros(3))
+    ring = SnapshotRing(run.state, every_steps=1, keep=2, device_bytes=None)
+    run.train(1)
+    ring.take(1)
+    before = run.model[0].weight.detach().clone()
+    run.model.cache = torch.ones(5)
+    run.train(1)
+    assert ring.return_to(before=1, tried=0, keep_present=False) == 1
+    assert torch.equal(run.model[0].weight, before)
+    assert torch.equal(run.model.cache, torch.ones(5))

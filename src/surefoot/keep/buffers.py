@@ -5,6 +5,9 @@ however well the weights are guarded. So a copy is kept from before each step wh
 buffers alone that change, and a refused step puts it back. Decided on the host, that is exact; decided on a device, the
 few steps until the verdict arrives are undone with it, which an average does not mind.
 
+Left alone is a buffer that is not what it was: replaced by one of another shape (a cache that grows with the longest
+sequence), set to `None`, deleted, or made under `inference_mode`.
+
 The copies belong to a saved run: the step after a restart may be refused too, and what it goes back to is how things
 were before its first microbatch, which may have been long before the save.
 """
@@ -50,16 +53,17 @@ class BufferKeeper:
             for name, buffer in module._buffers.items()
             if buffer is not None and buffer.layout is torch.strided and 0 < buffer.numel() <= LARGEST
         ]
-        self._versions = [(id(buffer), buffer._version) for buffer in self._current()]
-        self._copies: dict[int, list[Tensor]] = {0: [buffer.detach().clone() for buffer in self._current()]}
+        self._versions = _versions(self._current())
+        self._copies: dict[int, list[Tensor | None]] = {0: [_copied(buffer) for buffer in self._current()]}
 
-    def _current(self) -> list[Tensor]:
-        found = (module._buffers[name] for module, name in self._slots)
-        return [buffer for buffer in found if buffer is not None]
+    def _current(self) -> list[Tensor | None]:
+        """The buffers; `None` for one that is gone or cannot be written to."""
+        found = (module._buffers.get(name) for module, name in self._slots)
+        return [buffer if buffer is not None and writable(buffer) else None for buffer in found]
 
-    def _changed(self, current: Sequence[Tensor]) -> list[bool]:
+    def _changed(self, current: Sequence[Tensor | None]) -> list[bool]:
         """Which buffers may have changed since the latest copy."""
-        versions = [(id(buffer), buffer._version) for buffer in current]
+        versions = _versions(current)
         # Batch norm's kernels write running statistics without telling the version counter.
         return [
             versions[i] != self._versions[i] or (module.training and isinstance(module, _NormBase))
@@ -74,8 +78,8 @@ class BufferKeeper:
         latest = list(self._copies[max(self._copies)])
         for i, changed in enumerate(self._changed(current)):
             if changed:
-                latest[i] = current[i].detach().clone()
-        self._versions = [(id(buffer), buffer._version) for buffer in current]
+                latest[i] = _copied(current[i])
+        self._versions = _versions(current)
         self._copies[step] = latest
 
     @torch.no_grad()
@@ -85,7 +89,8 @@ class BufferKeeper:
             return
         good = self._copies[step]
         for buffer, copy in zip(self._current(), good, strict=True):
-            buffer.copy_(copy)
+            if buffer is not None and copy is not None and buffer.shape == copy.shape:
+                buffer.copy_(copy)
         self._copies = dict.fromkeys(self._copies, good)
 
     def settle(self, step: int) -> None:
@@ -104,13 +109,30 @@ class BufferKeeper:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with saved copies, once the buffers themselves are loaded."""
-        now = [buffer.detach().clone() for buffer in self._current()]
+        now = [_copied(buffer) for buffer in self._current()]
         self._copies = {int(step): _placed(copies, now) for step, copies in state.items()}
 
 
-def _placed(copies: Sequence[Tensor | None], now: list[Tensor]) -> list[Tensor]:
+def writable(buffer: Tensor) -> bool:
+    """Whether a copy can be written back: not into entries that share their memory, nor into an inference tensor."""
+    return not buffer.is_inference() and 0 not in buffer.stride()
+
+
+def _versions(buffers: Sequence[Tensor | None]) -> list[tuple[int, int] | None]:
+    return [None if buffer is None else (id(buffer), buffer._version) for buffer in buffers]
+
+
+def _copied(buffer: Tensor | None) -> Tensor | None:
+    return None if buffer is None else buffer.detach().clone()
+
+
+def _placed(copies: Sequence[Tensor | None], now: list[Tensor | None]) -> list[Tensor | None]:
     """Saved copies where the buffers are; the buffers as they are now if the model has others since."""
     pairs = list(zip(copies, now, strict=False))
-    if len(copies) != len(now) or any(saved is not None and saved.shape != mine.shape for saved, mine in pairs):
+    if len(copies) != len(now) or not all(_fits(saved, mine) for saved, mine in pairs):
         return now
-    return [mine if saved is None else saved.to(mine, copy=True) for saved, mine in pairs]
+    return [mine if saved is None or mine is None else saved.to(mine, copy=True) for saved, mine in pairs]
+
+
+def _fits(saved: Tensor | None, mine: Tensor | None) -> bool:
+    return saved is None or mine is None or saved.shape == mine.shape

@@ -3,7 +3,9 @@
 A snapshot holds what optimizer steps change: parameters, buffers, optimizer state, and the small states of the rules
 that judge steps. It does not hold learning rates, schedule, random streams or the place in the data: a return is to
 earlier weights, not to an earlier time. Snapshots are written back into the very tensors they were taken from, so
-compiled code, CUDA graphs and references of the user's stay valid.
+compiled code, CUDA graphs and references of the user's stay valid. Once the model has other parameters or buffers than
+it had (a layer is added, pruned or replaced), earlier states no longer fit it and are dropped. A buffer that merely has
+another shape by now, such as a cache, is left as it is.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from surefoot.keep.buffers import writable
 from surefoot.keep.checkpoint.tree import local_part
 from surefoot.keep.staging import Place, Staged, bytes_of, map_tensors, sharded_like, stage
 
@@ -58,6 +61,12 @@ class TrainedState:
         named = [tensor for model in self._models for tensor in (*model.parameters(), *model.buffers())]
         return list({id(tensor): tensor for tensor in (*named, *self._parameters())}.values())
 
+    def outline(self) -> list[Any]:
+        """What the state is made of: a copied tree fits as long as this stays the same."""
+        own = [parameter for model in self._models for parameter in model.parameters()]
+        names = [name for model in self._models for name, _ in model.named_buffers()]
+        return [*((id(parameter), parameter.shape) for parameter in (*own, *self._parameters())), *names]
+
     def tree(self) -> dict[str, Any]:
         """The live tensors, in a nesting that `put_back` understands."""
         states = self._optimizer.state
@@ -70,7 +79,12 @@ class TrainedState:
     @torch.no_grad()
     def put_back(self, tree: dict[str, Any]) -> None:
         """Write a copied tree back into the live tensors."""
-        live, saved = [local_part(tensor) for tensor in self._tensors()], list(tree["tensors"])
+        pairs = [
+            (local_part(now), then)
+            for now, then in zip(self._tensors(), tree["tensors"], strict=True)
+            if _can_take(now, then)
+        ]
+        live, saved = [now for now, _ in pairs], [then for _, then in pairs]
         for parameter, state in zip(self._parameters(), tree["optimizer"], strict=True):
             for now, then in self._moments_to_write(parameter, state):
                 live.append(now)
@@ -111,11 +125,19 @@ class TrainedState:
         """Norm of the parameters in a copied tree. Waits for the device."""
         trained = {id(parameter) for parameter in self._parameters()}
         kept = [then for now, then in zip(self._tensors(), tree["tensors"], strict=True) if id(now) in trained]
-        return math.hypot(*(float(torch.linalg.vector_norm(each.double())) for each in kept))
+        real = (torch.view_as_real(each) if each.is_complex() else each for each in kept)
+        return math.hypot(*(float(torch.linalg.vector_norm(each.double())) for each in real))
 
     def reset_moments(self) -> None:
         """Forget what the optimizer has gathered; the next step starts it anew."""
         self._optimizer.state.clear()
+
+
+def _can_take(now: Tensor, then: Tensor) -> bool:
+    """Whether a copy is to be written back. One of an odd kind was never copied: it is the tensor itself."""
+    if then is now or now.layout is not torch.strided:
+        return False
+    return local_part(now).shape == then.shape and writable(local_part(now))
 
 
 def _beside(parameter: Tensor, saved: Tensor) -> Tensor:
@@ -179,6 +201,7 @@ class SnapshotRing:
         self._spare: list[Staged] = []
         self._abandoned: Staged | None = None
         self._place: Place | None = None
+        self._outline: list[Any] = []
         self._at_onset: tuple[Snapshot, int, Tensor] | None = None
 
     def __len__(self) -> int:
@@ -196,6 +219,7 @@ class SnapshotRing:
 
     def take(self, step: int) -> None:
         """Copy the state before `step`, in the memory of the oldest one when there are enough."""
+        self._drop_misfits()
         tree = self._state.tree()
         if self._place is None:
             self._place = self._choose_place(tree)
@@ -226,6 +250,7 @@ class SnapshotRing:
 
         They are compared with the last state older than `before`: a younger one may carry the damage.
         """
+        self._drop_misfits()
         old_enough = [snapshot for snapshot in self._kept if snapshot.step <= before]
         if self._at_onset is None and old_enough:
             last = old_enough[-1]
@@ -238,6 +263,7 @@ class SnapshotRing:
         task that has just begun to teach something moves them further. `typical_gradient` tells the norm over a range
         of steps. Where nobody measured what is usual: yes, there is no telling otherwise.
         """
+        self._drop_misfits()
         if self._at_onset is None or self._at_onset[0].moved is None:
             return True
         last, onset, moved = self._at_onset
@@ -256,6 +282,7 @@ class SnapshotRing:
 
         Returns its step, or `None` if there is none that old. With `keep_present` the present state can be had back.
         """
+        self._drop_misfits()
         old_enough = [snapshot for snapshot in self._kept if snapshot.step <= before] or self._kept[:1]
         if len(old_enough) <= tried:
             return None
@@ -274,12 +301,20 @@ class SnapshotRing:
 
     def take_back(self) -> bool:
         """Write back the state that the last return left behind; `False` if there is none."""
+        self._drop_misfits()
         if self._abandoned is None:
             return False
         self._abandoned.hold_updates()
         self._state.put_back(self._abandoned.tree)
         self._abandoned = None
         return True
+
+    def _drop_misfits(self) -> None:
+        """Drop every state if the model is made of other parameters or buffers by now."""
+        outline = self._state.outline()
+        if outline != self._outline:
+            self.clear()
+            self._outline = outline
 
     def clear(self) -> None:
         """Drop every state."""
