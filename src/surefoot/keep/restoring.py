@@ -40,6 +40,11 @@ def check_fits(models: Sequence[nn.Module], optimizer: Any, tree: dict[str, Any]
     saved_sizes = [len(group["params"]) for group in saved_groups]
     if sizes != saved_sizes:
         faults.append(f"its optimizer has {saved_sizes} parameters per group, and the run's has {sizes}")
+    # What torch adds to a group by itself, and what schedules note there, says nothing about the kind.
+    expected = {key for group in groups for key in group} - {"params", "initial_lr", "max_lr", "min_lr", "param_names"}
+    lacking = sorted(expected - {key for group in saved_groups for key in group})
+    if groups and saved_groups and lacking:
+        faults.append(f"its optimizer is of another kind: it has no {', '.join(map(repr, lacking[:4]))}")
     _refuse(faults)
 
 

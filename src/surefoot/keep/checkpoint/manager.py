@@ -159,7 +159,7 @@ class CheckpointManager:
         self._lock = threading.RLock()
         self._writer: threading.Thread | None = None
         self._not_before = 0.0
-        self._saved_before = False
+        self._saved_before = self._broken_told = False
         self._there = self._place.is_dir()
         self._alone_told = self._sharing_told = False
         with suppress(OSError):  # not there yet, or trouble that the first save will tell about
@@ -362,6 +362,7 @@ class CheckpointManager:
             finite = manifest.facts["finite"]
             good = finite and job.facts["quiet"]
             self._there = True
+            self._tell_broken(job.step, manifest.facts)
             self._troubles.works_again(job.step)
             self._discard_old(job)
         except Exception as error:  # whatever it is, training must go on
@@ -371,6 +372,17 @@ class CheckpointManager:
             took = now - job.started
             self._not_before = now + 10 * took if not finite and took > SLOW_SECONDS else 0.0
             self._due.end(job.step, job.line, good)
+
+    def _tell_broken(self, step: int, facts: dict[str, Any]) -> None:
+        """Say once that what is saved is of no use, until it is again: the run itself may not notice."""
+        if not facts["finite"] and not self._broken_told:
+            log.warning(
+                "surefoot: the checkpoint of step %d is not finite (%s) and is kept as evidence: a restart goes back "
+                "to an older one. Later ones that are not are not told.",
+                step,
+                ", ".join(facts["broken"][:3]),
+            )
+        self._broken_told = not facts["finite"]
 
     def _notice_vanished(self) -> None:
         if self._there and not self._place.exists():
