@@ -122,6 +122,8 @@ def interrupted(folder: Path, stops: Iterable[int], kind: type[Run] = Run, **par
                 pass
             else:
                 raise AssertionError(f"the run ended before {stop} batches")
+            if run.stabilizer._lifeline._checkpoints is not None:
+                run.stabilizer._lifeline._checkpoints.wait()  # a process that is gone writes no more; this one is not
         losses += run.losses
     return losses, run.state()
 
