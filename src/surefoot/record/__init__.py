@@ -1,0 +1,1 @@
+"""What happened: the run log, the sinks beside it, and how it is read back."""
