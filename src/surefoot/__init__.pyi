@@ -57,6 +57,7 @@ from surefoot.observe.monitor import GradientMonitor
 from surefoot.observe.parameters import parameter_report
 from surefoot.observe.watch import Watch
 from surefoot.presets import for_deep_cnn, for_fine_tuning, for_gan, for_rl, for_rnn, for_transformer
+from surefoot.report.progress import Progress
 from surefoot.stabilizer import TrainingStabilizer
 from surefoot.standalone import Running, clip_gradients
 from surefoot.types import Decision, Detector, Incident, Layers, Outcome, Signals, StepRecord, Verdict
@@ -95,6 +96,7 @@ __all__ = [
     "Outcome",
     "Plateau",
     "PreNormMLP",
+    "Progress",
     "RankFailed",
     "Running",
     "ScaledResidual",
