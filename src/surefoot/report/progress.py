@@ -23,7 +23,7 @@ from surefoot.errors import require
 from surefoot.report.plain import PlainLines, summary
 from surefoot.report.run_view import RunView
 from surefoot.report.strip import Strip, terminal_of
-from surefoot.report.terminal import can_show_blocks, view_lines
+from surefoot.report.terminal import can_show_blocks, rule, view_lines
 from surefoot.report.words import as_ascii
 
 if TYPE_CHECKING:
@@ -111,7 +111,8 @@ class Progress:
         self._drawn_at = now
 
     def _lines(self, width: int) -> list[str]:
-        return as_escapes(view_lines(self._view, time.time(), width, events=1, ascii_only=self._ascii))
+        lines = view_lines(self._view, time.time(), width, events=1, ascii_only=self._ascii)
+        return as_escapes([*rule("surefoot", width, self._ascii), *lines])
 
     def _print(self, lines: Sequence[str]) -> None:
         if lines:

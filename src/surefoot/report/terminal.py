@@ -35,7 +35,7 @@ _GAP = "  "
 def can_show_blocks(encoding: str | None) -> bool:
     """Whether a stream of this encoding can carry the characters of the curves."""
     try:
-        "▁█×↑…·–".encode(encoding or "ascii")
+        "▁█×↑…·–─".encode(encoding or "ascii")
     except (UnicodeError, LookupError):
         return False
     return True
@@ -53,6 +53,12 @@ def view_lines(view: RunView, now: float, width: int, *, events: int = 1, ascii_
         *(_event(happening) for happening in view.latest(events)),
     ]
     return finished_lines(lines, width, ascii_only)
+
+
+def rule(words: str, width: int, ascii_only: bool = False) -> list[Text]:
+    """A line across, to part what is ours from what is not."""
+    stroke = "-" if ascii_only else "─"
+    return finished_lines([[(f"{stroke * 2} {words} ".ljust(max(1, width), stroke), "dim")]], width, ascii_only)
 
 
 def finished_lines(lines: Sequence[Line], width: int, ascii_only: bool) -> list[Text]:
@@ -125,7 +131,7 @@ def _numbers(view: RunView) -> list[Line]:
     if len(view.parts) > 1:
         return [_labelled("loss scale", number(part.loss_scale))] if part.loss_scale is not None else []
     broken = part.grad_norm is not None and not math.isfinite(part.grad_norm)
-    chips = [_labelled("grad norm", number(part.grad_norm), "bold red" if broken else "")]
+    chips = [_labelled("grad", number(part.grad_norm), "bold red" if broken else "")]
     if part.lr is not None:
         chips.append(_labelled("lr", rate(part.lr)))
     if part.loss_scale is not None:
@@ -138,7 +144,7 @@ def _counts(view: RunView) -> list[Line]:
     return chips + [
         _labelled(name, f"{count:,}", "yellow" if count else "dim")
         for name, count in view.tallies.items()
-        if count or name != "rows dropped"
+        if count or name in ("skips", "alarms")
     ]
 
 

@@ -6,7 +6,7 @@ import math
 import time
 import unicodedata
 
-_ASCII = str.maketrans({"…": "~", "·": "|", "×": "x", "↑": "^", "↓": "v", "—": "-", "–": "-"})
+_ASCII = str.maketrans({"…": "~", "·": "|", "×": "x", "↑": "^", "↓": "v", "—": "-", "–": "-", "─": "-"})
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -16,6 +16,8 @@ def number(value: float | None, digits: int = 4) -> str:
     if not math.isfinite(value):
         return str(float(value))
     size = abs(value)
+    if value == int(value) and size < 1e7:
+        return f"{value:.0f}"  # counts and powers of two, such as a loss scale, are known exactly
     if value == 0 or 1e-3 <= size < 10**digits:
         return f"{value:.{digits}g}" if size < 10 ** (digits - 1) else f"{value:.0f}"
     return f"{value:.{max(1, digits - 2)}e}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
