@@ -51,7 +51,7 @@ class PlainLines:
         """How it ended, unless nothing has happened."""
         if view.started is None:
             return []
-        line = f"{_start(now)} {summary(view, now)}{self._left_out()}"
+        line = f"{_start(now)} {summary(view, now, at_end=True)}{self._left_out()}"
         return [as_ascii(line) if self.ascii_only else line]
 
     def _progress(self, view: RunView, now: float) -> list[str]:
@@ -90,7 +90,7 @@ class PlainLines:
         return [f"{_start(now)} no new step for {duration(quiet)}, the last was {_step(view.step)}"]
 
 
-def summary(view: RunView, now: float) -> str:
+def summary(view: RunView, now: float, at_end: bool = False) -> str:
     """Everything that counts, on one line."""
     of = f"/{view.total_steps:,}" if view.total_steps else ""
     items = [f"{_step(view.step)}{of}"]
@@ -100,7 +100,7 @@ def summary(view: RunView, now: float) -> str:
     items += [f"clipped {100 * view.clip_share:.0f}%"] if view.clip_share is not None else []
     items += [f"{name} {count:,}" for name, count in view.tallies.items() if count]
     items.append(f"{duration(view.elapsed(now))} elapsed")
-    items += [f"{duration(view.seconds_left)} left"] if view.seconds_left is not None else []
+    items += [f"{duration(view.seconds_left)} left"] if view.seconds_left is not None and not at_end else []
     return " · ".join([*items, *([view.state] if view.over else [])])
 
 

@@ -2,8 +2,8 @@
 
 In a terminal, a few lines stay at the bottom (`strip.py` says how they keep clear of the script's own output);
 elsewhere, in a log file, a pipe or a notebook, plain lines come now and then. Both go to stderr, so the bytes on stdout
-are the script's own. Rows arrive about once a second; a thread redraws in between, so that the time moves on and a
-step that hangs is seen to hang.
+are the script's own. Rows arrive about once a second; where none come, `tick` redraws, so that the time moves on and a
+step that hangs is seen to hang. All of it happens in the sink's own thread, never in the training loop.
 
 Under several ranks only the first one speaks. If the terminal fails, progress falls silent and training goes on.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from surefoot.record.messages import Batch, Event
 
 _logger = logging.getLogger("surefoot")
-_TICK_SECONDS = 1.0
+_PATIENCE_SECONDS = 1.0
 _AWAY_SECONDS = 5.0
 """After so long without a drawing the process was stopped, or the machine asleep: others may have used the terminal."""
 _terminals_in_use: set[int] = set()
@@ -56,8 +56,7 @@ class Progress:
         self._drawn_at = 0.0
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._over = threading.Event()
-        self._ticker: threading.Thread | None = None
+        self._over = False
         atexit.register(self.close)  # in case nobody else does: the terminal must not stay as it is
 
     def write(self, batch: Batch) -> None:
@@ -66,15 +65,19 @@ class Progress:
             self._view.add(batch)
             self._show(batch.events)
 
+    def tick(self) -> None:
+        """Nothing has come for a second: show that time passes."""
+        with self._lock:
+            if self._begun:
+                self._show()
+
     def close(self) -> None:
         """Give the terminal back and say how far the run came. A second call does nothing."""
-        if self._over.is_set() or os.getpid() != self._process:
+        if self._over or os.getpid() != self._process:
             return
-        self._over.set()
+        self._over = True
         atexit.unregister(self.close)
-        if self._ticker is not None and self._ticker is not threading.current_thread():
-            self._ticker.join(_TICK_SECONDS)
-        if not self._lock.acquire(timeout=_TICK_SECONDS):
+        if not self._lock.acquire(timeout=_PATIENCE_SECONDS):
             return  # the terminal takes nothing in (Ctrl-S): do not hold up the end of the run for it
         try:
             self._guarded(self._end)
@@ -82,7 +85,7 @@ class Progress:
             self._lock.release()
 
     def _show(self, events: Sequence[Event] = ()) -> None:
-        if self._silent or self._over.is_set():
+        if self._silent or self._over:
             return
         if not self._begun:
             self._begun = True
@@ -98,11 +101,6 @@ class Progress:
             _terminals_in_use.add(terminal)
             self._terminal = terminal
             self._strip = Strip(terminal, getattr(self._stream, "encoding", None) or "utf-8", self._lines)
-        self._ticker = threading.Thread(target=self._tick, name="surefoot-progress", daemon=True)
-        try:
-            self._ticker.start()
-        except RuntimeError:  # the interpreter is on its way out
-            self._ticker = None
 
     def _draw(self) -> None:
         assert self._strip is not None
@@ -120,20 +118,15 @@ class Progress:
             self._stream.flush()
 
     def _end(self) -> None:
-        now = time.time()
         if self._silent:
             return
+        now = time.time()
         if self._strip is None:
             self._print(self._plain.last_line(self._view, now))
             return
-        words = f"surefoot: {summary(self._view, now)}"
+        words = f"surefoot: {summary(self._view, now, at_end=True)}"
         self._strip.close([as_ascii(words) if self._ascii else words] if self._view.started is not None else [])
         _terminals_in_use.discard(self._terminal if self._terminal is not None else -1)
-
-    def _tick(self) -> None:
-        while not self._over.wait(_TICK_SECONDS):
-            with self._lock:
-                self._show()
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Do it; if it fails, say so once and be silent from then on."""

@@ -21,8 +21,6 @@ from surefoot.report.sparkline import Curve
 from surefoot.report.words import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from surefoot.record.messages import Batch, Event, StepRow
 
 MOST_PARTS = 8
@@ -94,7 +92,7 @@ class PartView:
         self.skips += row.skipped
         if row.loss is not None:
             self.loss = row.loss
-            self.curve.add(row.loss)
+            self.curve.add(row.step, row.loss)
             if math.isfinite(row.loss):
                 self._recent.append(row.loss)
         if row.clip_factor is not None:
@@ -149,31 +147,35 @@ class RunView:
     last_time: float | None = None
     last_step_time: float | None = None
     events: deque[Happening] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
+    events_seen: int = 0
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("skips", "rollbacks", "alarms", "drops"), 0))
 
     def add(self, batch: Batch) -> None:
-        """Take in what has happened since."""
-        self.add_rows(batch.steps)
+        """Take in what has happened since, rows and events in the order of their times."""
+        rows = iter(batch.steps)
+        row = next(rows, None)
         for event in batch.events:
+            while row is not None and not row.time > event.time:
+                self.add_row(row)
+                row = next(rows, None)
             self.add_event(event)
+        while row is not None:
+            self.add_row(row)
+            row = next(rows, None)
 
-    def add_rows(self, rows: Iterable[StepRow]) -> None:
-        """Take steps in, oldest first."""
-        for row in rows:
-            part = self.parts.get(row.part)
-            if part is None:
-                if len(self.parts) >= MOST_PARTS:
-                    self.parts_left_out = True
-                    continue
-                part = self.parts[row.part] = PartView()
-            part.add(row)
-            self._note_time(row.time)
-            self.last_step_time = self.last_time
-            if self.state != "halted":
-                self.state = "running"
+    def add_row(self, row: StepRow) -> None:
+        """Take a step in."""
+        self._note_time(row.time)
+        self.last_step_time = self.last_time
+        self.state = "running"
+        if row.part not in self.parts and len(self.parts) >= MOST_PARTS:
+            self.parts_left_out = True
+            return
+        self.parts.setdefault(row.part, PartView()).add(row)
 
     def add_event(self, event: Event) -> None:
         """Take an event in."""
+        self.events_seen += 1
         self._note_time(event.time)
         if event.event in ("start", "resume"):
             self._begin(event)

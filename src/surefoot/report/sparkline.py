@@ -1,7 +1,8 @@
 """A curve small enough for a line of text: fixed-size history, and the characters that draw it.
 
 `Curve` keeps a whole run in at most `SLOTS` averages. When they are full, neighbours are joined and each then stands
-for twice as many values, so the first step stays in the picture however long the run is. NaN and Inf never enter an
+for twice as many steps, so the first step stays in the picture however long the run is. Places go by step and not by
+count: a log that was thinned with age has the same shape. NaN and Inf never enter an
 average: a slot remembers that it had one, and is drawn as a cross.
 
 One value of 1e20 would press everything else flat. Values that are few and far from all others are therefore left out
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,31 +53,31 @@ class Slot:
 
 
 class Curve:
-    """The history of one number in at most `SLOTS` slots."""
+    """The history of one number by step, in at most `SLOTS` slots."""
 
     def __init__(self) -> None:
         self._slots: list[Slot] = []
-        self._per_slot = 1
-        self._in_last = 0
+        self._first = 0
+        self._steps_per_slot = 1
 
-    def add(self, value: float) -> None:
-        """Take the next value in."""
-        if not self._slots or self._in_last == self._per_slot:
-            if len(self._slots) == SLOTS:
-                self._slots = _halved(self._slots)
-                self._per_slot *= 2
-            self._slots.append(Slot())
-            self._in_last = 0
-        self._slots[-1].add(value)
-        self._in_last += 1
+    def add(self, step: int, value: float) -> None:
+        """Take the value of a step in. One that lies behind the last takes the place of what came after it."""
+        if not self._slots or step < self._first:
+            self._slots, self._first, self._steps_per_slot = [], step, 1
+        while (step - self._first) // self._steps_per_slot >= SLOTS:
+            self._slots = _halved(self._slots)
+            self._steps_per_slot *= 2
+        index = (step - self._first) // self._steps_per_slot
+        del self._slots[index + 1 :]
+        self._slots += [Slot() for _ in range(index + 1 - len(self._slots))]
+        self._slots[index].add(value)
 
     def slots(self, width: int) -> list[Slot]:
-        """The history in at most `width` slots, each standing for about as many values as the others."""
+        """The history in at most `width` slots of about as many steps each; where nothing is known, the one before."""
         count = len(self._slots)
-        if count <= width:
-            return list(self._slots)
-        edges = [index * count // width for index in range(width + 1)]
-        return [_all_joined(self._slots[low:high]) for low, high in pairwise(edges)]
+        edges = [index * count // width for index in range(width + 1)] if count > width else list(range(count + 1))
+        joined = [_all_joined(self._slots[low:high]) for low, high in pairwise(edges)]
+        return list(accumulate(joined, _or_before))
 
 
 def sparkline(slots: Sequence[Slot], ascii_only: bool = False) -> str:
@@ -109,6 +110,10 @@ def _scale(values: Sequence[float]) -> tuple[float, float]:
     reach = _FAR * max(inner[-1] - inner[0], 0.1 * max(abs(inner[0]), abs(inner[-1])))
     near = [value for value in ordered if inner[0] - reach <= value <= inner[-1] + reach]
     return near[0], near[-1]
+
+
+def _or_before(before: Slot, slot: Slot) -> Slot:
+    return slot if slot.count or slot.broken else before
 
 
 def _halved(slots: Sequence[Slot]) -> list[Slot]:
