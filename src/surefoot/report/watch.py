@@ -87,7 +87,7 @@ def step_rows(scalars: Any) -> list[StepRow]:
     names = ["step", "time", "part", *_NUMBERS, "skipped"]
     columns = [scalars.column(name).to_pylist() for name in names]
     return [
-        StepRow(step, seen, part or "", *numbers, bool(skipped))
+        StepRow(step, seen, part or "", skipped=bool(skipped), **dict(zip(_NUMBERS, numbers, strict=True)))
         for step, seen, part, *numbers, skipped in zip(*columns, strict=True)
     ]
 
@@ -156,15 +156,15 @@ class Watcher:
 
     def _follow_on_screen(self) -> bool:
         """Fill the screen until the run is over: whether it is."""
-        from rich.console import Group
         from rich.live import Live
+        from rich.text import Text
 
         with _keys() as keys, Live(console=self.console, screen=True, auto_refresh=False) as live:
             while True:
                 began = time.monotonic()
                 self.look()
                 lines = self._lines(self.console.width, self.console.height)
-                live.update(Group(*lines), refresh=True)
+                live.update(Text("\n").join(lines), refresh=True)
                 if self._finished():
                     return True
                 if keys.asked_to_quit(max(_LOOK_SECONDS, _PATIENCE * (time.monotonic() - began))):
