@@ -29,6 +29,7 @@ SMOOTHED_OVER = 31
 """The smoothed loss is the median of so many: one spike does not move it, as it would an average."""
 PACE_SECONDS = 10.0
 _PACE_GAP = 0.2
+_PACE_LEAST = 2.0
 _STALLED_STEPS = 5
 _LONGEST_SUMMARY = 400
 _COUNTED = {"skip": "skips", "overflow": "skips", "rollback": "rollbacks"}
@@ -53,7 +54,10 @@ class Pace:
             self._marks[-1] = (time, step)
         else:
             self._marks.append((time, step))
-        while len(self._marks) > 2 and time - self._marks[1][0] > PACE_SECONDS:
+        # The second condition keeps enough to go by; the first alone would let one long pause count for long after.
+        while (
+            len(self._marks) > 2 and time - self._marks[0][0] > PACE_SECONDS and time - self._marks[1][0] > _PACE_LEAST
+        ):
             self._marks.popleft()
 
     def forget(self) -> None:
@@ -98,10 +102,9 @@ class PartView:
         if row.clip_factor is not None:
             self._clips_possible += 1
             self._clips += row.clip_factor < 1
-        for name in ("grad_norm", "lr", "loss_scale"):
-            value = getattr(row, name)
-            if value is not None:
-                setattr(self, name, value)
+        self.grad_norm = self.grad_norm if row.grad_norm is None else row.grad_norm
+        self.lr = self.lr if row.lr is None else row.lr
+        self.loss_scale = self.loss_scale if row.loss_scale is None else row.loss_scale
 
     @property
     def smoothed(self) -> float | None:
@@ -168,10 +171,13 @@ class RunView:
         self._note_time(row.time)
         self.last_step_time = self.last_time
         self.state = "running"
-        if row.part not in self.parts and len(self.parts) >= MOST_PARTS:
-            self.parts_left_out = True
-            return
-        self.parts.setdefault(row.part, PartView()).add(row)
+        part = self.parts.get(row.part)
+        if part is None:
+            if len(self.parts) >= MOST_PARTS:
+                self.parts_left_out = True
+                return
+            part = self.parts[row.part] = PartView()
+        part.add(row)
 
     def add_event(self, event: Event) -> None:
         """Take an event in."""

@@ -27,6 +27,7 @@ _BELOW, _BELOW_ASCII = "↓", "v"
 _LARGEST = 1e150  # beyond it, sums and differences of floats would overflow
 _FEW = 0.05
 _FAR = 5.0
+_ENOUGH = 6  # with fewer values nobody can say which of them is the odd one
 
 
 @dataclass
@@ -68,8 +69,9 @@ class Curve:
             self._slots = _halved(self._slots)
             self._steps_per_slot *= 2
         index = (step - self._first) // self._steps_per_slot
-        del self._slots[index + 1 :]
-        self._slots += [Slot() for _ in range(index + 1 - len(self._slots))]
+        if index + 1 != len(self._slots):
+            del self._slots[index + 1 :]
+            self._slots += [Slot() for _ in range(index + 1 - len(self._slots))]
         self._slots[index].add(value)
 
     def slots(self, width: int) -> list[Slot]:
@@ -85,19 +87,26 @@ def sparkline(slots: Sequence[Slot], ascii_only: bool = False) -> str:
     blocks = _BLOCKS_ASCII if ascii_only else _BLOCKS
     broken, above, below = (_BROKEN_ASCII, _ABOVE_ASCII, _BELOW_ASCII) if ascii_only else (_BROKEN, _ABOVE, _BELOW)
     low, high = _scale([slot.mean for slot in slots if slot.count])
-
-    def mark(slot: Slot) -> str:
+    marks, settled = [], False
+    for slot in slots:
+        height = _height(slot.mean, low, high, len(blocks))
+        settled = settled or 0 <= height < len(blocks)
         if slot.broken or not slot.count:
-            return broken
-        if slot.mean > high:
-            return above
-        if slot.mean < low:
-            return below
-        if high == low:
-            return blocks[len(blocks) // 2 - 1]
-        return blocks[min(len(blocks) - 1, int((slot.mean - low) / (high - low) * len(blocks)))]
+            marks.append(broken)
+        elif height >= len(blocks):
+            marks.append(above if settled else blocks[-1])  # a loss that starts high has not jumped
+        else:
+            marks.append(blocks[height] if height >= 0 else below)
+    return "".join(marks)
 
-    return "".join(mark(slot) for slot in slots)
+
+def _height(value: float, low: float, high: float, levels: int) -> int:
+    """Which of the levels a value is at: negative below the scale, and too high above it."""
+    if value < low:
+        return -1
+    if value > high:
+        return levels
+    return min(levels - 1, int((value - low) / (high - low) * levels)) if high > low else levels // 2 - 1
 
 
 def _scale(values: Sequence[float]) -> tuple[float, float]:
@@ -105,7 +114,7 @@ def _scale(values: Sequence[float]) -> tuple[float, float]:
     if not values:
         return 0.0, 0.0
     ordered = sorted(values)
-    few = math.ceil(_FEW * len(ordered)) if len(ordered) > 2 else 0
+    few = math.ceil(_FEW * len(ordered)) if len(ordered) >= _ENOUGH else 0
     inner = ordered[few : len(ordered) - few] or ordered
     reach = _FAR * max(inner[-1] - inner[0], 0.1 * max(abs(inner[0]), abs(inner[-1])))
     near = [value for value in ordered if inner[0] - reach <= value <= inner[-1] + reach]

@@ -8,6 +8,7 @@ No line is wider than asked for. Where the stream cannot carry block characters,
 from __future__ import annotations
 
 import math
+from itertools import groupby
 from typing import TYPE_CHECKING, TypeAlias
 
 from surefoot.report.sparkline import sparkline
@@ -87,7 +88,7 @@ def _progress(view: RunView, now: float) -> list[Line]:
     if view.steps_per_second is not None:
         chips.append([(pace(view.steps_per_second), "")])
     chips.append([(duration(view.elapsed(now)), ""), (" elapsed", "dim")])
-    if view.seconds_left is not None:
+    if view.seconds_left is not None and not view.is_stalled(now):
         chips.append([(duration(view.seconds_left), ""), (" left", "dim")])
     if view.over:
         chips.append([(view.state, "bold red" if view.state == "halted" else "bold green")])
@@ -120,7 +121,7 @@ def _part_line(name: str, part: PartView, width: int, column: int, ascii_only: b
 
 
 def _coloured(curve: str) -> Line:
-    return [(mark, "bold red" if mark in "×x↑^" else "green") for mark in curve]
+    return [("".join(marks), "bold red" if bad else "green") for bad, marks in groupby(curve, "×x↑^".__contains__)]
 
 
 def _numbers(view: RunView) -> list[Line]:
@@ -131,7 +132,7 @@ def _numbers(view: RunView) -> list[Line]:
     if len(view.parts) > 1:
         return [_labelled("loss scale", number(part.loss_scale))] if part.loss_scale is not None else []
     broken = part.grad_norm is not None and not math.isfinite(part.grad_norm)
-    chips = [_labelled("grad", number(part.grad_norm, 3), "bold red" if broken else "")]
+    chips = [_labelled("grad", f"{number(part.grad_norm, 3):<7}", "bold red" if broken else "")]
     if part.lr is not None:
         chips.append(_labelled("lr", rate(part.lr)))
     if part.loss_scale is not None:

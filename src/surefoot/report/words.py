@@ -48,7 +48,7 @@ def duration(seconds: float | None) -> str:
         return f"{minutes}:{seconds_left:02}"
     if hours < 48:
         return f"{hours}:{minutes_left:02}:{seconds_left:02}"
-    return f"{hours // 24:,}d {hours % 24}h"
+    return f"{hours // 24:,}d {hours % 24}h" if hours < 1e6 else "ages"
 
 
 def clock(seconds: float, form: str = "%H:%M:%S") -> str:
