@@ -47,7 +47,10 @@ class Progress:
         require(every_seconds > 0, f"`every_seconds` must be greater than 0; got {every_seconds}.")
         self._view = RunView(total_steps=total_steps)
         self._stream = sys.stderr if stream is None else stream
-        self._ascii = not can_show_blocks(getattr(self._stream, "encoding", None))
+        self._encoding: str = (
+            getattr(self._stream, "encoding", None) or "utf-8"
+        )  # text in memory has none: it takes all
+        self._ascii = not can_show_blocks(self._encoding)
         self._plain = PlainLines(every_seconds, self._ascii)
         self._strip: Strip | None = None
         self._terminal: int | None = None
@@ -100,7 +103,7 @@ class Progress:
         if terminal is not None and terminal not in _terminals_in_use:
             _terminals_in_use.add(terminal)
             self._terminal = terminal
-            self._strip = Strip(terminal, getattr(self._stream, "encoding", None) or "utf-8", self._lines)
+            self._strip = Strip(terminal, self._encoding, self._lines)
 
     def _draw(self) -> None:
         assert self._strip is not None

@@ -132,7 +132,9 @@ def _numbers(view: RunView) -> list[Line]:
     if len(view.parts) > 1:
         return [_labelled("loss scale", number(part.loss_scale))] if part.loss_scale is not None else []
     broken = part.grad_norm is not None and not math.isfinite(part.grad_norm)
-    chips = [_labelled("grad", f"{number(part.grad_norm, 3):<7}", "bold red" if broken else "")]
+    chips = []
+    if part.grad_norm is not None:
+        chips.append(_labelled("grad", f"{number(part.grad_norm, 3):<7}", "bold red" if broken else ""))
     if part.lr is not None:
         chips.append(_labelled("lr", rate(part.lr)))
     if part.loss_scale is not None:
