@@ -152,6 +152,13 @@ def test_the_verdict_is_shown_with_its_findings(tmp_path):
     assert "\x1b" not in said
 
 
+def test_a_folder_that_holds_a_diagnosis_alone_is_a_finished_run(tmp_path):
+    (tmp_path / "findings.json").write_text(json.dumps({"verdict": "healthy", "findings": []}))
+    said = once(tmp_path)
+    assert said.exit_code == 0
+    assert "finished: healthy" in said.stdout
+
+
 def test_a_verdict_on_what_came_before_is_not_the_end_of_a_resumed_run(tmp_path):
     write_run(tmp_path / "run", end=False)
     path = tmp_path / "run" / "findings.json"

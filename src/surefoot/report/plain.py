@@ -1,8 +1,8 @@
 """A run as plain lines, for logs on a cluster, for notebooks and for pipes: no colours, nothing rewritten.
 
 Each line stands alone: date, time, step. How far the run is comes seldom, and more seldom the longer it lasts: every
-`every_seconds`, later at every fiftieth of the time that has passed, at last every ten minutes; a month is some four
-thousand lines. Events come at once, but a storm of them must not fill the disk: each kind has a few lines per minute,
+`every_seconds`, later at every fiftieth of the time that has passed, at last every ten minutes; a month is some
+4,500 lines. Events come at once, but a storm of them must not fill the disk: each kind has a few lines per minute,
 and what was left out is counted in the next line.
 """
 

@@ -7,14 +7,15 @@ region is made shorter, everything that is written moves within it, and the rows
 drawing is one write that saves the cursor, fills the rows and puts the cursor back.
 
 The cursor is never hidden. `close` gives the rows back. A process that is killed cannot do that, so a small shell waits
-for its end and does it then. Where there is no such terminal (none at all, Windows, a job in the background, a screen
-of a few rows), `terminal_of` says so and plain lines are written instead.
+for its end and does it then. Where there is no such terminal (none at all, Windows, an interactive session, a
+job in the background, a screen of a few rows), `terminal_of` says so and plain lines are written instead.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ def terminal_of(stream: Any) -> int | None:
     """The descriptor of the terminal behind a stream, if a strip can be drawn there by this process."""
     try:
         if os.name != "posix" or not stream.isatty() or os.environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
+            return None
+        if hasattr(sys, "ps1"):  # an interactive session: the rows would stay, and its prompt counts on all of them
             return None
         descriptor = int(stream.fileno())
         size = os.get_terminal_size(descriptor)

@@ -46,7 +46,7 @@ def view_lines(view: RunView, now: float, width: int, *, events: int = 1, ascii_
     """The view as lines of at most `width` cells."""
     width = max(1, min(width, WIDEST))
     if view.started is None:
-        return finished_lines([[("waiting for the first step", "dim")]], width, ascii_only)
+        return finished_lines([[("no step was logged so far", "dim")]], width, ascii_only)
     lines = [
         *_flowed(_progress(view, now), width),
         *_part_lines(view, width, ascii_only),
