@@ -64,7 +64,29 @@ def test_everything_the_script_wrote_is_there_in_order_and_the_terminal_is_given
         screen = terminal.screen
     assert user_lines(screen) == EXPECTED
     assert is_given_back(screen)
-    assert [line for line in screen.everything if line.startswith("surefoot: step 59/60")]
+    assert any(line.startswith("surefoot: step 59/60") for line in screen.everything) == (how == "end")
+
+
+LOGGED = """
+import sys, time
+import surefoot as sf
+from surefoot.record.messages import StepRow
+log = sf.RunLog(sys.argv[1], sinks=[sf.Progress()])
+for step in range(200):
+    log.take(StepRow(step, time.time(), loss=1.0))
+    time.sleep(0.01)
+"""
+PROGRESS_FIRST = LOGGED.replace("sinks=[sf.Progress()]", "sinks=[progress]").replace(
+    "log =", "progress = sf.Progress()\nlog ="
+)
+
+
+@pytest.mark.parametrize("script", [LOGGED, PROGRESS_FIRST])
+def test_a_log_that_is_closed_by_the_end_of_the_program_has_the_last_word(tmp_path, script):
+    with InTerminal(script, arguments=[tmp_path / "run"]) as terminal:
+        assert terminal.read_to_end() == 0
+    assert is_given_back(terminal.screen)
+    assert any(line.startswith("surefoot: step 199 · loss 1") for line in terminal.screen.everything)
 
 
 def test_without_the_strip_the_bytes_are_the_scripts_own():

@@ -60,7 +60,8 @@ class Progress:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._over = False
-        atexit.register(self.close)  # in case nobody else does: the terminal must not stay as it is
+        self._leaving = False
+        atexit.register(self._leave)
 
     def write(self, batch: Batch) -> None:
         """Take rows and events in, and show where the run is."""
@@ -79,11 +80,22 @@ class Progress:
         if self._over or os.getpid() != self._process:
             return
         self._over = True
-        atexit.unregister(self.close)
+        atexit.unregister(self._leave)
         if not self._lock.acquire(timeout=_PATIENCE_SECONDS):
             return  # the terminal takes nothing in (Ctrl-S): do not hold up the end of the run for it
         try:
             self._guarded(self._end)
+        finally:
+            self._lock.release()
+
+    def _leave(self) -> None:
+        """The program ends. The log may have more to say and close this after that, or nobody will: both are fine."""
+        if self._over or os.getpid() != self._process or not self._lock.acquire(timeout=_PATIENCE_SECONDS):
+            return
+        try:
+            self._leaving = True
+            if self._strip is not None:
+                self._guarded(self._strip.close)
         finally:
             self._lock.release()
 
@@ -94,7 +106,8 @@ class Progress:
             self._begun = True
             self._guarded(self._begin)
         if self._strip is not None:
-            self._guarded(self._draw)
+            if not self._leaving:
+                self._guarded(self._draw)
         else:
             self._guarded(lambda: self._print(self._plain.lines(self._view, events, time.time())))
 

@@ -81,13 +81,13 @@ class Strip:
 
     def close(self, last_words: Sequence[str] = ()) -> None:
         """Give the rows back, and leave these lines where the script's own output ended."""
-        if self._rows and _in_foreground(self._descriptor):
+        if _in_foreground(self._descriptor):
             width = os.get_terminal_size(self._descriptor).columns
+            erased = self._filled([]) if self._size else _ERASE_BELOW
+            given_back = erased + _SAVE + _WHOLE_SCREEN + _RESTORE if self._rows else ""
             # As many blanks as the line is wide end on the next line, unless the cursor was at the start of its own:
             # what a progress bar left unfinished is not written over.
-            words = "".join(" " * width + f"\r{_ERASE_LINE}{line}\r\n" for line in last_words)
-            erased = self._filled([]) if self._size else _ERASE_BELOW
-            self._write(erased + _SAVE + _WHOLE_SCREEN + _RESTORE + words)
+            self._write(given_back + "".join(" " * width + f"\r{_ERASE_LINE}{line}\r\n" for line in last_words))
         self._rows, self._size = 0, None
         self._dismiss()
 
