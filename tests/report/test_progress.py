@@ -251,6 +251,14 @@ def test_a_stream_that_fails_is_warned_about_once_and_never_raises(caplog):
     assert "progress is no longer shown" in caplog.text
 
 
+def test_a_row_that_makes_no_sense_does_not_raise(caplog):
+    progress = sf.Progress(stream=io.StringIO())
+    with caplog.at_level(logging.WARNING, "surefoot"):
+        progress.write(Batch(steps=[StepRow("no number", None)]))
+        progress.close()
+    assert "progress is no longer shown" in caplog.text
+
+
 def test_wrong_settings_are_refused():
     with pytest.raises(SettingError, match="`every_seconds` must be greater than 0; got 0"):
         sf.Progress(every_seconds=0)

@@ -66,7 +66,7 @@ class Progress:
     def write(self, batch: Batch) -> None:
         """Take rows and events in, and show where the run is."""
         with self._lock:
-            self._view.add(batch)
+            self._guarded(lambda: self._view.add(batch))
             self._show(batch.events)
 
     def tick(self) -> None:
