@@ -34,10 +34,13 @@ EXIT_SECONDS = 10.0
 class RunLog:
     """Writes a run into `folder`. Nothing it does raises into training, waits for the disk or needs the device."""
 
-    def __init__(self, folder: str | os.PathLike[str], *, sinks: Sequence[Sink] = ()) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], *, sinks: Sequence[Sink] = (), close_at_exit: bool = True
+    ) -> None:
         self.folder = Path(folder).absolute()
         self._part = ""
         self._writer = Writer(self.folder, tuple(sinks))
+        self._writer.close_at_exit = close_at_exit
         _WRITERS.add(self._writer)
 
     def part(self, name: str) -> RunLog:
@@ -69,6 +72,11 @@ class RunLog:
         self.take(Event(event, step, summary, time.time(), severity, cause, action, self._part, evidence or {}))
 
     @property
+    def closed(self) -> bool:
+        """Whether it takes nothing any more."""
+        return self._writer.closed
+
+    @property
     def dropped(self) -> int:
         """How many messages were lost: the queue was full, or the disk was."""
         return self._writer.dropped
@@ -95,7 +103,8 @@ _WRITERS: weakref.WeakSet[Writer] = weakref.WeakSet()
 
 def _close_all() -> None:
     for writer in list(_WRITERS):
-        writer.close(EXIT_SECONDS)
+        if writer.close_at_exit:
+            writer.close(EXIT_SECONDS)
 
 
 def _silence_all() -> None:

@@ -43,6 +43,8 @@ class Writer:
         self.waiting: deque[tuple[str, Any]] = deque()
         self.room = WAITING_LIMIT
         self.dropped = 0
+        self.close_at_exit = True
+        """Off where whoever opened the log has more to write at the end of the program."""
         self._counting = threading.RLock()  # a signal handler may log as well, in the middle of counting
         self._process = os.getpid()
         self._sinks = sinks
@@ -59,6 +61,11 @@ class Writer:
     def here(self) -> bool:
         """Whether this is the process that owns the log, and not a fork of it."""
         return os.getpid() == self._process
+
+    @property
+    def closed(self) -> bool:
+        """Whether the end has come or is near."""
+        return self._closing
 
     def count_drop(self, messages: int = 1) -> None:
         """Some messages are lost."""
