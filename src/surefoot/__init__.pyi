@@ -57,6 +57,10 @@ from surefoot.observe.monitor import GradientMonitor
 from surefoot.observe.parameters import parameter_report
 from surefoot.observe.watch import Watch
 from surefoot.presets import for_deep_cnn, for_fine_tuning, for_gan, for_rl, for_rnn, for_transformer
+from surefoot.record.sinks.mlflow import MLflowSink
+from surefoot.record.sinks.tensorboard import TensorBoardSink
+from surefoot.record.sinks.wandb import WandbSink
+from surefoot.record.sinks.webhook import Webhook
 from surefoot.stabilizer import TrainingStabilizer
 from surefoot.standalone import Running, clip_gradients
 from surefoot.types import Decision, Detector, Incident, Layers, Outcome, Signals, StepRecord, Verdict
@@ -88,6 +92,7 @@ __all__ = [
     "Incident",
     "Layers",
     "LossStabilityMonitor",
+    "MLflowSink",
     "NoLearning",
     "NonFinite",
     "NonFiniteOrigin",
@@ -107,13 +112,16 @@ __all__ = [
     "Standardizer",
     "StepRecord",
     "SurefootError",
+    "TensorBoardSink",
     "TrainingHalted",
     "TrainingRecovery",
     "TrainingStabilizer",
     "UsageError",
     "Vanishing",
     "Verdict",
+    "WandbSink",
     "Watch",
+    "Webhook",
     "advise_normalization",
     "after_warmup",
     "all_of",
