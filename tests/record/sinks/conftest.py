@@ -13,7 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-sys.path.append(str(Path(__file__).parent))  # for `batches`
+sys.path.append(str(Path(__file__).parent))  # for `sink_batches`
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import numpy as np
 import pytest
 import torch
+from sink_batches import healthy, strange
 
 import surefoot as sf
-from batches import healthy, strange
 from surefoot.errors import SettingError, UsageError
 from surefoot.record.messages import Batch, Sink
 from surefoot.record.sinks.runner import SinkRunner
