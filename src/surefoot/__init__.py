@@ -46,6 +46,8 @@ _NAMES_BY_MODULE = {
     "observe.parameters": "parameter_report",
     "observe.watch": "Watch",
     "presets": "for_deep_cnn for_fine_tuning for_gan for_rl for_rnn for_transformer",
+    "record.log": "RunLog",
+    "record.reading": "RunTables load_run",
     "record.sinks.mlflow": "MLflowSink",
     "record.sinks.tensorboard": "TensorBoardSink",
     "record.sinks.wandb": "WandbSink",

@@ -57,6 +57,8 @@ from surefoot.observe.monitor import GradientMonitor
 from surefoot.observe.parameters import parameter_report
 from surefoot.observe.watch import Watch
 from surefoot.presets import for_deep_cnn, for_fine_tuning, for_gan, for_rl, for_rnn, for_transformer
+from surefoot.record.log import RunLog
+from surefoot.record.reading import RunTables, load_run
 from surefoot.record.sinks.mlflow import MLflowSink
 from surefoot.record.sinks.tensorboard import TensorBoardSink
 from surefoot.record.sinks.wandb import WandbSink
@@ -101,6 +103,8 @@ __all__ = [
     "Plateau",
     "PreNormMLP",
     "RankFailed",
+    "RunLog",
+    "RunTables",
     "Running",
     "ScaledResidual",
     "Setback",
@@ -140,6 +144,7 @@ __all__ = [
     "for_rnn",
     "for_transformer",
     "init_for",
+    "load_run",
     "mask_fill_value",
     "masked_softmax",
     "normalize_images",

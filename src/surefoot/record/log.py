@@ -1,0 +1,109 @@
+"""`RunLog`: what happens in a run, kept in a folder. The training loop only appends to a queue; a thread writes.
+
+>>> import tempfile, surefoot
+>>> folder = tempfile.mkdtemp()
+>>> with surefoot.RunLog(folder) as log:
+...     log.take(StepRow(step=0, time=0.0, loss=2.5))
+...     log.event("checkpoint", 0, "the first checkpoint")
+>>> surefoot.load_run(folder).scalars["loss"].to_pylist()
+[2.5]
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.record.messages import Event, StepRow
+from surefoot.record.writer import Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from surefoot.record.messages import DeviceRow, EventName, Histogram, LayerRows, Sink
+    from surefoot.types import Severity
+
+EXIT_SECONDS = 10.0
+"""How long the end of the program may wait for the log."""
+
+
+class RunLog:
+    """Writes a run into `folder`. Nothing it does raises into training, waits for the disk or needs the device."""
+
+    def __init__(self, folder: str | os.PathLike[str], *, sinks: Sequence[Sink] = ()) -> None:
+        self.folder = Path(folder).absolute()
+        self._part = ""
+        self._writer = Writer(self.folder, tuple(sinks))
+        _WRITERS.add(self._writer)
+
+    def part(self, name: str) -> RunLog:
+        """The same log, for one of several optimizers: what it takes carries this name. Closing it closes nothing."""
+        log = object.__new__(type(self))
+        log.folder, log._part, log._writer = self.folder, name, self._writer
+        return log
+
+    def take(self, message: StepRow | LayerRows | Histogram | DeviceRow | Event) -> None:
+        """Put one message in line. Never blocks and never raises; what does not fit is dropped and counted."""
+        writer = self._writer
+        if len(writer.waiting) < writer.room:
+            writer.waiting.append((self._part, message))
+        else:
+            writer.count_drop()
+
+    def event(
+        self,
+        event: EventName,
+        step: int | None,
+        summary: str,
+        *,
+        severity: Severity = "info",
+        cause: str = "",
+        action: str = "",
+        evidence: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Say that something happened."""
+        self.take(Event(event, step, summary, time.time(), severity, cause, action, self._part, evidence or {}))
+
+    @property
+    def dropped(self) -> int:
+        """How many messages were lost: the queue was full, or the disk was."""
+        return self._writer.dropped
+
+    def flush(self, timeout: float = 5.0) -> bool:
+        """Wait until everything taken so far is on the disk, `timeout` seconds at most; whether it is."""
+        return self._writer.flush(timeout)
+
+    def close(self, timeout: float = EXIT_SECONDS) -> None:
+        """Write what is left and end. Happens by itself at the end of the program."""
+        if not self._part:
+            self._writer.close(timeout)
+            _WRITERS.discard(self._writer)
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+_WRITERS: weakref.WeakSet[Writer] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for writer in list(_WRITERS):
+        writer.close(EXIT_SECONDS)
+
+
+def _silence_all() -> None:
+    """In a fork (a data loader's worker) there is no thread that would write: its copies of the logs take nothing."""
+    for writer in list(_WRITERS):
+        writer.room = 0
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_silence_all)
