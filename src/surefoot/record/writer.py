@@ -18,6 +18,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from surefoot.record.messages import Batch, DeviceRow, Event, Histogram, LayerRows, StepRow
+from surefoot.record.sinks.runner import SinkRunner, close_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +34,8 @@ WAITING_LIMIT = 65536
 TICK_SECONDS = 0.1
 CYCLE_SECONDS = 0.5
 RETRY_SECONDS = 10.0
+SINK_SECONDS = 5.0
+"""How long all sinks together may take to end."""
 
 
 class Writer:
@@ -45,7 +48,7 @@ class Writer:
         self.dropped = 0
         self._counting = threading.RLock()  # a signal handler may log as well, in the middle of counting
         self._process = os.getpid()
-        self._sinks = sinks
+        self._runners = [SinkRunner(sink) for sink in sinks]  # here, so that what is no sink is refused at once
         self._store: Store | None = None
         self._trouble: BaseException | None = None
         self._retry_at = 0.0
@@ -87,32 +90,24 @@ class Writer:
             )
 
     def _run(self) -> None:
-        runners = self._runners()
         due = 0.0
         while True:
             closing = self._closing
             if closing or self._flushes or len(self.waiting) > WAITING_LIMIT // 4 or time.monotonic() >= due:
                 due = time.monotonic() + CYCLE_SECONDS
-                self._cycle(runners)
+                self._cycle()
             if closing:
                 break
             self._wake.wait(TICK_SECONDS)
             self._wake.clear()
-        self._end(runners)
+        self._end()
 
-    def _runners(self) -> list[Any]:
-        if not self._sinks:
-            return []
-        from surefoot.record.sinks.runner import SinkRunner
-
-        return [SinkRunner(sink) for sink in self._sinks]
-
-    def _cycle(self, runners: list[Any]) -> None:
+    def _cycle(self) -> None:
         flushes = [self._flushes.popleft() for _ in range(len(self._flushes))]
         batch = self._drain()
         if batch is not None:
             self._write(batch)
-            for runner in runners:
+            for runner in self._runners:
                 runner.offer(batch)
         for done in flushes:
             done.set()
@@ -154,14 +149,13 @@ class Writer:
         self._retry_at = time.monotonic() + RETRY_SECONDS
         self._store = None
 
-    def _end(self, runners: list[Any]) -> None:
+    def _end(self) -> None:
         try:
             if self._store is not None:
                 self._store.close()
         except OSError:
             pass
-        for runner in runners:
-            runner.close(5.0)
+        close_all(self._runners, SINK_SECONDS)
         self._ended.set()
 
 

@@ -75,7 +75,8 @@ class TensorBoardSink:
 
     def _opened(self, points: Sequence[Point]) -> io.FileIO:
         self.folder.mkdir(parents=True, exist_ok=True)
-        process = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
+        # TensorBoard reads the files of a folder in the order of their names.
+        process = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers):06d}"
         file = open(self.folder / f"events.out.tfevents.{process}", "ab", buffering=0)  # noqa: SIM115
         framed = io.BytesIO()
         frames = self._records.RecordWriter(framed)
