@@ -13,7 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-sys.path.append(str(Path(__file__).parent))  # for `sink_batches`
+sys.path.append(str(Path(__file__).parent))  # for `sink_batches` and `hook_server`
 
 
 @pytest.fixture(autouse=True)
@@ -39,3 +39,13 @@ def ready_database(tmp_path_factory) -> Callable[[Path], str]:
         return f"sqlite:///{folder}/mlflow.db"
 
     return fresh
+
+
+@pytest.fixture
+def server():
+    """A webhook's server, with what it was sent."""
+    from hook_server import Server
+
+    made = Server()
+    yield made
+    made.close()

@@ -6,9 +6,9 @@ import math
 import re
 
 import pytest
+from sink_batches import INF, NAN, event, healthy, step, strange
 
 import surefoot as sf
-from sink_batches import INF, NAN, event, healthy, step, strange
 from surefoot.record.messages import Batch
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy and MLflow warn of each other

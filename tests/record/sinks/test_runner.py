@@ -12,9 +12,9 @@ from statistics import median
 
 import pytest
 import torch
+from sink_batches import event, step
 
 import surefoot as sf
-from sink_batches import event, step
 from surefoot.record.messages import Batch
 from surefoot.record.sinks.runner import MOST_EVENTS_HELD, SinkRunner, close_all
 
@@ -31,9 +31,9 @@ class Collecting:
 
 
 class Raising(Collecting):
-    def __init__(self, failures=10**9, error=ValueError("the disk is on fire")):
+    def __init__(self, failures=10**9, error=None):
         super().__init__()
-        self.calls, self.failures, self.error = 0, failures, error
+        self.calls, self.failures, self.error = 0, failures, error or ValueError("the disk is on fire")
 
     def write(self, batch):
         self.calls += 1

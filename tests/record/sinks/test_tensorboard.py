@@ -8,10 +8,10 @@ import resource
 import signal
 
 import pytest
+from sink_batches import INF, NAN, event, healthy, histogram, step, strange
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import surefoot as sf
-from sink_batches import INF, NAN, event, healthy, histogram, step, strange
 from surefoot.record.bins import EDGES, ZERO
 from surefoot.record.messages import Batch, LayerRows
 
@@ -63,7 +63,9 @@ def test_nan_and_inf_are_kept(tmp_path):
 
 
 def test_parts_have_curves_of_their_own_and_their_own_steps(tmp_path):
-    found = written(tmp_path, Batch(steps=[step(10, 1.0, "critic"), step(2, 3.0, "generator"), step(11, 2.0, "critic")]))
+    found = written(
+        tmp_path, Batch(steps=[step(10, 1.0, "critic"), step(2, 3.0, "generator"), step(11, 2.0, "critic")])
+    )
     assert curve(found, "critic/loss") == [(10, 1.0), (11, 2.0)]
     assert curve(found, "generator/loss") == [(2, 3.0)]
 

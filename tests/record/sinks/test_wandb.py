@@ -12,10 +12,10 @@ import time
 
 import pytest
 import wandb
+from sink_batches import INF, NAN, event, healthy, histogram, step
 from wandb.proto import wandb_internal_pb2
 
 import surefoot as sf
-from sink_batches import INF, NAN, event, healthy, histogram, step
 from surefoot.record.bins import COUNT, EDGES
 from surefoot.record.messages import Batch
 

@@ -2,86 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import socket
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from hook_server import SECRET, alarm, free_port, of
+from sink_batches import event
 
 import surefoot as sf
-from sink_batches import event, step
-from surefoot.record.messages import Batch
 from surefoot.record.sinks import webhook
 from surefoot.record.sinks.runner import SinkRunner
-
-SECRET = "T000-B000-verysecret"
-
-
-class Server:
-    """Keeps every message. `answers` are the next statuses with their headers; after them it is always 200."""
-
-    def __init__(self):
-        self.messages, self.paths, self.answers, self.delay = [], [], [], threading.Event()
-        self.delay.set()
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                outer.delay.wait(20)
-                status, headers = outer.answers.pop(0) if outer.answers else (200, {})
-                outer.paths.append(self.path)
-                if status == 200:
-                    outer.messages.append((json.loads(body), dict(self.headers)))
-                self.send_response(status)
-                for name, value in {**headers, "Content-Length": "0"}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-
-            def log_message(self, *_):
-                pass
-
-            def handle(self):
-                try:
-                    super().handle()
-                except OSError:  # the client no longer waits for the answer
-                    pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.http.server_port}/services/{SECRET}"
-
-    @property
-    def bodies(self):
-        return [body for body, _ in self.messages]
-
-    def close(self):
-        self.delay.set()
-        self.http.shutdown()
-        self.http.server_close()
-
-
-@pytest.fixture
-def server():
-    made = Server()
-    yield made
-    made.close()
-
-
-def alarm(number=7, summary="the gradient is NaN", **fields):
-    return event("skip", number, summary, **{"severity": "error", "cause": "nonfinite", "action": "skipped", **fields})
-
-
-def of(*events):
-    return Batch(steps=[step(1)], events=events)
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
 
 
 def test_an_alert_says_what_happened_where_and_what_was_done(server):
@@ -196,14 +125,6 @@ def test_one_that_asks_to_wait_is_given_that_time(server):
     assert len(server.paths) == 2
 
 
-@pytest.mark.parametrize(
-    ("header", "seconds"),
-    [(None, 0), ("17", 17), ("soon", 0), ("Wed, 21 Oct 2015 07:28:00 GMT", 0), ("-5", 0), ("²", 0)],
-)
-def test_retry_after_is_read_as_far_as_it_can_be(header, seconds):
-    assert webhook._wait_seconds(header) == seconds
-
-
 def test_one_that_never_recovers_is_given_up_and_the_next_message_says_so(server, caplog):
     server.answers = [(500, {})] * 3
     hook = sf.Webhook(server.url, every_seconds=0, attempts=3, pause_seconds=0)
@@ -259,55 +180,3 @@ def test_the_address_is_in_no_warning_and_in_no_repr(server, caplog):
         assert SECRET not in repr(hook)
     assert len(caplog.messages) == 6
     assert SECRET not in caplog.text
-
-
-@pytest.mark.parametrize("status", [301, 302, 307, 308])
-def test_a_redirect_on_the_same_host_is_followed_with_the_message(server, status):
-    server.answers = [(status, {"Location": "/moved"})]
-    hook = sf.Webhook(server.url)
-    hook.write(of(alarm()))
-    hook.close()
-    assert server.paths == [f"/services/{SECRET}", "/moved"]
-    assert len(server.bodies) == 1
-
-
-@pytest.mark.parametrize("scheme", ["http://{}/", "//{}/", "file:///etc/passwd?{}", "http://user@{}/", "https://{}/"])
-def test_a_redirect_to_elsewhere_is_not_followed(server, scheme, caplog):
-    other = Server()
-    server.answers = [(307, {"Location": scheme.format(f"127.0.0.1:{other.http.server_port}")})]
-    hook = sf.Webhook(server.url)
-    hook.write(of(alarm()))
-    hook.close()
-    other.close()
-    assert (other.paths, server.bodies, hook.undelivered) == ([], [], 1)
-    assert "redirect that is not followed" in caplog.messages[0]
-
-
-def test_a_redirect_in_a_circle_ends(server):
-    server.answers = [(308, {"Location": "/again"})] * 50
-    hook = sf.Webhook(server.url)
-    hook.write(of(alarm()))
-    assert len(server.paths) == webhook.MOST_REDIRECTS + 1
-    hook.close()
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        f"ftp://host/{SECRET}",
-        f"file:///{SECRET}",
-        SECRET,
-        "",
-        f"https:///{SECRET}",
-        f"https://user:{SECRET}@host/",
-        f"https://host/{SECRET} x",
-        f"https://host/{SECRET}\r\nX: y",
-        f"https://host:port/{SECRET}",
-        f"https://[/{SECRET}",
-        None,
-    ],
-)
-def test_an_address_that_cannot_work_is_refused_without_being_shown(url):
-    with pytest.raises(sf.UsageError) as caught:
-        sf.Webhook(url)
-    assert SECRET not in str(caught.value)

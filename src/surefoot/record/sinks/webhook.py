@@ -20,20 +20,18 @@ import json
 import logging
 import sys
 import time
-import urllib.error
-import urllib.request
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import SplitResult, urljoin, urlsplit
 
-from surefoot.errors import UsageError, require
+from surefoot.errors import require
+from surefoot.record.sinks.posting import Address
 from surefoot.record.sinks.readings import encodable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from surefoot.record.messages import Batch, Event
+    from surefoot.record.sinks.posting import Trouble
     from surefoot.types import Severity
 
 log = logging.getLogger("surefoot")
@@ -43,7 +41,6 @@ MOST_HELD = 100
 MOST_LISTED = 10
 LONGEST_SUMMARY = 500
 LONGEST_PAUSE_SECONDS = 300.0
-MOST_REDIRECTS = 3
 TRIES_AT_CLOSE = 2
 
 
@@ -71,16 +68,13 @@ class Webhook:
         require(every_seconds >= 0, f"`every_seconds` must not be negative; got {every_seconds}.")
         require(timeout_seconds > 0, f"`timeout_seconds` must be above 0; got {timeout_seconds}.")
         require(attempts >= 1, f"`attempts` must be at least 1; got {attempts}.")
-        self._url = _checked(url)
-        self.host = urlsplit(self._url).hostname or ""
+        sent = {"Content-Type": "application/json; charset=utf-8", "User-Agent": "surefoot", **(headers or {})}
+        self._address = Address(url, sent, timeout_seconds)
         self._severities = frozenset(severities)
         self._every_seconds = every_seconds
         self._run = run if run is not None else Path(sys.argv[0] or "training").stem
-        self._headers = {"Content-Type": "application/json; charset=utf-8", "User-Agent": "surefoot", **(headers or {})}
-        self._timeout_seconds = timeout_seconds
         self._attempts = attempts
         self._pause_seconds = pause_seconds
-        self._opener = urllib.request.build_opener(_NoRedirects)
         self._pending: list[Event] = []
         self._overflown = 0  # held back and no longer listed: there were too many
         self._held_back = 0
@@ -92,7 +86,7 @@ class Webhook:
         """How many alerts could not be delivered, in all."""
 
     def __repr__(self) -> str:
-        return f"Webhook(host={self.host!r}, severities={sorted(self._severities)!r})"
+        return f"Webhook(host={self._address.host!r}, severities={sorted(self._severities)!r})"
 
     def write(self, batch: Batch) -> None:
         """Take in the batch's alerts, and send what is due."""
@@ -126,7 +120,7 @@ class Webhook:
             self._overflown += 1
 
     def _try(self) -> None:
-        trouble = self._post(self._body())
+        trouble = self._address.post(self._body())
         now = time.monotonic()
         if trouble is None:
             self._not_before = now + self._every_seconds
@@ -143,12 +137,12 @@ class Webhook:
             pause = self._pause_seconds * 2 ** (self._failures - 1)
             self._not_before = now + min(max(pause, trouble.wait_seconds), LONGEST_PAUSE_SECONDS)
 
-    def _warn(self, trouble: _Trouble) -> None:
+    def _warn(self, trouble: Trouble) -> None:
         if not self._warned:
             self._warned = True
             log.warning(
                 "Webhook at %s: an alert was not delivered (%s); training goes on.%s",
-                self.host,
+                self._address.host,
                 trouble.words,
                 "" if trouble.is_final else f" It is tried {self._attempts} times.",
             )
@@ -157,7 +151,9 @@ class Webhook:
         count = len(self._pending) + self._overflown
         self._lost += count
         if self.undelivered == 0:
-            log.warning("Webhook at %s: %d alerts were given up (%s). The run log has them.", self.host, count, why)
+            log.warning(
+                "Webhook at %s: %d alerts were given up (%s). The run log has them.", self._address.host, count, why
+            )
         self.undelivered += count
         self._pending.clear()
         self._overflown = self._held_back = self._failures = 0
@@ -185,98 +181,6 @@ class Webhook:
         if self._lost:
             lines.append(f"({self._lost} earlier alerts could not be delivered; the run log has them.)")
         return "\n".join(lines)
-
-    def _post(self, body: bytes) -> _Trouble | None:
-        url = self._url
-        for _ in range(MOST_REDIRECTS + 1):
-            request = urllib.request.Request(url, data=body, headers=self._headers, method="POST")
-            try:
-                with self._opener.open(request, timeout=self._timeout_seconds):
-                    return None
-            except urllib.error.HTTPError as error:
-                with error:
-                    target = _redirected(url, error)
-                    if target is None:
-                        return _refusal(error)
-                    url = target
-            except Exception as error:  # whatever a network can do; never its text, which may hold the address
-                return _Trouble(_words(error, self._timeout_seconds))
-        return _Trouble(f"more than {MOST_REDIRECTS} redirects", is_final=True)
-
-
-class _Trouble:
-    def __init__(self, words: str, is_final: bool = False, wait_seconds: float = 0.0) -> None:
-        self.words, self.is_final, self.wait_seconds = words, is_final, wait_seconds
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """urllib would follow with a GET that loses the message, and to any host."""
-
-    def redirect_request(self, *args: Any, **settings: Any) -> None:
-        return None
-
-
-def _checked(url: str) -> str:
-    """The address, or a `UsageError` that does not show it."""
-    way_out = "A webhook needs an address like `https://hooks.example.com/services/…`"
-    try:
-        parts = urlsplit(url)
-        parts.port  # noqa: B018 (raises for one that is no number)
-    except (ValueError, TypeError, AttributeError):
-        raise UsageError(f"the webhook's address cannot be read. {way_out}.") from None
-    if parts.scheme not in ("http", "https"):
-        raise UsageError(f"got an address with the scheme {parts.scheme!r}. {way_out}; http and https only.")
-    if not parts.hostname:
-        raise UsageError(f"got an address without a host. {way_out}.")
-    if parts.username is not None:
-        raise UsageError("got an address with a user name in it. Send credentials with `headers=` instead.")
-    if not url.isascii() or any(character.isspace() or not character.isprintable() for character in url):
-        raise UsageError(f"the webhook's address has blanks or characters that must be percent-encoded. {way_out}.")
-    return url
-
-
-def _redirected(url: str, error: urllib.error.HTTPError) -> str | None:
-    """Where to post instead, on the same host and port; `None` otherwise."""
-    location = error.headers.get("Location")
-    if error.code not in (301, 302, 307, 308) or not location:
-        return None
-    try:
-        target = _checked(urljoin(url, location))
-    except (UsageError, ValueError):
-        return None
-    return target if _origin(urlsplit(target)) == _origin(urlsplit(url)) else None
-
-
-def _origin(parts: SplitResult) -> tuple[str, str | None, int]:
-    return parts.scheme, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
-
-
-def _refusal(error: urllib.error.HTTPError) -> _Trouble:
-    if 300 <= error.code < 400:
-        return _Trouble(f"HTTP {error.code}: a redirect that is not followed", is_final=True)
-    again = error.code >= 500 or error.code in (408, 425, 429)
-    return _Trouble(f"HTTP {error.code}", not again, _wait_seconds(error.headers.get("Retry-After")))
-
-
-def _wait_seconds(retry_after: str | None) -> float:
-    """Seconds that `Retry-After` asks for, as a number or as a date; 0 where it says nothing that can be read."""
-    if retry_after is None:
-        return 0.0
-    try:
-        if retry_after.strip().isdigit():
-            return float(retry_after)
-        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
-    except (ValueError, TypeError, OverflowError):
-        return 0.0
-
-
-def _words(error: Exception, timeout_seconds: float) -> str:
-    reason = getattr(error, "reason", error)
-    if isinstance(reason, TimeoutError):
-        return f"no answer within {timeout_seconds:g} s"
-    if isinstance(reason, OSError) and reason.strerror:
-        return reason.strerror
-    return type(reason if isinstance(reason, Exception) else error).__name__
 
 
 def _fields(event: Event) -> dict[str, Any]:
