@@ -18,13 +18,14 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.record.messages import Event, StepRow
-from surefoot.record.writer import Writer
+from surefoot.record.limits import LogLimits
+from surefoot.record.messages import Event, LayerRows, StepRow
+from surefoot.record.writer import WAITING_LAYER_ROWS, Source, Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from surefoot.record.messages import DeviceRow, EventName, Histogram, LayerRows, Sink
+    from surefoot.record.messages import DeviceRow, EventName, Histogram, Sink
     from surefoot.types import Severity
 
 EXIT_SECONDS = 10.0
@@ -32,29 +33,47 @@ EXIT_SECONDS = 10.0
 
 
 class RunLog:
-    """Writes a run into `folder`. Nothing it does raises into training, waits for the disk or needs the device."""
+    """Writes a run into `folder`. Nothing it does raises into training, waits for the disk or needs the device.
 
-    def __init__(self, folder: str | os.PathLike[str], *, sinks: Sequence[Sink] = ()) -> None:
+    `sinks` are other places that everything goes to as well, each in a thread of its own. `limits` says how large the
+    folder may become. A folder that holds a run already is continued: as when a run is resumed from a checkpoint.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], *, sinks: Sequence[Sink] = (), limits: LogLimits | None = None
+    ) -> None:
         self.folder = Path(folder).absolute()
         self._part = ""
-        self._writer = Writer(self.folder, tuple(sinks))
+        self._writer = Writer(self.folder, tuple(sinks), limits or LogLimits())
         _WRITERS.add(self._writer)
         atexit.unregister(_close_all)  # to be the youngest exit handler: it must run before that of a sink's package,
         atexit.register(_close_all)  # which was loaded as the sink was made and could end the sink before its last rows
 
     def part(self, name: str) -> RunLog:
-        """The same log, for one of several optimizers: what it takes carries this name. Closing it closes nothing."""
+        """The same log for one of several optimizers: what it takes carries this name. Closing it closes nothing."""
         log = object.__new__(type(self))
         log.folder, log._part, log._writer = self.folder, name, self._writer
         return log
 
     def take(self, message: StepRow | LayerRows | Histogram | DeviceRow | Event) -> None:
-        """Put one message in line. Never blocks and never raises; what does not fit is dropped and counted."""
+        """Put one message in line. Never blocks and never raises; what does not fit is dropped and counted.
+
+        What the message refers to (arrays, tensors, evidence) must not be changed afterwards.
+        """
         writer = self._writer
-        if len(writer.waiting) < writer.room:
-            writer.waiting.append((self._part, message))
-        else:
+        if len(writer.waiting) >= writer.room or writer.layer_rows >= WAITING_LAYER_ROWS:
             writer.count_drop()
+            return
+        if type(message) is LayerRows:
+            writer.layer_rows += len(message.names)
+        writer.waiting.append((self._part, message))
+
+    def sample(self, source: Callable[[], Iterable[Any]], every_seconds: float = 5.0) -> None:
+        """Ask `source` for messages now and then, in the writer's thread: for readings of the device.
+
+        It must not hang, or the log does. If it raises it is warned about and not asked again.
+        """
+        self._writer.sources.append(Source(source, every_seconds))
 
     def event(
         self,
@@ -101,9 +120,8 @@ def _close_all() -> None:
 
 
 def _silence_all() -> None:
-    """In a fork (a data loader's worker) there is no thread that would write: its copies of the logs take nothing."""
     for writer in list(_WRITERS):
-        writer.room = 0
+        writer.silence()
 
 
 if hasattr(os, "register_at_fork"):

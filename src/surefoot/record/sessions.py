@@ -33,16 +33,34 @@ class Session:
 
     def __init__(self, folder: Path) -> None:
         self.number, self._file = _claim(folder)
-        self.path = _path(folder, self.number)
+        self._path = _path(folder, self.number)
         self._first: dict[str, int] = {}
         _lock(self._file)
-        self._say({"pid": os.getpid(), "time": time.time()})
+        try:
+            self._say({"pid": os.getpid(), "time": time.time()})
+        except OSError:
+            self.withdraw()
+            raise
 
     def began(self, part: str, step: int) -> None:
         """Note the first step of a part; later ones change nothing unless they are earlier."""
         if step < self._first.get(part, step + 1):
-            self._first[part] = step
             self._say({"part": part, "first": step})
+            self._first[part] = step
+
+    def vanished(self) -> bool:
+        """Whether the folder was deleted, or another was put in its place."""
+        try:
+            there, here = os.stat(self._path), os.fstat(self._file)
+        except OSError:
+            return True
+        return (there.st_ino, there.st_dev) != (here.st_ino, here.st_dev)
+
+    def withdraw(self) -> None:
+        """Give the number back: nothing was written under it."""
+        with suppress(OSError):
+            self._path.unlink()
+        self.close()
 
     def close(self) -> None:
         """Let go of the lock."""
@@ -86,16 +104,30 @@ def _lock(file: int) -> bool:
     return True
 
 
-def ended(folder: Path, number: int) -> bool:
-    """Whether the process of a session is gone, so that its files will not change any more."""
-    try:
-        file = os.open(_path(folder, number), os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        return _lock(file)
-    finally:
-        os.close(file)
+class Adopted:
+    """A session whose process is gone, locked so that no third one adopts it as well."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._file)
+
+
+def adopt(folder: Path, before: int) -> dict[int, Adopted]:
+    """The earlier sessions whose processes are gone: their files will not change any more, unless we change them."""
+    found = {}
+    for number in _numbers(folder):
+        if number >= before:
+            continue
+        with suppress(OSError):
+            file = os.open(_path(folder, number), os.O_RDWR)
+            if _lock(file):
+                found[number] = Adopted(file)
+            else:
+                os.close(file)
+    return found
 
 
 def first_steps(folder: Path) -> FirstSteps:
