@@ -52,6 +52,8 @@ class RunLog:
         self._writer = Writer(self.folder, tuple(sinks), limits or LogLimits())
         self._writer.close_at_exit = close_at_exit
         _WRITERS.add(self._writer)
+        atexit.unregister(_close_all)  # to be the youngest exit handler: it must run before that of a sink's package,
+        atexit.register(_close_all)  # which was loaded as the sink was made and could end the sink before its last rows
 
     def part(self, name: str) -> RunLog:
         """The same log for one of several optimizers: what it takes carries this name. Closing it closes nothing."""
@@ -134,6 +136,5 @@ def _silence_all() -> None:
         writer.silence()
 
 
-atexit.register(_close_all)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_silence_all)

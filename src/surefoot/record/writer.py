@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from surefoot.record.messages import Batch, DeviceRow, Event, Histogram, LayerRows, StepRow
+from surefoot.record.sinks.runner import SinkRunner, close_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from surefoot.record.limits import LogLimits
     from surefoot.record.messages import Sink
-    from surefoot.record.sinks.runner import SinkRunner
     from surefoot.record.store import Store
 
 log = logging.getLogger("surefoot")
@@ -37,6 +37,8 @@ WAITING_LAYER_ROWS = 2_000_000
 """How many rows of layers may wait, in all messages together: about 50 MB."""
 TICK_SECONDS = 0.1
 CYCLE_SECONDS = 0.5
+SINK_SECONDS = 5.0
+"""How long all sinks together may take to end."""
 RETRY_SECONDS = 10.0
 """How long to leave a disk alone that failed."""
 DROPS_SECONDS = 10.0
@@ -74,7 +76,7 @@ class Writer:
         self._wake, self._ended = threading.Event(), threading.Event()
         self._flushes: deque[threading.Event] = deque()
         self._closing, self._deadline = False, 0.0
-        self._runners = _runners(sinks)
+        self._runners = [SinkRunner(sink) for sink in sinks]  # here, so that what is no sink is refused at once
         self._thread = threading.Thread(target=self._run, name="surefoot-run-log", daemon=True)
         self._thread.start()
 
@@ -144,8 +146,7 @@ class Writer:
             self._wake.wait(TICK_SECONDS)
             self._wake.clear()
         self._disk.close()
-        for runner in self._runners:
-            runner.close(max(0.1, self._deadline - time.monotonic() - 0.5))
+        close_all(self._runners, min(SINK_SECONDS, max(0.1, self._deadline - time.monotonic() - 0.5)))
 
     def _much_is_waiting(self) -> bool:
         return len(self.waiting) > WAITING_MESSAGES // 4 or self.layer_rows > WAITING_LAYER_ROWS // 4
@@ -268,14 +269,6 @@ class Disk:
                 error,
                 RETRY_SECONDS,
             )
-
-
-def _runners(sinks: Sequence[Sink]) -> list[SinkRunner]:
-    if not sinks:
-        return []
-    from surefoot.record.sinks.runner import SinkRunner
-
-    return [SinkRunner(sink) for sink in sinks]
 
 
 def _size(batch: Batch) -> int:
