@@ -52,6 +52,7 @@ _NAMES_BY_MODULE = {
     "record.sinks.tensorboard": "TensorBoardSink",
     "record.sinks.wandb": "WandbSink",
     "record.sinks.webhook": "Webhook",
+    "report.progress": "Progress",
     "stabilizer": "TrainingStabilizer",
     "standalone": "Running clip_gradients",
     "types": "Decision Detector Incident Layers Outcome Signals StepRecord Verdict",

@@ -63,6 +63,7 @@ from surefoot.record.sinks.mlflow import MLflowSink
 from surefoot.record.sinks.tensorboard import TensorBoardSink
 from surefoot.record.sinks.wandb import WandbSink
 from surefoot.record.sinks.webhook import Webhook
+from surefoot.report.progress import Progress
 from surefoot.stabilizer import TrainingStabilizer
 from surefoot.standalone import Running, clip_gradients
 from surefoot.types import Decision, Detector, Incident, Layers, Outcome, Signals, StepRecord, Verdict
@@ -102,6 +103,7 @@ __all__ = [
     "Outcome",
     "Plateau",
     "PreNormMLP",
+    "Progress",
     "RankFailed",
     "RunLog",
     "RunTables",

@@ -84,6 +84,17 @@ def diagnose(
 
 
 @app.command()
+def watch(
+    folder: Path = typer.Argument(help="The folder that a run writes, or will write."),
+    once: bool = typer.Option(False, "--once", help="Print one view and exit."),
+) -> None:
+    """Follow a run from another terminal, while it trains. `q` or Ctrl-C ends the watching, not the run."""
+    from surefoot.report.watch import watch as follow
+
+    follow(folder, once)
+
+
+@app.command()
 def demo(
     steps: int = typer.Option(400, min=50, help="Optimizer steps of each run."),
     seed: int = typer.Option(0, help="Seed of the data order and the weights."),
