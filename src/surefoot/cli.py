@@ -95,6 +95,23 @@ def watch(
 
 
 @app.command()
+def report(
+    folder: Path = typer.Argument(help="A run folder."),
+    out: Path | None = typer.Option(
+        None, "--out", "-o", help="Where the page goes (default: report.html in the folder)."
+    ),
+    show: bool = typer.Option(False, "--open", help="Also open it in the browser."),
+) -> None:
+    """Write one HTML page about a run, to be read offline, and print its path."""
+    from surefoot.report.page import write_report
+
+    path = write_report(folder, out)
+    typer.echo(path)
+    if show:
+        typer.launch(str(path.resolve()))
+
+
+@app.command()
 def demo(
     steps: int = typer.Option(400, min=50, help="Optimizer steps of each run."),
     seed: int = typer.Option(0, help="Seed of the data order and the weights."),
