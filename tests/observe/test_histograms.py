@@ -141,13 +141,13 @@ def test_tensors_without_values_are_left_out():
 
 
 def test_a_large_tensor_is_sampled_but_what_is_broken_is_counted_in_full():
-    values = torch.randn(300, 1000)
-    values.view(-1)[torch.arange(0, 300_000, 1000) + 1] = math.nan
+    values = torch.randn(300, 200)
+    values.view(-1)[torch.arange(0, 60_000, 1000) + 1] = math.nan
     values[7, :5] = math.inf
     values[8, :3] = -math.inf
     (row,) = counted(values)
     assert row[COUNT:] == [int(values.isnan().sum()), 5, 3]
-    assert 0.9 * SAMPLE < sum(row[:COUNT]) <= SAMPLE
+    assert 0.8 * SAMPLE < sum(row[:COUNT]) <= SAMPLE
     exact = np.array(reference(values.numpy())[:COUNT]) / values.numel()
     assert np.abs(np.array(row[:COUNT]) / sum(row[:COUNT]) - exact).max() < 0.01
 
