@@ -37,6 +37,7 @@ class RunLog:
 
     `sinks` are other places that everything goes to as well, each in a thread of its own. `limits` says how large the
     folder may become. A folder that holds a run already is continued: as when a run is resumed from a checkpoint.
+    Host and devices are read every `device_seconds`, or never.
     """
 
     def __init__(
@@ -45,12 +46,15 @@ class RunLog:
         *,
         sinks: Sequence[Sink] = (),
         limits: LogLimits | None = None,
+        device_seconds: float | None = 5.0,
         close_at_exit: bool = True,
     ) -> None:
         self.folder = Path(folder).absolute()
         self._part = ""
         self._writer = Writer(self.folder, tuple(sinks), limits or LogLimits())
         self._writer.close_at_exit = close_at_exit
+        if device_seconds is not None:
+            self.sample(_DeviceReadings(), device_seconds)
         _WRITERS.add(self._writer)
         atexit.unregister(_close_all)  # to be the youngest exit handler: it must run before that of a sink's package,
         atexit.register(_close_all)  # which was loaded as the sink was made and could end the sink before its last rows
@@ -120,6 +124,20 @@ class RunLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _DeviceReadings:
+    """Made when first asked, in the writer's thread: what it imports takes a while."""
+
+    def __init__(self) -> None:
+        self._source: Callable[[], Iterable[Any]] | None = None
+
+    def __call__(self) -> Iterable[Any]:
+        if self._source is None:
+            from surefoot.record.devices import DeviceSource
+
+            self._source = DeviceSource()
+        return self._source()
 
 
 _WRITERS: weakref.WeakSet[Writer] = weakref.WeakSet()

@@ -14,10 +14,11 @@ import logging
 import os
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from surefoot.record.derived import Derived
 from surefoot.record.messages import Batch, DeviceRow, Event, Histogram, LayerRows, StepRow
 from surefoot.record.sinks.runner import SinkRunner, close_all
 
@@ -72,6 +73,7 @@ class Writer:
         self._process = os.getpid()
         self._disk = Disk(folder, limits)
         self._step: int | None = None
+        self._derived: defaultdict[str, Derived] = defaultdict(Derived)
         self._told, self._tell_at, self._tell_pause = 0, 0.0, DROPS_SECONDS
         self._wake, self._ended = threading.Event(), threading.Event()
         self._flushes: deque[threading.Event] = deque()
@@ -176,8 +178,19 @@ class Writer:
             kept.append(message)
         steps, devices = found[StepRow], found[DeviceRow]
         self._step = steps[-1].step if steps else self._step
+        found[Event] = [*map(self._with_step, found[Event]), *self._derive(steps)]
         found[DeviceRow] = [row if row.step is not None else replace(row, step=self._step) for row in devices]
         return Batch(*found.values())
+
+    def _with_step(self, event: Event) -> Event:
+        """What a device has to say happened at the step that the run is at."""
+        return replace(event, step=self._step) if event.step is None and event.event == "alarm" else event
+
+    def _derive(self, steps: Sequence[StepRow]) -> list[Event]:
+        try:
+            return [event for row in steps for event in self._derived[row.part].take(row)]
+        except TypeError:  # somebody's own rows, with something else than numbers in them
+            return []
 
     def _ask_sources(self) -> None:
         now = time.monotonic()
