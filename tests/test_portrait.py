@@ -113,6 +113,23 @@ def test_layer_rows_tell_the_norm_the_update_and_the_dead():
     assert (list(dead.names), dead.columns["dead_share"].tolist()) == (["2"], [2 / 8])
 
 
+def test_numbers_of_parameters_can_join_the_rows_of_their_step():
+    model, _ = built()
+    looks = Portraits([model], ALWAYS)
+    model(torch.randn(32, 3, 8, 8)).sum().backward()
+    looks.before_update(0, named_parameters([model]))
+    looks.after_update(0)
+    columns = looks.layer_columns(0, ["5.bias", "unknown", "0.weight"])
+    assert set(columns) == {"param_norm", "update_ratio"}
+    norms = columns["param_norm"].tolist()
+    assert [norms[0], norms[2]] == pytest.approx(
+        [float(part.detach().norm()) for part in (model[5].bias, model[0].weight)]
+    )
+    assert math.isnan(norms[1])
+    assert looks.layer_columns(1, ["5.bias"]) == {}
+    assert not any(isinstance(each, LayerRows) for each in looks.arrived()), "told once"
+
+
 def test_numbers_arrive_no_sooner_than_the_lag():
     model, optimizer = built()
     looks = Portraits([model], ALWAYS, lag_steps=3)
@@ -158,7 +175,7 @@ def test_a_parameter_without_a_gradient_is_no_trouble():
 
 class Strange(torch.Tensor):
     @property
-    def is_nested(self):
+    def is_quantized(self):
         raise RuntimeError("cannot say")
 
 

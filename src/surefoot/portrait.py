@@ -11,6 +11,9 @@
     for message in portraits.arrived(step):                            # of steps at least `lag_steps` ago
         log.take(message)
 
+The run log keeps one row per step and layer. Whoever writes such rows of a step (gradient norms) joins the norms and
+update ratios of the same parameters into them first: `columns |= portraits.layer_columns(step, names)`.
+
 On all other steps each call is one comparison. On a sampled one everything is computed where the tensors lie and comes
 to the host in one copy, read `lag_steps` later, so that the loop never waits. An error inside ends the looking with one
 warning, never the training.
@@ -27,6 +30,8 @@ import logging
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING
+
+import torch
 
 from surefoot.closeup import CloseUp, counted, gradients_of, histograms, weights_of
 from surefoot.observe.activations import ActivationWatch
@@ -75,6 +80,17 @@ class Portraits:
             self._safely(now.finish)
             self._pending.append(now)
 
+    def layer_columns(self, step: int, names: Sequence[str]) -> dict[str, Tensor]:
+        """`param_norm` and `update_ratio` of a sampled step, to join the other columns of its rows; else nothing.
+
+        Ask before `arrived` hands the step over; what is asked for here is not handed over again there.
+        """
+        found: dict[str, Tensor] = {}
+        for close_up in self._pending:
+            if close_up.step == step:
+                self._safely(lambda close_up=close_up: found.update(close_up.columns(names)))  # type: ignore[misc]
+        return found
+
     def arrived(self, step: int | None = None) -> list[Histogram | LayerRows]:
         """What is known of steps at least `lag_steps` before `step`; without it, of all, waiting for the device."""
         found: list[Histogram | LayerRows] = []
@@ -110,5 +126,11 @@ def histograms_of(named: Sequence[NamedParameter], step: int, part: str = "") ->
     ('weight', 2, 1)
     """
     weights, gradients = weights_of(named), gradients_of(named)
-    counts = counted(weights, gradients, None)
-    return [] if counts is None else histograms(step, [*weights, *gradients], counts.cpu(), part)
+    counts = counted([each.sample for each in weights], [each.sample for each in gradients], None)
+    if counts is None:
+        return []
+    of_weights, of_gradients = torch.split(counts.cpu(), [len(weights), len(gradients)])
+    return [
+        *histograms(step, "weight", [each.name for each in weights], of_weights, part),
+        *histograms(step, "gradient", [each.name for each in gradients], of_gradients, part),
+    ]

@@ -147,7 +147,7 @@ def test_a_large_tensor_is_sampled_but_what_is_broken_is_counted_in_full():
     values[8, :3] = -math.inf
     (row,) = counted(values)
     assert row[COUNT:] == [int(values.isnan().sum()), 5, 3]
-    assert 0.8 * SAMPLE < sum(row[:COUNT]) <= SAMPLE
+    assert SAMPLE / 3 < sum(row[:COUNT]) <= SAMPLE
     exact = np.array(reference(values.numpy())[:COUNT]) / values.numel()
     assert np.abs(np.array(row[:COUNT]) / sum(row[:COUNT]) - exact).max() < 0.01
 

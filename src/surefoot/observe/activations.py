@@ -226,9 +226,9 @@ def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def combined_calls(activations: Sequence[Activation]) -> Mapping[str, list[int]]:
-    """Which of the activations belong to each module, by position, in the order of the first calls."""
+def calls_by_module(names: Sequence[str]) -> Mapping[str, list[int]]:
+    """Which calls belong to each module, by position, in the order of the first calls."""
     found: dict[str, list[int]] = {}
-    for i, activation in enumerate(activations):
-        found.setdefault(activation.name, []).append(i)
+    for i, name in enumerate(names):
+        found.setdefault(name, []).append(i)
     return found
