@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from surefoot.record.messages import LayerRows, StepRow
+from surefoot.types import NamedParameter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +39,7 @@ class Diary:
         self._open_log, self._book = open_log, book
         self._log: RunLog | None = None
         self._opened = False
+        self._histograms_at: dict[str, int] = {}
 
     @property
     def log(self) -> RunLog | None:
@@ -85,10 +87,25 @@ class Diary:
                 ]
             }
             log.take(LayerRows(facts["step"], names, columns, part_name(step["optimizer"])))
+            self._histograms(facts["step"], rows, names, part_name(step["optimizer"]))
         dead = [note for note in facts.get("notes", {}).get("activations", []) if note.get("units")]
         if dead:
             shares = {f"{note['module']}.{note['op']}": note["dead"] / note["units"] for note in dead}
             log.take(LayerRows(facts["step"], list(shares), {"dead_share": list(shares.values())}))
+
+    def _histograms(self, step: int, rows: list[dict[str, Any]], names: list[str], part: str) -> None:
+        """How weights and gradients are spread, at some of the looks."""
+        if step < self._histograms_at.get(part, 0) or self._log is None:
+            return
+        from surefoot.portrait import histograms_of
+
+        self._histograms_at[part] = max(step + 1, 2 * step)
+        tensors = [self._book.parameters[row["id"]].tensor() for row in rows]
+        named = [
+            NamedParameter(name, tensor) for name, tensor in zip(names, tensors, strict=True) if tensor is not None
+        ]
+        for histogram in histograms_of(named, step, part):
+            self._log.take(histogram)
 
     def event(self, facts: dict[str, Any]) -> None:
         """Something happened at a step."""
