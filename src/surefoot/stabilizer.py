@@ -38,6 +38,7 @@ from surefoot.numbers import StepNumbers
 from surefoot.observe.layout import Layout
 from surefoot.observe.parameters import BackwardOrder
 from surefoot.observe.watch import Watch
+from surefoot.portrait import Portraits
 from surefoot.settings import as_scaler, check_settings, split_clip
 from surefoot.state import pack
 from surefoot.types import Incident, Outcome, Scalar, Signals, StepRecord, format_table
@@ -175,7 +176,8 @@ class TrainingStabilizer:
         self.log = open_log(log, ranks)
         """The run log, if there is one."""
         if self.log is not None:
-            self._write_to(Chronicle(self.log), checkpoints)
+            self._guarded.portraits = Portraits(models)
+            self._write_to(Chronicle(self.log, self._guarded.portraits), checkpoints)
 
     def _write_to(self, chronicle: Chronicle, checkpoints: CheckpointManager | None) -> None:
         self._aftermath.tell, self._ledger.tell = chronicle.step, chronicle.incident
