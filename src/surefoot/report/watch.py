@@ -65,7 +65,7 @@ class WatchedRun:
         news = self._follower.poll()
         known = 0
         if news.restarted:
-            known = self.view.events_seen
+            known = self.view.events_seen if len(news.events) >= self.view.events_seen else 0
             self.view = RunView(total_steps=_planned_steps(self.folder))
         self.view.add(Batch(steps=step_rows(news.scalars), events=news.events))
         self.findings = _findings_of(self.folder, self.view)
@@ -111,7 +111,7 @@ def watch(folder: str | Path, once: bool = False) -> None:
     watcher = Watcher(path)
     if once:
         watcher.look()
-        if all(run.view.started is None for run in watcher.runs):
+        if not watcher.has_begun:
             raise UsageError(f"no run at {path} yet. Without --once, `surefoot watch` waits for it to begin.")
         watcher.print_view()
         return
@@ -130,6 +130,11 @@ class Watcher:
         self.console: Console = Console(highlight=False, markup=False, emoji=False)
         self._ascii = not can_show_blocks(sys.stdout.encoding)
         self._plain = PlainLines(ascii_only=self._ascii)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is anything to show."""
+        return any(run.view.started is not None or run.findings is not None for run in self.runs)
 
     def look(self) -> Sequence[Event]:
         """Read what is new in every folder; the new events of the first."""
@@ -177,7 +182,7 @@ class Watcher:
             began = time.monotonic()
             events = self.look()
             view = self.runs[0].view
-            if view.started is None and not waiting:
+            if not self.has_begun and not waiting:
                 waiting = True
                 self._say(f"no run at {self.folder} yet; waiting for it to begin")
             for line in self._plain.lines(view, events, time.time()):
@@ -198,7 +203,7 @@ class Watcher:
         """The whole view: with a height, no more than so many lines."""
         now, view = time.time(), self.runs[0].view
         head = rule(one_line(self.folder), width, self._ascii)
-        if view.started is None:
+        if not self.has_begun:
             words = f"no run at {one_line(self.folder)} yet; waiting for it to begin · q to quit"
             return [*head, *finished_lines([[(words, "dim")]], width, self._ascii)]
         foot = [*self._rank_lines(width, now), *self._verdict(width)]
