@@ -5,8 +5,8 @@ import json
 
 import numpy as np
 import pytest
-import report_runs
 
+import report_runs
 import surefoot
 from surefoot.errors import UsageError
 from surefoot.record.messages import LayerRows, StepRow

@@ -21,7 +21,7 @@ function drawHead(data) {
       make(
         "h1",
         {},
-        make("span", { class: "word" }, verdictWord(head)),
+        make("span", { class: "word" }, verdictWord(head), head.headline ? ": " : ""),
         head.headline ? make("span", { class: "headline" }, head.headline) : null,
       ),
       head.lead ? make("p", { class: "lead" }, prose(head.lead)) : null,

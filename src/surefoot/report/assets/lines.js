@@ -247,7 +247,7 @@ function drawTools(chart) {
     ? items.map((line) => {
         const key = make("span", { class: line.role === "clipped" ? "key dotted" : "key" });
         key.style.background = line.colour;
-        return make("span", { class: "entry" }, key, seriesName(line, shown));
+        return make("span", { class: "entry" }, key, longName(seriesName(line, shown), 32, "span"));
       })
     : [];
   const toggle = make(
