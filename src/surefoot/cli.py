@@ -112,6 +112,18 @@ def report(
 
 
 @app.command()
+def serve(
+    folder: Path = typer.Argument(help="A run folder; one that is still empty is waited for."),
+    port: int = typer.Option(8765, min=0, max=65535, help="Where to listen; 0 takes any port that is free."),
+    host: str = typer.Option("127.0.0.1", help="Whom to listen to; the default is this machine alone."),
+) -> None:
+    """Show a run in the browser while it is being written."""
+    from surefoot.report.serve import serve as answer
+
+    answer(folder, host, port, say=lambda words: typer.echo(words, err=True))
+
+
+@app.command()
 def demo(
     steps: int = typer.Option(400, min=50, help="Optimizer steps of each run."),
     seed: int = typer.Option(0, help="Seed of the data order and the weights."),

@@ -26,12 +26,7 @@ ZERO, NONFINITE, MISSING = 65_533, 65_534, 65_535
 
 _MAPS = (
     ("grad_norm", "Gradient norm by layer", True, "Dark layers get the largest gradients."),
-    (
-        "update_ratio",
-        "Update-to-weight ratio by layer",
-        True,
-        "How far one step moves a layer, relative to its weights. About 1e-3 is usual; blue learns slowly, red jumps.",
-    ),
+    ("update_ratio", "Update-to-weight ratio by layer", True, "Around 10⁻³ is usual; blue learns slowly, red jumps."),
     ("dead_share", "Dead units by layer", False, "Share of units that are zero for every input."),
 )
 
