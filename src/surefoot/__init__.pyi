@@ -59,6 +59,10 @@ from surefoot.observe.watch import Watch
 from surefoot.presets import for_deep_cnn, for_fine_tuning, for_gan, for_rl, for_rnn, for_transformer
 from surefoot.record.log import RunLog
 from surefoot.record.reading import RunTables, load_run
+from surefoot.record.sinks.mlflow import MLflowSink
+from surefoot.record.sinks.tensorboard import TensorBoardSink
+from surefoot.record.sinks.wandb import WandbSink
+from surefoot.record.sinks.webhook import Webhook
 from surefoot.report.progress import Progress
 from surefoot.stabilizer import TrainingStabilizer
 from surefoot.standalone import Running, clip_gradients
@@ -91,6 +95,7 @@ __all__ = [
     "Incident",
     "Layers",
     "LossStabilityMonitor",
+    "MLflowSink",
     "NoLearning",
     "NonFinite",
     "NonFiniteOrigin",
@@ -113,13 +118,16 @@ __all__ = [
     "Standardizer",
     "StepRecord",
     "SurefootError",
+    "TensorBoardSink",
     "TrainingHalted",
     "TrainingRecovery",
     "TrainingStabilizer",
     "UsageError",
     "Vanishing",
     "Verdict",
+    "WandbSink",
     "Watch",
+    "Webhook",
     "advise_normalization",
     "after_warmup",
     "all_of",

@@ -95,6 +95,35 @@ def watch(
 
 
 @app.command()
+def report(
+    folder: Path = typer.Argument(help="A run folder."),
+    out: Path | None = typer.Option(
+        None, "--out", "-o", help="Where the page goes (default: report.html in the folder)."
+    ),
+    show: bool = typer.Option(False, "--open", help="Also open it in the browser."),
+) -> None:
+    """Write one HTML page about a run, to be read offline, and print its path."""
+    from surefoot.report.page import write_report
+
+    path = write_report(folder, out)
+    typer.echo(path)
+    if show:
+        typer.launch(str(path.resolve()))
+
+
+@app.command()
+def serve(
+    folder: Path = typer.Argument(help="A run folder; one that is still empty is waited for."),
+    port: int = typer.Option(8765, min=0, max=65535, help="Where to listen; 0 takes any port that is free."),
+    host: str = typer.Option("127.0.0.1", help="Whom to listen to; the default is this machine alone."),
+) -> None:
+    """Show a run in the browser while it is being written."""
+    from surefoot.report.serve import serve as answer
+
+    answer(folder, host, port, say=lambda words: typer.echo(words, err=True))
+
+
+@app.command()
 def demo(
     steps: int = typer.Option(400, min=50, help="Optimizer steps of each run."),
     seed: int = typer.Option(0, help="Seed of the data order and the weights."),

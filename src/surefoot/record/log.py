@@ -37,15 +37,27 @@ class RunLog:
 
     `sinks` are other places that everything goes to as well, each in a thread of its own. `limits` says how large the
     folder may become. A folder that holds a run already is continued: as when a run is resumed from a checkpoint.
+    Host and devices are read every `device_seconds`, or never.
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], *, sinks: Sequence[Sink] = (), limits: LogLimits | None = None
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        sinks: Sequence[Sink] = (),
+        limits: LogLimits | None = None,
+        device_seconds: float | None = 5.0,
+        close_at_exit: bool = True,
     ) -> None:
         self.folder = Path(folder).absolute()
         self._part = ""
         self._writer = Writer(self.folder, tuple(sinks), limits or LogLimits())
+        self._writer.close_at_exit = close_at_exit
+        if device_seconds is not None:
+            self.sample(_DeviceReadings(), device_seconds)
         _WRITERS.add(self._writer)
+        atexit.unregister(_close_all)  # to be the youngest exit handler: it must run before that of a sink's package,
+        atexit.register(_close_all)  # which was loaded as the sink was made and could end the sink before its last rows
 
     def part(self, name: str) -> RunLog:
         """The same log for one of several optimizers: what it takes carries this name. Closing it closes nothing."""
@@ -88,6 +100,11 @@ class RunLog:
         self.take(Event(event, step, summary, time.time(), severity, cause, action, self._part, evidence or {}))
 
     @property
+    def closed(self) -> bool:
+        """Whether it takes nothing any more."""
+        return self._writer.closed
+
+    @property
     def dropped(self) -> int:
         """How many messages were lost: the queue was full, or the disk was."""
         return self._writer.dropped
@@ -109,12 +126,27 @@ class RunLog:
         self.close()
 
 
+class _DeviceReadings:
+    """Made when first asked, in the writer's thread: what it imports takes a while."""
+
+    def __init__(self) -> None:
+        self._source: Callable[[], Iterable[Any]] | None = None
+
+    def __call__(self) -> Iterable[Any]:
+        if self._source is None:
+            from surefoot.record.devices import DeviceSource
+
+            self._source = DeviceSource()
+        return self._source()
+
+
 _WRITERS: weakref.WeakSet[Writer] = weakref.WeakSet()
 
 
 def _close_all() -> None:
     for writer in list(_WRITERS):
-        writer.close(EXIT_SECONDS)
+        if writer.close_at_exit:
+            writer.close(EXIT_SECONDS)
 
 
 def _silence_all() -> None:
@@ -122,6 +154,5 @@ def _silence_all() -> None:
         writer.silence()
 
 
-atexit.register(_close_all)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_silence_all)

@@ -14,11 +14,13 @@ import logging
 import os
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from surefoot.record.derived import Derived
 from surefoot.record.messages import Batch, DeviceRow, Event, Histogram, LayerRows, StepRow
+from surefoot.record.sinks.runner import SinkRunner, close_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 
     from surefoot.record.limits import LogLimits
     from surefoot.record.messages import Sink
-    from surefoot.record.sinks.runner import SinkRunner
     from surefoot.record.store import Store
 
 log = logging.getLogger("surefoot")
@@ -37,6 +38,8 @@ WAITING_LAYER_ROWS = 2_000_000
 """How many rows of layers may wait, in all messages together: about 50 MB."""
 TICK_SECONDS = 0.1
 CYCLE_SECONDS = 0.5
+SINK_SECONDS = 5.0
+"""How long all sinks together may take to end."""
 RETRY_SECONDS = 10.0
 """How long to leave a disk alone that failed."""
 DROPS_SECONDS = 10.0
@@ -63,18 +66,26 @@ class Writer:
         self.room = WAITING_MESSAGES
         """How many messages may wait; none once the log is closed."""
         self.dropped = 0
+        self.close_at_exit = True
+        """Off where whoever opened the log has more to write at the end of the program."""
         self.sources: list[Source] = []
         self._counting = threading.RLock()  # a signal handler may log as well, in the middle of counting
         self._process = os.getpid()
         self._disk = Disk(folder, limits)
         self._step: int | None = None
+        self._derived: defaultdict[str, Derived] = defaultdict(Derived)
         self._told, self._tell_at, self._tell_pause = 0, 0.0, DROPS_SECONDS
         self._wake, self._ended = threading.Event(), threading.Event()
         self._flushes: deque[threading.Event] = deque()
         self._closing, self._deadline = False, 0.0
-        self._runners = _runners(sinks)
+        self._runners = [SinkRunner(sink) for sink in sinks]  # here, so that what is no sink is refused at once
         self._thread = threading.Thread(target=self._run, name="surefoot-run-log", daemon=True)
         self._thread.start()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the end has come or is near."""
+        return self._closing
 
     def count_drop(self, messages: int = 1) -> None:
         """Some messages are lost."""
@@ -137,8 +148,7 @@ class Writer:
             self._wake.wait(TICK_SECONDS)
             self._wake.clear()
         self._disk.close()
-        for runner in self._runners:
-            runner.close(max(0.1, self._deadline - time.monotonic() - 0.5))
+        close_all(self._runners, min(SINK_SECONDS, max(0.1, self._deadline - time.monotonic() - 0.5)))
 
     def _much_is_waiting(self) -> bool:
         return len(self.waiting) > WAITING_MESSAGES // 4 or self.layer_rows > WAITING_LAYER_ROWS // 4
@@ -168,8 +178,19 @@ class Writer:
             kept.append(message)
         steps, devices = found[StepRow], found[DeviceRow]
         self._step = steps[-1].step if steps else self._step
+        found[Event] = [*map(self._with_step, found[Event]), *self._derive(steps)]
         found[DeviceRow] = [row if row.step is not None else replace(row, step=self._step) for row in devices]
         return Batch(*found.values())
+
+    def _with_step(self, event: Event) -> Event:
+        """What a device has to say happened at the step that the run is at."""
+        return replace(event, step=self._step) if event.step is None and event.event == "alarm" else event
+
+    def _derive(self, steps: Sequence[StepRow]) -> list[Event]:
+        try:
+            return [event for row in steps for event in self._derived[row.part].take(row)]
+        except TypeError:  # somebody's own rows, with something else than numbers in them
+            return []
 
     def _ask_sources(self) -> None:
         now = time.monotonic()
@@ -261,14 +282,6 @@ class Disk:
                 error,
                 RETRY_SECONDS,
             )
-
-
-def _runners(sinks: Sequence[Sink]) -> list[SinkRunner]:
-    if not sinks:
-        return []
-    from surefoot.record.sinks.runner import SinkRunner
-
-    return [SinkRunner(sink) for sink in sinks]
 
 
 def _size(batch: Batch) -> int:

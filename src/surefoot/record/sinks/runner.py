@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING
 from surefoot.errors import require
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from surefoot.record.messages import Batch, Event, Sink
 
 log = logging.getLogger("surefoot")
@@ -55,7 +57,7 @@ class SinkRunner:
         self._process = os.getpid()
         self._dropped = 0
         self._failures = 0  # in a row
-        self._warned = self._told_slow = self._told_unfinished = False
+        self._warned = self._told_slow = self._told_unfinished = self._ticked = False
         self._closing = self._given_up = False
         self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"surefoot-{self.name}", daemon=True)
@@ -103,22 +105,26 @@ class SinkRunner:
             idle = self._changed.wait_for(lambda: self._given_up or self._is_idle(), timeout)
         return idle and not self._given_up
 
+    def begin_close(self) -> None:
+        """Let the sink take in what waits and close it, without waiting for that."""
+        if os.getpid() == self._process:
+            with self._changed:
+                self._closing = True
+                self._changed.notify_all()
+
     def close(self, timeout: float = 5.0) -> None:
         """Let the sink take in what waits, close it, and return: after `timeout` seconds at the latest."""
         if os.getpid() != self._process:
             return
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
+        self.begin_close()
         if self._thread is not threading.current_thread():
             self._thread.join(max(timeout, 0.0))
         if self._thread.is_alive() and not self._told_unfinished:
             self._told_unfinished = True
             waiting = sum(map(_size, tuple(self._queue)))
             log.warning(
-                "%s did not finish within %g s and is left behind; %d rows and events were still waiting for it.",
+                "%s did not finish in time and is left behind; %d rows and events were still waiting for it.",
                 self.name,
-                timeout,
                 waiting,
             )
 
@@ -145,11 +151,12 @@ class SinkRunner:
         self._close_sink()
 
     def _next(self) -> Batch | None:
-        """The next batch, or `None` when the run is over; ticks while there is none."""
+        """The next batch, or `None` when the run is over; ticks while there is none, at once the first time."""
         while True:
+            pause = TICK_SECONDS if self._ticked else 0.0
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._queue or self._closing or self._given_up, TICK_SECONDS if self._tick else None
+                    lambda: self._queue or self._closing or self._given_up, pause if self._tick else None
                 )
                 if self._queue:
                     self._busy_since = time.monotonic()
@@ -209,6 +216,7 @@ class SinkRunner:
             self._changed.wait_for(lambda: self._closing, seconds)
 
     def _try_tick(self) -> None:
+        self._ticked = True
         try:
             if self._tick is not None:
                 self._tick()
@@ -220,8 +228,17 @@ class SinkRunner:
         try:
             self._sink.close()
         except BaseException as error:
-            if not self._given_up:  # then all has been said
+            if self._failures == 0:  # otherwise it has been said that it fails
                 log.warning("%s failed as it was closed (%s: %s).", self.name, type(error).__name__, error)
+
+
+def close_all(runners: Sequence[SinkRunner], timeout: float) -> None:
+    """Close several sinks at the same time: `timeout` is for all of them together."""
+    until = time.monotonic() + timeout
+    for runner in runners:
+        runner.begin_close()
+    for runner in runners:
+        runner.close(max(0.0, until - time.monotonic()))
 
 
 def _size(batch: Batch) -> int:

@@ -1,0 +1,108 @@
+// From data to page. The same functions draw a written page once and a live one again and again.
+
+let data = null;
+
+function begin() {
+  startTheme();
+  data = JSON.parse(document.getElementById("data").textContent);
+  drawSections(Object.keys(data));
+  theme.listeners.push(redrawCharts);
+  let width = innerWidth;
+  addEventListener("resize", () => {
+    if (innerWidth === width) return; // a phone's address bar comes and goes; only the width matters here
+    width = innerWidth;
+    requestAnimationFrame(redrawCharts);
+  });
+  if (data.live) follow();
+  document.documentElement.dataset.drawn = "yes";
+}
+
+// Draws what has changed and nothing else: a reader's focus and selection elsewhere stay.
+function drawSections(changed) {
+  const has = (...names) => names.some((name) => changed.includes(name));
+  if (has("head")) drawHead(data);
+  if (has("findings")) drawFindings(data);
+  if (has("told", "findings")) drawTold(data);
+  if (has("events", "findings")) setHappenings(data.events.list, data.findings);
+  setExtent();
+  if (has("charts")) drawCharts("charts", "Training", data.charts);
+  else if (has("events", "findings")) view.charts.get("loss")?.redraw();
+  if (has("maps")) drawMaps();
+  if (has("spreads")) drawSpreads(data.spreads);
+  if (has("device")) drawCharts("device", "Device and memory", data.device);
+  if (has("events")) drawEvents(data);
+  if (has("facts")) drawFacts(data);
+  drawZoomBar();
+}
+
+function setExtent() {
+  let [low, high] = [Infinity, -Infinity];
+  const take = (first, last) => {
+    low = Math.min(low, first);
+    high = Math.max(high, last);
+  };
+  for (const chart of [...data.charts, ...data.device]) {
+    for (const series of chart.series) if (series.x.length) take(series.x[0], series.x[series.x.length - 1]);
+  }
+  for (const map of data.maps) take(map.columns[0], map.columns[map.columns.length - 1]);
+  if (happenings.length) take(happenings[0].step, happenings[happenings.length - 1].step);
+  growView(Number.isFinite(low) ? low : 0, Number.isFinite(high) ? high : 1);
+}
+
+// Charts that are there already take the new data in; others come and go.
+function drawCharts(id, heading, charts) {
+  const place = document.getElementById(id);
+  const shown = charts.filter((chart) => chart.flat === undefined);
+  const settled = charts.filter((chart) => chart.flat !== undefined);
+  keepCharts(place, shown.map((chart) => chart.id));
+  place.hidden = !charts.length;
+  if (!charts.length) return;
+  if (!place.firstChild) place.append(make("h2", {}, heading), make("p", { class: "settled" }));
+  for (const spec of shown) {
+    const known = view.charts.get(spec.id);
+    if (known) known.update(spec);
+    else lineChart(spec, place, spec.id === "loss" ? { marks: true, height: innerWidth < 620 ? 230 : 280 } : {});
+  }
+  orderCharts(place, shown.map((chart) => chart.id));
+  const words = place.querySelector(".settled");
+  words.hidden = !settled.length;
+  words.replaceChildren(
+    ...settled.map((chart) => make("span", {}, `${chart.title} `, make("strong", {}, withUnit(real(chart.flat), chart.unit)), " throughout")),
+  );
+  place.append(words);
+}
+
+function keepCharts(place, wanted) {
+  for (const figure of place.querySelectorAll("figure")) {
+    const name = figure.dataset.chart;
+    if (wanted.includes(name)) continue;
+    view.charts.get(name)?.plot.destroy();
+    view.charts.delete(name);
+    figure.remove();
+  }
+}
+
+// A chart that began as a sentence takes its place among the others when it starts to move.
+function orderCharts(place, wanted) {
+  const there = [...place.querySelectorAll("figure")].map((figure) => figure.dataset.chart);
+  if (there.join() === wanted.join()) return;
+  for (const name of wanted) place.append(view.charts.get(name).figure);
+}
+
+function drawMaps() {
+  const place = document.getElementById("maps");
+  keepCharts(place, data.maps.map((map) => `map.${map.id}`));
+  place.hidden = !data.maps.length;
+  if (!data.maps.length) return;
+  if (!place.firstChild) place.append(make("h2", {}, "Layers"));
+  for (const spec of data.maps) {
+    const known = view.charts.get(`map.${spec.id}`);
+    if (known) known.update(spec);
+    else layerMap(spec, place);
+  }
+}
+
+function redrawCharts() {
+  for (const chart of view.charts.values()) chart.redraw();
+  drawZoomBar();
+}
