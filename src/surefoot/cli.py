@@ -58,13 +58,19 @@ def run(
     arguments: list[str] | None = typer.Argument(None, metavar="[ARGS]...", help="The script's own arguments."),
     out: Path | None = typer.Option(None, help="Where the run folder goes (default: runs/SCRIPT-DATE-TIME)."),
     guard: bool = typer.Option(False, "--guard", help="Also protect: a step with non-finite gradients is not applied."),
+    progress: bool = typer.Option(False, "--progress", help="Show on stderr how training goes."),
     module: bool = typer.Option(False, "-m", help="Run a module, as `python -m` does."),
 ) -> None:
     """Run a PyTorch script unmodified, watch it, and end with a diagnosis on stderr."""
     # Only the help comes from here: `surefoot.entry` answers everything else before this file is even imported.
     from surefoot.launch.command import main as launch
 
-    before = [*(["--out", str(out)] if out else []), *(["--guard"] if guard else []), *(["-m"] if module else [])]
+    before = [
+        *(["--out", str(out)] if out else []),
+        *(["--guard"] if guard else []),
+        *(["--progress"] if progress else []),
+        *(["-m"] if module else []),
+    ]
     launch([*before, script, *(arguments or [])])
 
 

@@ -67,7 +67,8 @@ class Progress:
         """Take rows and events in, and show where the run is."""
         with self._lock:
             self._guarded(lambda: self._view.add(batch))
-            self._show(batch.events)
+            # What was found at the end is left to the diagnosis, which follows and says more.
+            self._show([event for event in batch.events if event.event != "finding"])
 
     def tick(self) -> None:
         """Nothing has come for a second: show that time passes."""
