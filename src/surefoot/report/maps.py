@@ -25,7 +25,7 @@ ZERO, NONFINITE, MISSING = 65_533, 65_534, 65_535
 """Codes beyond the scale: exactly zero on a logarithmic scale, not finite, and not measured."""
 
 _MAPS = (
-    ("grad_norm", "Gradient norm by layer", True, "Dark layers get the largest gradients."),
+    ("grad_norm", "Gradient norm by layer", True, "Each cell is the largest of its steps."),
     ("update_ratio", "Update-to-weight ratio by layer", True, "Around 10⁻³ is usual; blue learns slowly, red jumps."),
     ("dead_share", "Dead units by layer", False, "Share of units that are zero for every input."),
 )
@@ -85,12 +85,22 @@ def _cells(
 
 def time_columns(steps: Numbers, most: int = MOST_COLUMNS) -> tuple[Numbers, Numbers]:
     """The first step of each column, and the column of each row. Stretches without a row have no column."""
-    distinct, columns = np.unique(steps, return_inverse=True)
+    distinct, columns = _distinct(steps)
     if len(distinct) <= most:
         return distinct, columns
     low, span = distinct[0], distinct[-1] - distinct[0] + 1
-    used, columns = np.unique((steps - low) * most // span, return_inverse=True)
+    used, columns = _distinct((steps - low) * most // span)
     return low + -(-used * span // most), columns
+
+
+def _distinct(values: Numbers) -> tuple[Numbers, Numbers]:
+    """Each value once, and the place of each row's. Tables come sorted by step, which spares a sort of millions."""
+    changes = np.diff(values)
+    if len(values) and (changes < 0).any():
+        found: tuple[Numbers, Numbers] = np.unique(values, return_inverse=True)
+        return found
+    places = np.concatenate([np.zeros(1, np.int64), np.cumsum(changes > 0)])
+    return values[np.concatenate([[True], changes > 0])], places
 
 
 def _as_map(cells: tuple[Numbers, Numbers, Numbers], names: list[str], logarithmic: bool) -> dict[str, Any]:
