@@ -44,8 +44,9 @@ def layer_maps(table: pa.Table) -> list[dict[str, Any]]:
         column = measured(table, name)
         if column is None:
             continue
-        here = column[1]
-        cells = _cells(steps[here], rows[here], column[0][here], broken[here] & (name == "grad_norm"), len(names))
+        here = slice(None) if column[1].all() else column[1]  # millions of rows are not copied for nothing
+        bad_here = broken[here] if name == "grad_norm" else np.zeros_like(broken[here])
+        cells = _cells(steps[here], rows[here], column[0][here], bad_here, len(names))
         found.append({"id": name, "title": title, "caption": caption, **_as_map(cells, names, logarithmic)})
     return [a_map for a_map in found if a_map["rows"]]
 
@@ -77,7 +78,7 @@ def _cells(
     places = rows * len(starts) + columns
     largest = np.full(height * len(starts), -np.inf)
     finite = np.isfinite(values)
-    np.maximum.at(largest, places[finite], values[finite])
+    np.maximum.at(largest, places, np.where(finite, values, -np.inf))
     odd = np.zeros(height * len(starts), dtype=bool)
     odd[places[~finite | broken]] = True
     return starts, largest.reshape(height, -1), odd.reshape(height, -1)
@@ -99,8 +100,9 @@ def _distinct(values: Numbers) -> tuple[Numbers, Numbers]:
     if len(values) and (changes < 0).any():
         found: tuple[Numbers, Numbers] = np.unique(values, return_inverse=True)
         return found
-    places = np.concatenate([np.zeros(1, np.int64), np.cumsum(changes > 0)])
-    return values[np.concatenate([[True], changes > 0])], places
+    new = np.ones(len(values), dtype=bool)
+    new[1:] = changes > 0
+    return values[new], np.cumsum(new, dtype=np.int32) - 1
 
 
 def _as_map(cells: tuple[Numbers, Numbers, Numbers], names: list[str], logarithmic: bool) -> dict[str, Any]:
