@@ -30,14 +30,14 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 def write_log(folder: Path, steps: int, layers: int) -> None:
     random = np.random.default_rng(0)
     names = [f"transformer.blocks.{place // 6}.{'qkvofg'[place % 6]}_projection.weight" for place in range(layers)]
-    noise = random.normal(size=(64, layers))
+    noise = random.normal(size=(4096, layers))
     level = np.exp(-np.arange(layers) / 60)
     counts = np.exp(-(((np.arange(COUNT) - COUNT // 2) / 6) ** 2)) * 1000
     began = 1_760_000_000.0
     with surefoot.RunLog(folder) as log:
         for step in range(steps):
-            loss = 2 + 6 * math.exp(-step / (steps / 8)) + 0.2 * noise[step % 64, step % layers]
-            norm = math.exp(noise[step % 64, (step * 7) % layers])
+            loss = 2 + 6 * math.exp(-step / (steps / 8)) + 0.2 * noise[step % 4096, step % layers]
+            norm = math.exp(noise[step % 4096, (step * 7) % layers])
             if step % (steps // 50) == steps // 100:
                 loss = math.nan if step % 2 else 1e6
                 log.event("skip", step, f"Step {step} was left out.", severity="warning", cause="nonfinite")
@@ -47,7 +47,7 @@ def write_log(folder: Path, steps: int, layers: int) -> None:
             clip = min(1.0, 2.0 / norm)
             log.take(StepRow(step, began + step * 0.1, "", loss, norm, clip, 3e-4 * (1 - step / steps), 65536.0))
             if step % 10 == 0:
-                norms = level * np.exp(noise[step // 10 % 64])
+                norms = level * np.exp(noise[step // 10 % 4096] + step / steps)
                 log.take(LayerRows(step, names, {"grad_norm": norms, "update_ratio": norms * 1e-3}))
             if step % (steps // 50) == 0:
                 for name in names:
@@ -91,14 +91,15 @@ def main() -> None:
             write_log(folder, chosen.steps, chosen.layers)
             print(f"written in {time.perf_counter() - began:.0f} s")
         size = sum(file.stat().st_size for file in folder.rglob("*.arrows"))
-        builds = []
+        builds, busy = [], []
         for _ in range(2):
-            began = time.perf_counter()
+            began, worked = time.perf_counter(), time.process_time()
             page = write_report(folder)
             builds.append(time.perf_counter() - began)
+            busy.append(time.process_time() - worked)
         times = opened(page)
         print(f"telemetry {size / 2**20:.0f} MiB, page {page.stat().st_size / 2**20:.2f} MiB")
-        print(f"built in {min(builds):.2f} s (at most {BUILD_SECONDS:g}); all: {', '.join(f'{t:.2f}' for t in builds)}")
+        print(f"built in {min(builds):.2f} s (at most {BUILD_SECONDS:g}), of which {min(busy):.2f} s on the processor")
         print(f"opened in {min(times):.2f} s (at most {OPEN_SECONDS:g}); all: {', '.join(f'{t:.2f}' for t in times)}")
         if min(builds) > BUILD_SECONDS or min(times) > OPEN_SECONDS:
             raise SystemExit(1)
