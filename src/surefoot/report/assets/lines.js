@@ -192,7 +192,7 @@ function drawEdges(chart) {
         continue;
       }
       const x = plot.valToPos(line.x[place], "x", true);
-      if (x - (above ? lastAbove : lastBelow) < 5 * ratio) continue;
+      if (x - (above ? lastAbove : lastBelow) < 7 * ratio) continue;
       if (above) lastAbove = x;
       else lastBelow = x;
       const y = above ? top + 6 * ratio : top + height - 6 * ratio;
