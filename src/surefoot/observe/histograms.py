@@ -24,7 +24,7 @@ from surefoot.observe.calm import Unnoticed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-SAMPLE = 1 << 14
+SAMPLE = 1 << 13
 """A larger tensor is judged by so many of its values, evenly spaced: shares are right to half a percent."""
 _AT_ONCE = 1 << 22
 """How many values are sorted into bins together, and how many are looked at for NaN together: bounds what is needed
