@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.aftermath import Aftermath, settled
+from surefoot.chronicle import Chronicle, open_log
 from surefoot.decide.agreement import Ranks, find_group
 from surefoot.decide.escalation import Escalation
 from surefoot.decide.recovery import TrainingRecovery
@@ -44,11 +45,13 @@ from surefoot.types import Incident, Outcome, Scalar, Signals, StepRecord, forma
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
+    from os import PathLike
     from pathlib import Path
 
     from surefoot.act.clip import Clipper
     from surefoot.act.loss_scale import LossScaler
     from surefoot.act.shape import Shaper
+    from surefoot.record.log import RunLog
     from surefoot.settings import Precision
 
 _OUR_SIGNALS = frozenset(each.name for each in fields(Signals))
@@ -84,6 +87,7 @@ class TrainingStabilizer:
         recovery: TrainingRecovery | None = None,
         checkpoints: CheckpointManager | None = None,
         also_save: Mapping[str, Any] | None = None,
+        log: str | PathLike[str] | RunLog | None = None,
         watch: Watch | None = None,
         decide_on: Literal["auto", "host", "device"] = "auto",
         lag_steps: int = 4,
@@ -106,6 +110,8 @@ class TrainingStabilizer:
             checkpoints: where and how often to save the run, and where `resume` finds it.
             also_save: whatever else belongs to the run and has `state_dict` and `load_state_dict`, by name: an average
                 of the weights, the other stabilizer of a GAN.
+            log: the run folder that every step and event is written to, for `surefoot report`, `watch` and `serve`;
+                or a `RunLog`, which two stabilizers may share and which can have sinks.
             watch: what to measure beyond the gradients.
             decide_on: where a step is decided. `"host"` reads its numbers at once; `"device"` reads none until
                 `lag_steps` later. `"auto"`: host on a CPU, device elsewhere.
@@ -166,6 +172,16 @@ class TrainingStabilizer:
         self._lifeline = self._aftermath.lifeline = Lifeline(parts, trained, checkpoints, recovery, lag_steps, ranks)
         self._lifeline.stop_if_asked = self._aftermath.stop_if_asked
         self._own_signals: dict[str, Scalar] = {}
+        self.log = open_log(log, ranks)
+        """The run log, if there is one."""
+        if self.log is not None:
+            self._write_to(Chronicle(self.log), checkpoints)
+
+    def _write_to(self, chronicle: Chronicle, checkpoints: CheckpointManager | None) -> None:
+        self._aftermath.tell, self._ledger.tell = chronicle.step, chronicle.incident
+        self._lifeline.tell_resumed = chronicle.resumed
+        if checkpoints is not None:
+            checkpoints.tell_saved = chronicle.saved
 
     # ---- the loop -------------------------------------------------------------------------------------------------
 
