@@ -17,7 +17,7 @@ import math
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -149,7 +149,9 @@ def learning_rate(step: int, steps: int) -> float:
 class Training:
     """A model on its way: the plain loop, or the same loop with a stabilizer."""
 
-    def __init__(self, text: Text, steps: int, seed: int, faults: Faults, guard: bool = False, log: Any = None) -> None:
+    def __init__(
+        self, text: Text, steps: int, seed: int, faults: Faults, guard: bool = False, log: str | None = None
+    ) -> None:
         torch.manual_seed(seed)
         self.text, self.steps, self.faults = text, steps, faults
         self.generator = torch.Generator().manual_seed(seed)
@@ -160,7 +162,7 @@ class Training:
             import surefoot as sf
 
             self.stabilizer = sf.TrainingStabilizer(
-                self.model, self.optimizer, clip=sf.ClipByNorm(1.0), recovery=sf.TrainingRecovery()
+                self.model, self.optimizer, clip=sf.ClipByNorm(1.0), recovery=sf.TrainingRecovery(), log=log
             )
 
     def step(self, step: int) -> float:
@@ -180,6 +182,11 @@ class Training:
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
         return loss.item()
+
+    def close(self) -> None:
+        """Let the run log, if there is one, come to its end."""
+        if self.stabilizer is not None and self.stabilizer.log is not None:
+            self.stabilizer.log.close()
 
     @torch.no_grad()
     def validate(self) -> float:
