@@ -113,7 +113,7 @@ def report(
 
 @app.command()
 def demo(
-    steps: int = typer.Option(400, min=120, help="Optimizer steps of each run."),
+    steps: int = typer.Option(400, min=180, help="Optimizer steps of each run."),
     seed: int = typer.Option(0, help="Seed of the data order and the weights."),
     out: Path = typer.Option(Path("runs/demo"), help="Where the script, the run folders and the reports go."),
 ) -> None:

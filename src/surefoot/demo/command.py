@@ -5,14 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
 
 from surefoot.demo.cost import measure_cost
 from surefoot.demo.live import follow
-from surefoot.demo.runs import collect, prepare, under_way
+from surefoot.demo.runs import SCRIPT, Run, collect, prepare, under_way
+from surefoot.demo.story import diagnosis, fault_table, faults_of, outcome_table, verdict
 from surefoot.report.page import write_report
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from surefoot.demo.cost import Cost
+    from surefoot.demo.story import Fault
 
 COMPARED_STEPS = 40
 """Steps of each loop that the cost of a step is the median of."""
@@ -25,48 +31,63 @@ def run_demo(steps: int, seed: int, out: Path) -> None:
     if not console.is_terminal:
         console = Console(width=_PLAIN_WIDTH)
     runs = prepare(out)
-    _, bare, guarded = runs
-    _say(
-        console,
-        f"A character transformer learns to write Python from the standard library's source: {steps} steps, three "
-        f"times, side by side. Same seed, same data. In two of the runs four things go wrong.",
-    )
-    with under_way(runs, steps, seed, console.width) as processes:
-        from surefoot.demo import story  # brings torch along, which takes as long here as in the runs
-
-        faults = story.faults_of(steps)
-        for number, fault in enumerate(faults, 1):
-            console.print(f"  [yellow]{number}[/yellow] {fault.name}, at step {fault.steps.start}", highlight=False)
-        console.print()
-        follow(console, runs, processes, steps, [fault.steps.start for fault in faults])
-    collect(runs, processes)
-    with console.status("measuring what the guard costs"):
+    faults = _train(console, runs, steps, seed)
+    with console.status("measuring what a guarded step costs"):
         cost = measure_cost(min(COMPARED_STEPS, steps // 8))
-
-    console.print()
-    console.print(story.outcome_table(runs, faults, cost))
-    _say(
-        console,
-        f"{story.verdict(runs)} Bare is AdamW with clip_grad_norm_ at 1; guarded clips the same. A step: medians of "
-        f"{cost.steps} steps of each loop in turns, no faults, one thread.",
-    )
-    console.print()
-    console.print(story.fault_table(runs, faults))
-    _head(console, "What the guard said")
-    for incident in guarded.results["incidents"]:
-        _say(console, f"  {incident['text']}")
-    _head(console, "What is wrong with the bare run? It was started as")
-    _say(console, f"  $ surefoot run --out {bare.folder} {out / 'train.py'} --faults")
-    _say(console, "which changes nothing in the script, and says at its end:")
-    console.print(story.diagnosis(bare), highlight=False, markup=False, soft_wrap=True)
-    _head(console, "Yours: `surefoot run train.py`, or a TrainingStabilizer in your loop (README).")
-    _say(console, "Reports to open in a browser, first the bare run's, then the guarded one's:")
-    for run in (bare, guarded):
+    _tell(console, runs, faults, cost)
+    _tell_the_cause(console, runs[1])
+    _head(console, "Yours next")
+    _say(console, "surefoot run train.py       your script as it is", indent=2)
+    _say(console, "sf.TrainingStabilizer(...)  in your loop: two calls, see the README", indent=2)
+    _head(console, "To open in a browser: the report of the bare run, and that of the guarded one")
+    for run in runs[1:]:
         print(write_report(run.folder))
 
 
-def _say(console: Console, words: str) -> None:
-    console.print(words, highlight=False, markup=False)
+def _train(console: Console, runs: list[Run], steps: int, seed: int) -> list[Fault]:
+    _say(
+        console,
+        f"A small transformer learns to write Python from the source of the standard library: {steps} steps, three "
+        "times, side by side, with the same seed and the same data. In the bare and the guarded run this goes wrong:",
+    )
+    with under_way(runs, steps, seed, console.width) as processes:
+        with console.status("starting"):
+            faults = faults_of(steps)
+        for number, fault in enumerate(faults, 1):
+            console.print(f"  [yellow]{number}[/yellow] {fault.name}, step {fault.steps.start}", highlight=False)
+        console.print()
+        follow(console, runs, processes, steps, [fault.steps.start for fault in faults])
+    collect(runs, processes)
+    return faults
+
+
+def _tell(console: Console, runs: list[Run], faults: list[Fault], cost: Cost) -> None:
+    console.print()
+    console.print(outcome_table(runs, faults, cost))
+    _say(console, verdict(runs))
+    _say(
+        console,
+        "Bare: AdamW, clip_grad_norm_ at 1. Guarded: the same loop and clipping, in a TrainingStabilizer with "
+        f"TrainingRecovery. A step: median of {cost.steps}, both loops in turns, without faults, one thread.",
+        style="dim",
+    )
+    _head(console, "What each fault did")
+    console.print(fault_table(runs, faults))
+    _head(console, "What the guard said")
+    for incident in runs[2].results["incidents"]:
+        _say(console, incident["text"], indent=2)
+
+
+def _tell_the_cause(console: Console, bare: Run) -> None:
+    _head(console, "What is wrong with the bare run?")
+    _say(console, "It was watched, which changes nothing in it, by this command:")
+    _say(console, f"surefoot run --out {bare.folder} {bare.folder.parent / SCRIPT} --faults", indent=2)
+    _say(console, "At its end it says:")
+    console.print(diagnosis(bare), highlight=False, markup=False, soft_wrap=True)
+
+
+def _say(console: Console, words: str, indent: int = 0, style: str = "") -> None:
+    console.print(Padding(Text(words, style), (0, 0, 0, indent)))
 
 
 def _head(console: Console, words: str) -> None:

@@ -111,8 +111,13 @@ def harm(run: Run, fault: Fault) -> str:
 def verdict(runs: list[Run]) -> str:
     """One sentence about how they ended."""
     clean, bare, guarded = (run.results["validation"] for run in runs)
-    ends = "not a number" if not math.isfinite(bare) else f"{bare - clean:+.3f} from the clean one"
-    return f"The bare run ends {ends}; the guarded one {guarded - clean:+.3f} from the clean one."
+    return f"The bare run ends {_beside(bare, clean)}; the guarded one {_beside(guarded, clean)}."
+
+
+def _beside(loss: float, clean: float) -> str:
+    if not math.isfinite(loss):
+        return "in NaN"
+    return f"{abs(loss - clean):.3f} {'above' if loss > clean else 'below'} the clean one"
 
 
 def diagnosis(run: Run) -> str:

@@ -113,8 +113,8 @@ class Faults:
     @classmethod
     def spread_over(cls, steps: int) -> Faults:
         """All four, once the run has learned something."""
-        typo = steps * 45 // 100
-        return cls(steps * 30 // 100, range(typo, typo + 10), steps * 70 // 100, steps * 85 // 100)
+        typo = steps * 55 // 100
+        return cls(steps * 40 // 100, range(typo, typo + 10), steps * 75 // 100, steps * 90 // 100)
 
     def batch(self, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """A damaged shard: one byte, over and over, where text should be."""
