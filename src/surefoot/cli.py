@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import redirect_stdout
-from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
@@ -131,13 +131,19 @@ def serve(
 
 @app.command()
 def demo(
-    steps: int = typer.Option(400, min=50, help="Optimizer steps of each run."),
+    steps: int = typer.Option(400, min=180, help="Optimizer steps of each run."),
     seed: int = typer.Option(0, help="Seed of the data order and the weights."),
+    out: Path = typer.Option(Path("runs/demo"), help="Where the script, the run folders and the reports go."),
 ) -> None:
-    """Train a digit classifier three ways: clean, with faults, and with the same faults guarded."""
-    from surefoot.demo import run_demo
+    """Train a small transformer three ways: clean, with four faults, and with the same faults guarded."""
+    from surefoot.demo.command import run_demo
+    from surefoot.demo.runs import DemoFailed
 
-    run_demo(steps, seed)
+    try:
+        run_demo(steps, seed, out)
+    except DemoFailed as error:
+        typer.echo(f"surefoot: {error}", err=True)
+        raise typer.Exit(1) from None
 
 
 @app.command()
