@@ -34,6 +34,8 @@ _WORDS = {
 }
 _TOLD = ("halt", "rollback", "skip", "overflow", "spike", "alarm", "clip-burst")
 """Kinds that are worth a card of their own, the gravest first."""
+_MOST_COURSES = 3
+"""Of more parts than this the header does not tell each loss."""
 _CHIP = {
     "skip": ("step skipped", "steps skipped"),
     "overflow": ("overflow", "overflows"),
@@ -110,11 +112,10 @@ def _advice(finding: dict[str, Any]) -> str:
 
 def _calm(source: Source, verdict: str) -> str:
     """What can be said of a run without a serious finding: what its loss did."""
+    parts = list(by_part(source.scalars))
     said = []
-    for part, rows in by_part(source.scalars):
-        words = _course(source.scalars.take(rows), part)
-        if words:
-            said.append(words)
+    if len(parts) <= _MOST_COURSES:
+        said = [words for part, rows in parts if (words := _course(source.scalars.take(rows), part))]
     if verdict == "healthy":
         said.append("No finding above a remark.")
     return " ".join(said)
@@ -131,8 +132,10 @@ def _course(table: pa.Table, part: str) -> str:
     _, line = smoothed(np.arange(len(finite)), finite)
     ends = (line[0], line[-1]) if len(line) else (finite[0], finite[-1])
     who = f"The loss of {part}" if part else "The loss"
-    verb = "fell" if ends[1] < ends[0] else "rose" if ends[1] > ends[0] else "stayed, "
-    return f"{who} {verb} from {ends[0]:.3g} to {ends[1]:.3g}."
+    first, last = (f"{end:.3g}" for end in ends)
+    if first == last:
+        return f"{who} began and ended at {first}."
+    return f"{who} {'fell' if ends[1] < ends[0] else 'rose'} from {first} to {last}."
 
 
 def _last_step(source: Source) -> int | None:
