@@ -201,14 +201,17 @@ def test_labels_do_not_overlap(open_page, rough, width):
         assert overlaps == [], place
 
 
-def test_long_names_are_shortened_and_whole_on_hover(page):
+@pytest.mark.parametrize("width", [400, 1100])
+def test_long_names_are_shortened_whole_on_hover_and_still_told_apart(open_page, rough, width):
+    page = open_page(rough, viewport={"width": width, "height": 800}).page
     labels = page.locator('[data-chart="map.grad_norm"] .names span').evaluate_all(
-        "spans => spans.map((span) => [span.textContent, span.title])"
+        "spans => spans.map((span) => [span.textContent, span.title, span.getBoundingClientRect().left])"
     )
     assert len(labels) == 16
-    assert all("…" in short and len(short) < 26 for short, _ in labels)
+    assert all("…" in short and len(short) < 26 for short, _, _ in labels)
+    assert all(left > 8 for _, _, left in labels)  # inside the card
     assert labels[0][1] == f"generator.{report_runs.LAYERS[0]}"
-    assert len({short for short, _ in labels}) == 16  # still told apart
+    assert len({short for short, _, _ in labels}) == 16
 
 
 def test_three_hundred_layers_name_only_as_many_as_fit(open_page, tmp_path):

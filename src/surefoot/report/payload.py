@@ -88,6 +88,8 @@ def _facts(run: dict[str, Any], before: str = "") -> list[list[Any]]:
             continue
         if isinstance(value, dict) and value and not before:
             rows.extend(_facts(value, f"{key}."))
+        elif key == "arguments" and isinstance(value, list) and value:
+            rows.append([key, " ".join(str(word) for word in value)])
         elif value is not None and value != [] and value != {}:
             rows.append([f"{before}{key}", value if isinstance(value, (str, int, float, bool, list)) else str(value)])
     return rows
