@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import fields, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from surefoot.launch.folder import as_json
@@ -60,7 +61,7 @@ class Flood:
         self._silent[kind] += 1
         if count % 10 ** (len(str(count - 1)) - 3) == 0:
             self._silent[kind] = 0
-            yield replace(event, evidence={**event.evidence, "count": count})
+            yield replace(event, evidence={**_evidence(event), "count": count})
 
     def last_words(self) -> Iterator[Event]:
         """How many there were in the end, where the last ones were not written."""
@@ -79,13 +80,17 @@ def _said(kind: tuple[str, str]) -> str:
     return f"`{kind[0]}`" + (f" ({kind[1]})" if kind[1] else "")
 
 
+def _evidence(event: Event) -> dict[str, Any]:
+    return dict(event.evidence) if isinstance(event.evidence, dict) else {"evidence": event.evidence}
+
+
 def _count(event: Event) -> int:
     count = event.evidence.get("count", 0)
     return count if isinstance(count, int) else 0
 
 
 def _notice(event: Event, summary: str, **evidence: object) -> Event:
-    of = event.evidence.get("of", event.event)
+    of = _evidence(event).get("of", event.event)
     return Event("drops", event.step, summary, event.time, cause=event.cause, evidence={"of": of, **evidence})
 
 
@@ -178,7 +183,7 @@ def _line(event: Event) -> str:
         why = f"it cannot be written as JSON: {type(error).__name__}"
     summary = str(event.summary)[: LONGEST_LINE // 4]
     known = {"event": str(event.event), "summary": summary, "time": event.time, "severity": str(event.severity)}
-    step = event.step if isinstance(event.step, int) else None
+    step = int(event.step) if isinstance(event.step, Integral) else None
     return as_json({**known, "step": step, "cause": str(event.cause)[:200], "evidence": {"left_out": why}}) + "\n"
 
 

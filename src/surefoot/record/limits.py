@@ -19,7 +19,7 @@ class LogLimits:
 
     scalars_bytes: int = 16 * MEBIBYTE
     """One row per step: the last 50,000 steps or so are all there, then every 8th, then every 64th."""
-    layers_bytes: int = 96 * MEBIBYTE
+    layers_bytes: int = 64 * MEBIBYTE
     """One row per layer and sampled step: with 300 layers, the last 1,500 sampled steps or so are all there."""
     histograms_bytes: int = 32 * MEBIBYTE
     """About 400 bytes each before compression."""

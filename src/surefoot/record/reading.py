@@ -103,7 +103,7 @@ def by_table(pieces: dict[SegmentName, pa.Table]) -> dict[TableName, list[pa.Tab
 
 def _read(path: Path, last: bool) -> tuple[pa.Table | None, str]:
     try:
-        return read_segment(path)
+        return read_segment(path, use_threads=True)
     except FileNotFoundError:
         if not last:
             raise

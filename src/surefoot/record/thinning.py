@@ -126,10 +126,17 @@ class Shelf:
         self._open.clear()
 
     def _pieces(self, level: str, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Rows in pieces that are not larger than a segment."""
-        piece_rows = max(1, self._segment_bytes(level) * rows.num_rows // max(rows.nbytes, 1))
-        for start in range(0, rows.num_rows, piece_rows):
-            yield rows.slice(start, piece_rows)
+        """Rows in pieces that are not larger than a segment, and do not cut a step in two where that can be helped."""
+        most = max(1, self._segment_bytes(level) * rows.num_rows // max(rows.nbytes, 1))
+        ends = _step_ends(rows) if self._table in ("layers", "histograms") else None
+        start = 0
+        while start < rows.num_rows:
+            end = start + most
+            if ends is not None and end < rows.num_rows:
+                whole = ends[np.searchsorted(ends, end, side="right") - 1]
+                end = int(whole) if whole > start else end
+            yield rows.slice(start, end - start)
+            start = end
 
     def _append(self, level: str, rows: pa.RecordBatch) -> None:
         """Append rows to the open segment of a level."""
@@ -265,6 +272,12 @@ def _compact(segment: Segment) -> None:
         except OSError:
             compact.abandon()
             scratch.unlink()
+
+
+def _step_ends(rows: pa.RecordBatch) -> np.ndarray[Any, Any]:
+    """Where one step ends and another begins."""
+    steps = rows.column("step").to_numpy(zero_copy_only=False)
+    return np.concatenate([[0], np.flatnonzero(np.diff(steps)) + 1, [len(steps)]])
 
 
 def every_nth_step(rows: pa.Table, n: int) -> np.ndarray[Any, Any]:
