@@ -109,8 +109,14 @@ def test_zooming_a_map_zooms_the_lines(page):
 
 
 def test_charts_are_reached_and_zoomed_by_keys(page):
-    page.locator('[data-chart="loss"] .plot').focus()
-    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") in ("solid", "auto", "none")
+    page.locator("#zoombar .in").focus()
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.matches('[data-chart=loss] .plot')"):
+            break
+    else:
+        raise AssertionError("the Tab key never reached the loss")
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.keyboard.press("+")
     assert all(high - low == pytest.approx(199.5) for _, low, high in page.evaluate(RANGES))
     before = page.evaluate(RANGES)[0][1]
