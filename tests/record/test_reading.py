@@ -171,3 +171,15 @@ def test_a_copy_of_a_run_reads_the_same(tmp_path):
     assert one.scalars.equals(other.scalars)
     assert one.layers.equals(other.layers)
     assert one.events == other.events
+
+
+def test_a_file_with_the_columns_of_another_table_is_told_and_never_deleted(tmp_path):
+    session(tmp_path, range(3), layers=(0,))
+    stranger = tmp_path / "telemetry" / "layers-000-0-00007.arrows"
+    shutil.copy(tmp_path / "telemetry" / "scalars-000-0-00000.arrows", stranger)
+    store = Store(tmp_path, LogLimits(layers_bytes=1 << 17))
+    for start in range(10, 3000, 200):
+        assert store.write(Batch(layers=[layer_rows(step) for step in range(start, start + 200)])).error is None
+    store.close()
+    assert load_run(tmp_path).problems == ["layers-000-0-00007.arrows: its columns are not those of `layers`"]
+    assert stranger.exists()

@@ -85,7 +85,7 @@ def read_pieces(path: Path, problems: list[str]) -> dict[SegmentName, pa.Table]:
         pieces: dict[SegmentName, pa.Table] = {}
         try:
             for name in segments_in(path):
-                rows, wrong = _read(path / FOLDER / str(name), last=attempt == TRIES - 1)
+                rows, wrong = _read(path, name, last=attempt == TRIES - 1)
                 wrongs += [wrong] if wrong else []
                 if rows is not None:
                     pieces[name] = rows
@@ -101,9 +101,10 @@ def by_table(pieces: dict[SegmentName, pa.Table]) -> dict[TableName, list[pa.Tab
     return {table: [rows for name, rows in pieces.items() if name.table == table and rows.num_rows] for table in TABLES}
 
 
-def _read(path: Path, last: bool) -> tuple[pa.Table | None, str]:
+def _read(folder: Path, name: SegmentName, last: bool) -> tuple[pa.Table | None, str]:
+    path = folder / FOLDER / str(name)
     try:
-        return read_segment(path, use_threads=True)
+        return read_segment(path, name.table, use_threads=True)
     except FileNotFoundError:
         if not last:
             raise
