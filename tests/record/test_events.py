@@ -7,8 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from quiet_log import QuietLog
 from runlogs import event
-from surefoot import RunLog, load_run
+from surefoot import load_run
 from surefoot.record.events import EventFile, parse_events
 from surefoot.record.messages import Event
 
@@ -34,7 +35,7 @@ def test_a_torn_last_line_costs_itself_and_not_the_first_line_of_the_next_sessio
     with (tmp_path / "events.jsonl").open("ab") as file:
         file.write(torn)
     assert [each.step for each in load_run(tmp_path).events] == [1]
-    with RunLog(tmp_path) as log:
+    with QuietLog(tmp_path) as log:
         log.take(event(2))
     run = load_run(tmp_path)
     assert [each.step for each in run.events] == [1, 2]
@@ -90,7 +91,7 @@ def endless():
     ids=["endless", "hostile", "long", "key", "set", "surrogate", "list"],
 )
 def test_evidence_that_is_not_json_costs_the_evidence_and_not_the_event(tmp_path, evidence):
-    with RunLog(tmp_path) as log:
+    with QuietLog(tmp_path) as log:
         log.take(event(1, evidence=evidence))
         log.take(event(2))
     assert [each.step for each in load_run(tmp_path).events] == [1, 2]

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import surefoot
+from quiet_log import QuietLog
 from runlogs import event, layer_rows, run, step_row, warnings
-from surefoot import RunLog, load_run
+from surefoot import load_run
 from surefoot.record import bins
 from surefoot.record.messages import DeviceRow, Histogram, LayerRows, StepRow
 from surefoot.record.schema import LAYER_NUMBERS, STEP_NUMBERS
@@ -31,7 +32,7 @@ def same(one, other):
 
 
 def logged(folder, *messages, **options):
-    with RunLog(folder, **options) as log:
+    with QuietLog(folder, **options) as log:
         for message in messages:
             log.take(message)
     return load_run(folder)
@@ -99,13 +100,14 @@ def test_everything_that_can_be_logged_comes_back_in_its_table(tmp_path):
     device = run.device.to_pylist()[0]
     assert (device["source"], device["step"], device["temperature"], device["power"]) == ("cuda:0", 0, 61.0, None)
     assert [(each.event, each.step, each.evidence) for each in run.events] == [
-        ("spike", 1, {"loss": "nan", "where": ["fc"]})
+        ("spike", 1, {"loss": "nan", "where": ["fc"]}),
+        ("end", 0, {}),
     ]
     assert (run.dropped, run.problems, run.findings, run.run) == (0, [], None, {})
 
 
 def test_a_part_shares_the_log_and_names_what_it_takes(tmp_path):
-    log = RunLog(tmp_path)
+    log = QuietLog(tmp_path)
     critic = log.part("critic")
     critic.take(step_row(1))
     critic.take(step_row(2, part="own"))
@@ -120,7 +122,7 @@ def test_a_part_shares_the_log_and_names_what_it_takes(tmp_path):
 
 def test_taking_a_message_costs_about_a_microsecond(tmp_path):
     row = step_row(1)
-    with RunLog(tmp_path) as log:
+    with QuietLog(tmp_path) as log:
         quickest = math.inf
         for _ in range(30):
             log.flush()
@@ -133,7 +135,7 @@ def test_taking_a_message_costs_about_a_microsecond(tmp_path):
 
 
 def test_what_does_not_fit_is_dropped_counted_and_told(tmp_path):
-    log = RunLog(tmp_path)
+    log = QuietLog(tmp_path)
     log.flush()
     hold = threading.Event()
     log.sample(lambda: hold.wait(20) and (), every_seconds=1e9)  # the writer waits here
@@ -146,12 +148,12 @@ def test_what_does_not_fit_is_dropped_counted_and_told(tmp_path):
     log.close()
     run = load_run(tmp_path)
     assert (run.dropped, run.scalars.num_rows) == (500, WAITING_MESSAGES)
-    assert [(each.event, each.evidence) for each in run.events] == [("drops", {"dropped": 500})]
+    assert [(each.event, each.evidence) for each in run.events] == [("drops", {"dropped": 500}), ("end", {})]
 
 
 def test_layers_that_wait_are_bounded_by_their_rows(tmp_path, monkeypatch):
     monkeypatch.setattr("surefoot.record.log.WAITING_LAYER_ROWS", 1000)
-    log = RunLog(tmp_path)
+    log = QuietLog(tmp_path)
     log.flush()
     for step in range(12):
         log.take(layer_rows(step, layers=100))
@@ -177,7 +179,7 @@ def test_layers_that_wait_are_bounded_by_their_rows(tmp_path, monkeypatch):
     ids=repr,
 )
 def test_a_message_that_makes_no_sense_costs_itself_only(tmp_path, strange):
-    log = RunLog(tmp_path)
+    log = QuietLog(tmp_path)
     for message in (step_row(1), layer_rows(1), strange, step_row(2), layer_rows(2)):
         log.take(message)
     log.close()
@@ -202,7 +204,7 @@ def test_a_signal_of_a_new_name_every_step_does_not_become_a_column_every_step(t
 
 
 def test_what_is_taken_after_the_end_is_dropped(tmp_path):
-    log = RunLog(tmp_path)
+    log = QuietLog(tmp_path)
     log.close()
     log.take(step_row(1))
     log.close()
@@ -211,7 +213,7 @@ def test_what_is_taken_after_the_end_is_dropped(tmp_path):
 
 def test_a_source_is_asked_now_and_then_and_one_that_raises_no_more(tmp_path, caplog):
     asked = []
-    log = RunLog(tmp_path)
+    log = QuietLog(tmp_path)
     log.sample(lambda: asked.append(1) or [DeviceRow(float(len(asked)), "host")], every_seconds=0.0)
     log.sample(lambda: 1 / 0, every_seconds=0.0)
     for _ in range(3):
@@ -237,7 +239,8 @@ def test_sinks_get_all_that_is_logged(tmp_path):
     sink = Kept()
     logged(tmp_path, *(step_row(step) for step in range(100)), layer_rows(3), event(4), sinks=[sink])
     assert [row.step for batch in sink.batches for row in batch.steps] == list(range(100))
-    assert sum(len(batch.layers) + len(batch.events) for batch in sink.batches) == 2
+    assert sum(len(batch.layers) for batch in sink.batches) == 1
+    assert [event.event for batch in sink.batches for event in batch.events] == ["spike", "end"]
     assert sink.closed
 
 

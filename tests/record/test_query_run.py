@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from surefoot import RunLog, load_run
+from quiet_log import QuietLog
+from surefoot import load_run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "query_run.py"
 
@@ -25,11 +26,11 @@ def test_the_answers_name_the_step_and_the_layer_that_exploded(example, tmp_path
     assert sum(steps for *_, steps, _ in tenths) == 2000
     assert layers[0][0] == "head.weight"
     assert layers[0][1] > 20
-    assert events == [("spike", "spike", 1, 1200)]
+    assert ("spike", "spike", 1, 1200) in events
 
 
 def test_a_run_without_rows_has_answers_too(example, tmp_path):
-    RunLog(tmp_path).close()
+    QuietLog(tmp_path).close()
     assert all(rows == [] for rows in example["ask"](load_run(tmp_path)).values())
 
 

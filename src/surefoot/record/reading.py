@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from surefoot.record.messages import Event
+    from surefoot.record.sessions import FirstSteps
 
 _MARKS = ("run.json", event_file.NAME, FOLDER)
 """A folder that has none of these is no run folder."""
@@ -141,7 +142,7 @@ def _json(path: Path, problems: list[str]) -> dict[str, Any] | None:
 
 def _events(path: Path, problems: list[str]) -> list[Event]:
     try:
-        events, bad = event_file.parse_events((path / event_file.NAME).read_bytes())
+        said, bad = event_file.parse_sessions((path / event_file.NAME).read_bytes())
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -149,7 +150,16 @@ def _events(path: Path, problems: list[str]) -> list[Event]:
         return []
     if bad:
         problems.append(f"{event_file.NAME}: {bad} {'line is' if bad == 1 else 'lines are'} no event, or cut short")
-    return events
+    firsts = first_steps(path)
+    return [event for event, session in said if not _is_undone(event, session, firsts)]
+
+
+def _is_undone(event: Event, session: int, firsts: FirstSteps) -> bool:
+    """Whether a later session began before the step of an event. It began with the checkpoint of its first step."""
+    later = [first for (number, part), first in firsts.items() if number > session and part == event.part]
+    if event.step is None or not later:
+        return False
+    return event.step > min(later) or (event.step == min(later) and event.event != "checkpoint")
 
 
 def _dropped(event: Event) -> int:

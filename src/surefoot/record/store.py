@@ -56,7 +56,7 @@ class Store:
     def _open(self, folder: Path, limits: LogLimits) -> None:
         self._encoder = Encoder(self._session.number)
         self._surroundings = Surroundings()
-        self._events = EventFile(folder)
+        self._events = EventFile(folder, self._session.number)
         for event in self._events.earlier:
             self._note(event)
         number, around = self._session.number, self._surroundings
