@@ -57,6 +57,7 @@ from surefoot.observe.monitor import GradientMonitor
 from surefoot.observe.parameters import parameter_report
 from surefoot.observe.watch import Watch
 from surefoot.presets import for_deep_cnn, for_fine_tuning, for_gan, for_rl, for_rnn, for_transformer
+from surefoot.record.incidents.keeper import IncidentKeeper
 from surefoot.stabilizer import TrainingStabilizer
 from surefoot.standalone import Running, clip_gradients
 from surefoot.types import Decision, Detector, Incident, Layers, Outcome, Signals, StepRecord, Verdict
@@ -86,6 +87,7 @@ __all__ = [
     "Explosion",
     "GradientMonitor",
     "Incident",
+    "IncidentKeeper",
     "Layers",
     "LossStabilityMonitor",
     "NoLearning",
