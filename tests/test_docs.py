@@ -34,6 +34,7 @@ def test_there_are_blocks_on_every_page_that_teaches():
         "docs/memory.md",
         "docs/recovery.md",
         "docs/detection.md",
+        "docs/sinks.md",
     }
 
 

@@ -58,6 +58,13 @@ from surefoot.observe.parameters import parameter_report
 from surefoot.observe.watch import Watch
 from surefoot.presets import for_deep_cnn, for_fine_tuning, for_gan, for_rl, for_rnn, for_transformer
 from surefoot.record.incidents.keeper import IncidentKeeper
+from surefoot.record.log import RunLog
+from surefoot.record.reading import RunTables, load_run
+from surefoot.record.sinks.mlflow import MLflowSink
+from surefoot.record.sinks.tensorboard import TensorBoardSink
+from surefoot.record.sinks.wandb import WandbSink
+from surefoot.record.sinks.webhook import Webhook
+from surefoot.report.progress import Progress
 from surefoot.stabilizer import TrainingStabilizer
 from surefoot.standalone import Running, clip_gradients
 from surefoot.types import Decision, Detector, Incident, Layers, Outcome, Signals, StepRecord, Verdict
@@ -90,6 +97,7 @@ __all__ = [
     "IncidentKeeper",
     "Layers",
     "LossStabilityMonitor",
+    "MLflowSink",
     "NoLearning",
     "NonFinite",
     "NonFiniteOrigin",
@@ -97,7 +105,10 @@ __all__ = [
     "Outcome",
     "Plateau",
     "PreNormMLP",
+    "Progress",
     "RankFailed",
+    "RunLog",
+    "RunTables",
     "Running",
     "ScaledResidual",
     "Setback",
@@ -109,13 +120,16 @@ __all__ = [
     "Standardizer",
     "StepRecord",
     "SurefootError",
+    "TensorBoardSink",
     "TrainingHalted",
     "TrainingRecovery",
     "TrainingStabilizer",
     "UsageError",
     "Vanishing",
     "Verdict",
+    "WandbSink",
     "Watch",
+    "Webhook",
     "advise_normalization",
     "after_warmup",
     "all_of",
@@ -134,6 +148,7 @@ __all__ = [
     "for_rnn",
     "for_transformer",
     "init_for",
+    "load_run",
     "mask_fill_value",
     "masked_softmax",
     "normalize_images",

@@ -17,7 +17,7 @@ from surefoot.numbers import StepNumbers
 from surefoot.state import pack_record, unpack_record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import nn
 
@@ -44,6 +44,8 @@ class Aftermath:
         self._ranks = ranks
         self.lifeline: Lifeline  # set by the stabilizer, whose whole state it saves
         self.capture: Capture  # the same
+        self.tell: Callable[[StepRecord], None] = lambda record: None
+        """Who else wants to know of steps."""
         self.steps = 0
         """Optimizer steps so far."""
         self.lr_factor = 1.0
@@ -90,6 +92,7 @@ class Aftermath:
 
     def _account(self, numbers: StepNumbers) -> None:
         record = numbers.record()
+        self.tell(record)
         step = record.signals.step
         if "stop" in record.notices and self._stop_at is None:
             self._stop_at = step + self._lag_steps + 1  # whenever this rank came to read of it

@@ -84,6 +84,34 @@ def diagnose(
 
 
 @app.command()
+def watch(
+    folder: Path = typer.Argument(help="The folder that a run writes, or will write."),
+    once: bool = typer.Option(False, "--once", help="Print one view and exit."),
+) -> None:
+    """Follow a run from another terminal, while it trains. `q` or Ctrl-C ends the watching, not the run."""
+    from surefoot.report.watch import watch as follow
+
+    follow(folder, once)
+
+
+@app.command()
+def report(
+    folder: Path = typer.Argument(help="A run folder."),
+    out: Path | None = typer.Option(
+        None, "--out", "-o", help="Where the page goes (default: report.html in the folder)."
+    ),
+    show: bool = typer.Option(False, "--open", help="Also open it in the browser."),
+) -> None:
+    """Write one HTML page about a run, to be read offline, and print its path."""
+    from surefoot.report.page import write_report
+
+    path = write_report(folder, out)
+    typer.echo(path)
+    if show:
+        typer.launch(str(path.resolve()))
+
+
+@app.command()
 def demo(
     steps: int = typer.Option(400, min=50, help="Optimizer steps of each run."),
     seed: int = typer.Option(0, help="Seed of the data order and the weights."),

@@ -79,6 +79,8 @@ class Ledger:
             "alarms": 0,
         }
         self.by_kind: dict[str, int] = {}
+        self.tell: Callable[[Incident], None] = lambda incident: None
+        """Who else wants to know of incidents."""
 
     def account(self, record: StepRecord) -> Decision:
         """Take one step in; returns what is to be done from here on."""
@@ -118,6 +120,7 @@ class Ledger:
         self.incidents.append(incident)
         self.by_kind[kind] = seen = self.by_kind.get(kind, 0) + 1
         self.counts["alarms"] += severity != "info"
+        self.tell(incident)
         if severity != "info" and seen <= LOUD_INCIDENTS:
             last = f" (later incidents of kind {kind!r} are counted, not logged)" if seen == LOUD_INCIDENTS else ""
             log.warning("surefoot: %s%s", incident, last)

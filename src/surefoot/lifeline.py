@@ -136,6 +136,8 @@ class Lifeline:
         self._drawn = False
         self.stop_if_asked: Callable[[], None] = lambda: None  # set by the stabilizer, which knows how
         self.drew: Callable[[Any], None] = lambda batch: None  # the same: who remembers what is drawn
+        self.tell_resumed: Callable[[int, Path], None] = lambda step, path: None
+        """Who else wants to know that the run goes on from a checkpoint."""
         self.unchecked = _unchecked(parts)
         """Paths in a checkpoint under which NaN and Inf are no damage."""
 
@@ -333,6 +335,7 @@ class Lifeline:
         if self.ring is not None:
             self.ring.take(found.step)
         log.info("surefoot: continuing %s from step %d", found.path, found.step)
+        self.tell_resumed(int(found.step), found.path)
         return int(found.step)
 
     def restore_once(self) -> None:

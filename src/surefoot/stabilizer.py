@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from surefoot.aftermath import Aftermath, settled
 from surefoot.capture import Capture, RunToCapture, keeper_for
+from surefoot.chronicle import Chronicle, open_log
 from surefoot.decide.agreement import Ranks, find_group
 from surefoot.decide.escalation import Escalation
 from surefoot.decide.recovery import TrainingRecovery
@@ -46,11 +47,13 @@ from surefoot.types import Incident, Outcome, Scalar, Signals, StepRecord, forma
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
+    from os import PathLike
     from pathlib import Path
 
     from surefoot.act.clip import Clipper
     from surefoot.act.loss_scale import LossScaler
     from surefoot.act.shape import Shaper
+    from surefoot.record.log import RunLog
     from surefoot.settings import Precision
 
 _OUR_SIGNALS = frozenset(each.name for each in fields(Signals))
@@ -87,6 +90,7 @@ class TrainingStabilizer:
         checkpoints: CheckpointManager | None = None,
         also_save: Mapping[str, Any] | None = None,
         incidents: IncidentKeeper | str | Path | None = None,
+        log: str | PathLike[str] | RunLog | None = None,
         watch: Watch | None = None,
         decide_on: Literal["auto", "host", "device"] = "auto",
         lag_steps: int = 4,
@@ -111,6 +115,8 @@ class TrainingStabilizer:
                 of the weights, the other stabilizer of a GAN.
             incidents: a run folder, or a keeper with settings of its own: every step that is refused or undone is
                 kept there with all that `surefoot replay` needs to run it again.
+            log: the run folder that every step and event is written to, for `surefoot report`, `watch` and `serve`;
+                or a `RunLog`, which two stabilizers may share and which can have sinks.
             watch: what to measure beyond the gradients.
             decide_on: where a step is decided. `"host"` reads its numbers at once; `"device"` reads none until
                 `lag_steps` later. `"auto"`: host on a CPU, device elsewhere.
@@ -185,6 +191,16 @@ class TrainingStabilizer:
         self._capture = self._aftermath.capture = Capture(keeper_for(incidents), run, lag_steps)
         self._lifeline.drew = self._capture.drew
         self._own_signals: dict[str, Scalar] = {}
+        self.log = open_log(log, ranks)
+        """The run log, if there is one."""
+        if self.log is not None:
+            self._write_to(Chronicle(self.log), checkpoints)
+
+    def _write_to(self, chronicle: Chronicle, checkpoints: CheckpointManager | None) -> None:
+        self._aftermath.tell, self._ledger.tell = chronicle.step, chronicle.incident
+        self._lifeline.tell_resumed = chronicle.resumed
+        if checkpoints is not None:
+            checkpoints.tell_saved = chronicle.saved
 
     # ---- the loop -------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from surefoot.launch.watcher import Watcher
+    from surefoot.record.log import RunLog
 
 USAGE = "usage: surefoot run [--out DIR] [--guard] SCRIPT [ARGS...]   or: surefoot run [...] -m MODULE [ARGS...]"
 
@@ -104,11 +105,13 @@ class Session:
 
     def _attach(self) -> None:
         try:
+            from surefoot.launch.diary import Diary
             from surefoot.launch.patches import install
             from surefoot.launch.watcher import Watcher
 
             self.watcher = Watcher(guard=self.request.guard)
             self.watcher.save = self._save
+            self.watcher.diary = Diary(self._open_log, self.watcher.book)
             install(self.watcher)
         except Exception as error:
             say(f"surefoot: cannot watch this torch ({type(error).__name__}: {error}); the script runs as it is")
@@ -154,15 +157,37 @@ class Session:
         }
 
     def _write_facts(self, facts: dict[str, Any], run_facts: dict[str, Any]) -> Path:
-        from surefoot.launch.folder import folder_for, write_json
+        from surefoot.launch.folder import write_json
+
+        folder = self._place()
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "run.json", run_facts)
+        write_json(folder / "facts.json", facts)
+        return folder
+
+    def _place(self) -> Path:
+        """The run folder, chosen once."""
+        from surefoot.launch.folder import folder_for
 
         if self._folder is None:
             where = (self._here, self._began, self._rank, self._world_size)
             self._folder = folder_for(self.request.out, self.request.target.name, *where)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        write_json(self._folder / "run.json", run_facts)
-        write_json(self._folder / "facts.json", facts)
         return self._folder
+
+    def _open_log(self) -> RunLog | None:
+        """The run log, and a `run.json` beside it, so that others can see what is running."""
+        if os.getpid() != self._process:
+            return None
+        from surefoot.launch.folder import write_json
+        from surefoot.record.log import RunLog
+
+        folder = self._place()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / "run.json", self._describe(None))
+        except OSError:
+            return None  # the end of the run says so
+        return RunLog(folder, close_at_exit=False)  # the diagnosis, which comes last, belongs into it
 
     def _write(self, ending: Ending) -> None:
         facts: dict[str, Any] = {"schema": 1, "steps": 0}
@@ -180,6 +205,8 @@ class Session:
         from surefoot.diagnose.terminal import as_text
 
         diagnosis = diagnose(facts, run_facts)
+        if self.watcher.diary is not None:
+            self.watcher.safely("run log", self.watcher.diary.end, diagnosis, ending.code)
         if folder is not None:
             from surefoot.launch.folder import write_json
 

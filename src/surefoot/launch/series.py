@@ -7,12 +7,19 @@ first thousand and the last two thousand rows are always complete.
 from __future__ import annotations
 
 import math
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 HEAD, TAIL, MOST = 1_000, 2_000, 8_000
+MOST_UNREAD = 300
+READ_SECONDS = 5.0
+"""Numbers on a device are read when there are so many, or when the oldest is so old: somebody may be watching."""
 
 
 class Series:
@@ -22,6 +29,10 @@ class Series:
         self.rows: list[dict[str, Any]] = []
         self.count = 0
         self._unread: list[tuple[dict[str, Any], str, Tensor]] = []
+        self._untold: list[dict[str, Any]] = []
+        self._read_at = time.monotonic()
+        self.tell: Callable[[dict[str, Any]], None] = lambda row: None
+        """Who wants each row once all its numbers are read."""
 
     def append(self, row: dict[str, Any]) -> None:
         """Add the row of the next step; its number is the count so far."""
@@ -31,10 +42,19 @@ class Series:
             if isinstance(value, Tensor):
                 self._unread.append((row, key, value))
         self.rows.append(row)
-        if len(self._unread) >= 300:
-            self.read()
+        if not self._unread:
+            self.tell(row)
+        else:
+            self._untold.append(row)
+            if len(self._unread) >= MOST_UNREAD or time.monotonic() - self._read_at > READ_SECONDS:
+                self.read()
         if len(self.rows) > MOST:
             self.rows = self.rows[:HEAD] + self.rows[HEAD:-TAIL:2] + self.rows[-TAIL:]
+
+    @property
+    def waits(self) -> bool:
+        """Whether some numbers are still on a device."""
+        return bool(self._unread)
 
     def read(self) -> None:
         """Bring every number that is still on a device to the host, in one go per device."""
@@ -46,6 +66,10 @@ class Series:
             values = torch.stack([tensor.detach().reshape(()).to(torch.float64) for _, _, tensor in items]).tolist()
             for (row, key, _), value in zip(items, values, strict=True):
                 row[key] = value
+        untold, self._untold = self._untold, []
+        self._read_at = time.monotonic()
+        for row in untold:
+            self.tell(row)
 
     def as_facts(self) -> dict[str, list[Any]]:
         """Columns; a value that is not finite is written as the word Python has for it."""

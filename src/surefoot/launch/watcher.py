@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import traceback
+from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,8 @@ from surefoot.launch.watched import Watched, gradient_norm, left_share
 if TYPE_CHECKING:
     import weakref
     from collections.abc import Callable
+
+    from surefoot.launch.diary import Diary
 
 FIRST_LOOKS = 8
 """The first steps are all looked at; after that each look is 1.35 times as far away as the one before."""
@@ -84,6 +87,8 @@ class Watcher:
         self.policy: list[dict[str, Any]] = []
         self.divergences: list[dict[str, Any]] = []
         self.backward_series = Series()
+        self.diary: Diary | None = None
+        """Writes the run log."""
         self.save: Callable[[dict[str, Any]], None] | None = None
         """Where the facts go while the run goes on."""
         self.backwards = 0
@@ -169,12 +174,24 @@ class Watcher:
         facts = self.safely("looking", look.as_facts)
         if facts is not None:
             self.looks.append(facts)
+            if self.diary is not None:
+                self.safely("run log", self.diary.look, facts)
             self.origins = look.origins or self.origins
         if len(self.looks) < FIRST_LOOKS or self._extra_looks > 0:
             self._extra_looks -= 1
             self._look_at = self.steps
         else:
             self._look_at = max(self.steps + 1, math.ceil(look.step * 1.35))
+
+    def _tell_step(self, optimizer: int, row: dict[str, Any]) -> None:
+        if self.diary is not None:
+            self.safely("run log", self.diary.step, row, optimizer)
+
+    def happened(self, facts: dict[str, Any]) -> None:
+        """Something that the diagnosis and whoever reads the log may want to know."""
+        self.events.append(facts)
+        if self.diary is not None:
+            self.safely("run log", self.diary.event, facts)
 
     # Models and optimizers
 
@@ -183,6 +200,7 @@ class Watcher:
         self._thread = get_ident()
         watched = Watched(len(self.optimizers), optimizer, site(3))
         watched.born_at = self.steps
+        watched.series.tell = partial(self._tell_step, watched.number)
         self.optimizers.append(watched)
         frame = user_frame(3)
         for group in optimizer.param_groups:
@@ -269,7 +287,7 @@ class Watcher:
         else:
             origins = self.origins
         facts = autopsy(root, self.book, origins)
-        self.events.append({"event": "nonfinite-loss", "step": self.steps, "value": str(value), **facts})
+        self.happened({"event": "nonfinite-loss", "step": self.steps, "value": str(value), **facts})
 
     def _note_spike(self, root: Tensor, value: float) -> None:
         """The data tensors that went into a loss far above the others."""
@@ -278,7 +296,7 @@ class Watcher:
         batch = self.batches[-1]["print"] if self.batches else None
         if self.levels.spikes <= 3:
             self.look_soon()
-        self.events.append(
+        self.happened(
             {"event": "spike", "step": self.steps, "value": value, "level": level, "data": held, "batch": batch}
             | {"backward": self.backwards}
         )
@@ -315,7 +333,7 @@ class Watcher:
             self.safely("gradients", self._nonfinite_gradient, watched, optimizer)
             if self.guard:
                 self.stash.hide(watched.number, optimizer)
-                self.events.append({"event": "skip", "step": self.steps, "optimizer": watched.number})
+                self.happened({"event": "skip", "step": self.steps, "optimizer": watched.number})
                 watched_row["skipped"] = True
         watched.row = watched_row
 
@@ -382,6 +400,8 @@ class Watcher:
         """A scaler left a step out: its losses belong to no row."""
         self._last_losses, self._pending = self._pending, []
         self._root_sites_of_step = []
+        if self.diary is not None:
+            self.safely("run log", self.diary.event, {"event": "overflow", "step": self.steps} | self.scaler)
 
     def _finish_cycle(self) -> None:
         self.end_look()
@@ -406,7 +426,7 @@ class Watcher:
             event["backward"] = next(
                 (root["backward_nonfinite"] for root in self.look.roots if root.get("backward_nonfinite")), None
             )
-        self.events.append(event)
+        self.happened(event)
 
     # Loops without an optimizer
 
@@ -415,6 +435,8 @@ class Watcher:
         norm = self.manual.gradient_norm(gradients)
         if norm is not None and self.backward_series.rows:
             self.backward_series.rows[-1]["grad_norm"] = norm
+        if self.backward_series.rows and not self.backward_series.waits:
+            self._tell_step(0, self.backward_series.rows[-1])
         if self.look is None and self.backwards <= 6:
             self.begin_look()
         elif self.look is not None:

@@ -51,7 +51,7 @@ from surefoot.keep.checkpoint.troubles import Troubles
 from surefoot.keep.staging import Staged, stage
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from types import TracebackType
 
 log = logging.getLogger("surefoot")
@@ -151,6 +151,8 @@ class CheckpointManager:
         self.signals = tuple(signals)
         self.postponed = 0
         """Saves that were not made when asked for, because another was being written or had just failed."""
+        self.tell_saved: Callable[[int, Path, dict[str, Any]], None] = lambda step, path, facts: None
+        """Who else wants to know of a checkpoint that is on the disk; called by the thread that wrote it."""
         self._given = (rank, world_size)
         require(every_minutes is None or self.world_size == 1, _CLOCKS_DIFFER)
         self._due = Due(every_steps, every_minutes)
@@ -364,6 +366,7 @@ class CheckpointManager:
             self._there = True
             self._tell_broken(job.step, manifest.facts)
             self._troubles.works_again(job.step)
+            self.tell_saved(job.step, place, manifest.facts)
             self._discard_old(job)
         except Exception as error:  # whatever it is, training must go on
             self._troubles.failed(error, job.step, self._place)

@@ -28,7 +28,7 @@ def wrap_states(watcher: Watcher, wrapping: Wrapping) -> None:
             return
         for tensor in args[0].parameters():
             watcher.book.add(tensor).loaded = True
-        watcher.events.append({"event": "model-loaded", "step": watcher.steps, "site": site(4)})
+        watcher.happened({"event": "model-loaded", "step": watcher.steps, "site": site(4)})
 
     def optimizer_loaded(result: Any, args: Any, kwargs: Any) -> None:
         held = watcher.watched(args[0])
@@ -36,22 +36,22 @@ def wrap_states(watcher: Watcher, wrapping: Wrapping) -> None:
         watcher.look_soon()
         ages = [float(state["step"]) for state in args[0].state.values() if "step" in state]
         held.loaded_age = max(ages) if ages else None
-        watcher.events.append(
+        watcher.happened(
             {"event": "optimizer-loaded", "step": watcher.steps, "site": site(4), "optimizer": held.number}
         )
 
     def scheduler_loaded(result: Any, args: Any, kwargs: Any) -> None:
-        watcher.events.append({"event": "scheduler-loaded", "step": watcher.steps, "site": site(4)})
+        watcher.happened({"event": "scheduler-loaded", "step": watcher.steps, "site": site(4)})
 
     def file_loaded(result: Any, args: Any, kwargs: Any) -> None:
-        watcher.events.append(
+        watcher.happened(
             {"event": "file-loaded", "step": watcher.steps, "site": site(4), "holds": _states_in(result)}
             | {"backward": watcher.backwards}
         )
 
     def file_saved(result: Any, args: Any, kwargs: Any) -> None:
         given = args[0] if args else kwargs.get("obj")
-        watcher.events.append({"event": "saved", "step": watcher.steps, "site": site(4), "holds": _states_in(given)})
+        watcher.happened({"event": "saved", "step": watcher.steps, "site": site(4), "holds": _states_in(given)})
 
     wrapping.after(nn.Module, "load_state_dict", "states", module_loaded)
     wrapping.after(Optimizer, "load_state_dict", "states", optimizer_loaded)

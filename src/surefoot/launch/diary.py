@@ -1,0 +1,176 @@
+"""What `surefoot run` writes into the run log: the numbers of each step, what looks saw of each layer, what happened.
+
+The log is the same that a `TrainingStabilizer` writes, so everything that shows a run shows both. It begins with the
+first step: a script that does not train leaves none.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from surefoot.record.messages import LayerRows, StepRow
+from surefoot.types import NamedParameter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from surefoot.diagnose.findings import Diagnosis
+    from surefoot.launch.book import Book
+    from surefoot.record.log import RunLog
+    from surefoot.record.messages import EventName
+    from surefoot.types import Severity
+
+_NAMES: dict[str, tuple[EventName, Severity]] = {
+    "nonfinite-loss": ("alarm", "error"),
+    "nonfinite-gradient": ("alarm", "error"),
+    "spike": ("spike", "info"),
+    "skip": ("skip", "error"),
+    "overflow": ("overflow", "info"),
+    "saved": ("checkpoint", "info"),
+    "model-loaded": ("resume", "info"),
+}
+
+
+class Diary:
+    """Hands a watcher's rows, looks and events to the log."""
+
+    def __init__(self, open_log: Callable[[], RunLog | None], book: Book) -> None:
+        self._open_log, self._book = open_log, book
+        self._log: RunLog | None = None
+        self._opened = False
+        self._histograms_at: dict[str, int] = {}
+
+    @property
+    def log(self) -> RunLog | None:
+        """The log, opened when it is first needed."""
+        if not self._opened:
+            self._opened = True
+            self._log = self._open_log()
+        return self._log
+
+    def step(self, row: dict[str, Any], optimizer: int) -> None:
+        """One optimizer's step, all numbers read."""
+        log = self.log
+        if log is None:
+            return
+        log.take(
+            StepRow(
+                row.get("at", row["step"]),
+                time.time(),
+                part_name(optimizer),
+                loss=row.get("loss"),
+                grad_norm=row.get("grad_norm"),
+                clip_factor=_clip_factor(row),
+                lr=row.get("lr"),
+                loss_scale=row.get("scale"),
+                skipped=bool(row.get("skipped")),
+            )
+        )
+
+    def look(self, facts: dict[str, Any]) -> None:
+        """What a deep look saw of each parameter and each activation."""
+        log = self.log
+        if log is None:
+            return
+        for step in facts.get("steps", []):
+            rows = step["rows"]
+            names = [self._book.label(self._book.parameters[row["id"]]) for row in rows]
+            columns = {
+                name: [row.get(key) for row in rows]
+                for name, key in [
+                    ("grad_norm", "grad"),
+                    ("grad_largest", "largest"),
+                    ("nonfinite", "nonfinite"),
+                    ("param_norm", "weight"),
+                    ("update_ratio", "ratio"),
+                ]
+            }
+            log.take(LayerRows(facts["step"], names, columns, part_name(step["optimizer"])))
+            self._histograms(facts["step"], rows, names, part_name(step["optimizer"]))
+        dead = [note for note in facts.get("notes", {}).get("activations", []) if note.get("units")]
+        if dead:
+            shares = {f"{note['module']}.{note['op']}": note["dead"] / note["units"] for note in dead}
+            log.take(LayerRows(facts["step"], list(shares), {"dead_share": list(shares.values())}))
+
+    def _histograms(self, step: int, rows: list[dict[str, Any]], names: list[str], part: str) -> None:
+        """How weights and gradients are spread, at some of the looks."""
+        if step < self._histograms_at.get(part, 0) or self._log is None:
+            return
+        from surefoot.portrait import histograms_of
+
+        self._histograms_at[part] = max(step + 1, 2 * step)
+        tensors = [self._book.parameters[row["id"]].tensor() for row in rows]
+        named = [
+            NamedParameter(name, tensor) for name, tensor in zip(names, tensors, strict=True) if tensor is not None
+        ]
+        for histogram in histograms_of(named, step, part):
+            self._log.take(histogram)
+
+    def event(self, facts: dict[str, Any]) -> None:
+        """Something happened at a step."""
+        if facts["event"] not in _NAMES or (facts["event"] == "model-loaded" and facts["step"] == 0):
+            return
+        log = self.log
+        if log is None:
+            return
+        name, severity = _NAMES[facts["event"]]
+        log.event(name, facts["step"], _summary(facts), severity=severity, cause=facts["event"], action=_action(name))
+
+    def end(self, diagnosis: Diagnosis, code: int | None) -> None:
+        """The script is over and the run diagnosed."""
+        log = self._log
+        if log is None:
+            return
+        for finding in diagnosis.findings:
+            evidence = {"confidence": finding.confidence, "where": list(finding.where)}
+            log.event(
+                "finding",
+                finding.step,
+                finding.summary,
+                severity=finding.severity,
+                cause=finding.cause,
+                evidence=evidence,
+            )
+        summary = f"{diagnosis.verdict}; exit code {code if code is not None else 0}"
+        log.event("end", diagnosis.steps, summary)
+        log.close()
+
+
+def part_name(optimizer: int) -> str:
+    """The first optimizer is the run; others are told apart."""
+    return f"optimizer {optimizer}" if optimizer else ""
+
+
+def _clip_factor(row: dict[str, Any]) -> float | None:
+    """What clipping multiplied the gradient by, if the script clips by norm."""
+    norm, limit = row.get("clip_norm"), row.get("clip_limit")
+    if norm is None or not limit or row.get("clip_by_value"):
+        return None
+    return min(1.0, limit / norm) if norm > 0 else 1.0
+
+
+def _action(name: str) -> str:
+    return "skip" if name == "skip" else ""
+
+
+def _summary(facts: dict[str, Any]) -> str:
+    match facts["event"]:
+        case "nonfinite-loss":
+            return f"the loss is {facts['value']}"
+        case "nonfinite-gradient":
+            names = facts["parameters"]
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            return f"the gradient of {names[0]}{more} is not finite" if names else "a gradient is not finite"
+        case "spike":
+            return f"the loss is {facts['value']:.4g}; the steps before it were around {facts['level']:.4g}"
+        case "skip":
+            return "the step was left out: its gradients are not finite"
+        case "overflow":
+            scale = facts.get("scale")
+            at = f" at loss scale {scale:g}" if isinstance(scale, float) else ""
+            return f"the scaler left the step out: gradients overflowed{at}"
+        case "model-loaded":
+            return f"weights were loaded at {facts['site']}"
+        case _:
+            return f"saved at {facts['site']}: {', '.join(map(str, facts.get('holds') or ['a file']))}"

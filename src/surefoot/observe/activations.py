@@ -1,0 +1,234 @@
+"""What the layers of a model put out, seen through forward hooks that are on for one forward pass.
+
+`ActivationWatch.begin` puts a hook on every leaf module, `end` takes them off again and hands over what they saw: for
+each call a sample of the output (`observe/histograms.py`), and for ReLU-like layers how many units are dead, that is
+zero for the whole batch. A hook computes beside the graph, returns nothing and so changes no bit.
+
+It keeps quiet wherever looking could be noticed: in other threads (`DataParallel`'s replicas among them), in evaluation
+(`eval()` and no gradients), while a checkpointed part is computed again, while torch compiles, traces, transforms or
+captures a CUDA graph, and under a dispatch mode. Left alone altogether: compiled and scripted modules; torch's own
+transformer encoders and attention, which take another path through evaluation when anything inside has a hook; modules
+that only pass on, drop or reshape; activations that are called as functions (`F.relu`), which no hook sees.
+"""
+
+from __future__ import annotations
+
+import sys
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.observe.calm import Unnoticed, is_calm
+from surefoot.observe.histograms import Sample, take_sample
+from surefoot.observe.parameters import plain_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+MOST_MODULES = 1000
+MOST_CALLS = 4
+"""A module that is called more often in one step, such as a recurrent cell, is looked at so many times."""
+FEWEST_VALUES = 16
+"""A unit is called dead by at least so many of its values: a small batch is zero by chance."""
+
+_FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+_PASS_ON = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)
+_RELUS = (nn.ReLU, nn.ReLU6, nn.Threshold)
+_LEAKY = ("leakyrelu", "prelu", "rrelu")
+"""Named like a ReLU, but never stuck at zero."""
+
+
+class Activation(NamedTuple):
+    """One call of one module."""
+
+    name: str
+    sample: Sample
+    dead: Tensor | None
+    """How many of its units are dead; `None` for layers that are not ReLU-like."""
+    units: int
+
+
+class ActivationWatch:
+    """Looks at what the leaf modules of some models put out, during one step."""
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        self._models = models
+        self.error: Exception | None = None
+        """What went wrong inside a hook. The model never sees it."""
+        self._handles: list[Any] = []
+        self._seen: list[Activation] = []
+        self._calls: dict[str, int] = {}
+        self._thread = get_ident()
+        self._units: tuple[int, int] | None = None
+        """Where the last layer with weights had its units, and how many: dimension and width."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether hooks are on."""
+        return bool(self._handles)
+
+    def begin(self) -> None:
+        """Put the hooks on, for the forward pass that comes."""
+        self.end()
+        self._thread = get_ident()
+        for name, module in list(watched_modules(self._models))[:MOST_MODULES]:
+            self._handles.append(module.register_forward_hook(_Hook(self, name)))
+
+    def end(self) -> list[Activation]:
+        """Take the hooks off; what they have seen, in the order of the calls."""
+        for handle in self._handles:
+            handle.remove()
+        seen, self._seen = self._seen, []
+        self._handles, self._calls, self._units = [], {}, None
+        return seen
+
+    def look(self, name: str, module: nn.Module, output: Any) -> None:
+        """A module was called. Whatever happens here stays here."""
+        if get_ident() != self._thread or not is_calm() or self._in_evaluation() or _in_backward():
+            return
+        try:
+            with Unnoticed():
+                self._look(name, module, output)
+        except Exception as error:
+            self.end()
+            self.error = error
+
+    def _look(self, name: str, module: nn.Module, output: Any) -> None:
+        values = _first_tensor(output)
+        if values is None or not (values.is_floating_point() or values.is_complex()) or _is_captured(values):
+            return
+        where = _unit_dimension(module, values)
+        if where is not None:
+            self._units = where, values.shape[where]
+        self._calls[name] = self._calls.get(name, 0) + 1
+        if self._calls[name] > MOST_CALLS:
+            return
+        sample = take_sample(values)
+        if sample is None:
+            return
+        dead, units = self._count_dead(values) if is_relu_like(module) else (None, 0)
+        self._seen.append(Activation(name, sample, dead, units))
+
+    def _count_dead(self, values: Tensor) -> tuple[Tensor | None, int]:
+        """How many units are zero all over the batch, and how many there are."""
+        if type(values) is not Tensor or values.ndim < 2 or not values.numel() or values.is_complex():
+            return None, 0
+        dim, width = self._units or (0, 0)
+        if not -values.ndim <= dim < values.ndim or values.shape[dim] != width:
+            dim = 1 if values.ndim >= 4 else -1  # reshaped since, or no layer with weights before it: as is customary
+        units = values.shape[dim]
+        if values.numel() // units < FEWEST_VALUES:
+            return None, 0
+        others = [i for i in range(values.ndim) if i != dim % values.ndim]
+        return ((values.amax(others) == 0) & (values.amin(others) == 0)).sum(), units
+
+    def _in_evaluation(self) -> bool:
+        return not torch.is_grad_enabled() and not any(model.training for model in self._models)
+
+
+class _Hook:
+    """A forward hook. A copy of a model, by `deepcopy` or through a file, gets one that takes itself off."""
+
+    __slots__ = ("_name", "_watch")
+
+    def __init__(self, watch: ActivationWatch, name: str) -> None:
+        self._watch, self._name = watch, name
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():  # known when it is compiled, so that nothing of this is
+            return
+        self._watch.look(self._name, module, output)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _stray_hook, ()
+
+
+def _stray_hook() -> Callable[..., None]:
+    return _take_off
+
+
+def _take_off(module: nn.Module, args: Any, output: Any) -> None:
+    for number, hook in list(module._forward_hooks.items()):
+        if hook is _take_off:
+            del module._forward_hooks[number]
+
+
+def watched_modules(models: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """The leaf modules that are looked at, each once, under the names their parameters have."""
+    done: set[int] = set()
+    for i, model in enumerate(models):
+        yield from _leaves(model, f"{i}." if len(models) > 1 else "", done)
+
+
+def _leaves(module: nn.Module, name: str, done: set[int]) -> Iterator[tuple[str, nn.Module]]:
+    if id(module) in done or _is_left_alone(module):
+        return
+    done.add(id(module))
+    parts = [(key, part) for key, part in module.named_children() if key != "parametrizations"]
+    if not parts and not isinstance(module, _PASS_ON):
+        yield plain_name(name) or type(module).__name__, module
+    for key, part in parts:
+        yield from _leaves(part, f"{name}{key}.", done)
+
+
+def _is_left_alone(module: nn.Module) -> bool:
+    compiled = hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    return compiled or isinstance(module, (*_FAST_PATHS, torch.jit.ScriptModule)) or _has_compiled_code(module)
+
+
+def _has_compiled_code(module: nn.Module) -> bool:
+    """Whether torch has compiled the forward of this class: the user calls a compiled twin of the module."""
+    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
+    entries = getattr(dynamo, "_debug_get_cache_entry_list", None)
+    code = getattr(type(module).forward, "__code__", None)
+    return bool(entries is not None and code is not None and entries(code))
+
+
+def is_relu_like(module: nn.Module) -> bool:
+    """Whether a unit of this module can get stuck at zero: torch's ReLUs, and what people name after them."""
+    name = type(module).__name__.lower()
+    return isinstance(module, _RELUS) or ("relu" in name and not any(other in name for other in _LEAKY))
+
+
+def _unit_dimension(module: nn.Module, values: Tensor) -> int | None:
+    """The dimension a layer with weights has its units in; `None` if the module is none."""
+    if isinstance(module, nn.modules.conv._ConvNd):
+        dim = -1 - len(module.kernel_size)
+    elif isinstance(module, (nn.modules.batchnorm._NormBase, nn.GroupNorm)):
+        dim = 1
+    elif isinstance(module, (nn.Linear, nn.LayerNorm, nn.Embedding, nn.RMSNorm)):
+        dim = -1
+    else:
+        return None
+    return dim if -values.ndim <= dim < values.ndim else None
+
+
+def _first_tensor(output: Any) -> Tensor | None:
+    if isinstance(output, Tensor):
+        return output
+    parts: Any = ()
+    if isinstance(output, (tuple, list)):
+        parts = output
+    elif isinstance(output, dict):
+        parts = output.values()
+    return next((part for part in parts if isinstance(part, Tensor)), None)
+
+
+def _is_captured(values: Tensor) -> bool:
+    """Whether a CUDA graph is being recorded, which would record and repeat the look as well."""
+    return values.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _in_backward() -> bool:
+    """Whether autograd is at work: then a forward is the second run of a checkpointed part."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def calls_by_module(names: Sequence[str]) -> Mapping[str, list[int]]:
+    """Which calls belong to each module, by position, in the order of the first calls."""
+    found: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        found.setdefault(name, []).append(i)
+    return found

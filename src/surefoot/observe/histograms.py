@@ -1,0 +1,212 @@
+"""How the values of tensors are spread over bins that are powers of two, counted where the tensors lie.
+
+A value's bin is its exponent, which is read off its bits: exact for every finite number, subnormal ones included, in a
+few operations on whole numbers. `take_sample` copies an even sample of one tensor and counts its NaN and Inf over all
+of it; `count` sorts many samples into bins at one go, into one matrix that travels to the host in one copy. Nothing
+waits for the device, draws random numbers or is recorded by autograd.
+
+Sparse tensors are judged by the values they store, sharded ones by the shard of this rank, complex ones by absolute
+values. Left out: tensors without values (meta, fake, lazy), nested and quantized ones, and wrappers of other libraries.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from surefoot.observe.calm import Unnoticed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+SAMPLE = 1 << 14
+"""A larger tensor is judged by so many of its values, evenly spaced: shares are right to half a percent."""
+_AT_ONCE = 1 << 22
+"""How many values are sorted into bins together, and how many are looked at for NaN together: bounds what is needed
+in memory meanwhile, to some tens of megabytes."""
+_PLAIN_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class Sample(NamedTuple):
+    """Some values of one tensor, and what is broken in all of it. Both lie on its device."""
+
+    values: Tensor
+    """fp32 or float64, one dimension; a copy."""
+    broken: Tensor
+    """NaN, +Inf and -Inf in the whole tensor."""
+
+
+def take_sample(tensor: Tensor, most: int = SAMPLE) -> Sample | None:
+    """A sample of a tensor as it is now; `None` for one whose values cannot be looked at."""
+    with Unnoticed():
+        plain = _plain(tensor)
+        if plain is None:
+            return None
+        flat = _flat(plain)
+        return Sample(_copied(thinned(flat, most)), _broken(flat))
+
+
+def sample_again(tensor: Tensor, most: int = SAMPLE) -> Tensor | None:
+    """The values a sample of the tensor has now, without a look at the rest."""
+    with Unnoticed():
+        plain = _plain(tensor)
+        return None if plain is None else _copied(thinned(_flat(plain), most))
+
+
+def _copied(values: Tensor) -> Tensor:
+    return values.to(_wide_enough(values), copy=True).contiguous()
+
+
+def thinned(flat: Tensor, most: int) -> Tensor:
+    """At most `most` values of a flat tensor, evenly spaced.
+
+    The distance shares no factor with the size: it would hit the same few columns of a matrix again and again.
+    """
+    size = flat.numel()
+    if size <= most:
+        return flat
+    distance = -(-size // most)
+    while math.gcd(distance, size) > 1:
+        distance += 1
+    return flat[::distance]
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Bins of one power of two each, from the smallest to the largest, on both sides of zero."""
+
+    smallest_power: int
+    largest_power: int
+
+    @property
+    def side(self) -> int:
+        """Bins on one side of zero: the powers, and one for what is smaller."""
+        return self.largest_power - self.smallest_power + 1
+
+    @property
+    def count(self) -> int:
+        """Bins in all."""
+        return 2 * self.side + 1
+
+    def places(self, values: Tensor) -> Tensor:
+        """The bin of each value of an fp32 or float64 tensor; `count` for what is not finite."""
+        wide = values.dtype == torch.float64
+        bits = values.view(torch.int64 if wide else torch.int32)
+        mantissa, bias = (52, 1023) if wide else (23, 127)
+        most = torch.iinfo(bits.dtype)
+        size = bits & most.max
+        nonzero = size != 0
+        place = (size >> mantissa).sub_(bias)
+        broken = place > bias
+        place.clamp_(self.smallest_power - 1, self.largest_power - 1).sub_(self.smallest_power - 2)
+        # Shifted by all bits but one, a number leaves its sign. `torch.where` would be many times slower on a CPU.
+        place.mul_(nonzero).mul_((bits >> most.bits - 1).bitwise_or_(1)).add_(self.side)
+        return place.masked_fill_(broken, self.count).to(torch.int64)
+
+
+def count(samples: Sequence[Sample], bins: Bins, divide: Tensor | float | None = None) -> Tensor:
+    """One row per sample, on the device of the first: values in each bin, then NaN, +Inf and -Inf.
+
+    The values are divided by `divide` first, as gradients are by the loss scale.
+    """
+    with Unnoticed():
+        home = samples[0].values.device
+        rows: dict[int, Tensor] = {}
+        for members in _together([sample.values for sample in samples]):
+            table = _count_together([samples[i].values for i in members], bins, divide)
+            rows.update(zip(members, table.unbind(0), strict=True))
+        counted = torch.stack([rows[i].to(home) for i in range(len(samples))])
+        broken = torch.stack([sample.broken.to(home) for sample in samples])
+        return torch.cat([counted, broken], dim=1)
+
+
+def _together(values: Sequence[Tensor]) -> Iterable[list[int]]:
+    """Which tensors can be sorted in one pass: of one device and type, and not too many."""
+    kinds: dict[Any, list[int]] = {}
+    for i, each in enumerate(values):
+        kinds.setdefault((each.device, each.dtype), []).append(i)
+    for members in kinds.values():
+        chosen: list[int] = []
+        size = 0
+        for i in members:
+            if chosen and size + values[i].numel() > _AT_ONCE:
+                yield chosen
+                chosen, size = [], 0
+            chosen.append(i)
+            size += values[i].numel()
+        yield chosen
+
+
+def _count_together(values: list[Tensor], bins: Bins, divide: Tensor | float | None) -> Tensor:
+    together = torch.cat(values)
+    if divide is not None:
+        together = together / (divide.to(together) if isinstance(divide, Tensor) else divide)
+    places = bins.places(together)
+    width = bins.count + 1  # the last column takes what is in no bin
+    sizes = [each.numel() for each in values]
+    # The rows of the table, one after the other, are one vector: each tensor's places are moved to its own row.
+    torch._foreach_add_(list(torch.split(places, sizes)), [row * width for row in range(len(values))])
+    return _occurrences(places, len(values) * width).view(len(values), width)[:, : bins.count]
+
+
+def _occurrences(places: Tensor, size: int) -> Tensor:
+    """How often each number below `size` occurs. Elsewhere than on a CPU, `bincount` would wait for the device."""
+    if places.device.type == "cpu":
+        return torch.bincount(places, minlength=size)
+    table = torch.zeros(size, dtype=torch.int64, device=places.device)
+    return table.scatter_add_(0, places, torch.ones_like(places))
+
+
+def _broken(flat: Tensor) -> Tensor:
+    """NaN, +Inf and -Inf in all of a flat tensor."""
+    if not flat.is_floating_point() or not flat.numel() or _surely_finite(flat):
+        return torch.zeros(3, dtype=torch.int64, device=flat.device)
+    parts = []
+    for part in torch.split(flat, _AT_ONCE):
+        values = part if part.dtype in _PLAIN_FLOATS else part.float()
+        parts.append(torch.stack([torch.isnan(values).sum(), (values == math.inf).sum(), (values == -math.inf).sum()]))
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+
+
+def _surely_finite(flat: Tensor) -> bool:
+    """On a CPU, where a look is free: the two ends tell. Elsewhere nobody knows without waiting."""
+    if flat.device.type != "cpu" or flat.dtype not in _PLAIN_FLOATS:
+        return False
+    low, high = torch.aminmax(flat)
+    return math.isfinite(low.item()) and math.isfinite(high.item())
+
+
+def _plain(tensor: Tensor) -> Tensor | None:
+    """The strided, real memory behind a tensor on this rank; `None` if there is none to look at."""
+    if torch.nn.parameter.is_lazy(tensor) or tensor.is_meta or tensor.is_nested or tensor.is_quantized:
+        return None
+    tensor = tensor.detach()
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # a wrapper: its own memory is not the values
+        return None
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor._values()
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+        tensor = tensor.values()
+    elif tensor.layout is not torch.strided:
+        return None
+    tensor = tensor.as_subclass(Tensor)
+    return tensor.abs() if tensor.is_complex() else tensor.resolve_neg()
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """All values in the order of memory, without a copy where they lie densely, transposed or not."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.ndim), key=lambda dim: -strides[dim])
+    return tensor.permute(order).reshape(-1)
+
+
+def _wide_enough(values: Tensor) -> torch.dtype:
+    """fp32 holds halves, bytes and truth values exactly; whole numbers need float64 where there is one."""
+    narrow = values.dtype == torch.float32 or values.dtype.itemsize < 4 or values.device.type == "mps"
+    return torch.float32 if narrow else torch.float64

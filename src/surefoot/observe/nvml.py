@@ -1,0 +1,141 @@
+"""What the NVIDIA driver says about a GPU: memory, temperature, power, clocks, ECC errors, throttling, XID errors.
+
+Through `nvidia-ml-py` (`pip install surefoot[nvml]`), which asks the driver and never the CUDA context: nothing here
+waits for the device or takes memory on it. Where the package, the driver, the permission or the sensor is missing, the
+reading is missing, without a word. A device is found by the UUID torch has for it, so that `cuda:0` is the right card
+whatever `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` say. A MIG slice tells its memory and little else.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MOST_XIDS = 64
+"""A device that is lost may go on reporting; the rest is taken next time."""
+
+
+class Nvml:
+    """The driver's library, if it can be had; `device` gives a card by UUID."""
+
+    def __init__(self) -> None:
+        self._library: Any = None
+        try:
+            library = import_module("pynvml")
+            library.nvmlInit()
+            self._library = library
+        except Exception:  # no package, no driver, a driver of another version: no readings
+            return
+
+    def device(self, uuid: str) -> NvmlDevice | None:
+        """The card with this UUID, as torch writes it (without `GPU-`)."""
+        if self._library is None:
+            return None
+        for prefix in ("GPU-", "MIG-"):
+            try:
+                return NvmlDevice(self._library, self._library.nvmlDeviceGetHandleByUUID(prefix + uuid))
+            except Exception:  # not a card of this kind, or the driver is gone
+                continue
+        return None
+
+    def close(self) -> None:
+        """Let go of the library."""
+        library, self._library = self._library, None
+        if library is not None:
+            try:
+                library.nvmlShutdown()
+            except library.NVMLError:  # gone already
+                return
+
+
+class NvmlDevice:
+    """One card."""
+
+    def __init__(self, library: Any, handle: Any) -> None:
+        self._library, self._handle = library, handle
+        self._questions = _questions(library, handle)
+        self._events = self._listen()
+
+    def numbers(self) -> dict[str, float]:
+        """Everything the card tells. What it does not support is not asked again."""
+        found: dict[str, float] = {}
+        for name, ask in list(self._questions.items()):
+            try:
+                found |= ask()
+            except self._library.NVMLError as error:
+                if error.value in _final(self._library):
+                    del self._questions[name]
+        return found
+
+    def xids(self) -> tuple[int, ...]:
+        """The numbers of critical errors since the last call. Does not wait for any."""
+        if self._events is None:
+            return ()
+        found: list[int] = []
+        while len(found) < _MOST_XIDS:
+            try:
+                event = self._library.nvmlEventSetWait_v2(self._events, 0)
+            except self._library.NVMLError:  # a timeout, as a rule: there is none
+                break
+            if event.eventType & self._library.nvmlEventTypeXidCriticalError:
+                found.append(int(event.eventData))
+        return tuple(found)
+
+    def _listen(self) -> Any:
+        library = self._library
+        try:
+            wanted = library.nvmlDeviceGetSupportedEventTypes(self._handle) & library.nvmlEventTypeXidCriticalError
+            if not wanted:
+                return None
+            events = library.nvmlEventSetCreate()
+            library.nvmlDeviceRegisterEvents(self._handle, wanted, events)
+            return events
+        except library.NVMLError:  # not supported, or not allowed, as in some containers
+            return None
+
+    def close(self) -> None:
+        """Stop to listen."""
+        events, self._events = self._events, None
+        if events is not None:
+            try:
+                self._library.nvmlEventSetFree(events)
+            except self._library.NVMLError:
+                return
+
+
+def _questions(library: Any, handle: Any) -> dict[str, Callable[[], dict[str, float]]]:
+    """Each asked on its own, so that one that fails takes no other along. Units as in `DeviceRow`."""
+    reasons = getattr(library, "nvmlDeviceGetCurrentClocksEventReasons", None)
+    reasons = reasons or library.nvmlDeviceGetCurrentClocksThrottleReasons
+
+    def memory() -> dict[str, float]:
+        info = library.nvmlDeviceGetMemoryInfo(handle)
+        return {"memory_used": float(info.used), "memory_total": float(info.total)}
+
+    def ecc(kind: int) -> float:
+        return float(library.nvmlDeviceGetTotalEccErrors(handle, kind, library.NVML_VOLATILE_ECC))
+
+    single: dict[str, Callable[[], float]] = {
+        "temperature": lambda: library.nvmlDeviceGetTemperature(handle, library.NVML_TEMPERATURE_GPU),
+        "power": lambda: library.nvmlDeviceGetPowerUsage(handle) / 1e3,
+        "power_limit": lambda: library.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
+        "sm_clock": lambda: library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_SM),
+        "memory_clock": lambda: library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_MEM),
+        "utilization": lambda: library.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
+        "ecc_corrected": lambda: ecc(library.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+        "ecc_uncorrected": lambda: ecc(library.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+        "throttle": lambda: reasons(handle),
+    }
+
+    def asked(name: str, ask: Callable[[], float]) -> Callable[[], dict[str, float]]:
+        return lambda: {name: float(ask())}
+
+    return {"memory": memory} | {name: asked(name, ask) for name, ask in single.items()}
+
+
+def _final(library: Any) -> tuple[int, ...]:
+    """Answers that will not change while the run lasts."""
+    return (library.NVML_ERROR_NOT_SUPPORTED, library.NVML_ERROR_NO_PERMISSION, library.NVML_ERROR_FUNCTION_NOT_FOUND)

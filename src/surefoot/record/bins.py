@@ -1,0 +1,38 @@
+"""The bins of every histogram in a run log: powers of two, on both sides of zero.
+
+Fixed bins make histograms of different steps and tensors comparable, and cost nothing to find: a value's bin is its
+exponent. From the middle outwards:
+
+- `ZERO`: exact zeros, and nothing else. A dead unit is not the same as a small one.
+- beside it on each side, everything smaller than 2^-30;
+- then one bin per power of two, [2^k, 2^(k+1)), mirrored for negative values;
+- the outermost bin on each side also holds everything beyond 2^16.
+
+NaN and Inf are in no bin; a histogram counts them beside. Needs neither torch nor numpy, so that a reader does not.
+"""
+
+from __future__ import annotations
+
+SMALLEST_POWER = -30
+LARGEST_POWER = 16
+
+_SIDE = (5e-324, *(2.0**power for power in range(SMALLEST_POWER, LARGEST_POWER + 1)))
+"""Edges of one side. The first is the smallest number above zero there is, so that zero has a bin of its own."""
+
+EDGES: tuple[float, ...] = (*(-edge for edge in reversed(_SIDE)), *_SIDE)
+"""`COUNT + 1` increasing edges. A bin holds its edge nearer to zero, not the farther one; `ZERO` holds neither."""
+
+COUNT = len(EDGES) - 1
+ZERO = COUNT // 2
+
+
+def bin_of(value: float) -> int | None:
+    """The bin a number belongs to; `None` for NaN and Inf. The plain definition, that faster ways are tested against.
+
+    >>> bin_of(0.0) == ZERO, EDGES[bin_of(1.5)], EDGES[bin_of(-1.5)]
+    (True, 1.0, -2.0)
+    """
+    if value != value or value in (float("inf"), float("-inf")):
+        return None
+    beyond = min(sum(edge <= abs(value) for edge in _SIDE), len(_SIDE) - 1)
+    return ZERO + beyond if value >= 0 else ZERO - beyond

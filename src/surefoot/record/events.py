@@ -1,0 +1,208 @@
+"""`events.jsonl`: what happened, one JSON object per line, written as it happens.
+
+A line reaches the file in one call; a process that dies leaves at most a torn last line, which the reader skips and the
+next session does not append to. What is not finite is a word (`"nan"`, `"inf"`), since JSON has no such numbers.
+
+Floods are thinned: of each kind (the event and its cause) the first thousand are written, then every tenth up to ten
+thousand, every hundredth up to a hundred thousand, and so on: a million make 3,700 lines. What is written then carries
+in its evidence how many there have been (`count`), and a line of the event `drops` says that it is so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from surefoot.launch.folder import as_json
+from surefoot.record.messages import Event
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+NAME = "events.jsonl"
+WRITTEN_IN_FULL = 1000
+"""How many of each kind are written before they are thinned."""
+MOST_KINDS = 500
+"""Kinds beyond this many are counted together: a cause per step would be a kind per step."""
+LONGEST_LINE = 32768
+"""A line longer than this is written without its evidence."""
+MOST_UNSAVED = 1000
+"""How many events wait, while the disk fails, for it to work again; the oldest are lost first."""
+_FIELDS = tuple(field.name for field in fields(Event))
+
+
+class Flood:
+    """Decides which events are written when there are very many."""
+
+    def __init__(self, earlier: Iterable[Event] = ()) -> None:
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._silent: Counter[tuple[str, str]] = Counter()  # since the last one that was written
+        for event in earlier:
+            kind = self._kind(event)
+            self._counts[kind] = max(self._counts[kind] + 1, _count(event))
+
+    def admit(self, event: Event) -> Iterator[Event]:
+        """The lines to write for an event: itself, itself with a count, or nothing."""
+        kind = self._kind(event)
+        self._counts[kind] += 1
+        count = self._counts[kind]
+        if count <= WRITTEN_IN_FULL:
+            yield event
+            return
+        if count == WRITTEN_IN_FULL + 1:
+            yield _notice(event, f"more than {WRITTEN_IN_FULL:,} of {_said(kind)}: from here on only some are written")
+        self._silent[kind] += 1
+        if count % 10 ** (len(str(count - 1)) - 3) == 0:
+            self._silent[kind] = 0
+            yield replace(event, evidence={**event.evidence, "count": count})
+
+    def last_words(self) -> Iterator[Event]:
+        """How many there were in the end, where the last ones were not written."""
+        for kind, silent in self._silent.items():
+            if silent:
+                event = Event("drops", None, "", time.time(), cause=kind[1], evidence={"of": kind[0]})
+                yield _notice(event, f"{self._counts[kind]:,} of {_said(kind)} in all", count=self._counts[kind])
+        self._silent.clear()
+
+    def _kind(self, event: Event) -> tuple[str, str]:
+        kind = (str(event.event), str(event.cause))
+        return kind if kind in self._counts or len(self._counts) < MOST_KINDS else ("others", "")
+
+
+def _said(kind: tuple[str, str]) -> str:
+    return f"`{kind[0]}`" + (f" ({kind[1]})" if kind[1] else "")
+
+
+def _count(event: Event) -> int:
+    count = event.evidence.get("count", 0)
+    return count if isinstance(count, int) else 0
+
+
+def _notice(event: Event, summary: str, **evidence: object) -> Event:
+    of = event.evidence.get("of", event.event)
+    return Event("drops", event.step, summary, event.time, cause=event.cause, evidence={"of": of, **evidence})
+
+
+class EventFile:
+    """Appends events to the file of a run. Raises `OSError` where that fails, and keeps them for the next time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / NAME
+        self.earlier = self._read()
+        """What earlier sessions wrote."""
+        self._flood = Flood(self.earlier)
+        self._unsaved: list[Event] = []
+        self._end_is_known = False
+
+    def keep(self, events: Iterable[Event]) -> int:
+        """Hold these until the next `append`; how many of the oldest had to be given up for that."""
+        self._unsaved += [each for event in events for each in _admitted(self._flood, event)]
+        too_many = max(0, len(self._unsaved) - MOST_UNSAVED)
+        del self._unsaved[:too_many]
+        return too_many
+
+    def append(self, events: Iterable[Event]) -> None:
+        """Write these, in order, after those that could not be written before."""
+        admitted = [each for event in events for each in _admitted(self._flood, event)]
+        waiting = [*self._unsaved, *admitted]
+        if waiting:
+            try:
+                self._write("".join(map(_line, waiting)).encode("utf-8", "replace"))
+            except OSError:
+                self._unsaved = waiting
+                raise
+        self._unsaved = []
+
+    def last_words(self) -> Iterator[Event]:
+        """What is to be said at the end."""
+        return self._flood.last_words()
+
+    def _read(self) -> list[Event]:
+        try:
+            return parse_events(self.path.read_bytes())[0]
+        except FileNotFoundError:
+            return []
+
+    def _write(self, data: bytes) -> None:
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            if not self._end_is_known and _is_torn(file):
+                data = b"\n" + data
+            self._end_is_known = False
+            _write_all(file, data)
+            self._end_is_known = True
+        finally:
+            os.close(file)
+
+
+def _admitted(flood: Flood, event: Event) -> Iterable[Event]:
+    return (event,) if event.event == "drops" else flood.admit(event)
+
+
+def _is_torn(file: int) -> bool:
+    """Whether the last line of a file has no end."""
+    if os.fstat(file).st_size == 0:
+        return False
+    os.lseek(file, -1, os.SEEK_END)
+    return os.read(file, 1) != b"\n"
+
+
+def _write_all(file: int, data: bytes) -> None:
+    """Write everything or, as far as it can be taken back, nothing."""
+    size, rest = os.fstat(file).st_size, memoryview(data)
+    try:
+        while rest:
+            rest = rest[os.write(file, rest) :]
+    except OSError:
+        with suppress(OSError):
+            if os.fstat(file).st_size == size + len(data) - len(rest):  # nobody else has written meanwhile
+                os.ftruncate(file, size)
+        raise
+
+
+def _line(event: Event) -> str:
+    said = {name: getattr(event, name) for name in _FIELDS}
+    try:
+        said["step"] = None if event.step is None else int(event.step)
+        line = as_json(said)
+        if len(line) <= LONGEST_LINE:
+            return line + "\n"
+        why = f"it would have made a line of {len(line):,} characters"
+    except Exception as error:  # evidence that contains itself, an object that cannot be shown
+        why = f"it cannot be written as JSON: {type(error).__name__}"
+    summary = str(event.summary)[: LONGEST_LINE // 4]
+    known = {"event": str(event.event), "summary": summary, "time": event.time, "severity": str(event.severity)}
+    step = event.step if isinstance(event.step, int) else None
+    return as_json({**known, "step": step, "cause": str(event.cause)[:200], "evidence": {"left_out": why}}) + "\n"
+
+
+def parse_events(data: bytes) -> tuple[list[Event], int]:
+    """The events of these lines, and how many lines are none."""
+    events, bad = [], 0
+    for line in data.split(b"\n"):
+        if line.strip():
+            event = _event(line)
+            if event is None:
+                bad += 1
+            else:
+                events.append(event)
+    return events, bad
+
+
+def _event(line: bytes) -> Event | None:
+    try:
+        said = json.loads(line)
+        step, evidence = said.get("step"), said.get("evidence")
+        known: dict[str, Any] = {name: said[name] for name in _FIELDS if name in said}
+        known["step"] = None if step is None else int(step)
+        known["evidence"] = evidence if isinstance(evidence, dict) else {}
+        known["time"] = float(said["time"])
+        return Event(**known)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None

@@ -1,0 +1,39 @@
+"""How large a run log may become, whatever the length of the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot.errors import require
+
+MEBIBYTE = 1 << 20
+SMALLEST = 1 << 16
+
+
+@dataclass(frozen=True)
+class LogLimits:
+    """The most bytes that each table takes on the disk. Rows are thinned with age to stay below (`record/thinning.py`).
+
+    The figures beside each field are for a run of a million steps with the default, as tested.
+    """
+
+    scalars_bytes: int = 16 * MEBIBYTE
+    """One row per step: the last 50,000 steps or so are all there, then every 8th, then every 64th."""
+    layers_bytes: int = 96 * MEBIBYTE
+    """One row per layer and sampled step: with 300 layers, the last 1,500 sampled steps or so are all there."""
+    histograms_bytes: int = 32 * MEBIBYTE
+    """About 400 bytes each before compression."""
+    device_bytes: int = 8 * MEBIBYTE
+    """One row per device and reading."""
+
+    def __post_init__(self) -> None:
+        for name in ("scalars_bytes", "layers_bytes", "histograms_bytes", "device_bytes"):
+            got = getattr(self, name)
+            require(
+                isinstance(got, int) and got >= SMALLEST,
+                f"`{name}` must be at least {SMALLEST:,} bytes, to hold a few segments; got {got!r}.",
+            )
+
+    def of(self, table: str) -> int:
+        """The limit of one table."""
+        return int(getattr(self, f"{table}_bytes"))

@@ -1,0 +1,158 @@
+"""`RunLog`: what happens in a run, kept in a folder. The training loop only appends to a queue; a thread writes.
+
+>>> import tempfile, surefoot
+>>> folder = tempfile.mkdtemp()
+>>> with surefoot.RunLog(folder) as log:
+...     log.take(StepRow(step=0, time=0.0, loss=2.5))
+...     log.event("checkpoint", 0, "the first checkpoint")
+>>> surefoot.load_run(folder).scalars["loss"].to_pylist()
+[2.5]
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.record.limits import LogLimits
+from surefoot.record.messages import Event, LayerRows, StepRow
+from surefoot.record.writer import WAITING_LAYER_ROWS, Source, Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from surefoot.record.messages import DeviceRow, EventName, Histogram, Sink
+    from surefoot.types import Severity
+
+EXIT_SECONDS = 10.0
+"""How long the end of the program may wait for the log."""
+
+
+class RunLog:
+    """Writes a run into `folder`. Nothing it does raises into training, waits for the disk or needs the device.
+
+    `sinks` are other places that everything goes to as well, each in a thread of its own. `limits` says how large the
+    folder may become. A folder that holds a run already is continued: as when a run is resumed from a checkpoint.
+    Host and devices are read every `device_seconds`, or never.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        sinks: Sequence[Sink] = (),
+        limits: LogLimits | None = None,
+        device_seconds: float | None = 5.0,
+        close_at_exit: bool = True,
+    ) -> None:
+        self.folder = Path(folder).absolute()
+        self._part = ""
+        self._writer = Writer(self.folder, tuple(sinks), limits or LogLimits())
+        self._writer.close_at_exit = close_at_exit
+        if device_seconds is not None:
+            self.sample(_DeviceReadings(), device_seconds)
+        _WRITERS.add(self._writer)
+        atexit.unregister(_close_all)  # to be the youngest exit handler: it must run before that of a sink's package,
+        atexit.register(_close_all)  # which was loaded as the sink was made and could end the sink before its last rows
+
+    def part(self, name: str) -> RunLog:
+        """The same log for one of several optimizers: what it takes carries this name. Closing it closes nothing."""
+        log = object.__new__(type(self))
+        log.folder, log._part, log._writer = self.folder, name, self._writer
+        return log
+
+    def take(self, message: StepRow | LayerRows | Histogram | DeviceRow | Event) -> None:
+        """Put one message in line. Never blocks and never raises; what does not fit is dropped and counted.
+
+        What the message refers to (arrays, tensors, evidence) must not be changed afterwards.
+        """
+        writer = self._writer
+        if len(writer.waiting) >= writer.room or writer.layer_rows >= WAITING_LAYER_ROWS:
+            writer.count_drop()
+            return
+        if type(message) is LayerRows:
+            writer.layer_rows += len(message.names)
+        writer.waiting.append((self._part, message))
+
+    def sample(self, source: Callable[[], Iterable[Any]], every_seconds: float = 5.0) -> None:
+        """Ask `source` for messages now and then, in the writer's thread: for readings of the device.
+
+        It must not hang, or the log does. If it raises it is warned about and not asked again.
+        """
+        self._writer.sources.append(Source(source, every_seconds))
+
+    def event(
+        self,
+        event: EventName,
+        step: int | None,
+        summary: str,
+        *,
+        severity: Severity = "info",
+        cause: str = "",
+        action: str = "",
+        evidence: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Say that something happened."""
+        self.take(Event(event, step, summary, time.time(), severity, cause, action, self._part, evidence or {}))
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes nothing any more."""
+        return self._writer.closed
+
+    @property
+    def dropped(self) -> int:
+        """How many messages were lost: the queue was full, or the disk was."""
+        return self._writer.dropped
+
+    def flush(self, timeout: float = 5.0) -> bool:
+        """Wait until everything taken so far is on the disk, `timeout` seconds at most; whether it is."""
+        return self._writer.flush(timeout)
+
+    def close(self, timeout: float = EXIT_SECONDS) -> None:
+        """Write what is left and end. Happens by itself at the end of the program."""
+        if not self._part:
+            self._writer.close(timeout)
+            _WRITERS.discard(self._writer)
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _DeviceReadings:
+    """Made when first asked, in the writer's thread: what it imports takes a while."""
+
+    def __init__(self) -> None:
+        self._source: Callable[[], Iterable[Any]] | None = None
+
+    def __call__(self) -> Iterable[Any]:
+        if self._source is None:
+            from surefoot.record.devices import DeviceSource
+
+            self._source = DeviceSource()
+        return self._source()
+
+
+_WRITERS: weakref.WeakSet[Writer] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for writer in list(_WRITERS):
+        if writer.close_at_exit:
+            writer.close(EXIT_SECONDS)
+
+
+def _silence_all() -> None:
+    for writer in list(_WRITERS):
+        writer.silence()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_silence_all)

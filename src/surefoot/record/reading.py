@@ -1,0 +1,156 @@
+"""`load_run`: a run folder as tables, whatever state its writer left it in.
+
+A torn last batch or line is dropped, and whatever else cannot be read is told in `problems`; nothing of that raises.
+Works while the run is being written, and without torch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.errors import UsageError
+from surefoot.record import events as event_file
+from surefoot.record.assembling import assemble
+from surefoot.record.schema import TABLES, TableName
+from surefoot.record.segments import FOLDER, SegmentName, read_segment, segments_in
+from surefoot.record.sessions import first_steps
+
+if TYPE_CHECKING:
+    import os
+
+    import pyarrow as pa
+
+    from surefoot.record.messages import Event
+
+_MARKS = ("run.json", event_file.NAME, FOLDER)
+"""A folder that has none of these is no run folder."""
+TRIES = 10
+"""How often to begin again when a file is thinned away between being listed and being read."""
+
+
+@dataclass(frozen=True)
+class RunTables:
+    """What a run folder holds. A table without rows has its columns all the same."""
+
+    folder: Path
+    run: dict[str, Any]
+    """`run.json`: what was run, where, with which versions, how it ended."""
+    events: list[Event]
+    findings: dict[str, Any] | None
+    """`findings.json`, where there has been a diagnosis."""
+    scalars: pa.Table
+    """One row per optimizer step and part."""
+    layers: pa.Table
+    """One row per layer, sampled step and part."""
+    histograms: pa.Table
+    device: pa.Table
+    """Readings of the devices and of the host, sorted by time."""
+    dropped: int = 0
+    """How many messages never reached the log: training was faster than the disk, or the disk was full."""
+    problems: list[str] = field(default_factory=list)
+    """What could not be read. A batch cut short by a killed process is the usual one."""
+
+
+def load_run(folder: str | os.PathLike[str]) -> RunTables:
+    """Everything a run folder holds, as pyarrow tables."""
+    path = Path(folder)
+    _require_run_folder(path)
+    problems: list[str] = []
+    events = _events(path, problems)
+    pieces = read_pieces(path, problems)
+    tables: dict[Any, pa.Table] = assemble(by_table(pieces), first_steps(path))
+    return RunTables(
+        folder=path,
+        run=_json(path / "run.json", problems) or {},
+        events=events,
+        findings=_json(path / "findings.json", problems),
+        dropped=sum(_dropped(event) for event in events),
+        problems=problems,
+        **tables,
+    )
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether a run was ever logged here."""
+    return any((path / mark).exists() for mark in _MARKS)
+
+
+def read_pieces(path: Path, problems: list[str]) -> dict[SegmentName, pa.Table]:
+    """The rows of every segment, in the order in which they were written. Thinning may go on meanwhile."""
+    for attempt in range(TRIES):
+        wrongs: list[str] = []
+        pieces: dict[SegmentName, pa.Table] = {}
+        try:
+            for name in segments_in(path):
+                rows, wrong = _read(path / FOLDER / str(name), last=attempt == TRIES - 1)
+                wrongs += [wrong] if wrong else []
+                if rows is not None:
+                    pieces[name] = rows
+        except FileNotFoundError:  # its rows are in the next level now, which may have been read already
+            continue
+        break
+    problems += wrongs
+    return pieces
+
+
+def by_table(pieces: dict[SegmentName, pa.Table]) -> dict[TableName, list[pa.Table]]:
+    """Pieces that have rows, sorted into tables."""
+    return {table: [rows for name, rows in pieces.items() if name.table == table and rows.num_rows] for table in TABLES}
+
+
+def _read(path: Path, last: bool) -> tuple[pa.Table | None, str]:
+    try:
+        return read_segment(path)
+    except FileNotFoundError:
+        if not last:
+            raise
+        return None, f"{path.name}: vanished while it was read"
+    except OSError as error:
+        return None, f"{path.name}: {error}"
+
+
+def _require_run_folder(path: Path) -> None:
+    if is_run_folder(path):
+        return
+    way_out = "Give the folder that `surefoot run --out` or `RunLog` was given."
+    if not path.is_dir():
+        raise UsageError(f"{path} is no folder. {way_out}")
+    ranks = sorted(child.name for child in path.glob("rank*") if is_run_folder(child))
+    if ranks:
+        way_out = f"It holds one run for each of {len(ranks)} ranks: load {path / ranks[0]}, for example."
+    raise UsageError(f"{path} is no run folder: it has none of {', '.join(_MARKS)}. {way_out}")
+
+
+def _json(path: Path, problems: list[str]) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        problems.append(f"{path.name}: {error}")
+        return None
+    if not isinstance(value, dict):
+        problems.append(f"{path.name}: an object was expected; got {type(value).__name__}")
+        return None
+    return value
+
+
+def _events(path: Path, problems: list[str]) -> list[Event]:
+    try:
+        events, bad = event_file.parse_events((path / event_file.NAME).read_bytes())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        problems.append(f"{event_file.NAME}: {error}")
+        return []
+    if bad:
+        problems.append(f"{event_file.NAME}: {bad} {'line is' if bad == 1 else 'lines are'} no event, or cut short")
+    return events
+
+
+def _dropped(event: Event) -> int:
+    count = event.evidence.get("dropped", 0)
+    return count if event.event == "drops" and isinstance(count, int) else 0

@@ -1,0 +1,75 @@
+"""The columns of the run log's tables, in one place for its writer and its readers.
+
+Four tables: `scalars` (one row per optimizer step), `layers` (one row per layer and step), `histograms` and `device`.
+On disk each row also carries the number of the session that wrote it: a resumed run continues in the same folder, and
+the reader needs to know which rows the later session has superseded. `load_run` leaves that column out.
+
+A number that nobody measured is null; NaN and Inf are values, and stay what they are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from surefoot.record import bins
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pyarrow as pa
+
+TableName: TypeAlias = Literal["scalars", "layers", "histograms", "device"]
+TABLES: tuple[TableName, ...] = ("scalars", "layers", "histograms", "device")
+
+SIGNAL = "signal."
+"""What the names of the user's own signals begin with, as columns of `scalars`."""
+STEP_NUMBERS = ("loss", "grad_norm", "clip_factor", "lr", "loss_scale", "nonfinite")
+LAYER_NUMBERS = ("grad_norm", "grad_largest", "nonfinite", "param_norm", "update_ratio", "dead_share")
+DEVICE_NUMBERS = (
+    *("memory_used", "memory_total", "allocated", "reserved", "peak"),
+    *("temperature", "power", "power_limit", "sm_clock", "memory_clock", "utilization"),
+    *("ecc_corrected", "ecc_uncorrected", "throttle", "process_memory", "host_used", "host_total"),
+)
+
+
+def schema_of(table: TableName, extra: Iterable[str] = ()) -> pa.Schema:
+    """The columns of a table as they are on disk; `extra` are further numbers, each a column of its own."""
+    import pyarrow as pa
+
+    word = pa.dictionary(pa.int32(), pa.string())
+    session = ("session", pa.int32())
+    columns = {
+        "scalars": [
+            ("step", pa.int64()),
+            ("time", pa.float64()),
+            ("part", word),
+            *((name, pa.float64()) for name in STEP_NUMBERS),
+            ("skipped", pa.bool_()),
+            session,
+        ],
+        "layers": [
+            ("step", pa.int64()),
+            ("part", word),
+            ("layer", word),
+            *((name, pa.float32()) for name in LAYER_NUMBERS),
+            session,
+        ],
+        "histograms": [
+            ("step", pa.int64()),
+            ("part", word),
+            ("kind", word),
+            ("layer", word),
+            ("counts", pa.list_(pa.int32(), bins.COUNT)),
+            *((name, pa.int64()) for name in ("nan", "positive_inf", "negative_inf")),
+            session,
+        ],
+        "device": [("time", pa.float64()), ("step", pa.int64()), ("source", word), session],
+    }[table]
+    return pa.schema([*columns, *((name, pa.float64()) for name in extra)])
+
+
+def public_schema(table: TableName) -> pa.Schema:
+    """The columns that a reader always gets, in order, whether anything was logged or not."""
+    extra = DEVICE_NUMBERS if table == "device" else ()
+    schema = schema_of(table, extra)
+    return schema.remove(schema.get_field_index("session"))

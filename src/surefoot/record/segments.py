@@ -1,0 +1,151 @@
+"""The files of a table: Arrow IPC streams that are appended to, and readable up to their last complete batch.
+
+A batch is turned into bytes first and written with one call, so that a process that dies leaves at most a torn last
+batch, which the reader drops. A write that fails (a full disk) is taken back by cutting the file to its last good size.
+
+A name says all there is to know about a file: `scalars-000-0-00012.arrows` is table, session, level and number.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from surefoot.record.schema import TABLES, TableName
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import pyarrow as pa
+
+FOLDER = "telemetry"
+EVENTS = "e"
+"""The level of the rows near events."""
+_NAME = re.compile(rf"({'|'.join(TABLES)})-(\d{{3,}})-(\d+|{EVENTS})-(\d{{5,}})\.arrows")
+
+
+@dataclass(frozen=True)
+class SegmentName:
+    """Which rows a file holds."""
+
+    table: TableName
+    session: int
+    """The process that wrote it."""
+    level: str
+    """How thinned: `0` has every row, `1` every eighth step, `2` every sixty-fourth …; `e` the rows near events."""
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.table}-{self.session:03d}-{self.level}-{self.number:05d}.arrows"
+
+    @classmethod
+    def parse(cls, name: str) -> SegmentName | None:
+        """What a file name says, or `None` if it is not one of ours."""
+        match = _NAME.fullmatch(name)
+        return match and cls(match[1], int(match[2]), match[3], int(match[4]))  # type: ignore[arg-type]
+
+
+def segments_in(folder: Path) -> Iterator[SegmentName]:
+    """The segments of a run, oldest first in each level, the most thinned level first."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        found = [name for entry in os.listdir(folder / FOLDER) if (name := SegmentName.parse(entry))]
+        yield from sorted(found, key=lambda name: (name.table, -level_rank(name.level), name.session, name.number))
+
+
+def level_rank(level: str) -> int:
+    """How far a level is from the freshest rows; those near events come after all others."""
+    return 99 if level == EVENTS else int(level)
+
+
+class Segment:
+    """One file that batches are appended to. Raises `OSError` where that fails, and leaves whole batches behind."""
+
+    def __init__(self, path: Path, schema: pa.Schema, compress: bool = False) -> None:
+        import pyarrow as pa
+
+        self.path, self.schema = path, schema
+        self.size = self.rows = 0
+        self._pieces = _Pieces()
+        options = pa.ipc.IpcWriteOptions(compression="zstd" if compress and pa.Codec.is_available("zstd") else None)
+        self._stream = pa.ipc.new_stream(pa.PythonFile(self._pieces, "w"), schema, options=options)
+        self._file = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666
+        )
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """Write a batch: all of it or, with an `OSError`, nothing."""
+        self._stream.write_batch(batch)
+        self._write()
+        self.rows += batch.num_rows
+
+    def close(self) -> None:
+        """No more batches: the end is marked in the file."""
+        if self._file < 0:
+            return
+        try:
+            self._stream.close()
+            self._write()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Leave the file as it is; after a failure nothing may be appended to it."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _write(self) -> None:
+        data = memoryview(self._pieces.take())
+        size = self.size + len(data)
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._file, self.size)
+            raise
+        self.size = size
+
+
+class _Pieces:
+    """Collects what Arrow writes, so that it reaches the file in one call."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def write(self, data: bytes) -> int:
+        self._data += data
+        return len(data)
+
+    def take(self) -> bytearray:
+        data, self._data = self._data, bytearray()
+        return data
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def read_segment(path: Path) -> tuple[pa.Table | None, str]:
+    """The whole batches of a file, and what was wrong with the rest (nothing: an empty string)."""
+    import pyarrow as pa
+
+    data = path.read_bytes()
+    batches: list[pa.RecordBatch] = []
+    schema, wrong = None, ""
+    try:
+        stream = pa.ipc.open_stream(pa.BufferReader(data))
+        schema = stream.schema
+        for batch in stream:
+            batch.validate(full=True)  # bytes may have rotted; using a bad one would end the process
+            batches.append(batch)
+    except (pa.ArrowException, OSError, EOFError) as error:
+        if data:
+            wrong = f"{path.name}: {str(error).splitlines()[0]}"
+    return None if schema is None else pa.Table.from_batches(batches, schema), wrong

@@ -1,0 +1,143 @@
+"""Which processes wrote into a run folder, one after another, and where each of them began.
+
+A run that is resumed continues in the same folder as another session. `telemetry/session-001.jsonl` claims a number by
+being created, which only one process can do, and is locked for as long as its process lives, so that a later one knows
+whose files it may thin out. Its lines say where the session began: `{"part": "", "first": 1200}`. The reader drops the
+rows of earlier sessions from there on, even when the first rows of the later one have been thinned out since.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from surefoot.record.segments import FOLDER, segments_in
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows: sessions are not locked, and nobody thins out another's files
+    fcntl = None  # type: ignore[assignment]
+
+FirstSteps = dict[tuple[int, str], int]
+"""The first step of each (session, part)."""
+
+
+class Session:
+    """The claim of one process on a number."""
+
+    def __init__(self, folder: Path) -> None:
+        self.number, self._file = _claim(folder)
+        self._path = _path(folder, self.number)
+        self._first: dict[str, int] = {}
+        _lock(self._file)
+        try:
+            self._say({"pid": os.getpid(), "time": time.time()})
+        except OSError:
+            self.withdraw()
+            raise
+
+    def began(self, part: str, step: int) -> None:
+        """Note the first step of a part; later ones change nothing unless they are earlier."""
+        if step < self._first.get(part, step + 1):
+            self._say({"part": part, "first": step})
+            self._first[part] = step
+
+    def vanished(self) -> bool:
+        """Whether the folder was deleted, or another was put in its place."""
+        try:
+            there, here = os.stat(self._path), os.fstat(self._file)
+        except OSError:
+            return True
+        return (there.st_ino, there.st_dev) != (here.st_ino, here.st_dev)
+
+    def withdraw(self) -> None:
+        """Give the number back: nothing was written under it."""
+        with suppress(OSError):
+            self._path.unlink()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _say(self, line: dict[str, object]) -> None:
+        os.write(self._file, (json.dumps(line) + "\n").encode())
+
+
+def _claim(folder: Path) -> tuple[int, int]:
+    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+    taken = [*_numbers(folder), *(name.session for name in segments_in(folder))]
+    number = max(taken, default=-1) + 1
+    while True:
+        with suppress(FileExistsError):  # another process was faster
+            return number, os.open(_path(folder, number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+        number += 1
+
+
+def _path(folder: Path, number: int) -> Path:
+    return folder / FOLDER / f"session-{number:03d}.jsonl"
+
+
+def _numbers(folder: Path) -> list[int]:
+    found = []
+    for path in (folder / FOLDER).glob("session-*.jsonl"):
+        with suppress(ValueError):
+            found.append(int(path.stem.split("-")[1]))
+    return sorted(found)
+
+
+def _lock(file: int) -> bool:
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+class Adopted:
+    """A session whose process is gone, locked so that no third one adopts it as well."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._file)
+
+
+def adopt(folder: Path, before: int) -> dict[int, Adopted]:
+    """The earlier sessions whose processes are gone: their files will not change any more, unless we change them."""
+    found = {}
+    for number in _numbers(folder):
+        if number >= before:
+            continue
+        with suppress(OSError):
+            file = os.open(_path(folder, number), os.O_RDWR)
+            if _lock(file):
+                found[number] = Adopted(file)
+            else:
+                os.close(file)
+    return found
+
+
+def first_steps(folder: Path) -> FirstSteps:
+    """Where each session began, for each part that it wrote."""
+    found: FirstSteps = {}
+    for number in _numbers(folder):
+        with suppress(OSError):
+            for line in _path(folder, number).read_text("utf-8", "replace").splitlines():
+                with suppress(ValueError, TypeError, KeyError):  # a torn line, or the one that names the process
+                    said = json.loads(line)
+                    key = (number, str(said["part"]))
+                    found[key] = min(int(said["first"]), found.get(key, int(said["first"])))
+    return found

@@ -1,0 +1,132 @@
+"""One POST to an address that is a secret: what went wrong is told in words that do not hold it.
+
+Nothing raises: an answer is `None` or a `Trouble` that says whether to try again, and when. A redirect is followed with
+the same message, on the same scheme, host and port only.
+"""
+
+from __future__ import annotations
+
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+from surefoot.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MOST_REDIRECTS = 3
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why a message was not taken."""
+
+    words: str
+    is_final: bool = False
+    """Whether trying again would be of no use."""
+    wait_seconds: float = 0.0
+    """How long the server asked to wait."""
+
+
+class Address:
+    """Where to post to, checked."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], timeout_seconds: float) -> None:
+        self._url = _checked(url)
+        self.host = urlsplit(self._url).hostname or ""
+        self._headers = dict(headers)
+        self._timeout_seconds = timeout_seconds
+        self._opener = urllib.request.build_opener(_NoRedirects)
+
+    def post(self, body: bytes) -> Trouble | None:
+        """Send a body; `None` when it was taken, or else what went wrong. Does not raise."""
+        url = self._url
+        for _ in range(MOST_REDIRECTS + 1):
+            request = urllib.request.Request(url, data=body, headers=self._headers, method="POST")
+            try:
+                with self._opener.open(request, timeout=self._timeout_seconds):
+                    return None
+            except urllib.error.HTTPError as error:
+                with error:
+                    target = _redirected(url, error)
+                    if target is None:
+                        return _refusal(error)
+                    url = target
+            except Exception as error:  # whatever a network can do; never its text, which may hold the address
+                return Trouble(_words(error, self._timeout_seconds))
+        return Trouble(f"more than {MOST_REDIRECTS} redirects", is_final=True)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """urllib would follow with a GET that loses the message, and to any host."""
+
+    def redirect_request(self, *args: Any, **settings: Any) -> None:
+        return None
+
+
+def _checked(url: str) -> str:
+    """The address, or a `UsageError` that does not show it."""
+    way_out = "A webhook needs an address like `https://hooks.example.com/services/…`"
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 (raises for one that is no number)
+    except (ValueError, TypeError, AttributeError):
+        raise UsageError(f"the webhook's address cannot be read. {way_out}.") from None
+    if parts.scheme not in ("http", "https"):
+        raise UsageError(f"got an address with the scheme {parts.scheme!r}. {way_out}; http and https only.")
+    if not parts.hostname:
+        raise UsageError(f"got an address without a host. {way_out}.")
+    if parts.username is not None:
+        raise UsageError("got an address with a user name in it. Send credentials with `headers=` instead.")
+    if not url.isascii() or any(character.isspace() or not character.isprintable() for character in url):
+        raise UsageError(f"the webhook's address has blanks or characters that must be percent-encoded. {way_out}.")
+    return url
+
+
+def _redirected(url: str, error: urllib.error.HTTPError) -> str | None:
+    """Where to post instead, on the same host and port; `None` otherwise."""
+    location = error.headers.get("Location")
+    if error.code not in (301, 302, 307, 308) or not location:
+        return None
+    try:
+        target = _checked(urljoin(url, location))
+    except (UsageError, ValueError):
+        return None
+    return target if _origin(urlsplit(target)) == _origin(urlsplit(url)) else None
+
+
+def _origin(parts: SplitResult) -> tuple[str, str | None, int]:
+    return parts.scheme, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def _refusal(error: urllib.error.HTTPError) -> Trouble:
+    if 300 <= error.code < 400:
+        return Trouble(f"HTTP {error.code}: a redirect that is not followed", is_final=True)
+    again = error.code >= 500 or error.code in (408, 425, 429)
+    return Trouble(f"HTTP {error.code}", not again, wait_seconds(error.headers.get("Retry-After")))
+
+
+def wait_seconds(retry_after: str | None) -> float:
+    """Seconds that `Retry-After` asks for, as a number or as a date; 0 where it says nothing that can be read."""
+    if retry_after is None:
+        return 0.0
+    try:
+        if retry_after.strip().isdigit():
+            return float(retry_after)
+        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+
+
+def _words(error: Exception, timeout_seconds: float) -> str:
+    reason = getattr(error, "reason", error)
+    if isinstance(reason, TimeoutError):
+        return f"no answer within {timeout_seconds:g} s"
+    if isinstance(reason, OSError) and reason.strerror:
+        return reason.strerror
+    return type(reason if isinstance(reason, Exception) else error).__name__

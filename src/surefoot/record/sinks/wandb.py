@@ -1,0 +1,138 @@
+"""Weights & Biases: scalars, histograms, events as text, and W&B's own alerts for what is severe.
+
+W&B numbers the rows of a run itself and drops a row whose number goes back, which a rollback and a second part of the
+run both would cause. So rows are logged without a number; each part brings its step as a value (`step`,
+`generator/step`), and every curve is told which one is its x axis. Names are given to W&B one by one or by the group
+they are in (`layer_grad_norm/*`): a rule for `*` would match the other parts too.
+
+The run begins in the sink's thread with the first batch, so a slow network does not delay training. W&B's helper
+process is started at construction: its exit handler is then older than the run log's and runs after the last rows are
+in. Offline (`mode="offline"` or `WANDB_MODE=offline`) nothing asks for a login and nothing reaches the network.
+
+Left out: W&B's capture of the console (it rewires `sys.stdout`); `settings=wandb.Settings(console="auto")` brings it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from surefoot.errors import UsageError, require
+from surefoot.record.bins import EDGES
+from surefoot.record.sinks.extras import load
+from surefoot.record.sinks.readings import Reader, encodable, full_name, sentence, shortened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from surefoot.record.messages import Batch, Event
+    from surefoot.record.sinks.readings import Placed, Point
+    from surefoot.types import Severity
+
+LONGEST_NAME = 250
+LONGEST_TITLE = 63
+FINISH_SECONDS = 30.0
+LEVELS = {"info": "INFO", "warning": "WARN", "error": "ERROR"}
+
+
+class WandbSink:
+    """Writes the run log into a W&B run. Needs `pip install surefoot[wandb]`."""
+
+    def __init__(
+        self,
+        project: str | None = None,
+        *,
+        run: Any = None,
+        alerts: Sequence[Severity] = ("error",),
+        every_steps: int = 1,
+        layers_every_steps: int = 100,
+        **init: Any,
+    ) -> None:
+        """Further arguments (`name`, `mode`, `dir`, `config`, `tags`, …) go to `wandb.init`.
+
+        `run` is one you began yourself: it is written to and left open. `alerts` are the severities that are also sent
+        as W&B alerts, by mail or Slack as your W&B settings say; `()` for none. `layers_every_steps=0` leaves the
+        per-layer numbers out; skipped and non-finite steps are always sent.
+        """
+        require(not set(alerts) - set(LEVELS), f"`alerts` may hold {', '.join(LEVELS)}; got {alerts!r}.")
+        require(run is None or (project is None and not init), "give either `run` or what a new one needs, not both.")
+        self._wandb = load("wandb", "wandb")
+        self._reader = Reader(every_steps, layers_every_steps)
+        self._alerts = frozenset(alerts)
+        self._run = run
+        self._owns_run = run is None
+        self._init = {"project": project, **init}
+        self._defined: set[str] = set()
+        self._closed = False
+        if self._owns_run:
+            self._prepare()
+
+    def write(self, batch: Batch) -> None:
+        """Log one row per step, layer row and event; the first call begins the run."""
+        if self._closed:
+            return
+        reading = self._reader.read(batch)
+        if self._run is None:
+            self._run = self._wandb.init(**self._init)
+        for point in reading.points:
+            self._log(point, point.values.items())
+        for placed in reading.histograms:
+            self._log(placed, self._histogram(placed))
+        for placed in reading.events:
+            self._log(placed, [("events/log", sentence(placed.item))])
+            if placed.item.severity in self._alerts:
+                self._alert(placed.item)
+
+    def close(self) -> None:
+        """Finish the run, unless it was given."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._owns_run and self._run is not None:
+            self._run.finish()
+
+    def _prepare(self) -> None:
+        """Start W&B's helper process, and make sure that nobody will be asked for a password in a thread."""
+        wandb = self._wandb
+        mode = self._init.get("mode") or wandb.setup().settings.mode
+        if mode not in ("offline", "disabled") and not wandb.login(prompt=False, verify=False):
+            raise UsageError(
+                "WandbSink found no W&B credentials. Run `wandb login` or set WANDB_API_KEY; to log without a "
+                'network, use `WandbSink(mode="offline")` or WANDB_MODE=offline.'
+            )
+        given = self._init.get("settings")
+        ours = {"console": "off", "silent": True, "finish_timeout": FINISH_SECONDS}
+        theirs = given if isinstance(given, dict) else given.model_dump(exclude_unset=True) if given else {}
+        self._init["settings"] = wandb.Settings(**{**ours, **theirs})
+
+    def _log(self, at: Point | Placed, values: Iterable[tuple[str, Any]]) -> None:
+        part = _plain(at.part)
+        row = {}
+        for name, value in values:
+            self._define(part, name)
+            row[shortened(full_name(part, name), LONGEST_NAME)] = value
+        if row:
+            self._run.log({**row, full_name(part, "step"): at.step, full_name(part, "time"): at.time})
+
+    def _define(self, part: str, name: str) -> None:
+        group, slash, _ = name.partition("/")
+        label = full_name(part, f"{group}/*" if slash else group)
+        if label not in self._defined:
+            self._defined.add(label)
+            self._run.define_metric(label, step_metric=full_name(part, "step"), step_sync=False)
+
+    def _histogram(self, placed: Placed) -> list[tuple[str, Any]]:
+        histogram = placed.item
+        counts = [int(count) for count in histogram.counts]
+        if not any(counts):
+            return []
+        value = self._wandb.Histogram(np_histogram=(counts, list(EDGES)))
+        return [(f"histogram_{histogram.kind}/{histogram.layer}", value)]
+
+    def _alert(self, event: Event) -> None:
+        title = f"{event.event}: {event.cause}" if event.cause else str(event.event)
+        self._run.alert(title=encodable(title)[:LONGEST_TITLE], text=sentence(event), level=LEVELS[event.severity])
+
+
+def _plain(part: str) -> str:
+    """A part's name without what W&B reads as a path or as a pattern in the name of a metric."""
+    return part.replace(".", "_").replace("*", "_")

@@ -1,0 +1,152 @@
+"""The run folder as its one writer sees it: takes batches of messages in and appends them to the right files.
+
+Used by the writer thread alone. Each table and the events fail by themselves: what cannot be written is counted, the
+rest is written all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from surefoot.record.encode import MOST_EXTRA_COLUMNS, Encoder
+from surefoot.record.events import EventFile
+from surefoot.record.schema import TABLES
+from surefoot.record.segments import FOLDER, segments_in
+from surefoot.record.sessions import Session, adopt
+from surefoot.record.thinning import Shelf, Surroundings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from surefoot.record.limits import LogLimits
+    from surefoot.record.messages import Batch, Event
+    from surefoot.record.schema import TableName
+
+log = logging.getLogger("surefoot")
+
+_SHAKING = {"skip", "spike", "rollback", "lr-change", "resume"}
+"""Events whose surroundings are kept even if they are mere information."""
+
+
+class Loss(NamedTuple):
+    """What a write could not do."""
+
+    messages: int = 0
+    error: Exception | None = None
+
+
+class Store:
+    """One session in one run folder. The constructor raises `OSError` where the folder cannot be used."""
+
+    def __init__(self, folder: Path, limits: LogLimits) -> None:
+        self._session = Session(folder)
+        try:
+            self._open(folder, limits)
+        except BaseException:
+            self._session.withdraw()
+            raise
+
+    def _open(self, folder: Path, limits: LogLimits) -> None:
+        self._encoder = Encoder(self._session.number)
+        self._surroundings = Surroundings()
+        self._events = EventFile(folder)
+        for event in self._events.earlier:
+            self._note(event)
+        number, around = self._session.number, self._surroundings
+        self._shelves = {table: Shelf(folder, table, number, limits.of(table), around) for table in TABLES}
+        self._adopted = adopt(folder, before=number)
+        names = [name for name in segments_in(folder) if name.session in self._adopted]
+        for table, shelf in self._shelves.items():
+            shelf.adopt(name for name in names if name.table == table)
+        for leftover in (folder / FOLDER).glob(".*.part"):
+            if any(f"-{number:03d}-" in leftover.name for number in self._adopted):
+                leftover.unlink(missing_ok=True)
+        self._refused_before, self._told_columns = 0, False
+
+    def vanished(self) -> bool:
+        """Whether the folder was deleted, or another was put in its place."""
+        return self._session.vanished()
+
+    def write(self, batch: Batch) -> Loss:
+        """Append everything in a batch; what could not be written, and why."""
+        for event in batch.events:
+            self._note(event)
+        losses = [self._write_events(batch.events)]
+        rows: dict[TableName, Sequence[Any]] = {
+            "scalars": batch.steps,
+            "layers": batch.layers,
+            "histograms": batch.histograms,
+            "device": batch.devices,
+        }
+        losses += [self._write_rows(table, messages) for table, messages in rows.items() if messages]
+        refused, self._refused_before = self._encoder.refused - self._refused_before, self._encoder.refused
+        self._tell_columns()
+        error = next((loss.error for loss in losses if loss.error is not None), None)
+        return Loss(sum(loss.messages for loss in losses) + refused, error)
+
+    def keep_events(self, batch: Batch) -> int:
+        """Do without the disk for now: only the events of a batch are kept; how many messages that loses."""
+        for event in batch.events:
+            self._note(event)
+        rows = sum(map(len, (batch.steps, batch.layers, batch.histograms, batch.devices)))
+        return rows + self._events.keep(batch.events)
+
+    def close(self) -> Loss:
+        """Mark the ends of the files and let go of the session."""
+        loss = self._write_events(self._events.last_words())  # and those that could not be written before
+        for shelf in self._shelves.values():
+            with suppress(OSError):
+                shelf.close()
+        self.let_go()
+        return loss
+
+    def let_go(self) -> None:
+        """Leave the files as they are, for whoever comes next."""
+        for shelf in self._shelves.values():
+            shelf.abandon()
+        self._session.close()
+        for session in self._adopted.values():
+            session.close()
+
+    def _note(self, event: Event) -> None:
+        """Remember where something happened: the rows around it are kept."""
+        if isinstance(event.step, int) and (event.severity != "info" or event.event in _SHAKING):
+            self._surroundings.add(event.step)
+
+    def _write_events(self, events: Iterable[Event]) -> Loss:
+        try:
+            self._events.append(events)
+        except OSError as error:  # they are kept, and written when that is possible again
+            return Loss(self._events.keep(()), error)
+        return Loss()
+
+    def _write_rows(self, table: TableName, messages: Sequence[Any]) -> Loss:
+        try:
+            if table != "device":
+                self._note_beginning(messages)
+            rows = self._encoder.encode(table, messages)
+            if rows is not None:
+                self._shelves[table].append(rows)
+        except Exception as error:  # a full disk, most often; whatever it is must not end the writer
+            return Loss(len(messages), error)
+        return Loss()
+
+    def _note_beginning(self, messages: Sequence[Any]) -> None:
+        lowest: dict[str, int] = {}
+        for message in messages:
+            if message.step < lowest.get(message.part, message.step + 1):
+                lowest[message.part] = message.step
+        for part, step in lowest.items():
+            self._session.began(part, step)
+
+    def _tell_columns(self) -> None:
+        if self._encoder.columns_left_out and not self._told_columns:
+            self._told_columns = True
+            log.warning(
+                "More than %d different names of signals were logged: further names are left out. "
+                "Use a few names, and let the step tell the rest.",
+                MOST_EXTRA_COLUMNS,
+            )

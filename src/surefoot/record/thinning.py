@@ -1,0 +1,288 @@
+"""Keep a table small for any length of run: rows are thinned with age, but not those near an event.
+
+A table is kept in levels. Rows arrive in level 0, in segments (files) that are closed when they are full, and then
+written anew as one compressed batch. When a level holds more than its share of the table's limit, its oldest segment
+is read, every eighth step of it is appended to the next level, and the file is deleted; so level 1 has every 8th step
+of an older time, level 2 every 64th of a still older one. The last level is halved in place when it is full.
+
+What leaves level 0 near an event (50 steps before or after) also goes to level `e`, which is not thinned. By then the
+rows on both sides of the event are known. When `e` is full, its first half stays, and the oldest behind it goes.
+The first segment of the run is kept for ever: how a run began is asked most often.
+
+::
+
+    share = limit / 8        levels 0 to 5: a share each      e: a share      first segment: a quarter share
+                             a segment: a quarter share       rest: what is being written at the moment
+
+A process that dies in the middle leaves some rows in two levels, never in none; the reader sees a row once. Segments
+of earlier sessions, whose processes are gone, take part as if they were our own, so that a run that is resumed five
+hundred times is as small as one that ran through.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from surefoot.record.columns import numbers
+from surefoot.record.segments import EVENTS, FOLDER, Segment, SegmentName, read_segment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from surefoot.record.schema import TableName
+
+FACTOR = 8
+"""A level has every so-manieth step of the one below."""
+LAST_LEVEL = 5
+STEPS_AROUND = 50
+"""How many steps before and after an event are near it."""
+MOST_SPANS = 10_000
+
+
+class Surroundings:
+    """The steps near events, as spans that do not overlap."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[int, int]] = []
+
+    def add(self, step: int) -> None:
+        """Something happened at this step."""
+        spans = self._spans
+        first, last = step - STEPS_AROUND, step + STEPS_AROUND
+        start = end = bisect_right(spans, (first, first))
+        if start and spans[start - 1][1] >= first:
+            start -= 1
+        while end < len(spans) and spans[end][0] <= last:
+            end += 1
+        if end > start:
+            first, last = min(first, spans[start][0]), max(last, spans[end - 1][1])
+        spans[start:end] = [(first, last)]
+        del spans[:-MOST_SPANS]  # rows that old have left level 0 long since
+
+    def near(self, steps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Which of these steps are near an event."""
+        if not self._spans:
+            return np.zeros(len(steps), dtype=bool)
+        spans = np.array(self._spans, dtype=np.int64)
+        index = np.searchsorted(spans[:, 0], steps, side="right") - 1
+        return (index >= 0) & (steps <= spans[np.maximum(index, 0), 1])  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class _Closed:
+    """A file that is not written any more."""
+
+    name: SegmentName
+    size: int
+
+
+class Shelf:
+    """The segments of one table. Raises `OSError` where the disk fails, and then holds what it held before."""
+
+    def __init__(self, folder: Path, table: TableName, session: int, limit: int, events: Surroundings) -> None:
+        self._folder = folder / FOLDER
+        self._table, self._session = table, session
+        self._share = limit // 8
+        self._surroundings = events
+        self._closed: dict[str, list[_Closed]] = {}
+        self._open: dict[str, Segment] = {}
+        self._numbers: dict[str, int] = {}
+        self._first: SegmentName | None = SegmentName(table, session, "0", 0)
+
+    def adopt(self, names: Iterable[SegmentName]) -> None:
+        """Take over the segments of sessions whose processes are gone, oldest first."""
+        for name in names:
+            with suppress(FileNotFoundError):
+                closed = _Closed(name, os.stat(self._folder / str(name)).st_size)
+                self._closed.setdefault(name.level, []).append(closed)
+        if fresh := self._closed.get("0"):
+            self._first = fresh[0].name if fresh[0].name.number == 0 else None
+
+    def append(self, rows: pa.RecordBatch) -> None:
+        """Write new rows, and thin out what has become too much."""
+        for piece in self._pieces("0", rows):
+            self._append("0", piece)
+            self._make_room("0")
+
+    def close(self) -> None:
+        """Mark the end of every open file."""
+        for segment in self._open.values():
+            segment.close()
+        self._open.clear()
+
+    def abandon(self) -> None:
+        """Leave the open files as they are."""
+        for segment in self._open.values():
+            segment.abandon()
+        self._open.clear()
+
+    def _pieces(self, level: str, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Rows in pieces that are not larger than a segment."""
+        piece_rows = max(1, self._segment_bytes(level) * rows.num_rows // max(rows.nbytes, 1))
+        for start in range(0, rows.num_rows, piece_rows):
+            yield rows.slice(start, piece_rows)
+
+    def _append(self, level: str, rows: pa.RecordBatch) -> None:
+        """Append rows to the open segment of a level."""
+        segment = self._segment(level, rows.schema)
+        try:
+            segment.append(rows)
+        except OSError:
+            del self._open[level]
+            self._retire(level, segment)
+            raise
+        if segment.size >= self._segment_bytes(level):
+            self._close(level)
+
+    def _segment_bytes(self, level: str) -> int:
+        return self._share // 8 if level == EVENTS else self._share // 4
+
+    def _segment(self, level: str, schema: pa.Schema) -> Segment:
+        segment = self._open.get(level)
+        if segment is not None and segment.schema != schema:  # a new signal: a new column
+            self._close(level)
+            segment = None
+        if segment is None:
+            number = self._numbers.get(level, 0)
+            name = SegmentName(self._table, self._session, level, number)
+            self._numbers[level] = number + 1
+            segment = self._open[level] = Segment(self._folder / str(name), schema, compress=level != "0")
+        return segment
+
+    def _close(self, level: str) -> None:
+        segment = self._open.pop(level)
+        try:
+            segment.close()
+            if level == "0":
+                _compact(segment)
+        finally:
+            self._retire(level, segment)
+
+    def _retire(self, level: str, segment: Segment) -> None:
+        """Count a file among the closed ones, or delete it if nothing was written to it."""
+        segment.abandon()
+        if segment.rows:
+            name = SegmentName.parse(segment.path.name)
+            assert name is not None
+            self._closed.setdefault(level, []).append(_Closed(name, segment.size))
+        else:
+            with suppress(OSError):
+                segment.path.unlink()
+
+    def _make_room(self, level: str) -> None:
+        while self._size(level) > self._share and (oldest := self._oldest(level)):
+            if level == str(LAST_LEVEL):
+                self._halve(level)
+                return
+            self._thin(oldest, level)
+            self._make_room(str(int(level) + 1))
+
+    def _size(self, level: str) -> int:
+        closed = sum(each.size for each in self._closed.get(level, ()) if each.name != self._first)
+        return closed + (self._open[level].size if level in self._open else 0)
+
+    def _oldest(self, level: str) -> _Closed | None:
+        return next((each for each in self._closed.get(level, ()) if each.name != self._first), None)
+
+    def _thin(self, closed: _Closed, level: str) -> None:
+        """Move a segment to the next level: every eighth step of it."""
+        rows = self._read(closed)
+        if rows is not None:
+            if level == "0" and "step" in rows.schema.names:
+                near = self._surroundings.near(numbers(rows, "step"))
+                self._append_table(EVENTS, _taken(rows, near))
+                self._trim_events()
+            self._append_table(str(int(level) + 1), _taken(rows, every_nth_step(rows, FACTOR)))
+        self._forget(closed, level)
+
+    def _halve(self, level: str) -> None:
+        """Thin out the last level in place: every second step of its closed segments, in one new segment."""
+        old = list(self._closed.get(level, ()))
+        if level in self._open:
+            self._close(level)
+            old = list(self._closed[level])
+        for closed in old:
+            rows = self._read(closed)
+            if rows is not None:
+                self._append_table(level, _taken(rows, every_nth_step(rows, 2)))
+            self._forget(closed, level)
+
+    def _trim_events(self) -> None:
+        """Keep the first half of the rows near events, and as many of the last ones as fit."""
+        while self._size(EVENTS) > self._share:
+            early = 0
+            for closed in self._closed[EVENTS]:
+                early += closed.size
+                if early > self._share // 2:
+                    self._forget(closed, EVENTS)
+                    break
+            else:
+                return
+
+    def _append_table(self, level: str, rows: pa.Table) -> None:
+        for batch in rows.combine_chunks().to_batches():
+            for piece in self._pieces(level, batch):
+                self._append(level, piece)
+
+    def _read(self, closed: _Closed) -> pa.Table | None:
+        try:
+            rows, _ = read_segment(self._folder / str(closed.name))
+        except FileNotFoundError:  # somebody has deleted it: then there is nothing to keep
+            return None
+        return rows and rows.unify_dictionaries().combine_chunks()
+
+    def _forget(self, closed: _Closed, level: str) -> None:
+        self._closed[level].remove(closed)  # first: what cannot be deleted must not be copied again and again
+        with suppress(OSError):
+            os.unlink(self._folder / str(closed.name))
+
+
+def _compact(segment: Segment) -> None:
+    """Write a closed file anew as one compressed batch, under the same name: a batch per second has much overhead."""
+    rows, wrong = read_segment(segment.path)
+    if rows is None or wrong:
+        return
+    scratch = segment.path.with_name(f".{segment.path.name}.part")
+    with suppress(OSError):
+        scratch.unlink()
+    with suppress(OSError):  # on a full disk the old one stays as it is
+        compact = Segment(scratch, rows.schema, compress=True)
+        try:
+            for batch in rows.unify_dictionaries().combine_chunks().to_batches():
+                compact.append(batch)
+            compact.close()
+            os.replace(scratch, segment.path)
+            segment.size = compact.size
+        except OSError:
+            compact.abandon()
+            scratch.unlink()
+
+
+def every_nth_step(rows: pa.Table, n: int) -> np.ndarray[Any, Any]:
+    """Which rows to keep: those of every nth step of each part and session, or of every nth reading of each source."""
+    if "source" in rows.schema.names:
+        groups, units = numbers(rows, "source"), numbers(rows, "time")
+    else:
+        groups, units = numbers(rows, "part"), numbers(rows, "step")
+    groups = groups.astype(np.int64) * (1 << 20) + numbers(rows, "session")
+    keep = np.zeros(len(units), dtype=bool)
+    for group in np.unique(groups):
+        members = np.flatnonzero(groups == group)
+        _, rank = np.unique(units[members], return_inverse=True)
+        keep[members] = rank % n == 0
+    return keep
+
+
+def _taken(rows: pa.Table, which: np.ndarray[Any, Any]) -> pa.Table:
+    import pyarrow as pa
+
+    return rows.filter(pa.array(which))

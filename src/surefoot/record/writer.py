@@ -1,0 +1,288 @@
+"""The thread that writes the run log, and the queue that feeds it.
+
+The training thread only appends to a bounded queue. This thread looks ten times a second how much is waiting, and twice
+a second turns all of it into record batches, appends them to the files and offers them to the sinks. What does not fit
+into the queue is dropped and counted, and the count becomes an event.
+
+Nothing here raises into training. When the disk fails, one warning says so; events wait for it to work again, rows are
+dropped and counted, and the writer tries again every ten seconds. Sinks get everything all the while.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import defaultdict, deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from surefoot.record.derived import Derived
+from surefoot.record.messages import Batch, DeviceRow, Event, Histogram, LayerRows, StepRow
+from surefoot.record.sinks.runner import SinkRunner, close_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from surefoot.record.limits import LogLimits
+    from surefoot.record.messages import Sink
+    from surefoot.record.store import Store
+
+log = logging.getLogger("surefoot")
+
+WAITING_MESSAGES = 16384
+"""How many messages may wait."""
+WAITING_LAYER_ROWS = 2_000_000
+"""How many rows of layers may wait, in all messages together: about 50 MB."""
+TICK_SECONDS = 0.1
+CYCLE_SECONDS = 0.5
+SINK_SECONDS = 5.0
+"""How long all sinks together may take to end."""
+RETRY_SECONDS = 10.0
+"""How long to leave a disk alone that failed."""
+DROPS_SECONDS = 10.0
+"""How long after an event that tells of drops the next one may follow; doubled each time, up to an hour."""
+_KINDS: tuple[type, ...] = (StepRow, LayerRows, Histogram, DeviceRow, Event)
+
+
+class Source:
+    """Something that is asked for messages now and then, in the writer's thread."""
+
+    def __init__(self, ask: Callable[[], Iterable[Any]], every_seconds: float) -> None:
+        self.ask, self.every_seconds, self.due = ask, every_seconds, 0.0
+
+
+class Writer:
+    """Owns the queue and the thread. Other threads use the public names only."""
+
+    def __init__(self, folder: Path, sinks: Sequence[Sink], limits: LogLimits) -> None:
+        self.folder = folder
+        self.waiting: deque[tuple[str, Any]] = deque()
+        """Messages in line, each with the part that took it."""
+        self.layer_rows = 0
+        """About how many rows of layers are in line."""
+        self.room = WAITING_MESSAGES
+        """How many messages may wait; none once the log is closed."""
+        self.dropped = 0
+        self.close_at_exit = True
+        """Off where whoever opened the log has more to write at the end of the program."""
+        self.sources: list[Source] = []
+        self._counting = threading.RLock()  # a signal handler may log as well, in the middle of counting
+        self._process = os.getpid()
+        self._disk = Disk(folder, limits)
+        self._step: int | None = None
+        self._derived: defaultdict[str, Derived] = defaultdict(Derived)
+        self._told, self._tell_at, self._tell_pause = 0, 0.0, DROPS_SECONDS
+        self._wake, self._ended = threading.Event(), threading.Event()
+        self._flushes: deque[threading.Event] = deque()
+        self._closing, self._deadline = False, 0.0
+        self._runners = [SinkRunner(sink) for sink in sinks]  # here, so that what is no sink is refused at once
+        self._thread = threading.Thread(target=self._run, name="surefoot-run-log", daemon=True)
+        self._thread.start()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the end has come or is near."""
+        return self._closing
+
+    def count_drop(self, messages: int = 1) -> None:
+        """Some messages are lost."""
+        with self._counting:
+            self.dropped += messages
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until what was taken so far is on the disk; whether it is."""
+        if not self._is_ours() or self._ended.is_set() or threading.current_thread() is self._thread:
+            return False
+        done = threading.Event()
+        self._flushes.append(done)
+        self._wake.set()
+        return done.wait(timeout) and self._disk.works
+
+    def close(self, timeout: float) -> None:
+        """Write what waits and end, within `timeout` seconds."""
+        if not self._is_ours() or self._closing:
+            return
+        self.room = 0
+        self._deadline = time.monotonic() + timeout
+        self._closing = True
+        self._wake.set()
+        if threading.current_thread() is not self._thread and not self._ended.wait(timeout):
+            log.warning("The run log in %s was not finished within %g s: it may lack its end.", self.folder, timeout)
+
+    def silence(self) -> None:
+        """In a fork (a data loader's worker) there is no thread that would write: take nothing."""
+        self.room = 0
+        self.waiting = deque()
+        self._counting = threading.RLock()  # another thread may have held the old one
+
+    def _is_ours(self) -> bool:
+        return os.getpid() == self._process
+
+    # Everything below runs in the writer's own thread.
+
+    def _run(self) -> None:
+        try:
+            self._disk.open()  # imports pyarrow while training prepares itself
+            self._loop()
+        except BaseException as error:  # a bug, or no memory: training must not notice more than this line
+            what = f"{type(error).__name__}: {error}"
+            log.warning("The run log in %s has ended (%s); training goes on without it.", self.folder, what)
+        finally:
+            self.room = 0
+            self._ended.set()
+            while self._flushes:
+                self._flushes.popleft().set()
+
+    def _loop(self) -> None:
+        due = 0.0
+        while True:
+            closing, now = self._closing, time.monotonic()
+            if closing or self._flushes or now >= due or self._much_is_waiting():
+                due = now + CYCLE_SECONDS
+                self._cycle(closing)
+            if closing:
+                break
+            self._wake.wait(TICK_SECONDS)
+            self._wake.clear()
+        self._disk.close()
+        close_all(self._runners, min(SINK_SECONDS, max(0.1, self._deadline - time.monotonic() - 0.5)))
+
+    def _much_is_waiting(self) -> bool:
+        return len(self.waiting) > WAITING_MESSAGES // 4 or self.layer_rows > WAITING_LAYER_ROWS // 4
+
+    def _cycle(self, closing: bool) -> None:
+        flushes = [self._flushes.popleft() for _ in range(len(self._flushes))]
+        self._ask_sources()
+        batch = self._with_drops(self._drain(), closing)
+        if any((batch.steps, batch.layers, batch.histograms, batch.devices, batch.events)):
+            self.count_drop(self._disk.write(batch, patient=not (closing or flushes)))
+            for runner in self._runners:
+                runner.offer(batch)
+        for done in flushes:
+            done.set()
+
+    def _drain(self) -> Batch:
+        found: dict[type, list[Any]] = {kind: [] for kind in _KINDS}
+        self.layer_rows = 0
+        for _ in range(len(self.waiting)):
+            part, message = self.waiting.popleft()
+            kept = found.get(type(message))
+            if kept is None:  # not one of ours
+                self.count_drop()
+                continue
+            if part and kept is not found[DeviceRow] and not message.part:
+                message = replace(message, part=part)
+            kept.append(message)
+        steps, devices = found[StepRow], found[DeviceRow]
+        self._step = steps[-1].step if steps else self._step
+        found[Event] = [*map(self._with_step, found[Event]), *self._derive(steps)]
+        found[DeviceRow] = [row if row.step is not None else replace(row, step=self._step) for row in devices]
+        return Batch(*found.values())
+
+    def _with_step(self, event: Event) -> Event:
+        """What a device has to say happened at the step that the run is at."""
+        return replace(event, step=self._step) if event.step is None and event.event == "alarm" else event
+
+    def _derive(self, steps: Sequence[StepRow]) -> list[Event]:
+        try:
+            return [event for row in steps for event in self._derived[row.part].take(row)]
+        except TypeError:  # somebody's own rows, with something else than numbers in them
+            return []
+
+    def _ask_sources(self) -> None:
+        now = time.monotonic()
+        for source in list(self.sources):
+            if now < source.due:
+                continue
+            source.due = now + source.every_seconds
+            try:
+                self.waiting.extend(("", message) for message in source.ask())
+            except Exception as error:
+                self.sources.remove(source)
+                log.warning("%r failed and is not asked again: %s: %s", source.ask, type(error).__name__, error)
+
+    def _with_drops(self, batch: Batch, closing: bool) -> Batch:
+        """Add an event if messages were dropped since the last one; not too often."""
+        now, lost = time.monotonic(), self.dropped - self._told
+        if lost == 0 or not self._disk.works or (now < self._tell_at and not closing):
+            return batch
+        self._told += lost
+        self._tell_at, self._tell_pause = now + self._tell_pause, min(self._tell_pause * 2, 3600.0)
+        summary = (
+            f"{lost:,} messages did not reach the log: they came faster than they could be written, or the disk failed"
+        )
+        event = Event("drops", self._step, summary, time.time(), evidence={"dropped": lost})
+        return replace(batch, events=[*batch.events, event])
+
+
+class Disk:
+    """The run folder behind its failures: tells of trouble once, tries again now and then, and never raises."""
+
+    def __init__(self, folder: Path, limits: LogLimits) -> None:
+        self._folder, self._limits = folder, limits
+        self._store: Store | None = None
+        self.works = True
+        """Whether the last write went well."""
+        self._retry_at = 0.0
+
+    def open(self) -> None:
+        """Make the folder, unless that fails."""
+        try:
+            self._opened()
+        except Exception as error:
+            self._fail(error)
+
+    def write(self, batch: Batch, patient: bool) -> int:
+        """Write a batch; how many messages were lost. A disk that failed is left alone for a while, if `patient`."""
+        if patient and not self.works and time.monotonic() < self._retry_at:
+            return _size(batch) if self._store is None else self._store.keep_events(batch)
+        try:
+            store = self._opened()
+        except Exception as error:
+            self._fail(error)
+            return _size(batch)
+        loss = store.write(batch)
+        if loss.error is not None:
+            self._fail(loss.error)
+        elif not self.works:
+            self.works = True
+            log.info("The run log in %s is written again.", self._folder)
+        return loss.messages
+
+    def close(self) -> None:
+        """Mark the ends of the files."""
+        if self._store is not None:
+            loss = self._store.close()
+            if loss.error is not None:
+                self._fail(loss.error)
+
+    def _opened(self) -> Store:
+        from surefoot.record.store import Store
+
+        if self._store is not None and self._store.vanished():
+            self._store.let_go()
+            self._store = None
+            log.warning("The run log in %s has vanished; it is begun anew.", self._folder)
+        if self._store is None:
+            self._store = Store(self._folder, self._limits)
+        return self._store
+
+    def _fail(self, error: Exception) -> None:
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        if self.works:
+            self.works = False
+            log.warning(
+                "The run log in %s cannot be written (%s: %s). Training goes on; it is tried again every %g s, and "
+                "what is lost is counted.",
+                self._folder,
+                type(error).__name__,
+                error,
+                RETRY_SECONDS,
+            )
+
+
+def _size(batch: Batch) -> int:
+    return sum(map(len, (batch.steps, batch.layers, batch.histograms, batch.devices, batch.events)))

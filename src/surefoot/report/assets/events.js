@@ -1,0 +1,60 @@
+// Every event in a list that can be narrowed to some kinds. Long lists come in pieces.
+
+const PIECE = 100;
+const eventList = { hidden: new Set(), shown: PIECE };
+
+function drawEvents(data) {
+  const { list, total } = data.events;
+  if (!list.length) return void fill("events");
+  const kinds = new Map();
+  for (const event of list) kinds.set(event.event, (kinds.get(event.event) || 0) + 1);
+  const wanted = list.filter((event) => !eventList.hidden.has(event.event));
+  const rows = wanted.slice(0, eventList.shown).map(eventRow);
+  const left = wanted.length - rows.length;
+  fill(
+    "events",
+    make("h2", {}, "Events ", make("span", { class: "soft" }, whole(total))),
+    make("div", { class: "kinds", role: "group", "aria-label": "Kinds of events shown" }, [...kinds].map((kind) => kindButton(data, kind))),
+    make(
+      "div",
+      { class: "wide" },
+      make("table", { class: "grid events" }, make("thead", {}, eventHead()), make("tbody", {}, rows)),
+    ),
+    left > 0
+      ? make("button", { type: "button", class: "more", onclick: () => showMore(data) }, `Show ${whole(Math.min(left, PIECE * 5))} more of ${whole(left)}`)
+      : null,
+    total > list.length ? make("p", { class: "soft" }, `${whole(list.length)} of ${whole(total)} events are in this page; all are in events.jsonl.`) : null,
+  );
+  return undefined;
+}
+
+function eventHead() {
+  return make("tr", {}, ["Step", "Event", "What", "Done about it"].map((words) => make("th", { scope: "col" }, words)));
+}
+
+function eventRow(event) {
+  return make(
+    "tr",
+    { class: event.severity },
+    make("td", { class: "value" }, event.step === null || event.step === undefined ? "" : stepButton(event.step, whole(event.step))),
+    make("td", {}, make("span", { class: `kind ${event.severity}` }, event.event), event.part ? make("span", { class: "soft" }, ` ${event.part}`) : ""),
+    make("td", {}, event.summary, event.cause ? make("code", { class: "cause" }, event.cause) : ""),
+    make("td", {}, event.action || ""),
+  );
+}
+
+function kindButton(data, [kind, count]) {
+  const shown = !eventList.hidden.has(kind);
+  const flip = () => {
+    if (shown) eventList.hidden.add(kind);
+    else eventList.hidden.delete(kind);
+    drawEvents(data);
+    document.querySelector(`#events [data-kind="${CSS.escape(kind)}"]`)?.focus();
+  };
+  return make("button", { type: "button", class: "toggle", "data-kind": kind, "aria-pressed": shown, onclick: flip }, `${kind} ${whole(count)}`);
+}
+
+function showMore(data) {
+  eventList.shown += PIECE * 5;
+  drawEvents(data);
+}

@@ -1,0 +1,94 @@
+// The first thing one reads: what is wrong, and with what.
+
+const VERDICTS = { broken: "Broken", unstable: "Unstable", healthy: "Healthy" };
+const STATES = { running: "running", finished: "finished", failed: "failed" };
+
+function drawHead(data) {
+  const { head } = data;
+  const verdict = VERDICTS[head.verdict] ? head.verdict : "none";
+  const toggle = make(
+    "button",
+    { type: "button", id: "theme", title: "Light or dark", "aria-label": "Switch between light and dark", onclick: theme.toggle },
+    "◐",
+  );
+  fill(
+    "head",
+    make("div", { class: "topline" }, make("span", { class: "brand" }, "surefoot"), runName(head), liveBadge(data), toggle),
+    make(
+      "div",
+      { class: `verdict ${verdict}` },
+      make(
+        "h1",
+        {},
+        make("span", { class: "word" }, VERDICTS[head.verdict] || (head.state === "running" ? "Running" : "Recorded")),
+        head.headline ? make("span", { class: "headline" }, head.headline) : null,
+      ),
+      head.lead ? make("p", { class: "lead" }, prose(head.lead)) : null,
+    ),
+    make("ul", { class: "chips" }, chips(head)),
+    ranks(head),
+    problems(head),
+  );
+  document.title = title(data);
+}
+
+function title({ head, live }) {
+  const word = VERDICTS[head.verdict] || (head.state === "running" ? "Running" : "Recorded");
+  const where = live && head.state === "running" ? `step ${whole(Math.max(head.steps - 1, 0))}` : head.headline;
+  return `${word}${where ? `: ${where}` : ""} · ${head.script.split("/").pop()}`;
+}
+
+function runName(head) {
+  const words = [head.script, ...head.arguments].join(" ");
+  return make("span", { class: "script" }, longName(words, 64));
+}
+
+function liveBadge({ live, head }) {
+  if (!live) return null;
+  return make("span", { class: `live ${head.state}`, id: "live", role: "status" }, STATES[head.state]);
+}
+
+function chips(head) {
+  const chip = (value, words, kind) =>
+    make("li", { class: kind || "" }, make("strong", {}, value), words ? ` ${words}` : "");
+  const found = [chip(whole(head.steps), head.steps === 1 ? "step" : "steps")];
+  if (head.seconds !== null) found.push(chip(duration(head.seconds), ""));
+  if (head.started) found.push(chip(moment(head.started), ""));
+  if (head.state === "failed") found.push(chip("ended with", head.error || "an error", "bad"));
+  for (const count of head.counts) {
+    found.push(chip("share" in count ? percent(count.share) : whole(count.count), count.count === 1 ? count.word : count.words, count.kind));
+  }
+  return found;
+}
+
+function ranks(head) {
+  if (head.ranks.length < 2) return null;
+  return make(
+    "details",
+    { class: "ranks" },
+    make("summary", {}, `Rank 0 of ${head.ranks.length} is shown; verdicts of all ranks`),
+    make(
+      "ul",
+      {},
+      head.ranks.map((rank) =>
+        make("li", {}, make("strong", {}, rank.name), ` ${rank.verdict || "no diagnosis"}`, rank.summary ? `: ${rank.summary}` : ""),
+      ),
+    ),
+  );
+}
+
+function problems(head) {
+  const said = [...head.problems];
+  if (head.dropped) said.unshift(`${counted(head.dropped, "row")} of the log were dropped, so as not to hold up training.`);
+  return said.length ? make("ul", { class: "problems" }, said.map((words) => make("li", {}, words))) : null;
+}
+
+function drawFacts(data) {
+  const shown = data.facts.map(([key, value]) =>
+    make("tr", {}, make("th", { scope: "row" }, key.replaceAll("_", " ")), make("td", {}, evidenceValue(real(value)))),
+  );
+  fill("facts", ...(shown.length ? [make("h2", {}, "Run"), make("table", { class: "plain" }, make("tbody", {}, shown))] : []));
+  fill("foot", make("p", {}, "Made by surefoot", data.made ? ` on ${data.made}` : "", ". ", KEYS));
+}
+
+const KEYS = "Keys on a focused chart: ← → read values, Shift+← → move, + − zoom, 0 all.";

@@ -1,0 +1,85 @@
+// Events above the loss: one dot each, and one for many where they are dense. Dots are buttons: hover, focus, click.
+
+const GRAVITY = { error: 2, warning: 1, info: 0 };
+const DOT_GAP = 15; // pixels between dots that stay apart
+
+let happenings = []; // every event with a step, and every finding, in order of steps
+
+function setHappenings(events, findings) {
+  const found = events.filter((event) => event.step !== null && event.step !== undefined);
+  const diagnosed = findings
+    .filter((finding) => typeof finding.step === "number" && finding.severity !== "info")
+    .map((finding) => ({ ...finding, event: "finding" }));
+  const already = new Set(found.filter((one) => one.event === "finding").map((one) => `${one.cause}|${one.step}`));
+  happenings = [...found, ...diagnosed.filter((one) => !already.has(`${one.cause}|${one.step}`))];
+  happenings.sort((a, b) => a.step - b.step);
+}
+
+function eventsNear(step) {
+  const reach = (view.now[1] - view.now[0]) / 200;
+  return happenings.filter((event) => Math.abs(event.step - step) <= reach && event.severity !== "info").slice(0, 3);
+}
+
+function placeMarks(chart) {
+  if (!chart.lane) return;
+  const groups = [];
+  for (const event of happenings) {
+    if (event.step < view.now[0] || event.step > view.now[1]) continue;
+    const x = chart.plot.valToPos(event.step, "x");
+    const last = groups[groups.length - 1];
+    if (last && x - last.x < DOT_GAP) last.events.push(event);
+    else groups.push({ x, events: [event] });
+  }
+  const offset = gutter();
+  chart.lane.replaceChildren(...groups.map((group) => mark(group, offset)));
+  chart.lane.hidden = happenings.length === 0;
+}
+
+function mark(group, offset) {
+  const { events } = group;
+  const worst = events.reduce((a, b) => (GRAVITY[b.severity] > GRAVITY[a.severity] ? b : a));
+  const label = events.length === 1 ? `${worst.event}, step ${worst.step}: ${worst.summary}` : groupWords(events);
+  const button = make(
+    "button",
+    {
+      type: "button",
+      class: `mark ${worst.severity}${events.length > 1 ? " many" : ""}${worst.event === "finding" ? " flag" : ""}`,
+      "aria-label": label,
+      "data-count": events.length,
+      onclick: () => visitEvents(events),
+      onpointerenter: () => tellMark(button, events),
+      onpointerleave: hideTip,
+      onfocus: () => tellMark(button, events),
+      onblur: hideTip,
+    },
+    events.length > 1 ? (events.length > 99 ? "99+" : events.length) : "",
+  );
+  button.style.left = `${offset + group.x}px`;
+  return button;
+}
+
+function visitEvents(events) {
+  const [first, last] = [events[0].step, events[events.length - 1].step];
+  hideTip();
+  if (first === last) return visitStep(first);
+  const room = Math.max((last - first) * 0.3, 3);
+  return zoomTo(first - room, last + room);
+}
+
+function groupWords(events) {
+  const counts = new Map();
+  for (const event of events) counts.set(event.event, (counts.get(event.event) || 0) + 1);
+  const words = [...counts].map(([kind, count]) => `${whole(count)} × ${kind}`);
+  return `${words.join(", ")}, steps ${whole(events[0].step)} to ${whole(events[events.length - 1].step)}`;
+}
+
+function tellMark(button, events) {
+  const box = button.getBoundingClientRect();
+  const ordered = [...events].sort((a, b) => GRAVITY[b.severity] - GRAVITY[a.severity]);
+  const rows = ordered
+    .slice(0, 6)
+    .map((event) => [theme.colour(event.severity), `step ${whole(event.step)}`, `${event.event}: ${event.summary}`]);
+  const title = events.length === 1 ? events[0].event : groupWords(events);
+  const more = events.length > 6 ? `and ${counted(events.length - 6, "more")}` : "";
+  showTip(box.right, box.top + 8, title, rows, more.replace("mores", "more"));
+}

@@ -1,0 +1,140 @@
+"""Layer-by-time maps as data: one row per layer, one column per stretch of steps, one packed number per cell.
+
+A cell shows the largest value of its steps, so that what stands out is seen at every zoom; a cell in which anything was
+not finite says so. Cells are 16-bit codes between the map's ends, on a logarithmic scale where values span decades; the
+highest codes are for what no scale has a place for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from surefoot.report.columns import coded, measured, whole_numbers
+from surefoot.report.encode import packed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from surefoot.report.thin import Numbers
+
+MOST_COLUMNS = 600
+_TOP = 65_000
+ZERO, NONFINITE, MISSING = 65_533, 65_534, 65_535
+"""Codes beyond the scale: exactly zero on a logarithmic scale, not finite, and not measured."""
+
+_MAPS = (
+    ("grad_norm", "Gradient norm by layer", True, "Dark layers get the largest gradients."),
+    (
+        "update_ratio",
+        "Update-to-weight ratio by layer",
+        True,
+        "How far one step moves a layer, relative to its weights. About 1e-3 is usual; blue learns slowly, red jumps.",
+    ),
+    ("dead_share", "Dead units by layer", False, "Share of units that are zero for every input."),
+)
+
+
+def layer_maps(table: pa.Table) -> list[dict[str, Any]]:
+    """The maps that the run has numbers for."""
+    if not table.num_rows:
+        return []
+    steps = whole_numbers(table, "step")
+    rows, names = _rows(table)
+    bad = measured(table, "nonfinite")
+    broken = (bad[1] & (bad[0] > 0)) if bad is not None else np.zeros(len(steps), dtype=bool)
+    found = []
+    for name, title, logarithmic, caption in _MAPS:
+        column = measured(table, name)
+        if column is None:
+            continue
+        here = column[1]
+        cells = _cells(steps[here], rows[here], column[0][here], broken[here] & (name == "grad_norm"), len(names))
+        found.append({"id": name, "title": title, "caption": caption, **_as_map(cells, names, logarithmic)})
+    return [a_map for a_map in found if a_map["rows"]]
+
+
+def _rows(table: pa.Table) -> tuple[Numbers, list[str]]:
+    """A row per layer; layers of the same name in several parts are told apart."""
+    layers, names = coded(table, "layer")
+    parts, part_names = coded(table, "part") if "part" in table.column_names else (np.zeros_like(layers), [""])
+    if len(part_names) < 2:
+        return layers, names
+    both = parts * len(names) + layers
+    present, first, rows = np.unique(both, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    places = np.empty(len(present), dtype=np.int64)
+    places[order] = np.arange(len(present))
+    used = [names[code % len(names)] for code in present.tolist()]
+    shown = [
+        f"{part_names[code // len(names)]} · {name}" if used.count(name) > 1 else name
+        for code, name in zip(present.tolist(), used, strict=True)
+    ]
+    return places[rows], [shown[place] for place in order.tolist()]
+
+
+def _cells(
+    steps: Numbers, rows: Numbers, values: Numbers, broken: Numbers, height: int
+) -> tuple[Numbers, Numbers, Numbers]:
+    """Where columns begin, the largest value of each cell, and which cells hold something that is not finite."""
+    starts, columns = time_columns(steps)
+    places = rows * len(starts) + columns
+    largest = np.full(height * len(starts), -np.inf)
+    finite = np.isfinite(values)
+    np.maximum.at(largest, places[finite], values[finite])
+    odd = np.zeros(height * len(starts), dtype=bool)
+    odd[places[~finite | broken]] = True
+    return starts, largest.reshape(height, -1), odd.reshape(height, -1)
+
+
+def time_columns(steps: Numbers, most: int = MOST_COLUMNS) -> tuple[Numbers, Numbers]:
+    """The first step of each column, and the column of each row. Stretches without a row have no column."""
+    distinct, columns = np.unique(steps, return_inverse=True)
+    if len(distinct) <= most:
+        return distinct, columns
+    low, span = distinct[0], distinct[-1] - distinct[0] + 1
+    used, columns = np.unique((steps - low) * most // span, return_inverse=True)
+    return low + -(-used * span // most), columns
+
+
+def _as_map(cells: tuple[Numbers, Numbers, Numbers], names: list[str], logarithmic: bool) -> dict[str, Any]:
+    starts, values, odd = cells
+    seen = np.flatnonzero((np.isfinite(values) | odd).any(axis=1))
+    values, odd = values[seen], odd[seen]
+    finite = np.isfinite(values)
+    shown = finite & (values > 0) if logarithmic else finite
+    scaled = np.where(shown, values, 1.0)
+    scaled = np.log10(scaled) if logarithmic else scaled
+    low, high = _ends(scaled[shown], logarithmic)
+    codes = np.full(values.shape, MISSING, dtype=np.uint16)
+    codes[finite] = ZERO if logarithmic else 0
+    spread = (scaled - low) / (high - low)
+    codes[shown] = np.clip(np.rint(spread[shown] * _TOP), 0, _TOP).astype(np.uint16)
+    codes[odd] = NONFINITE
+    return {
+        "rows": [names[row] for row in seen.tolist()],
+        "columns": starts.tolist(),
+        "log": logarithmic,
+        "low": low,
+        "high": high,
+        "colours": _colour_ends(scaled[shown], logarithmic, low, high),
+        "cells": packed(codes),
+    }
+
+
+def _ends(values: Numbers, logarithmic: bool) -> tuple[float, float]:
+    if not logarithmic:
+        return 0.0, 1.0
+    if not len(values):
+        return -1.0, 0.0
+    low, high = float(values.min()), float(values.max())
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def _colour_ends(values: Numbers, logarithmic: bool, low: float, high: float) -> list[float]:
+    """Ends of the colours: one cell of 1e20 must not make all others look the same."""
+    if not logarithmic or not len(values):
+        return [low, high]
+    bottom, top = (float(end) for end in np.quantile(values, [0.01, 0.99]))
+    return [bottom, top] if top - bottom > 0.3 else [bottom - 0.5, top + 0.5]

@@ -1,0 +1,81 @@
+"""Everything the page shows, as one JSON-like value in named sections.
+
+A live page asks for the sections that changed, a written one holds them all; both are drawn by the same script.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from surefoot.report.charts import scalar_charts
+from surefoot.report.device import device_charts
+from surefoot.report.maps import layer_maps
+from surefoot.report.spreads import layer_spreads
+from surefoot.report.story import cards, event_cards, head
+
+if TYPE_CHECKING:
+    from surefoot.record.messages import Event
+    from surefoot.report.source import Source
+
+MOST_EVENTS = 20_000
+"""Events in the page; of more, the grave ones and the latest are kept, and their number is told."""
+_LONGEST = 2_000
+"""Characters of one text: a traceback inside an event need not be in the page whole."""
+
+
+def sections(source: Source) -> dict[str, Any]:
+    """All sections of the page."""
+    events = _chosen(list(source.events))
+    grave = {event.step for event in events if event.step is not None}
+    findings = cards(source)
+    grave |= {finding["step"] for finding in findings if isinstance(finding.get("step"), int)}
+    return {
+        "head": head(source),
+        "findings": findings,
+        "told": event_cards(source.events),
+        "events": {"total": len(source.events), "list": [_event(event) for event in events]},
+        "charts": scalar_charts(source.scalars, grave),
+        "maps": layer_maps(source.layers),
+        "spreads": layer_spreads(source.histograms),
+        "device": device_charts(source.device, source.scalars),
+        "facts": _facts(source.run),
+    }
+
+
+def _chosen(events: list[Event]) -> list[Event]:
+    if len(events) <= MOST_EVENTS:
+        return events
+    grave = [event for event in events if event.severity == "error"][-MOST_EVENTS // 2 :]
+    latest = events[-MOST_EVENTS // 2 :]
+    chosen = {id(event) for event in [*grave, *latest]}
+    return [event for event in events if id(event) in chosen]
+
+
+def _event(event: Event) -> dict[str, Any]:
+    row: dict[str, Any] = {"event": event.event, "step": event.step, "summary": str(event.summary)[:_LONGEST]}
+    row["severity"] = event.severity
+    row |= {name: value for name in ("cause", "action", "part") if (value := getattr(event, name))}
+    if event.time:
+        row["time"] = round(event.time, 3)
+    if event.evidence:
+        row["evidence"] = dict(event.evidence)
+    return row
+
+
+def _facts(run: dict[str, Any], before: str = "") -> list[list[Any]]:
+    """The description of the run, one level deep: `versions.torch` and its value."""
+    rows: list[list[Any]] = []
+    for key, value in run.items():
+        if key == "schema":
+            continue
+        if isinstance(value, dict) and value and not before:
+            rows.extend(_facts(value, f"{key}."))
+        elif value is not None and value != [] and value != {}:
+            rows.append([f"{before}{key}", value if isinstance(value, (str, int, float, bool, list)) else str(value)])
+    return rows
+
+
+def stamp() -> str:
+    """When a page was made, to the minute."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime())

@@ -1,0 +1,113 @@
+"""A run folder as the page needs it: its tables, events, findings and description, whatever wrote them.
+
+A folder with telemetry is read by `surefoot.load_run`. One that has only `facts.json`, as older versions of
+`surefoot run` left it, is turned into the same tables by `older`. A folder of several ranks is shown through its
+first rank, with the verdicts of the others beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+    from surefoot.record.messages import Event
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a page is made of."""
+
+    folder: Path
+    run: dict[str, Any]
+    events: Sequence[Event]
+    findings: dict[str, Any] | None
+    scalars: pa.Table
+    layers: pa.Table
+    histograms: pa.Table
+    device: pa.Table
+    dropped: int = 0
+    problems: Sequence[str] = ()
+    ranks: Sequence[dict[str, Any]] = field(default_factory=tuple)
+    """One entry per rank of a run of several: its name and its verdict."""
+
+
+def read_source(folder: str | Path) -> Source:
+    """Read a run folder. Raises `UsageError` for what is not one."""
+    top = Path(folder)
+    if not top.is_dir():
+        raise UsageError(f"no run folder at {top}: expected what `surefoot run --out DIR` or a stabilizer's log wrote.")
+    ranks = rank_folders(top)
+    path = ranks[0] if ranks else top
+    described = tuple(describe_rank(rank) for rank in ranks)
+    recorded = _recorded(path, described) if is_recorded(path) else None
+    if recorded is not None and (recorded.scalars.num_rows or not (path / "facts.json").is_file()):
+        return recorded
+    if (path / "facts.json").is_file():
+        from surefoot.report.older import from_facts
+
+        return from_facts(path, described)
+    raise UsageError(
+        f"{path} has neither telemetry/ nor facts.json: either it is not a run folder, or the run was killed before "
+        "it wrote anything. `surefoot serve` waits for a run that has yet to begin."
+    )
+
+
+def is_recorded(path: Path) -> bool:
+    """Whether a run log was written here."""
+    return (path / "telemetry").is_dir() or (path / "events.jsonl").is_file()
+
+
+def rank_folders(top: Path) -> list[Path]:
+    """The folders of a run's ranks, in order; none for a run of one process."""
+    found = [path for path in top.glob("rank*") if path.is_dir() and re.fullmatch(r"rank\d+", path.name)]
+    alone = (top / "run.json").is_file() or (top / "telemetry").is_dir()
+    return [] if alone else sorted(found, key=lambda path: int(path.name[4:]))
+
+
+def describe_rank(folder: Path) -> dict[str, Any]:
+    """The name of a rank, its verdict and its main finding."""
+    findings = read_json(folder / "findings.json") or {}
+    serious = [finding for finding in findings.get("findings", []) if finding.get("severity") != "info"]
+    return {
+        "name": folder.name,
+        "verdict": findings.get("verdict"),
+        "summary": serious[0].get("summary", "") if serious else "",
+    }
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or nothing where there is none that can be read."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _recorded(path: Path, ranks: tuple[dict[str, Any], ...]) -> Source:
+    from surefoot.record.reading import load_run
+
+    tables = load_run(path)
+    return Source(
+        folder=path,
+        run=tables.run or {},
+        events=tables.events,
+        findings=tables.findings,
+        scalars=tables.scalars,
+        layers=tables.layers,
+        histograms=tables.histograms,
+        device=tables.device,
+        dropped=tables.dropped,
+        problems=tables.problems,
+        ranks=ranks,
+    )

@@ -1,0 +1,97 @@
+"""Histograms over time as data: for each layer and kind, a column per recorded step and a row per bin.
+
+A cell is the share of a tensor's values that lie in a bin, in 255 parts, so that layers of any size compare; bins that
+no histogram of a kind uses are left out, and very many histograms get fewer columns, so that a page stays small.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from surefoot.report.columns import coded, whole_numbers
+from surefoot.report.encode import packed
+from surefoot.report.maps import time_columns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from surefoot.report.thin import Numbers
+
+_BYTES, _MOST, _FEWEST = 3_000_000, 160, 12
+_ODD = ("nan", "positive_inf", "negative_inf")
+_KINDS = ("weight", "gradient", "activation")
+
+
+def layer_spreads(table: pa.Table) -> dict[str, Any] | None:
+    """Every layer's histograms, or nothing where the run recorded none."""
+    if not table.num_rows:
+        return None
+    from surefoot.record.bins import EDGES
+
+    counts = _counts(table)
+    if counts.shape[1] != len(EDGES) - 1:
+        return None  # written by a version with other bins
+    kinds, kind_names = coded(table, "kind")
+    layers, layer_names = _layers(table)
+    steps = whole_numbers(table, "step")
+    odd = [whole_numbers(table, name) for name in _ODD]
+    both = kinds * len(layer_names) + layers
+    most = int(np.clip(_BYTES // max(1, len(np.unique(both)) * counts.shape[1]), _FEWEST, _MOST))
+    items = []
+    for kind in sorted(range(len(kind_names)), key=lambda code: _order(kind_names[code])):
+        rows_of_kind = np.flatnonzero(kinds == kind)
+        first, last = _used(counts[rows_of_kind])
+        for layer in np.unique(layers[rows_of_kind]).tolist():
+            rows = rows_of_kind[layers[rows_of_kind] == layer]
+            item = _spread(steps[rows], counts[rows, first:last], [column[rows] for column in odd], most)
+            items.append({"kind": kind_names[kind], "layer": layer, "first": first, **item})
+    return {"layers": layer_names, "edges": list(EDGES), "items": items}
+
+
+def _order(kind: str) -> int:
+    return _KINDS.index(kind) if kind in _KINDS else len(_KINDS)
+
+
+def _counts(table: pa.Table) -> Numbers:
+    column = table.column("counts").combine_chunks()
+    column = column if hasattr(column, "flatten") else column.chunk(0)
+    flat = np.asarray(column.flatten().to_numpy(zero_copy_only=False), dtype=np.float32)
+    return flat.reshape(table.num_rows, -1)
+
+
+def _layers(table: pa.Table) -> tuple[Numbers, list[str]]:
+    layers, names = coded(table, "layer")
+    parts, part_names = coded(table, "part") if "part" in table.column_names else (np.zeros_like(layers), [""])
+    if len(part_names) < 2:
+        return layers, names
+    both, inverse = np.unique(parts * len(names) + layers, return_inverse=True)
+    return inverse, [f"{part_names[code // len(names)]} · {names[code % len(names)]}" for code in both.tolist()]
+
+
+def _used(counts: Numbers) -> tuple[int, int]:
+    """The range of bins that hold anything, with one empty bin on each side."""
+    used = np.flatnonzero(counts.any(axis=0))
+    if not len(used):
+        return 0, counts.shape[1]
+    return max(0, int(used[0]) - 1), min(counts.shape[1], int(used[-1]) + 2)
+
+
+def _spread(steps: Numbers, counts: Numbers, odd: list[Numbers], most: int) -> dict[str, Any]:
+    starts, columns = time_columns(steps, most)
+    summed = np.zeros((len(starts), counts.shape[1]))
+    np.add.at(summed, columns, counts)
+    total = np.maximum(summed.sum(axis=1, keepdims=True), 1)
+    share = summed / total
+    # What little there is in a bin must still be seen: at least one part in 255.
+    cells = np.where(share > 0, np.maximum(np.rint(share * 255), 1), 0).astype(np.uint8)
+    not_finite = np.zeros((len(odd), len(starts)), dtype=np.int64)
+    for row, values in enumerate(odd):
+        np.maximum.at(not_finite[row], columns, values)
+    return {
+        "columns": starts.tolist(),
+        "bins": counts.shape[1],
+        "cells": packed(np.ascontiguousarray(cells.T)),
+        "odd": dict(zip(_ODD, not_finite.tolist(), strict=True)) if not_finite.any() else None,
+    }

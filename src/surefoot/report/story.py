@@ -1,0 +1,187 @@
+"""The first five seconds of the page, in words: how the run ended, what is wrong with it, and what was done about it.
+
+Findings speak first. Where nobody diagnosed the run, its events do: steps that were left out, rollbacks, alarms.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from surefoot.diagnose.catalogue import CATALOGUE
+from surefoot.report.columns import by_part, measured
+from surefoot.report.thin import smoothed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+    from surefoot.record.messages import Event
+    from surefoot.report.source import Source
+
+_WORDS = {
+    "skip": ("step was left out", "steps were left out"),
+    "overflow": ("step overflowed and was left out", "steps overflowed and were left out"),
+    "rollback": ("return to an earlier state", "returns to an earlier state"),
+    "spike": ("loss spike", "loss spikes"),
+    "alarm": ("alarm", "alarms"),
+    "clip-burst": ("burst of clipping", "bursts of clipping"),
+    "halt": ("halt", "halts"),
+    "drops": ("gap in the log", "gaps in the log"),
+    "lr-change": ("change of the learning rate", "changes of the learning rate"),
+}
+_TOLD = ("halt", "rollback", "skip", "overflow", "spike", "alarm", "clip-burst", "drops")
+"""Kinds that are worth a card of their own, the gravest first."""
+_CHIP = {
+    "skip": ("step skipped", "steps skipped"),
+    "overflow": ("overflow", "overflows"),
+    "rollback": ("rollback", "rollbacks"),
+    "alarm": ("alarm", "alarms"),
+    "spike": ("spike", "spikes"),
+    "checkpoint": ("checkpoint", "checkpoints"),
+}
+
+
+def head(source: Source) -> dict[str, Any]:
+    """Verdict, headline and counts."""
+    findings = (source.findings or {}).get("findings") or []
+    serious = [finding for finding in findings if finding.get("severity") != "info"]
+    verdict = (source.findings or {}).get("verdict")
+    last = _last_step(source)
+    steps = (source.findings or {}).get("steps") or (last + 1 if last is not None else 0)
+    return {
+        "verdict": verdict or "",
+        "headline": _headline(verdict, serious, source),
+        "lead": _advice(serious[0]) if serious else _calm(source, verdict),
+        "script": str(source.run.get("script") or source.folder.name),
+        "arguments": [str(word) for word in source.run.get("arguments") or []],
+        "folder": source.folder.name,
+        "steps": int(steps),
+        "seconds": _seconds(source),
+        "started": str(source.run.get("started") or ""),
+        "state": state(source.run, source.events),
+        "error": str(source.run.get("error") or ""),
+        "counts": _counts(source),
+        "dropped": source.dropped,
+        "problems": [str(problem) for problem in source.problems],
+        "ranks": list(source.ranks),
+    }
+
+
+def state(run: dict[str, Any], events: Sequence[Event]) -> str:
+    """`running`, `finished` or `failed`, as far as the folder tells."""
+    code = run.get("exit_code")
+    if code is not None:
+        return "finished" if code == 0 else "failed"
+    return "finished" if events and events[-1].event in ("end", "halt") else "running"
+
+
+def _headline(verdict: str | None, serious: list[dict[str, Any]], source: Source) -> str:
+    if serious:
+        code = str(serious[0].get("cause", ""))
+        return CATALOGUE[code].title if code in CATALOGUE else code
+    if verdict:
+        return "nothing to worry about" if verdict == "healthy" else ""
+    told = [card["title"] for card in event_cards(source.events)]
+    return told[0] if told else "no diagnosis was made"
+
+
+def _advice(finding: dict[str, Any]) -> str:
+    """What to try first; the card below says how it is known."""
+    fixes = finding.get("fixes") or []
+    return f"Try first: {fixes[0]}" if fixes else str(finding.get("summary", ""))
+
+
+def _calm(source: Source, verdict: str | None) -> str:
+    """What can be said of a run without a serious finding: what its loss did."""
+    said = []
+    for part, rows in by_part(source.scalars):
+        words = _course(source.scalars.take(rows), part)
+        if words:
+            said.append(words)
+    if verdict == "healthy":
+        said.append("No finding above a remark.")
+    return " ".join(said)
+
+
+def _course(table: pa.Table, part: str) -> str:
+    column = measured(table, "loss")
+    if column is None:
+        return ""
+    values = column[0][column[1]]
+    finite = values[np.isfinite(values)]
+    if len(finite) < 2:
+        return ""
+    _, line = smoothed(np.arange(len(finite)), finite)
+    ends = (line[0], line[-1]) if len(line) else (finite[0], finite[-1])
+    who = f"The loss of {part}" if part else "The loss"
+    verb = "fell" if ends[1] < ends[0] else "rose" if ends[1] > ends[0] else "stayed, "
+    return f"{who} {verb} from {ends[0]:.3g} to {ends[1]:.3g}."
+
+
+def _last_step(source: Source) -> int | None:
+    if source.scalars.num_rows:
+        return int(np.asarray(source.scalars.column("step").to_numpy()).max())
+    steps = [event.step for event in source.events if event.step is not None]
+    return max(steps) if steps else None
+
+
+def _seconds(source: Source) -> float | None:
+    given = source.run.get("seconds")
+    if isinstance(given, (int, float)):
+        return float(given)
+    times = measured(source.scalars, "time") if source.scalars.num_rows else None
+    if times is None:
+        return None
+    known = times[0][times[1]]
+    return float(known.max() - known.min()) if len(known) else None
+
+
+def _counts(source: Source) -> list[dict[str, Any]]:
+    """The chips of the header: what happened how often, leaving out what did not happen."""
+    by_kind: Counter[str] = Counter(event.event for event in source.events)
+    found: list[dict[str, Any]] = [
+        {"kind": kind, "word": one, "words": many, "count": by_kind[kind]}
+        for kind, (one, many) in _CHIP.items()
+        if by_kind[kind]
+    ]
+    factors = measured(source.scalars, "clip_factor") if source.scalars.num_rows else None
+    if factors is not None and (factors[0][factors[1]] < 1).any():
+        share = float((factors[0][factors[1]] < 1).mean())
+        found.append({"kind": "clip-burst", "words": "of steps clipped", "share": share})
+    return found
+
+
+def cards(source: Source) -> list[dict[str, Any]]:
+    """The findings, each with the title its cause has in the catalogue."""
+    found = []
+    for finding in (source.findings or {}).get("findings") or []:
+        code = str(finding.get("cause", ""))
+        found.append({**finding, "title": CATALOGUE[code].title if code in CATALOGUE else code})
+    return found
+
+
+def event_cards(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """What the events say for themselves: one card per grave kind, with its steps and what came first."""
+    found = []
+    for kind in _TOLD:
+        mine = [event for event in events if event.event == kind]
+        if not mine:
+            continue
+        causes = Counter(event.cause for event in mine if event.cause).most_common(3)
+        worst = "error" if any(event.severity == "error" for event in mine) else "warning"
+        found.append(
+            {
+                "kind": kind,
+                "severity": worst if any(event.severity != "info" for event in mine) else "info",
+                "title": f"{len(mine):,} {_WORDS[kind][len(mine) != 1]}",
+                "causes": [f"{cause} ({count:,}×)" if count > 1 else cause for cause, count in causes],
+                "summary": mine[0].summary,
+                "steps": [event.step for event in mine if event.step is not None][:12],
+                "count": len(mine),
+            }
+        )
+    return found

@@ -1,0 +1,73 @@
+"""Numbers, times and strange strings as short text for a terminal."""
+
+from __future__ import annotations
+
+import math
+import time
+import unicodedata
+
+_ASCII = str.maketrans({"…": "~", "·": "|", "×": "x", "↑": "^", "↓": "v", "—": "-", "–": "-", "─": "-"})
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A measured value with few digits: `2.314`, `1.2e-05`, `nan`, `inf`; a dash where nobody measured."""
+    if value is None:
+        return "–"
+    if not math.isfinite(value):
+        return str(float(value))
+    size = abs(value)
+    if value == int(value) and size < 1e7:
+        return f"{value:.0f}"  # counts and powers of two, such as a loss scale, are known exactly
+    if value == 0 or 1e-3 <= size < 10**digits:
+        return f"{value:.{digits}g}" if size < 10 ** (digits - 1) else f"{value:.0f}"
+    return f"{value:.{max(1, digits - 2)}e}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+
+
+def rate(value: float | None) -> str:
+    """Learning rates and the like as people write them: `0.0003`, `3e-05`."""
+    return "–" if value is None else f"{value:.3g}"
+
+
+def pace(steps_per_second: float) -> str:
+    """`41.3 steps/s`, or where steps are slow `1:20 a step`."""
+    if steps_per_second >= 0.5:
+        return f"{number(steps_per_second, 3)} steps/s"
+    return f"{duration(1 / steps_per_second)} a step" if steps_per_second > 0 else "0 steps/s"
+
+
+def duration(seconds: float | None) -> str:
+    """`4s`, `3:07`, `1:02:33`, `2d 3h`."""
+    if seconds is None or not math.isfinite(seconds):
+        return "–"
+    whole = max(0, int(seconds))
+    minutes, seconds_left = divmod(whole, 60)
+    hours, minutes_left = divmod(minutes, 60)
+    if whole < 60:
+        return f"{whole}s"
+    if hours == 0:
+        return f"{minutes}:{seconds_left:02}"
+    if hours < 48:
+        return f"{hours}:{minutes_left:02}:{seconds_left:02}"
+    return f"{hours // 24:,}d {hours % 24}h" if hours < 1e6 else "ages"
+
+
+def clock(seconds: float, form: str = "%H:%M:%S") -> str:
+    """The time of day, local."""
+    try:
+        return time.strftime(form, time.localtime(seconds))
+    except (ValueError, OverflowError, OSError):  # NaN, or a year that no calendar has
+        return "--:--:--"
+
+
+def one_line(words: object) -> str:
+    """The words on one line, without what a terminal would obey: escapes, line ends, marks that turn the direction."""
+    plain = "".join(" " if unicodedata.category(letter) in _OBEYED else letter for letter in str(words))
+    return " ".join(plain.split())
+
+
+def as_ascii(words: str) -> str:
+    """The words for a stream that can carry nothing else."""
+    return words.translate(_ASCII).encode("ascii", "replace").decode("ascii")
+
+
+_OBEYED = {"Cc", "Cf", "Cs", "Zl", "Zp"}

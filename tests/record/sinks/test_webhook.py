@@ -1,0 +1,182 @@
+"""Alerts against a real server on this machine that is also slow, down, failing and asking to wait."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hook_server import SECRET, alarm, free_port, of
+from sink_batches import event
+
+import surefoot as sf
+from surefoot.record.sinks import webhook
+from surefoot.record.sinks.runner import SinkRunner
+
+
+def test_an_alert_says_what_happened_where_and_what_was_done(server):
+    hook = sf.Webhook(server.url, run="exp1", headers={"X-Token": "abc"})
+    hook.write(of(alarm(evidence={"incident": "runs/exp1/incidents/7"})))
+    hook.close()
+    ((body, headers),) = server.messages
+    assert body["text"] == (
+        "*surefoot: exp1*\n[error] skip at step 7: the gradient is NaN "
+        "(cause: nonfinite; action: skipped; incident: runs/exp1/incidents/7)"
+    )
+    expected = {"run": "exp1", "severity": "error", "step": 7, "cause": "nonfinite", "action": "skipped"}
+    assert expected.items() <= body.items()
+    assert body["summary"] == "the gradient is NaN"
+    assert body["incident"] == body["alerts"][0]["incident"] == "runs/exp1/incidents/7"
+    assert headers["Content-Type"].startswith("application/json")
+    assert headers["X-Token"] == "abc"
+
+
+def test_without_an_incident_the_checkpoint_is_named(server):
+    hook = sf.Webhook(server.url)
+    hook.write(of(alarm(evidence={"checkpoint": "runs/exp1/checkpoints/900"})))
+    hook.close()
+    assert server.bodies[0]["incident"] == "runs/exp1/checkpoints/900"
+
+
+def test_only_the_chosen_severities_are_sent(server):
+    hook = sf.Webhook(server.url, severities=("warning",))
+    hook.write(of(alarm(), event(severity="info"), alarm(8, severity="warning")))
+    hook.close()
+    assert [body["step"] for body in server.bodies] == [8]
+
+
+def test_text_from_users_is_escaped_for_slack_and_as_it_was_in_the_fields(server):
+    text = "<!channel> & <https://evil.example|click>"
+    hook = sf.Webhook(server.url, run=text)
+    hook.write(of(alarm(summary=text, cause=text, action=text, part=text, evidence={"incident": text})))
+    hook.close()
+    (body,) = server.bodies
+    assert "<" not in body["text"]
+    assert body["text"].count("&lt;!channel&gt; &amp; &lt;https://evil.example|click&gt;") == 6
+    assert body["summary"] == text
+
+
+def test_further_alerts_are_held_back_counted_and_sent_together_when_the_time_has_passed(server):
+    hook = sf.Webhook(server.url, every_seconds=0.3)
+    hook.write(of(alarm(1)))
+    for number in range(2, 15):
+        hook.write(of(alarm(number)))
+    assert [body["step"] for body in server.bodies] == [1]
+    time.sleep(0.35)
+    hook.tick()
+    second = server.bodies[1]
+    assert [alert["step"] for alert in second["alerts"]] == list(range(2, 15))
+    assert second["held_back"] == 13
+    assert "13 held back" in second["text"]
+    assert "… and 3 more." in second["text"]
+    hook.close()
+    assert len(server.bodies) == 2
+
+
+def test_what_is_held_back_at_the_end_is_sent_at_the_end(server):
+    hook = sf.Webhook(server.url, every_seconds=3600)
+    for number in range(300):
+        hook.write(of(alarm(number)))
+    hook.close()
+    hook.close()
+    hook.write(of(alarm()))
+    first, last = server.bodies
+    assert first["held_back"] == 0
+    assert last["held_back"] == 299
+    assert len(last["alerts"]) == webhook.MOST_HELD
+
+
+def test_a_quiet_run_sends_held_back_alerts_by_itself(server, monkeypatch):
+    monkeypatch.setattr("surefoot.record.sinks.runner.TICK_SECONDS", 0.02)
+    runner = SinkRunner(sf.Webhook(server.url, every_seconds=0.2))
+    for number in range(3):
+        runner.offer(of(alarm(number)))
+    until = time.monotonic() + 10
+    while len(server.bodies) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert server.bodies[-1]["alerts"][-1]["step"] == 2
+    runner.close()
+
+
+@pytest.mark.parametrize("status", [500, 503, 429, 408])
+def test_a_server_that_fails_for_a_while_gets_the_alert_in_the_end(server, status, caplog):
+    server.answers = [(status, {})] * 2
+    hook = sf.Webhook(server.url, pause_seconds=0.02)
+    hook.write(of(alarm()))
+    until = time.monotonic() + 10
+    while not server.bodies and time.monotonic() < until:
+        hook.tick()
+        time.sleep(0.005)
+    hook.close()
+    assert [body["step"] for body in server.bodies] == [7]
+    assert len(server.paths) == 3
+    assert len(caplog.messages) == 1
+    assert f"HTTP {status}" in caplog.messages[0]
+
+
+def test_one_that_asks_to_wait_is_given_that_time(server):
+    server.answers = [(429, {"Retry-After": "1"})]
+    hook = sf.Webhook(server.url, pause_seconds=0.001)
+    began = time.monotonic()
+    hook.write(of(alarm()))
+    while not server.bodies and time.monotonic() < began + 10:
+        hook.tick()
+        time.sleep(0.01)
+    assert 0.95 < time.monotonic() - began < 5
+    assert len(server.paths) == 2
+
+
+def test_one_that_never_recovers_is_given_up_and_the_next_message_says_so(server, caplog):
+    server.answers = [(500, {})] * 3
+    hook = sf.Webhook(server.url, every_seconds=0, attempts=3, pause_seconds=0)
+    hook.write(of(alarm(1), alarm(2)))
+    hook.tick()
+    hook.tick()
+    assert (server.bodies, hook.undelivered) == ([], 2)
+    hook.write(of(alarm(3)))
+    hook.close()
+    (body,) = server.bodies
+    assert (body["undelivered"], [alert["step"] for alert in body["alerts"]]) == (2, [3])
+    assert "2 earlier alerts could not be delivered" in body["text"]
+    assert len(caplog.messages) == 2
+
+
+def test_a_refusal_is_not_tried_again(server, caplog):
+    server.answers = [(404, {})]
+    hook = sf.Webhook(server.url)
+    hook.write(of(alarm()))
+    hook.close()
+    assert len(server.paths) == 1
+    assert hook.undelivered == 1
+
+
+def test_a_slow_server_costs_the_timeout_and_no_more(server, caplog):
+    server.delay.clear()
+    hook = sf.Webhook(server.url, timeout_seconds=0.1, attempts=1)
+    began = time.monotonic()
+    hook.write(of(alarm()))
+    assert time.monotonic() - began < 3
+    assert "no answer within 0.1 s" in caplog.messages[0]
+    hook.close()
+
+
+def test_a_server_that_is_down_or_slow_does_not_hold_the_run_up(server, caplog):
+    server.delay.clear()
+    runners = [SinkRunner(sf.Webhook(url)) for url in (server.url, f"http://127.0.0.1:{free_port()}/{SECRET}")]
+    began = time.monotonic()
+    for runner in runners:
+        for _ in range(100):
+            runner.offer(of(alarm()))
+        runner.close(0.2)
+    assert time.monotonic() - began < 3
+    assert "Connection refused" in caplog.text
+
+
+def test_the_address_is_in_no_warning_and_in_no_repr(server, caplog):
+    server.answers = [(500, {})] * 9
+    for url in (server.url, f"http://127.0.0.1:{free_port()}/{SECRET}", f"http://no-such-host.invalid/{SECRET}"):
+        hook = sf.Webhook(url, attempts=1, timeout_seconds=1)
+        hook.write(of(alarm()))
+        hook.close()
+        assert SECRET not in repr(hook)
+    assert len(caplog.messages) == 6
+    assert SECRET not in caplog.text

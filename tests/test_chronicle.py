@@ -1,0 +1,119 @@
+"""What a stabilizer writes into the run log."""
+
+import math
+
+import pytest
+import torch
+
+import surefoot as sf
+from surefoot.errors import SettingError
+
+
+def train(log, steps=40, bad=(), model=None, own=None, **settings):
+    """A small regression; at the steps in `bad` the loss is NaN."""
+    torch.manual_seed(0)
+    model = model or torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    stabilizer = sf.TrainingStabilizer(model, optimizer, log=log, **settings)
+    generator = torch.Generator().manual_seed(1)
+    for step in range(steps):
+        x = torch.randn(16, 4, generator=generator)
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        if own:
+            stabilizer.observe(**{own: float(step)})
+        stabilizer.backward(loss * math.nan if step in bad else loss)
+        stabilizer.step()
+    return stabilizer
+
+
+def read(log):
+    log.close()
+    return sf.load_run(log.folder)
+
+
+def test_every_step_is_in_the_log_with_what_the_history_has(tmp_path):
+    log = sf.RunLog(tmp_path)
+    stabilizer = train(log, own="temperature")
+    rows = read(log).scalars.to_pylist()
+    assert [row["step"] for row in rows] == list(range(40))
+    for row, record in zip(rows, stabilizer.history, strict=True):
+        assert (row["loss"], row["grad_norm"], row["lr"]) == (
+            record.signals.loss,
+            record.signals.grad_norm,
+            record.signals.lr,
+        )
+        assert row["signal.temperature"] == row["step"]
+
+
+def test_a_refused_step_is_an_event_with_its_cause_and_a_row_with_its_nan(tmp_path):
+    log = sf.RunLog(tmp_path)
+    train(log, bad=(20,))
+    run = read(log)
+    (event,) = [event for event in run.events if event.event == "skip"]
+    assert (event.step, event.severity, event.cause, event.action) == (20, "error", "nonfinite", "skip")
+    row = run.scalars.to_pylist()[20]
+    assert row["skipped"]
+    assert math.isnan(row["loss"])
+
+
+def test_layers_are_written_at_first_then_now_and_then_and_around_an_incident(tmp_path):
+    log = sf.RunLog(tmp_path)
+    train(log, steps=300, bad=(205,))
+    layers = read(log).layers.to_pylist()
+    steps = sorted({row["step"] for row in layers})
+    assert steps[:100] == list(range(100))
+    assert set(range(186, 225)) <= set(steps)
+    assert 115 not in steps
+    assert 120 in steps
+    assert {row["layer"] for row in layers} == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert all(math.isnan(row["grad_norm"]) for row in layers if row["step"] == 205)
+
+
+def test_the_log_changes_no_bit(tmp_path):
+    models = [torch.nn.Linear(4, 1) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    log = sf.RunLog(tmp_path)
+    train(log, model=models[0], bad=(7,))
+    train(None, model=models[1], bad=(7,))
+    log.close()
+    for logged, bare in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(logged, bare)
+
+
+def test_checkpoints_and_resumes_are_events(tmp_path):
+    def one(steps):
+        log = sf.RunLog(tmp_path)
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        manager = sf.CheckpointManager(tmp_path, every_steps=5)
+        stabilizer = sf.TrainingStabilizer(model, optimizer, log=log, checkpoints=manager)
+        batches = list(torch.randn(20, 8, 4, generator=torch.Generator().manual_seed(2)))
+        for step, x in enumerate(stabilizer.resume(batches)):
+            if step == steps:
+                break
+            stabilizer.backward(model(x).square().mean())
+            stabilizer.step()
+        manager.wait()
+        return read(log)
+
+    first = one(12)
+    assert [event.step for event in first.events if event.event == "checkpoint"] == [5, 10]
+    second = one(100)
+    assert [event.step for event in second.events if event.event == "resume"] == [10]
+    assert second.scalars.column("step").to_pylist() == list(range(20))
+
+
+def test_two_stabilizers_that_name_one_folder_share_its_log(tmp_path):
+    stabilizers = [train(tmp_path / "gan", steps=5) for _ in range(2)]
+    for stabilizer in stabilizers:
+        stabilizer.log.close()
+    run = sf.load_run(tmp_path / "gan")
+    parts = run.scalars.column("part").to_pylist()
+    assert sorted(set(parts)) == ["", "optimizer 2"]
+    assert len(parts) == 10
+
+
+def test_a_log_that_is_none_is_refused():
+    with pytest.raises(SettingError, match="takes a folder or a RunLog; got 3"):
+        train(3)
