@@ -121,6 +121,11 @@ class Capture:
             exc_info=None if isinstance(error, OSError) else error,
         )
 
+    def note_everything(self) -> None:
+        """Hold on to what the models are called with, whatever it costs: for a replay, which is one step long."""
+        if self.notes is not None:
+            self.notes.hold_all = True
+
     # ---- while the run goes on ------------------------------------------------------------------------------------
 
     @_quietly

@@ -90,12 +90,14 @@ class StepNotes:
     """Notes of the step under way, and of those before it whose verdict is still out."""
 
     def __init__(self, models: Sequence[nn.Module], home: torch.device, lag_steps: int = 0, step: int = 0) -> None:
-        self._models, self._lag = list(models), lag_steps
+        self._models = list(models)
         self._thread = threading.get_ident()
         self._streams = QuickStreams((home.index or 0,) if home.type == "cuda" else ())
         self._past: deque[Window] = deque(maxlen=lag_steps + 1)
         self._now = Microbatch()
         self._window = Window(step, self._streams.note())
+        self.hold_all = not lag_steps
+        """Whether what a model is called with is held whatever its size: for one step, the loop holds it anyway."""
         self._hooks = [model.register_forward_pre_hook(self._called, with_kwargs=True) for model in self._models]
         listen(self)
 
@@ -141,7 +143,7 @@ class StepNotes:
             now.calls.append(Seen(inputs, versions_of(inputs)))
 
     def _may_hold(self, args: Any, kwargs: Any) -> bool:
-        if not self._lag:
+        if self.hold_all:
             return True
         if self._now.drawn or self._now.given is not None:
             return False
