@@ -6,7 +6,7 @@ READY := .venv/.ready
 .PHONY: help setup demo test check bench torture docs format clean
 
 help:
-	@echo "make demo   train bare and guarded side by side, with faults injected"
+	@echo "make demo   train clean, bare and guarded side by side while four things go wrong"
 	@echo "make test   the whole test suite"
 	@echo "make check  format, lint and strict types"
 	@echo "make bench  every figure the docs claim (the GPU ones need a GPU)"

@@ -94,7 +94,7 @@ def test_checkpoints_and_resumes_are_events(tmp_path):
                 break
             stabilizer.backward(model(x).square().mean())
             stabilizer.step()
-        manager.wait()
+            manager.wait()  # one that is still being written would put the next off
         return read(log)
 
     first = one(12)

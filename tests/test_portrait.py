@@ -130,17 +130,18 @@ def test_numbers_of_parameters_can_join_the_rows_of_their_step():
     assert not any(isinstance(each, LayerRows) for each in looks.arrived()), "told once"
 
 
-def test_numbers_arrive_no_sooner_than_the_lag():
+def test_what_arrives_is_handed_over_once_and_up_to_the_step_asked_for():
     model, optimizer = built()
-    looks = Portraits([model], ALWAYS, lag_steps=3)
+    looks = Portraits([model], ALWAYS)
     steps = []
     for step in range(8):
         model(torch.randn(32, 3, 8, 8)).sum().backward()
         looks.before_update(step, named_parameters([model]))
         optimizer.step()
         looks.after_update(step)
-        steps.append({each.step for each in looks.arrived(step)})
+        steps.append({each.step for each in looks.arrived(step - 3)})
     assert steps == [set(), set(), set(), {0}, {1}, {2}, {3}, {4}]
+    assert (looks.has(4), looks.has(5)) == (False, True)
     assert {each.step for each in looks.arrived()} == {5, 6, 7}
 
 

@@ -192,6 +192,7 @@ def _serve() -> None:
 
     import surefoot.diagnose.rules
     import surefoot.launch.command
+    import surefoot.launch.diary
     import surefoot.launch.patches
     import surefoot.launch.postmortem
     import surefoot.launch.watcher  # noqa: F401 (torch and all that watches it, once for every child)

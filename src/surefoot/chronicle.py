@@ -1,7 +1,8 @@
 """What a stabilizer writes into the run log: every step's numbers, layers now and then, and what was done about what.
 
 All of it is handed over as it is, in a microsecond or so; the log's own thread does the writing. Layers are the bulk:
-they go in at every step at first, then at every tenth, and at every step around an incident.
+they go in at every step at first, then at every tenth, and at every step around an incident. On a few sampled steps
+there are histograms too, dead units and update ratios (`portrait.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from surefoot.record.messages import LayerRows, StepRow
 
 if TYPE_CHECKING:
     from surefoot.decide.agreement import Ranks
+    from surefoot.portrait import Portraits
     from surefoot.record.messages import EventName
     from surefoot.types import Incident, Layers, Signals, StepRecord
 
@@ -60,8 +62,8 @@ def open_log(given: Any, ranks: Ranks) -> RunLog | None:
 class Chronicle:
     """Writes one stabilizer's run into a log."""
 
-    def __init__(self, log: RunLog) -> None:
-        self.log = log
+    def __init__(self, log: RunLog, portraits: Portraits) -> None:
+        self.log, self._portraits = log, portraits
         self._recent: deque[Signals] = deque(maxlen=NEAR_STEPS)
         """The last steps whose layers were not written."""
         self._all_until = LAYERS_AT_FIRST
@@ -86,9 +88,14 @@ class Chronicle:
         if record.overflow:
             scale = f"{signals.loss_scale:g}"
             self.log.event("overflow", signals.step, f"fp16 gradients overflowed at loss scale {scale}", action="skip")
-        if signals.layers is None:
-            return
-        if signals.step < self._all_until or signals.step % LAYERS_EVERY == 0:
+        if signals.layers is not None:
+            self._take_layers(signals)
+        for message in self._portraits.arrived(signals.step):
+            self.log.take(message)
+
+    def _take_layers(self, signals: Signals) -> None:
+        at_once = signals.step < self._all_until or signals.step % LAYERS_EVERY == 0
+        if at_once or self._portraits.has(signals.step):
             self._write_layers(signals)
         else:
             self._recent.append(signals)
@@ -123,7 +130,8 @@ class Chronicle:
     def _write_layers(self, signals: Signals) -> None:
         layers = signals.layers
         assert layers is not None
-        self.log.take(LayerRows(signals.step, layers.names, _columns(layers)))
+        columns = self._portraits.layer_columns(signals.step, layers.names) | _columns(layers)
+        self.log.take(LayerRows(signals.step, layers.names, columns))
 
 
 def _columns(layers: Layers) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import redirect_stdout
-from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
@@ -58,13 +58,19 @@ def run(
     arguments: list[str] | None = typer.Argument(None, metavar="[ARGS]...", help="The script's own arguments."),
     out: Path | None = typer.Option(None, help="Where the run folder goes (default: runs/SCRIPT-DATE-TIME)."),
     guard: bool = typer.Option(False, "--guard", help="Also protect: a step with non-finite gradients is not applied."),
+    progress: bool = typer.Option(False, "--progress", help="Show on stderr how training goes."),
     module: bool = typer.Option(False, "-m", help="Run a module, as `python -m` does."),
 ) -> None:
     """Run a PyTorch script unmodified, watch it, and end with a diagnosis on stderr."""
     # Only the help comes from here: `surefoot.entry` answers everything else before this file is even imported.
     from surefoot.launch.command import main as launch
 
-    before = [*(["--out", str(out)] if out else []), *(["--guard"] if guard else []), *(["-m"] if module else [])]
+    before = [
+        *(["--out", str(out)] if out else []),
+        *(["--guard"] if guard else []),
+        *(["--progress"] if progress else []),
+        *(["-m"] if module else []),
+    ]
     launch([*before, script, *(arguments or [])])
 
 
@@ -112,14 +118,32 @@ def report(
 
 
 @app.command()
-def demo(
-    steps: int = typer.Option(400, min=50, help="Optimizer steps of each run."),
-    seed: int = typer.Option(0, help="Seed of the data order and the weights."),
+def serve(
+    folder: Path = typer.Argument(help="A run folder; one that is still empty is waited for."),
+    port: int = typer.Option(8765, min=0, max=65535, help="Where to listen; 0 takes any port that is free."),
+    host: str = typer.Option("127.0.0.1", help="Whom to listen to; the default is this machine alone."),
 ) -> None:
-    """Train a digit classifier three ways: clean, with faults, and with the same faults guarded."""
-    from surefoot.demo import run_demo
+    """Show a run in the browser while it is being written."""
+    from surefoot.report.serve import serve as answer
 
-    run_demo(steps, seed)
+    answer(folder, host, port, say=lambda words: typer.echo(words, err=True))
+
+
+@app.command()
+def demo(
+    steps: int = typer.Option(400, min=180, help="Optimizer steps of each run."),
+    seed: int = typer.Option(0, help="Seed of the data order and the weights."),
+    out: Path = typer.Option(Path("runs/demo"), help="Where the script, the run folders and the reports go."),
+) -> None:
+    """Train a small transformer three ways: clean, with four faults, and with the same faults guarded."""
+    from surefoot.demo.command import run_demo
+    from surefoot.demo.runs import DemoFailed
+
+    try:
+        run_demo(steps, seed, out)
+    except DemoFailed as error:
+        typer.echo(f"surefoot: {error}", err=True)
+        raise typer.Exit(1) from None
 
 
 @app.command()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from surefoot.act.shape import Shaper
     from surefoot.observe.layout import Layout
+    from surefoot.portrait import Portraits
     from surefoot.types import NamedParameter, Scalar
 
 
@@ -79,6 +80,8 @@ class GuardedOptimizer:
         """The norm of the parameters when it was last measured: part of a saved run, since rules go by it."""
         self.refused_at_once = False
         """Whether the host knows already that the last step was refused."""
+        self.portraits: Portraits | None = None
+        """Who looks closely at some steps, when there is a run log to write it to."""
 
     def look_for_new_parameters(self) -> bool:
         """Take in parameters that were added to the optimizer, as when layers are unfrozen one by one.
@@ -115,6 +118,7 @@ class GuardedOptimizer:
         measured = self._measure()
         if measured is None:
             self.optimizer.step()
+            self._close_look(facts.step)
             return None
         given = self._given(facts, measured)
         vector: Tensor | None
@@ -123,9 +127,17 @@ class GuardedOptimizer:
         else:
             judged, vector = self._judged_in_pieces(given, measured)
         updates = UpdateMeter(self._watch, measured.named) if self._watch.due(facts.step) else None
+        if self.portraits is not None:
+            self.portraits.before_update(facts.step, measured.named, judged.divide)
         with scaled_lr(self.optimizer, facts.lr_factor):
             self._apply(measured.views, judged)
+        self._close_look(facts.step)
         return self._numbers(facts, judged, vector, measured, updates.columns() if updates else {})
+
+    def _close_look(self, step: int) -> None:
+        if self.portraits is not None:
+            self.portraits.after_update(step)
+            self.portraits.before_forward(step + 1)
 
     def _measure(self) -> _Measured | None:
         named, gradients = self.layout.with_gradient()

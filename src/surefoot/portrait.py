@@ -2,21 +2,21 @@
 
 `Portraits` follows one optimizer. The loop tells it where a step stands, and takes what has arrived to the run log:
 
-    portraits = Portraits(models, lag_steps=lag_steps)                 # beside the guard
+    portraits = Portraits(models)                                      # beside the optimizer
 
     portraits.before_update(step, named_parameters, divide)            # gradients are ready, nothing is applied yet
     optimizer.step()
     portraits.after_update(step)
     portraits.before_forward(step + 1)                                 # hooks on, if that step is looked at
-    for message in portraits.arrived(step):                            # of steps at least `lag_steps` ago
+    for message in portraits.arrived(step - lag_steps):                # of steps whose numbers are on the host by now
         log.take(message)
 
 The run log keeps one row per step and layer. Whoever writes such rows of a step (gradient norms) joins the norms and
 update ratios of the same parameters into them first: `columns |= portraits.layer_columns(step, names)`.
 
 On all other steps each call is one comparison. On a sampled one everything is computed where the tensors lie and comes
-to the host in one copy, read `lag_steps` later, so that the loop never waits. An error inside ends the looking with one
-warning, never the training.
+to the host in two copies, read some steps later, so that the loop never waits. An error inside ends the looking with
+one warning, never the training.
 
 `histograms_of` is the same for weights and gradients at once, for those who may wait.
 
@@ -29,6 +29,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,10 +52,8 @@ log = logging.getLogger("surefoot")
 class Portraits:
     """Looks closely at sampled steps of one optimizer; see the module's docstring for the calls it needs."""
 
-    def __init__(
-        self, models: Sequence[nn.Module], sampling: Sampling | None = None, lag_steps: int = 4, part: str = ""
-    ) -> None:
-        self._sampling, self._lag_steps, self._part = sampling or Sampling(), lag_steps, part
+    def __init__(self, models: Sequence[nn.Module], sampling: Sampling | None = None, part: str = "") -> None:
+        self._sampling, self._part = sampling or Sampling(), part
         self._activations = ActivationWatch(models)
         weakref.finalize(self, self._activations.end)  # hooks must not outlive whoever reads what they see
         self._now: CloseUp | None = None
@@ -69,7 +68,7 @@ class Portraits:
     def before_update(self, step: int, named: Sequence[NamedParameter], divide: Tensor | float | None = None) -> None:
         """The gradients of `step` are complete; `divide` is what they still have to be divided by."""
         if self._active and self._sampling.due(step):
-            self._safely(lambda: self._begin(step, named, divide))
+            self._safely(partial(self._begin, step, named, divide))
 
     def after_update(self, step: int) -> None:
         """The parameters have been updated, or the step was left out."""
@@ -80,23 +79,27 @@ class Portraits:
             self._safely(now.finish)
             self._pending.append(now)
 
+    def has(self, step: int) -> bool:
+        """Whether there is something of this step that `arrived` has not handed over yet."""
+        return any(each.step == step for each in self._pending)
+
     def layer_columns(self, step: int, names: Sequence[str]) -> dict[str, Tensor]:
         """`param_norm` and `update_ratio` of a sampled step, to join the other columns of its rows; else nothing.
 
         Ask before `arrived` hands the step over; what is asked for here is not handed over again there.
         """
         found: dict[str, Tensor] = {}
-        for close_up in self._pending:
-            if close_up.step == step:
-                self._safely(lambda close_up=close_up: found.update(close_up.columns(names)))  # type: ignore[misc]
+        for each in self._pending:
+            if each.step == step:
+                self._safely(partial(_join, found, each, names))
         return found
 
-    def arrived(self, step: int | None = None) -> list[Histogram | LayerRows]:
-        """What is known of steps at least `lag_steps` before `step`; without it, of all, waiting for the device."""
+    def arrived(self, through: int | None = None) -> list[Histogram | LayerRows]:
+        """What was seen up to and with step `through`, or so far, each once. Waits for what is still on its way."""
         found: list[Histogram | LayerRows] = []
-        while self._pending and (step is None or self._pending[0].step <= step - self._lag_steps):
+        while self._pending and (through is None or self._pending[0].step <= through):
             ready = self._pending.popleft()
-            self._safely(lambda ready=ready: found.extend(ready.messages(self._part)))  # type: ignore[misc]
+            self._safely(partial(_add, found, ready, self._part))
         return found
 
     def _begin(self, step: int, named: Sequence[NamedParameter], divide: Tensor | float | None) -> None:
@@ -113,6 +116,14 @@ class Portraits:
             self._activations.end()
             words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             log.warning("histograms and activations are no longer watched (%s); training goes on", words)
+
+
+def _join(found: dict[str, Tensor], close_up: CloseUp, names: Sequence[str]) -> None:
+    found |= close_up.columns(names)
+
+
+def _add(found: list[Histogram | LayerRows], close_up: CloseUp, part: str) -> None:
+    found += close_up.messages(part)
 
 
 def histograms_of(named: Sequence[NamedParameter], step: int, part: str = "") -> list[Histogram]:

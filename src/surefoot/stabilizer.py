@@ -39,6 +39,7 @@ from surefoot.numbers import StepNumbers
 from surefoot.observe.layout import Layout
 from surefoot.observe.parameters import BackwardOrder
 from surefoot.observe.watch import Watch
+from surefoot.portrait import Portraits
 from surefoot.record.incidents.keeper import IncidentKeeper
 from surefoot.settings import as_scaler, check_settings, split_clip
 from surefoot.state import pack
@@ -194,7 +195,8 @@ class TrainingStabilizer:
         self.log = open_log(log, ranks)
         """The run log, if there is one."""
         if self.log is not None:
-            self._write_to(Chronicle(self.log), checkpoints)
+            self._guarded.portraits = Portraits(models)
+            self._write_to(Chronicle(self.log, self._guarded.portraits), checkpoints)
 
     def _write_to(self, chronicle: Chronicle, checkpoints: CheckpointManager | None) -> None:
         self._aftermath.tell, self._ledger.tell = chronicle.step, chronicle.incident

@@ -149,7 +149,7 @@ def test_a_large_tensor_is_sampled_but_what_is_broken_is_counted_in_full():
     assert row[COUNT:] == [int(values.isnan().sum()), 5, 3]
     assert SAMPLE / 3 < sum(row[:COUNT]) <= SAMPLE
     exact = np.array(reference(values.numpy())[:COUNT]) / values.numel()
-    assert np.abs(np.array(row[:COUNT]) / sum(row[:COUNT]) - exact).max() < 0.01
+    assert np.abs(np.array(row[:COUNT]) / sum(row[:COUNT]) - exact).max() < 0.02
 
 
 @given(st.integers(1, 200), st.integers(1, 64), st.integers(1, 200))

@@ -24,7 +24,7 @@ class InTerminal:
     def __init__(self, script, columns=80, lines=24, stdout=None, arguments=(), **environment):
         self._master, slave = pty.openpty()
         self.resize(columns, lines)
-        self.screen, self.raw = Screen(columns, lines), b""
+        self.screen, self.raw, self._pending = Screen(columns, lines), b"", b""
         variables = {**os.environ, "PYTHONPATH": str(SOURCE), "TERM": "xterm-256color", "RANK": "0", **environment}
         self.process = subprocess.Popen(
             [sys.executable, "-c", TAKE_TERMINAL + script, *map(str, arguments)],
@@ -63,6 +63,7 @@ class InTerminal:
         until = time.monotonic() + seconds
         while self._read(0.2):
             assert time.monotonic() < until, "the screen shows\n" + "\n".join(self.screen.rows)
+        self.screen.feed(self._pending)
         return self.process.wait(seconds)
 
     def _read(self, seconds):
@@ -73,7 +74,7 @@ class InTerminal:
         except OSError:  # on Linux, how the end of a terminal looks
             return False
         self.raw += data
-        self._pending = getattr(self, "_pending", b"") + data
+        self._pending += data
         # A sequence, or a character of several bytes, may be cut in the middle: feed what is whole.
         cut = max(self._pending.rfind(b"\n") + 1, self._pending.rfind(b"\x1b8") + 2 if b"\x1b8" in self._pending else 0)
         whole, self._pending = self._pending[:cut], self._pending[cut:]

@@ -19,25 +19,30 @@ if TYPE_CHECKING:
     from surefoot.launch.watcher import Watcher
     from surefoot.record.log import RunLog
 
-USAGE = "usage: surefoot run [--out DIR] [--guard] SCRIPT [ARGS...]   or: surefoot run [...] -m MODULE [ARGS...]"
+USAGE = (
+    "usage: surefoot run [--out DIR] [--guard] [--progress] SCRIPT [ARGS...]   "
+    "or: surefoot run [...] -m MODULE [ARGS...]"
+)
 
 
 class Request:
     """What the command line asked for."""
 
-    def __init__(self, target: Target, out: str | None = None, guard: bool = False) -> None:
-        self.target, self.out, self.guard = target, out, guard
+    def __init__(self, target: Target, out: str | None = None, guard: bool = False, progress: bool = False) -> None:
+        self.target, self.out, self.guard, self.progress = target, out, guard, progress
 
 
 def parse(arguments: list[str]) -> Request | str | None:
     """The request, or what is wrong with it; `None` asks for help. What follows the script belongs to the script."""
     out: str | None = None
-    guard = False
+    guard = progress = False
     waiting = list(arguments)
     while waiting:
         word = waiting.pop(0)
         if word == "--guard":
             guard = True
+        elif word == "--progress":
+            progress = True
         elif word == "--out":
             if not waiting:
                 return "--out needs a folder: surefoot run --out DIR SCRIPT"
@@ -47,15 +52,15 @@ def parse(arguments: list[str]) -> Request | str | None:
         elif word == "-m":
             if not waiting:
                 return "-m needs a module: surefoot run -m MODULE"
-            return Request(Target(waiting[0], tuple(waiting[1:]), is_module=True), out, guard)
+            return Request(Target(waiting[0], tuple(waiting[1:]), is_module=True), out, guard, progress)
         elif word in ("-h", "--help"):
             return None
         elif word == "--" and waiting:
-            return Request(Target(waiting[0], tuple(waiting[1:])), out, guard)
+            return Request(Target(waiting[0], tuple(waiting[1:])), out, guard, progress)
         elif word.startswith("-") and word != "-":
             return f"unknown option {word}; options come before the script. {USAGE}"
         else:
-            return Request(Target(word, tuple(waiting)), out, guard)
+            return Request(Target(word, tuple(waiting)), out, guard, progress)
     return f"no script given. {USAGE}"
 
 
@@ -187,7 +192,13 @@ class Session:
             write_json(folder / "run.json", self._describe(None))
         except OSError:
             return None  # the end of the run says so
-        return RunLog(folder, close_at_exit=False)  # the diagnosis, which comes last, belongs into it
+        sinks = []
+        if self.request.progress:
+            from surefoot.launch.voice import stream
+            from surefoot.report.progress import Progress
+
+            sinks = [Progress(stream=stream())]
+        return RunLog(folder, sinks=sinks, close_at_exit=False)  # the diagnosis, which comes last, belongs into it
 
     def _write(self, ending: Ending) -> None:
         facts: dict[str, Any] = {"schema": 1, "steps": 0}

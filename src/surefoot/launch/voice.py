@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 _stream: Any = sys.stderr
 
 
+def stream() -> Any:
+    """Where surefoot speaks."""
+    return _stream
+
+
 def say(words: str) -> None:
     """Print a line, if anybody can still be reached."""
     try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,9 +22,9 @@ from torch import Tensor
 from surefoot.observe.calm import Unnoticed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-SAMPLE = 1 << 14
+SAMPLE = 1 << 13
 """A larger tensor is judged by so many of its values, evenly spaced: shares are right to half a percent."""
 _AT_ONCE = 1 << 22
 """How many values are sorted into bins together, and how many are looked at for NaN together: bounds what is needed
@@ -165,11 +166,22 @@ def _broken(flat: Tensor) -> Tensor:
     """NaN, +Inf and -Inf in all of a flat tensor."""
     if not flat.is_floating_point() or not flat.numel() or _surely_finite(flat):
         return torch.zeros(3, dtype=torch.int64, device=flat.device)
+    if flat.is_cuda and flat.dtype in _PLAIN_FLOATS and (kernel := _cuda_kernel()) is not None:
+        return kernel(flat.contiguous())
     parts = []
     for part in torch.split(flat, _AT_ONCE):
         values = part if part.dtype in _PLAIN_FLOATS else part.float()
         parts.append(torch.stack([torch.isnan(values).sum(), (values == math.inf).sum(), (values == -math.inf).sum()]))
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+
+
+@cache
+def _cuda_kernel() -> Callable[[Tensor], Tensor] | None:
+    try:
+        from surefoot.observe.triton_broken import count_broken
+    except ImportError:  # a torch build without Triton: the plain operations serve
+        return None
+    return count_broken
 
 
 def _surely_finite(flat: Tensor) -> bool:

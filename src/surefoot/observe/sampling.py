@@ -13,8 +13,8 @@ from surefoot.errors import require
 class Sampling:
     """Looks at steps 0, 1, 2, 3, 5, 8, 12, 18, …, each `growth` times the one before, and later every `every_steps`.
 
-    Goes by the number of the step alone, so that a resumed run looks at the same steps. By default 23 looks in the
-    first 5,000 steps and 223 in a million.
+    Goes by the number of the step alone, so that a resumed run looks at the same steps. By default 22 looks in the
+    first 5,000 steps and 221 in a million.
 
     >>> [step for step in range(100) if Sampling().due(step)]
     [0, 1, 2, 3, 5, 8, 12, 18, 27, 41, 62, 93]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _CAPTIONS = {
     "loss": "Every step faint, a running median over it.",
-    "grad_norm": "Before clipping.",
+    "grad_norm": "",
     "lr": "",
     "loss_scale": "What fp16 gradients are multiplied by.",
     "nonfinite": "Entries of the gradient that are NaN or Inf.",
@@ -57,8 +57,8 @@ def scalar_charts(table: pa.Table, event_steps: Iterable[int]) -> list[dict[str,
                 chart["series"].extend(_series(name, part, steps[rows], column[0][rows], events))
         if name == "grad_norm" and (clipped := _clipped(table, parts, steps, column[0], events)):
             chart["series"].extend(clipped)
-            chart["caption"] = "Before clipping; dots are what clipping left of it."
-        chart = _settled(chart)
+            chart["caption"] = "Before clipping; dots are what it left."
+        chart = settled(chart)
         if not (name == "nonfinite" and chart.get("flat") == 0):  # none, as it should be
             found.append(chart)
     return found
@@ -120,7 +120,7 @@ def _clipped(
     return found
 
 
-def _settled(chart: dict[str, Any]) -> dict[str, Any]:
+def settled(chart: dict[str, Any]) -> dict[str, Any]:
     """Where every series is one and the same number throughout, that number is the chart."""
     values = [series["y"][0] for series in chart["series"]]
     if all(series["constant"] for series in chart["series"]) and len(set(values)) == 1 and chart["id"] != "loss":

@@ -48,12 +48,15 @@ def coded(table: pa.Table, name: str) -> tuple[Numbers, list[str]]:
 
 
 def _by_appearance(codes: Numbers, words: list[str]) -> tuple[Numbers, list[str]]:
-    """A dictionary may hold words in any order, and words that no row uses."""
-    present, first = np.unique(codes, return_index=True)
-    present = present[np.argsort(first)]
+    """A dictionary may hold words in any order, and words that no row uses. A null, -1, is the last place."""
+    first = np.full(len(words) + 1, len(codes), dtype=np.int64)
+    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)  # the last to be written is the first row
+    present = np.argsort(first, kind="stable")[: int((first < len(codes)).sum())]
+    names = [*words, ""]
+    used = [names[code] for code in present.tolist()]
     places = np.zeros(len(words) + 1, dtype=np.int64)
-    places[present] = np.arange(len(present))  # -1, a null, lands in the last place
-    return places[codes], [words[code] if code >= 0 else "" for code in present.tolist()]
+    places[present] = np.arange(len(present))
+    return places[codes], used
 
 
 def by_part(table: pa.Table) -> Iterator[tuple[str, Numbers]]:

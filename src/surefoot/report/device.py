@@ -1,7 +1,7 @@
 """Charts of the machine: memory, temperature, power, clocks and load of each device and of the host, over the steps.
 
-A reading carries a time and, where the writer knew it, a step. The page has one axis, the step; a reading without one
-gets the step that was running at its time.
+The page has one axis, the step, and a reading is taken at a time: it gets the step that was running then. Of several
+readings in one step the largest is shown.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from surefoot.report.charts import one_series
+from surefoot.report.charts import one_series, settled
 from surefoot.report.columns import coded, measured, whole_numbers
 
 if TYPE_CHECKING:
@@ -55,21 +55,19 @@ def device_charts(table: pa.Table, scalars: pa.Table) -> list[dict[str, Any]]:
         series = [one for name in columns for one in _series(table, name, steps, sources, names)]
         quiet = identity in _QUIET and not any(value for one in series for value in one["y"])
         if series and not quiet:
-            for one in series:
-                del one["constant"]
             chart = {"id": identity, "title": title, "unit": unit, "caption": caption, "log": False}
-            found.append({**chart, "series": series})
+            found.append(settled({**chart, "series": series}))
     return found
 
 
 def _steps(table: pa.Table, scalars: pa.Table) -> Numbers:
     times = measured(table, "time")
     clock, ticks = _clock(scalars)
-    guessed = np.zeros(table.num_rows)
     if times is not None and len(clock):
-        guessed = np.interp(times[0], clock, ticks)
+        return np.asarray(np.rint(np.interp(times[0], clock, ticks)), dtype=np.int64)
     given = measured(table, "step")
-    return np.rint(guessed if given is None else np.where(given[1], given[0], guessed)).astype(np.int64)
+    known = np.zeros(table.num_rows) if given is None else np.where(given[1], given[0], 0)
+    return np.asarray(known, dtype=np.int64)
 
 
 def _clock(scalars: pa.Table) -> tuple[Numbers, Numbers]:
@@ -91,7 +89,8 @@ def _series(table: pa.Table, name: str, steps: Numbers, sources: Numbers, names:
     for code, source in enumerate(names):
         rows = np.flatnonzero((sources == code) & column[1])
         if len(rows):
-            words = name.replace("_", " ")
             rows = rows[np.argsort(steps[rows], kind="stable")]
-            found.append(one_series(words, source, "line", steps[rows], column[0][rows], ()))
+            distinct, first = np.unique(steps[rows], return_index=True)
+            largest = np.maximum.reduceat(column[0][rows], first)
+            found.append(one_series(name.replace("_", " "), source, "line", distinct, largest, ()))
     return found

@@ -15,6 +15,8 @@ from surefoot.report.spreads import layer_spreads
 from surefoot.report.story import cards, event_cards, head
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Container
+
     from surefoot.record.messages import Event
     from surefoot.report.source import Source
 
@@ -24,23 +26,37 @@ _LONGEST = 2_000
 """Characters of one text: a traceback inside an event need not be in the page whole."""
 
 
-def sections(source: Source) -> dict[str, Any]:
-    """All sections of the page."""
-    events = _chosen(list(source.events))
-    grave = {event.step for event in events if event.step is not None}
-    findings = cards(source)
-    grave |= {finding["step"] for finding in findings if isinstance(finding.get("step"), int)}
+_BUILDERS: dict[str, tuple[Callable[[Source], Any], frozenset[str]]] = {
+    "head": (head, frozenset({"run", "findings", "events", "scalars"})),
+    "findings": (cards, frozenset({"findings"})),
+    "told": (lambda source: event_cards(source.events), frozenset({"events"})),
+    "events": (lambda source: _events(list(source.events)), frozenset({"events"})),
+    "charts": (lambda source: scalar_charts(source.scalars, _grave(source)), frozenset({"scalars", "events"})),
+    "maps": (lambda source: layer_maps(source.layers), frozenset({"layers"})),
+    "spreads": (lambda source: layer_spreads(source.histograms), frozenset({"histograms"})),
+    "device": (lambda source: device_charts(source.device, source.scalars), frozenset({"device"})),
+    "facts": (lambda source: _facts(source.run), frozenset({"run"})),
+}
+"""How each section is made, and the fields of a source that it is made from."""
+
+
+def sections(source: Source, changed: Container[str] | None = None) -> dict[str, Any]:
+    """All sections of the page, or only those made from fields that changed."""
     return {
-        "head": head(source),
-        "findings": findings,
-        "told": event_cards(source.events),
-        "events": {"total": len(source.events), "list": [_event(event) for event in events]},
-        "charts": scalar_charts(source.scalars, grave),
-        "maps": layer_maps(source.layers),
-        "spreads": layer_spreads(source.histograms),
-        "device": device_charts(source.device, source.scalars),
-        "facts": _facts(source.run),
+        name: build(source)
+        for name, (build, fields) in _BUILDERS.items()
+        if changed is None or any(field in changed for field in fields)
     }
+
+
+def _grave(source: Source) -> set[int]:
+    """The steps that a thinned chart must keep."""
+    steps = {event.step for event in _chosen(list(source.events)) if event.step is not None}
+    return steps | {finding["step"] for finding in cards(source) if isinstance(finding.get("step"), int)}
+
+
+def _events(events: list[Event]) -> dict[str, Any]:
+    return {"total": len(events), "list": [_event(event) for event in _chosen(events)]}
 
 
 def _chosen(events: list[Event]) -> list[Event]:

@@ -1,8 +1,8 @@
 """A run as plain lines, for logs on a cluster, for notebooks and for pipes: no colours, nothing rewritten.
 
 Each line stands alone: date, time, step. How far the run is comes seldom, and more seldom the longer it lasts: every
-`every_seconds`, later at every fiftieth of the time that has passed, at last every ten minutes; a month is some four
-thousand lines. Events come at once, but a storm of them must not fill the disk: each kind has a few lines per minute,
+`every_seconds`, later at every fiftieth of the time that has passed, at last every ten minutes; a month is some
+4,500 lines. Events come at once, but a storm of them must not fill the disk: each kind has a few lines per minute,
 and what was left out is counted in the next line.
 """
 
@@ -48,8 +48,8 @@ class PlainLines:
         return [as_ascii(line) for line in found] if self.ascii_only else found
 
     def last_line(self, view: RunView, now: float) -> list[str]:
-        """How it ended, unless nothing has happened."""
-        if view.started is None:
+        """How it ended, unless nothing has happened since the last line."""
+        if view.started is None or (view.step == self._told_step and not view.over and not self._untold):
             return []
         line = f"{_start(now)} {summary(view, now, at_end=True)}{self._left_out()}"
         return [as_ascii(line) if self.ascii_only else line]
@@ -108,7 +108,7 @@ def _part(name: str, part: PartView) -> str:
     items = [f"{name} loss {number(part.loss)}".strip()]
     if part.smoothed is not None and number(part.smoothed) != number(part.loss):
         items.append(f"({number(part.smoothed)} smoothed)")
-    items.append(f"grad {number(part.grad_norm, 3)}")
+    items += [f"grad {number(part.grad_norm, 3)}"] if part.grad_norm is not None else []
     items += [f"lr {rate(part.lr)}"] if part.lr is not None else []
     items += [f"scale {number(part.loss_scale)}"] if part.loss_scale is not None else []
     return " ".join(items)

@@ -47,7 +47,10 @@ class Progress:
         require(every_seconds > 0, f"`every_seconds` must be greater than 0; got {every_seconds}.")
         self._view = RunView(total_steps=total_steps)
         self._stream = sys.stderr if stream is None else stream
-        self._ascii = not can_show_blocks(getattr(self._stream, "encoding", None))
+        self._encoding: str = (
+            getattr(self._stream, "encoding", None) or "utf-8"
+        )  # text in memory has none: it takes all
+        self._ascii = not can_show_blocks(self._encoding)
         self._plain = PlainLines(every_seconds, self._ascii)
         self._strip: Strip | None = None
         self._terminal: int | None = None
@@ -57,13 +60,15 @@ class Progress:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._over = False
-        atexit.register(self.close)  # in case nobody else does: the terminal must not stay as it is
+        self._leaving = False
+        atexit.register(self._leave)
 
     def write(self, batch: Batch) -> None:
         """Take rows and events in, and show where the run is."""
         with self._lock:
-            self._view.add(batch)
-            self._show(batch.events)
+            self._guarded(lambda: self._view.add(batch))
+            # What was found at the end is left to the diagnosis, which follows and says more.
+            self._show([event for event in batch.events if event.event != "finding"])
 
     def tick(self) -> None:
         """Nothing has come for a second: show that time passes."""
@@ -76,11 +81,22 @@ class Progress:
         if self._over or os.getpid() != self._process:
             return
         self._over = True
-        atexit.unregister(self.close)
+        atexit.unregister(self._leave)
         if not self._lock.acquire(timeout=_PATIENCE_SECONDS):
             return  # the terminal takes nothing in (Ctrl-S): do not hold up the end of the run for it
         try:
             self._guarded(self._end)
+        finally:
+            self._lock.release()
+
+    def _leave(self) -> None:
+        """The program ends. The log may have more to say and close this after that, or nobody will: both are fine."""
+        if self._over or os.getpid() != self._process or not self._lock.acquire(timeout=_PATIENCE_SECONDS):
+            return
+        try:
+            self._leaving = True
+            if self._strip is not None:
+                self._guarded(self._strip.close)
         finally:
             self._lock.release()
 
@@ -91,7 +107,8 @@ class Progress:
             self._begun = True
             self._guarded(self._begin)
         if self._strip is not None:
-            self._guarded(self._draw)
+            if not self._leaving:
+                self._guarded(self._draw)
         else:
             self._guarded(lambda: self._print(self._plain.lines(self._view, events, time.time())))
 
@@ -100,7 +117,7 @@ class Progress:
         if terminal is not None and terminal not in _terminals_in_use:
             _terminals_in_use.add(terminal)
             self._terminal = terminal
-            self._strip = Strip(terminal, getattr(self._stream, "encoding", None) or "utf-8", self._lines)
+            self._strip = Strip(terminal, self._encoding, self._lines)
 
     def _draw(self) -> None:
         assert self._strip is not None

@@ -90,7 +90,7 @@ def sparkline(slots: Sequence[Slot], ascii_only: bool = False) -> str:
     marks, settled = [], False
     for slot in slots:
         height = _height(slot.mean, low, high, len(blocks))
-        settled = settled or 0 <= height < len(blocks)
+        settled = settled or (slot.count > 0 and 0 <= height < len(blocks))
         if slot.broken or not slot.count:
             marks.append(broken)
         elif height >= len(blocks):

@@ -1,7 +1,8 @@
 """Histograms over time as data: for each layer and kind, a column per recorded step and a row per bin.
 
-A cell is the share of a tensor's values that lie in a bin, in 255 parts, so that layers of any size compare; bins that
-no histogram of a kind uses are left out, and very many histograms get fewer columns, so that a page stays small.
+A cell is the share of a tensor's values that lie in a bin, in 255 parts, so that layers of any size compare. Bins that
+no histogram of a kind uses are left out; those near zero that hold next to nothing are joined on each side, or they
+would fill most of the picture. Very many histograms get fewer columns, so that a page stays small.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from surefoot.report.encode import packed
 from surefoot.report.maps import time_columns
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pyarrow as pa
 
     from surefoot.report.thin import Numbers
 
 _BYTES, _MOST, _FEWEST = 3_000_000, 160, 12
+_NEXT_TO_NOTHING = 0.02
+"""Share of a tensor's values that may be joined into one bin beside zero."""
 _ODD = ("nan", "positive_inf", "negative_inf")
 _KINDS = ("weight", "gradient", "activation")
 
@@ -39,15 +44,18 @@ def layer_spreads(table: pa.Table) -> dict[str, Any] | None:
     odd = [whole_numbers(table, name) for name in _ODD]
     both = kinds * len(layer_names) + layers
     most = int(np.clip(_BYTES // max(1, len(np.unique(both)) * counts.shape[1]), _FEWEST, _MOST))
-    items = []
+    items: list[dict[str, Any]] = []
+    all_edges: dict[str, list[float]] = {}
     for kind in sorted(range(len(kind_names)), key=lambda code: _order(kind_names[code])):
         rows_of_kind = np.flatnonzero(kinds == kind)
-        first, last = _used(counts[rows_of_kind])
+        rows_counts, edges = _fitted(counts[rows_of_kind], EDGES)
         for layer in np.unique(layers[rows_of_kind]).tolist():
-            rows = rows_of_kind[layers[rows_of_kind] == layer]
-            item = _spread(steps[rows], counts[rows, first:last], [column[rows] for column in odd], most)
-            items.append({"kind": kind_names[kind], "layer": layer, "first": first, **item})
-    return {"layers": layer_names, "edges": list(EDGES), "items": items}
+            mine = layers[rows_of_kind] == layer
+            rows = rows_of_kind[mine]
+            item = _spread(steps[rows], rows_counts[mine], [column[rows] for column in odd], most)
+            items.append({"kind": kind_names[kind], "layer": layer, **item})
+        all_edges[kind_names[kind]] = edges
+    return {"layers": layer_names, "edges": all_edges, "items": items}
 
 
 def _order(kind: str) -> int:
@@ -70,12 +78,32 @@ def _layers(table: pa.Table) -> tuple[Numbers, list[str]]:
     return inverse, [f"{part_names[code // len(names)]} · {names[code % len(names)]}" for code in both.tolist()]
 
 
-def _used(counts: Numbers) -> tuple[int, int]:
-    """The range of bins that hold anything, with one empty bin on each side."""
-    used = np.flatnonzero(counts.any(axis=0))
-    if not len(used):
-        return 0, counts.shape[1]
-    return max(0, int(used[0]) - 1), min(counts.shape[1], int(used[-1]) + 2)
+def _fitted(counts: Numbers, edges: Sequence[float]) -> tuple[Numbers, list[float]]:
+    """The counts over the bins that matter, and the edges of those."""
+    middle = counts.shape[1] // 2  # exactly zero
+    reach = np.arange(counts.shape[1])
+    used = np.flatnonzero(counts.any(axis=0) & (reach != middle))
+    widest = max(2, int(np.abs(used - middle).max()) + 1 if len(used) else 2)
+    widest = min(widest, middle)
+    total = np.maximum(counts.sum(axis=1), 1)
+    joined = 1
+    while joined < widest - 2:
+        inner = counts[:, middle - joined - 1 : middle + joined + 2].sum(axis=1) - counts[:, middle]
+        if (inner / total).max() > _NEXT_TO_NOTHING:
+            break
+        joined += 1
+    left = counts[:, middle - joined : middle].sum(axis=1, keepdims=True)
+    right = counts[:, middle + 1 : middle + joined + 1].sum(axis=1, keepdims=True)
+    pieces = [
+        counts[:, middle - widest : middle - joined],
+        left,
+        counts[:, middle : middle + 1],
+        right,
+        counts[:, middle + joined + 1 : middle + widest + 1],
+    ]
+    negative = list(edges[middle - widest : middle - joined + 1])
+    positive = list(edges[middle + joined + 1 : middle + widest + 2])
+    return np.concatenate(pieces, axis=1), [*negative, edges[middle], edges[middle + 1], *positive]
 
 
 def _spread(steps: Numbers, counts: Numbers, odd: list[Numbers], most: int) -> dict[str, Any]:

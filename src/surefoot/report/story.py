@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _WORDS = {
     "skip": ("step was left out", "steps were left out"),
     "overflow": ("step overflowed and was left out", "steps overflowed and were left out"),
-    "rollback": ("return to an earlier state", "returns to an earlier state"),
+    "rollback": ("rollback", "rollbacks"),
     "spike": ("loss spike", "loss spikes"),
     "alarm": ("alarm", "alarms"),
     "clip-burst": ("burst of clipping", "bursts of clipping"),
@@ -54,6 +54,7 @@ def head(source: Source) -> dict[str, Any]:
     steps = (source.findings or {}).get("steps") or (last + 1 if last is not None else 0)
     return {
         "verdict": verdict or "",
+        "tone": verdict or _tone(source),
         "headline": _headline(verdict, serious, source),
         "lead": _advice(serious[0]) if serious else _calm(source, verdict),
         "script": str(source.run.get("script") or source.folder.name),
@@ -62,7 +63,7 @@ def head(source: Source) -> dict[str, Any]:
         "steps": int(steps),
         "seconds": _seconds(source),
         "started": str(source.run.get("started") or ""),
-        "state": state(source.run, source.events),
+        "state": state(source),
         "error": str(source.run.get("error") or ""),
         "counts": _counts(source),
         "dropped": source.dropped,
@@ -71,12 +72,22 @@ def head(source: Source) -> dict[str, Any]:
     }
 
 
-def state(run: dict[str, Any], events: Sequence[Event]) -> str:
-    """`running`, `finished` or `failed`, as far as the folder tells."""
-    code = run.get("exit_code")
+def _tone(source: Source) -> str:
+    """The colour of a run that nobody diagnosed: that of the gravest thing its events tell."""
+    if state(source) == "failed":
+        return "broken"
+    grave = any(card["severity"] != "info" for card in event_cards(source.events))
+    return "unstable" if grave else "none"
+
+
+def state(source: Source) -> str:
+    """`waiting`, `running`, `finished` or `failed`, as far as the folder tells."""
+    code = source.run.get("exit_code")
     if code is not None:
         return "finished" if code == 0 else "failed"
-    return "finished" if events and events[-1].event in ("end", "halt") else "running"
+    if not (source.run or source.events or source.scalars.num_rows):
+        return "waiting"
+    return "finished" if source.events and source.events[-1].event in ("end", "halt") else "running"
 
 
 def _headline(verdict: str | None, serious: list[dict[str, Any]], source: Source) -> str:
@@ -85,8 +96,10 @@ def _headline(verdict: str | None, serious: list[dict[str, Any]], source: Source
         return CATALOGUE[code].title if code in CATALOGUE else code
     if verdict:
         return "nothing to worry about" if verdict == "healthy" else ""
+    if state(source) == "waiting":
+        return "no run here yet"
     told = [card["title"] for card in event_cards(source.events)]
-    return told[0] if told else "no diagnosis was made"
+    return ", ".join(told[:2]) if told else "no alarm was raised"
 
 
 def _advice(finding: dict[str, Any]) -> str:

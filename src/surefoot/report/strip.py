@@ -7,14 +7,15 @@ region is made shorter, everything that is written moves within it, and the rows
 drawing is one write that saves the cursor, fills the rows and puts the cursor back.
 
 The cursor is never hidden. `close` gives the rows back. A process that is killed cannot do that, so a small shell waits
-for its end and does it then. Where there is no such terminal (none at all, Windows, a job in the background, a screen
-of a few rows), `terminal_of` says so and plain lines are written instead.
+for its end and does it then. Where there is no such terminal (none at all, Windows, an interactive session, a
+job in the background, a screen of a few rows), `terminal_of` says so and plain lines are written instead.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ def terminal_of(stream: Any) -> int | None:
     """The descriptor of the terminal behind a stream, if a strip can be drawn there by this process."""
     try:
         if os.name != "posix" or not stream.isatty() or os.environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
+            return None
+        if hasattr(sys, "ps1"):  # an interactive session: the rows would stay, and its prompt counts on all of them
             return None
         descriptor = int(stream.fileno())
         size = os.get_terminal_size(descriptor)
@@ -78,13 +81,13 @@ class Strip:
 
     def close(self, last_words: Sequence[str] = ()) -> None:
         """Give the rows back, and leave these lines where the script's own output ended."""
-        if self._rows and _in_foreground(self._descriptor):
+        if _in_foreground(self._descriptor):
             width = os.get_terminal_size(self._descriptor).columns
+            erased = self._filled([]) if self._size else _ERASE_BELOW
+            given_back = erased + _SAVE + _WHOLE_SCREEN + _RESTORE if self._rows else ""
             # As many blanks as the line is wide end on the next line, unless the cursor was at the start of its own:
             # what a progress bar left unfinished is not written over.
-            words = "".join(" " * width + f"\r{_ERASE_LINE}{line}\r\n" for line in last_words)
-            erased = self._filled([]) if self._size else _ERASE_BELOW
-            self._write(erased + _SAVE + _WHOLE_SCREEN + _RESTORE + words)
+            self._write(given_back + "".join(" " * width + f"\r{_ERASE_LINE}{line}\r\n" for line in last_words))
         self._rows, self._size = 0, None
         self._dismiss()
 

@@ -46,7 +46,7 @@ def view_lines(view: RunView, now: float, width: int, *, events: int = 1, ascii_
     """The view as lines of at most `width` cells."""
     width = max(1, min(width, WIDEST))
     if view.started is None:
-        return finished_lines([[("waiting for the first step", "dim")]], width, ascii_only)
+        return finished_lines([[("no step was logged so far", "dim")]], width, ascii_only)
     lines = [
         *_flowed(_progress(view, now), width),
         *_part_lines(view, width, ascii_only),
@@ -132,7 +132,9 @@ def _numbers(view: RunView) -> list[Line]:
     if len(view.parts) > 1:
         return [_labelled("loss scale", number(part.loss_scale))] if part.loss_scale is not None else []
     broken = part.grad_norm is not None and not math.isfinite(part.grad_norm)
-    chips = [_labelled("grad", f"{number(part.grad_norm, 3):<7}", "bold red" if broken else "")]
+    chips = []
+    if part.grad_norm is not None:
+        chips.append(_labelled("grad", f"{number(part.grad_norm, 3):<7}", "bold red" if broken else ""))
     if part.lr is not None:
         chips.append(_labelled("lr", rate(part.lr)))
     if part.loss_scale is not None:

@@ -10,25 +10,23 @@ Of several ranks (`DIR/rank0`, `DIR/rank1`, …) the first is shown in full and 
 from __future__ import annotations
 
 import json
-import os
 import re
-import select
-import signal
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import UsageError
 from surefoot.record.messages import Batch, StepRow
+from surefoot.report.keys import ended_by_signal, keys_of_terminal
 from surefoot.report.plain import PlainLines
 from surefoot.report.run_view import RunView
 from surefoot.report.terminal import can_show_blocks, finished_lines, rule, view_lines
 from surefoot.report.words import as_ascii, duration, number, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from rich.console import Console
     from rich.text import Text
@@ -65,7 +63,7 @@ class WatchedRun:
         news = self._follower.poll()
         known = 0
         if news.restarted:
-            known = self.view.events_seen
+            known = self.view.events_seen if len(news.events) >= self.view.events_seen else 0
             self.view = RunView(total_steps=_planned_steps(self.folder))
         self.view.add(Batch(steps=step_rows(news.scalars), events=news.events))
         self.findings = _findings_of(self.folder, self.view)
@@ -111,11 +109,11 @@ def watch(folder: str | Path, once: bool = False) -> None:
     watcher = Watcher(path)
     if once:
         watcher.look()
-        if all(run.view.started is None for run in watcher.runs):
+        if not watcher.has_begun:
             raise UsageError(f"no run at {path} yet. Without --once, `surefoot watch` waits for it to begin.")
         watcher.print_view()
         return
-    with suppress(KeyboardInterrupt), _ended_by_signal():
+    with suppress(KeyboardInterrupt), ended_by_signal():
         watcher.follow()
 
 
@@ -130,6 +128,11 @@ class Watcher:
         self.console: Console = Console(highlight=False, markup=False, emoji=False)
         self._ascii = not can_show_blocks(sys.stdout.encoding)
         self._plain = PlainLines(ascii_only=self._ascii)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is anything to show."""
+        return any(run.view.started is not None or run.findings is not None for run in self.runs)
 
     def look(self) -> Sequence[Event]:
         """Read what is new in every folder; the new events of the first."""
@@ -159,7 +162,7 @@ class Watcher:
         from rich.live import Live
         from rich.text import Text
 
-        with _keys() as keys, Live(console=self.console, screen=True, auto_refresh=False) as live:
+        with keys_of_terminal() as keys, Live(console=self.console, screen=True, auto_refresh=False) as live:
             while True:
                 began = time.monotonic()
                 self.look()
@@ -177,7 +180,7 @@ class Watcher:
             began = time.monotonic()
             events = self.look()
             view = self.runs[0].view
-            if view.started is None and not waiting:
+            if not self.has_begun and not waiting:
                 waiting = True
                 self._say(f"no run at {self.folder} yet; waiting for it to begin")
             for line in self._plain.lines(view, events, time.time()):
@@ -198,7 +201,7 @@ class Watcher:
         """The whole view: with a height, no more than so many lines."""
         now, view = time.time(), self.runs[0].view
         head = rule(one_line(self.folder), width, self._ascii)
-        if view.started is None:
+        if not self.has_begun:
             words = f"no run at {one_line(self.folder)} yet; waiting for it to begin · q to quit"
             return [*head, *finished_lines([[(words, "dim")]], width, self._ascii)]
         foot = [*self._rank_lines(width, now), *self._verdict(width)]
@@ -254,55 +257,3 @@ def _planned_steps(folder: Path) -> int | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return planned if isinstance(planned, int) and planned > 0 else None
-
-
-class _Keys:
-    """What is typed while the view is up."""
-
-    def __init__(self, descriptor: int | None) -> None:
-        self._descriptor = descriptor
-
-    def asked_to_quit(self, seconds: float) -> bool:
-        """Wait so long, or until `q` is typed: whether it was."""
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            if self._descriptor is None:
-                time.sleep(left)
-            elif select.select([self._descriptor], [], [], left)[0]:
-                typed = os.read(self._descriptor, 64)
-                if b"q" in typed.lower() or not typed:  # nothing: the terminal is gone
-                    return True
-        return False
-
-
-@contextmanager
-def _keys() -> Iterator[_Keys]:
-    """Keys one by one and unseen, if they come from a terminal; as it was, afterwards."""
-    try:
-        import termios
-        import tty
-
-        descriptor = sys.stdin.fileno()
-        before = termios.tcgetattr(descriptor)
-    except Exception:  # no terminal (`termios.error` is an Exception of its own), no stdin, or Windows
-        yield _Keys(None)
-        return
-    tty.setcbreak(descriptor)
-    try:
-        yield _Keys(descriptor)
-    finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
-
-
-@contextmanager
-def _ended_by_signal() -> Iterator[None]:
-    """A request to end must leave the screen in order too."""
-
-    def end(number: int, _frame: object) -> None:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -61,8 +61,10 @@ def clock(seconds: float, form: str = "%H:%M:%S") -> str:
 
 def one_line(words: object) -> str:
     """The words on one line, without what a terminal would obey: escapes, line ends, marks that turn the direction."""
-    plain = "".join(" " if unicodedata.category(letter) in _OBEYED else letter for letter in str(words))
-    return " ".join(plain.split())
+    text = str(words)
+    if not text.isprintable():
+        text = "".join(" " if unicodedata.category(letter) in _OBEYED else letter for letter in text)
+    return " ".join(text.split())
 
 
 def as_ascii(words: str) -> str:

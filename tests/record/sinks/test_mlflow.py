@@ -10,6 +10,7 @@ from sink_batches import INF, NAN, event, healthy, step, strange
 
 import surefoot as sf
 from surefoot.record.messages import Batch
+from surefoot.record.sinks.runner import SinkRunner
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy and MLflow warn of each other
 
@@ -100,3 +101,15 @@ def test_strange_batches_and_more_metrics_than_one_call_takes_arrive(store, clie
     many = Batch(steps=[step(i, 1.0) for i in range(700)])
     run = write(store, *strange(), many)
     assert {number for number, _ in curve(client, run, "loss")} >= set(range(700))
+
+
+def test_a_database_that_cannot_be_opened_is_a_warning_and_no_error(tmp_path, caplog):
+    (tmp_path / "broken.db").write_text("this is no database")
+    runner = SinkRunner(sf.MLflowSink(f"sqlite:///{tmp_path}/broken.db"), attempts=2, pause_seconds=0.01)
+    runner.offer(healthy())
+    runner.flush(60)
+    runner.close(60)
+    ours = [record for record in caplog.records if record.name == "surefoot"]
+    assert runner.given_up
+    assert len(ours) == 2
+    assert "MLflowSink failed" in ours[0].message

@@ -147,6 +147,19 @@ def test_a_run_that_is_given_is_written_to_and_left_open(tmp_path):
     assert [row["mine"] for row in rows(tmp_path) if "mine" in row] == [1]
 
 
+def test_a_run_of_the_users_own_is_not_touched(tmp_path):
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    for folder in (theirs, ours):
+        folder.mkdir()
+    run = wandb.init(mode="offline", dir=str(theirs), settings=wandb.Settings(console="off", silent=True))
+    write(ours, Batch(steps=[step(1, 5.0)]))
+    assert wandb.run is run
+    wandb.log({"mine": 1})
+    run.finish()
+    assert curve(ours, "loss") == [(1, 5.0)]
+    assert [set(row) & {"mine", "loss"} for row in rows(theirs)] == [{"mine"}]
+
+
 SCRIPT = """
 import sys, time
 import surefoot as sf

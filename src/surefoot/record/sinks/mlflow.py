@@ -1,8 +1,9 @@
 """MLflow: scalars as metrics and events as tags and counts, on any tracking server or a plain sqlite file.
 
-Only `MlflowClient` is used, with its address: the global state that `mlflow.start_run` keeps is the user's. The run
-begins in the sink's thread with the first batch (a new sqlite file takes seconds to set up). It always gets a name:
-MLflow would otherwise draw one from Python's random stream, which belongs to the training.
+Only `MlflowClient` is used, with its address: the global state that `mlflow.start_run` keeps is the user's. On a server
+the run begins in the sink's thread; in a sqlite file as the sink is made, for a new file takes seconds to set up, which
+are then not taken from the training. The run always gets a name: MLflow would otherwise draw one from Python's random
+stream, which belongs to the training.
 
 NaN is kept. Inf becomes the largest float, ±1.8e308, in MLflow's sqlite store; the run log has it as it was. MLflow has
 no histograms: only the NaN and Inf found in them are sent. It is also the slowest of the sinks, about 0.2 ms of Python
@@ -15,6 +16,7 @@ import os
 import re
 import sys
 import time
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -67,13 +69,16 @@ class MLflowSink:
         self._reader = Reader(every_steps, layers_every_steps)
         self._client: Any = None
         self.run_id = run_id
-        """The id of the run; `None` until the first batch has been written, unless it was given."""
+        """The id of the run; on a server `None` until it has begun."""
         self._owns_run = run_id is None
         self._status = "FINISHED"
         self._closed = False
+        if tracking_uri.startswith("sqlite"):
+            with suppress(Exception):  # the first batch tries again; training must not fail over this
+                self._begin()
 
     def write(self, batch: Batch) -> None:
-        """Log all metrics of the batch in few calls; the first call begins the run."""
+        """Log all metrics of the batch in few calls."""
         if self._closed:
             return
         reading = self._reader.read(batch)
@@ -83,6 +88,11 @@ class MLflowSink:
             self._client.log_batch(self.run_id, metrics=chunk)
         for placed in reading.events:
             self._tag(placed)
+
+    def tick(self) -> None:
+        """Begin the run, if it has not."""
+        if not self._closed:
+            self._begin()
 
     def close(self) -> None:
         """Mark the run as finished, or as failed where training was halted; unless it was given."""

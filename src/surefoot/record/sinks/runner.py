@@ -57,7 +57,7 @@ class SinkRunner:
         self._process = os.getpid()
         self._dropped = 0
         self._failures = 0  # in a row
-        self._warned = self._told_slow = self._told_unfinished = False
+        self._warned = self._told_slow = self._told_unfinished = self._ticked = False
         self._closing = self._given_up = False
         self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"surefoot-{self.name}", daemon=True)
@@ -151,11 +151,12 @@ class SinkRunner:
         self._close_sink()
 
     def _next(self) -> Batch | None:
-        """The next batch, or `None` when the run is over; ticks while there is none."""
+        """The next batch, or `None` when the run is over; ticks while there is none, at once the first time."""
         while True:
+            pause = TICK_SECONDS if self._ticked else 0.0
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._queue or self._closing or self._given_up, TICK_SECONDS if self._tick else None
+                    lambda: self._queue or self._closing or self._given_up, pause if self._tick else None
                 )
                 if self._queue:
                     self._busy_since = time.monotonic()
@@ -215,6 +216,7 @@ class SinkRunner:
             self._changed.wait_for(lambda: self._closing, seconds)
 
     def _try_tick(self) -> None:
+        self._ticked = True
         try:
             if self._tick is not None:
                 self._tick()

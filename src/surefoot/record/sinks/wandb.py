@@ -5,15 +5,17 @@ run both would cause. So rows are logged without a number; each part brings its 
 `generator/step`), and every curve is told which one is its x axis. Names are given to W&B one by one or by the group
 they are in (`layer_grad_norm/*`): a rule for `*` would match the other parts too.
 
-The run begins in the sink's thread with the first batch, so a slow network does not delay training. W&B's helper
-process is started at construction: its exit handler is then older than the run log's and runs after the last rows are
-in. Offline (`mode="offline"` or `WANDB_MODE=offline`) nothing asks for a login and nothing reaches the network.
+Offline (`mode="offline"` or `WANDB_MODE=offline`) nothing asks for a login and nothing reaches the network; the run
+begins as the sink is made. Online it begins in the sink's thread, so that a slow network does not delay training. W&B's
+helper process is started at construction either way: its exit handler is then older than the run log's and runs after
+the last rows are in. (And Python 3.12 starts no threads at exit, when the first rows of a very short run come.)
 
 Left out: W&B's capture of the console (it rewires `sys.stdout`); `settings=wandb.Settings(console="auto")` brings it.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import UsageError, require
@@ -67,12 +69,11 @@ class WandbSink:
             self._prepare()
 
     def write(self, batch: Batch) -> None:
-        """Log one row per step, layer row and event; the first call begins the run."""
+        """Log one row per step, layer row and event."""
         if self._closed:
             return
         reading = self._reader.read(batch)
-        if self._run is None:
-            self._run = self._wandb.init(**self._init)
+        self._begin()
         for point in reading.points:
             self._log(point, point.values.items())
         for placed in reading.histograms:
@@ -81,6 +82,11 @@ class WandbSink:
             self._log(placed, [("events/log", sentence(placed.item))])
             if placed.item.severity in self._alerts:
                 self._alert(placed.item)
+
+    def tick(self) -> None:
+        """Begin the run, if it has not."""
+        if not self._closed:
+            self._begin()
 
     def close(self) -> None:
         """Finish the run, unless it was given."""
@@ -93,8 +99,9 @@ class WandbSink:
     def _prepare(self) -> None:
         """Start W&B's helper process, and make sure that nobody will be asked for a password in a thread."""
         wandb = self._wandb
-        mode = self._init.get("mode") or wandb.setup().settings.mode
-        if mode not in ("offline", "disabled") and not wandb.login(prompt=False, verify=False):
+        service = wandb.setup()
+        is_local = (self._init.get("mode") or service.settings.mode) in ("offline", "disabled")
+        if not is_local and not wandb.login(prompt=False, verify=False):
             raise UsageError(
                 "WandbSink found no W&B credentials. Run `wandb login` or set WANDB_API_KEY; to log without a "
                 'network, use `WandbSink(mode="offline")` or WANDB_MODE=offline.'
@@ -103,6 +110,16 @@ class WandbSink:
         ours = {"console": "off", "silent": True, "finish_timeout": FINISH_SECONDS}
         theirs = given if isinstance(given, dict) else given.model_dump(exclude_unset=True) if given else {}
         self._init["settings"] = wandb.Settings(**{**ours, **theirs})
+        self._init.setdefault("reinit", "create_new")  # a run of the user's own stays what `wandb.log` writes to
+        if is_local:
+            with suppress(Exception):  # the first batch tries again; training must not fail over this
+                self._begin()
+        elif hasattr(service, "ensure_service"):  # not in W&B's documentation; without it the last rows may be missing
+            service.ensure_service()
+
+    def _begin(self) -> None:
+        if self._run is None:
+            self._run = self._wandb.init(**self._init)
 
     def _log(self, at: Point | Placed, values: Iterable[tuple[str, Any]]) -> None:
         part = _plain(at.part)

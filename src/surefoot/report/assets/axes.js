@@ -4,7 +4,19 @@ const FONT = "11px system-ui, -apple-system, Segoe UI, Roboto, sans-serif";
 
 // One gutter for all charts: the same step is at the same place in each of them.
 function gutter() {
-  return innerWidth < 620 ? 78 : 132;
+  return innerWidth < 620 ? 84 : 150;
+}
+
+let letterWidth = 0;
+
+// How many letters of a name fit beside a plot, in whatever font the system has.
+function lettersInGutter() {
+  if (!letterWidth) {
+    const pen = document.createElement("canvas").getContext("2d");
+    pen.font = FONT;
+    letterWidth = pen.measureText("blocks.0.feed_forward.weight").width / 28;
+  }
+  return Math.floor((gutter() - 18) / (innerWidth < 620 ? letterWidth * 0.92 : letterWidth));
 }
 
 const [ROOM_ABOVE, ROOM_BELOW, ROOM_RIGHT] = [10, 26, 12];
@@ -32,6 +44,13 @@ function ticksBetween(low, high, most) {
   return ticks;
 }
 
+// Round numbers of bytes are round in their own unit.
+function unitTicks(low, high, most, unit) {
+  if (unit !== "bytes") return ticksBetween(low, high, most);
+  const size = 1024 ** Math.max(0, Math.floor(Math.log2(Math.max(Math.abs(high), 1)) / 10));
+  return ticksBetween(low / size, high / size, most).map((tick) => tick * size);
+}
+
 // Ticks of a logarithmic axis whose scale is in decades: powers of ten, or round numbers where there is less than that.
 function logTicks(low, high, most) {
   if (high - low >= most) {
@@ -53,13 +72,19 @@ function logTicks(low, high, most) {
 
 // Labels of an axis share their form, so that they compare at a glance.
 function tickLabels(values, unit) {
-  if (unit === "bytes") return values.map(bytes);
+  if (unit === "bytes") return byteLabels(values);
   if (unit === "share") return values.map((value) => `${Number((value * 100).toPrecision(4))} %`);
   const gap = values.length > 1 ? Math.abs(values[1] - values[0]) : Math.abs(values[0]) || 1;
   const largest = Math.max(...values.map(Math.abs));
   if (largest >= 1e6 || (largest > 0 && largest < 1e-3)) return values.map((value) => number(value, 3));
   const places = Math.min(8, Math.max(0, -Math.floor(Math.log10(gap) + 1e-9)));
   return values.map((value) => (Math.abs(value) < gap * 1e-6 ? "0" : fixed(value, places)));
+}
+
+function byteLabels(values) {
+  const power = Math.max(0, Math.floor(Math.log2(Math.max(...values.map(Math.abs), 1)) / 10));
+  const scaled = tickLabels(values.map((value) => value / 1024 ** power));
+  return scaled.map((label) => (label === "0" ? label : `${label} ${BYTE_UNITS[power]}`));
 }
 
 function fixed(value, places) {

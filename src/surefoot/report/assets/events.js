@@ -9,7 +9,8 @@ function drawEvents(data) {
   const kinds = new Map();
   for (const event of list) kinds.set(event.event, (kinds.get(event.event) || 0) + 1);
   const wanted = list.filter((event) => !eventList.hidden.has(event.event));
-  const rows = wanted.slice(0, eventList.shown).map(eventRow);
+  const acted = list.some((event) => event.action);
+  const rows = wanted.slice(0, eventList.shown).map((event) => eventRow(event, acted));
   const left = wanted.length - rows.length;
   fill(
     "events",
@@ -18,7 +19,7 @@ function drawEvents(data) {
     make(
       "div",
       { class: "wide" },
-      make("table", { class: "grid events" }, make("thead", {}, eventHead()), make("tbody", {}, rows)),
+      make("table", { class: "grid events" }, make("thead", {}, eventHead(acted)), make("tbody", {}, rows)),
     ),
     left > 0
       ? make("button", { type: "button", class: "more", onclick: () => showMore(data) }, `Show ${whole(Math.min(left, PIECE * 5))} more of ${whole(left)}`)
@@ -28,18 +29,19 @@ function drawEvents(data) {
   return undefined;
 }
 
-function eventHead() {
-  return make("tr", {}, ["Step", "Event", "What", "Done about it"].map((words) => make("th", { scope: "col" }, words)));
+function eventHead(acted) {
+  const heads = ["Step", "Event", "What", ...(acted ? ["Done about it"] : [])];
+  return make("tr", {}, heads.map((words) => make("th", { scope: "col" }, words)));
 }
 
-function eventRow(event) {
+function eventRow(event, acted) {
   return make(
     "tr",
     { class: event.severity },
     make("td", { class: "value" }, event.step === null || event.step === undefined ? "" : stepButton(event.step, whole(event.step))),
     make("td", {}, make("span", { class: `kind ${event.severity}` }, event.event), event.part ? make("span", { class: "soft" }, ` ${event.part}`) : ""),
     make("td", {}, event.summary, event.cause ? make("code", { class: "cause" }, event.cause) : ""),
-    make("td", {}, event.action || ""),
+    acted ? make("td", {}, event.action || "") : null,
   );
 }
 

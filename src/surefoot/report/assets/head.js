@@ -1,26 +1,27 @@
 // The first thing one reads: what is wrong, and with what.
 
 const VERDICTS = { broken: "Broken", unstable: "Unstable", healthy: "Healthy" };
-const STATES = { running: "running", finished: "finished", failed: "failed" };
+const STATES = { waiting: "waiting", running: "running", finished: "finished", failed: "failed" };
 
 function drawHead(data) {
   const { head } = data;
-  const verdict = VERDICTS[head.verdict] ? head.verdict : "none";
+  const tone = VERDICTS[head.tone] ? head.tone : "none";
   const toggle = make(
     "button",
     { type: "button", id: "theme", title: "Light or dark", "aria-label": "Switch between light and dark", onclick: theme.toggle },
     "◐",
   );
+  const focused = document.activeElement?.id === "theme";
   fill(
     "head",
     make("div", { class: "topline" }, make("span", { class: "brand" }, "surefoot"), runName(head), liveBadge(data), toggle),
     make(
       "div",
-      { class: `verdict ${verdict}` },
+      { class: `verdict ${tone}` },
       make(
         "h1",
         {},
-        make("span", { class: "word" }, VERDICTS[head.verdict] || (head.state === "running" ? "Running" : "Recorded")),
+        make("span", { class: "word" }, verdictWord(head), head.headline ? ": " : ""),
         head.headline ? make("span", { class: "headline" }, head.headline) : null,
       ),
       head.lead ? make("p", { class: "lead" }, prose(head.lead)) : null,
@@ -29,11 +30,16 @@ function drawHead(data) {
     ranks(head),
     problems(head),
   );
+  if (focused) toggle.focus();
   document.title = title(data);
 }
 
+function verdictWord(head) {
+  return VERDICTS[head.verdict] || capital(STATES[head.state] || head.state);
+}
+
 function title({ head, live }) {
-  const word = VERDICTS[head.verdict] || (head.state === "running" ? "Running" : "Recorded");
+  const word = verdictWord(head);
   const where = live && head.state === "running" ? `step ${whole(Math.max(head.steps - 1, 0))}` : head.headline;
   return `${word}${where ? `: ${where}` : ""} · ${head.script.split("/").pop()}`;
 }

@@ -3,14 +3,14 @@
 // Colours between stops that are even in lightness, so that more looks like more.
 const RAMPS = {
   light: {
-    amount: ["#f4f1ea", "#d9e2df", "#a9cfd0", "#6fb1be", "#3f8aa8", "#2b6190", "#263a6d", "#1d1f47"],
+    amount: ["#ece9e1", "#d9e2df", "#a9cfd0", "#6fb1be", "#3f8aa8", "#2b6190", "#263a6d", "#1d1f47"],
     balance: ["#2f5d9b", "#7fa6cf", "#d5e0ea", "#f3f0ea", "#f2d5c2", "#dd8a6a", "#a8322f"],
-    share: ["#f4f1ea", "#efdcc0", "#e5bd8c", "#d49564", "#b6664a", "#86393a", "#4f1a2b"],
+    share: ["#ece8de", "#efdcc0", "#e5bd8c", "#d49564", "#b6664a", "#86393a", "#4f1a2b"],
   },
   dark: {
-    amount: ["#1b2130", "#22375a", "#27567f", "#2f7a97", "#4aa0a4", "#84c3ad", "#c3e2bd", "#f6fbd9"],
+    amount: ["#262e42", "#22375a", "#27567f", "#2f7a97", "#4aa0a4", "#84c3ad", "#c3e2bd", "#f6fbd9"],
     balance: ["#6aa5e8", "#41709f", "#2c4258", "#262a31", "#573c33", "#a3593f", "#f08a63"],
-    share: ["#1d2029", "#3a2c36", "#623a3e", "#8e4b3f", "#bd6640", "#e08e4f", "#fbcf86"],
+    share: ["#292d38", "#3a2c36", "#623a3e", "#8e4b3f", "#bd6640", "#e08e4f", "#fbcf86"],
   },
 };
 

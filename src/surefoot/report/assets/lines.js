@@ -26,10 +26,7 @@ function lineChart(spec, parent, options = {}) {
   chart.height = options.height || LINE_HEIGHT;
   chart.tell = (x, y, step) => tellLines(chart, x, y, step);
   chart.redraw = () => drawLines(chart);
-  chart.update = (next) => {
-    chart.spec = next;
-    drawLines(chart);
-  };
+  chart.update = (next) => updateLines(chart, next);
   drawLines(chart);
   view.charts.set(spec.id, chart);
   return chart;
@@ -39,13 +36,30 @@ function caption(words) {
   return words ? make("p", { class: "caption" }, words) : null;
 }
 
-function drawLines(chart) {
+function joined(chart) {
   chart.lines = chart.spec.series.map((series, place) => prepared(chart, series, place));
-  const data = uPlot.join(
+  return uPlot.join(
     chart.lines.map((line) => [line.x, line.drawn]),
     // A step another series has is no gap in this one; a value that cannot be drawn is.
     chart.lines.map(() => [0, 1]),
   );
+}
+
+// New data for the same series goes into the plot that is there: a reader may be in the middle of reading it.
+function updateLines(chart, next) {
+  const shape = (spec) => spec.series.map((series) => `${identity(series)} ${series.role}`).join();
+  const same = shape(next) === shape(chart.spec);
+  chart.spec = next;
+  if (!same) return drawLines(chart);
+  const data = joined(chart);
+  return chart.plot.batch(() => {
+    chart.plot.setData(data, false);
+    chart.plot.setScale("x", { min: view.now[0], max: view.now[1] });
+  });
+}
+
+function drawLines(chart) {
+  const data = joined(chart);
   if (chart.plot) chart.plot.destroy();
   chart.plot = framedPlot(chart, chart.box, chart.height, data, {
     scales: { y: { range: () => valueRange(chart) } },
@@ -75,14 +89,15 @@ function prepared(chart, series, place) {
 }
 
 function seriesColour(spec, series, place) {
-  if (series.role === "clipped") return theme.colour("clipped");
+  const parts = new Set(spec.series.map((one) => one.part));
+  if (series.role === "clipped" && parts.size === 1) return theme.colour("clipped");
   const kinds = [...new Set(spec.series.filter((one) => one.role !== "clipped").map(identity))];
-  return theme.series(kinds.indexOf(identity(series)));
+  return theme.series(Math.max(kinds.findIndex((kind) => identity(series) === kind), 0));
 }
 
 // A raw series and the smoothed line through it are one thing in one colour.
 function identity(series) {
-  return `${series.part}|${series.name.replace(/, smoothed$/, "")}`;
+  return `${series.part}|${series.role === "clipped" ? "gradient norm" : series.name.replace(/, smoothed$/, "")}`;
 }
 
 function faded(colour) {
@@ -101,9 +116,11 @@ function valueRange(chart) {
   seen.sort((a, b) => a - b);
   const at = (share) => seen[Math.min(seen.length - 1, Math.round(share * (seen.length - 1)))];
   const [low, high] = [at(0.02), at(0.98)];
+  // Nearly all zero: whatever is not zero is what one wants to see.
+  if (high === 0 && low === 0) return padded(chart, seen[0], seen[seen.length - 1]);
   const spread = Math.max(high - low, Math.abs(high) * 1e-3, 1e-12);
-  const top = seen[seen.length - 1] <= high + 20 * spread ? seen[seen.length - 1] : high + 4 * spread;
-  const bottom = seen[0] >= low - 20 * spread ? seen[0] : low - 4 * spread;
+  const top = seen[seen.length - 1] <= high + 20 * spread ? seen[seen.length - 1] : high + spread;
+  const bottom = seen[0] >= low - 20 * spread ? seen[0] : low - spread;
   return padded(chart, bottom, top);
 }
 
@@ -137,7 +154,7 @@ function valueAxis(chart) {
     ticks: { show: false },
     splits: (plot, axis, low, high) => {
       const most = plotHeight(plot) / 36;
-      return chart.log ? logTicks(low, high, most) : ticksBetween(low, high, most);
+      return chart.log ? logTicks(low, high, most) : unitTicks(low, high, most, chart.spec.unit);
     },
     values: (plot, ticks) => {
       if (!chart.log) return ticks.length ? tickLabels(ticks, chart.spec.unit) : [];
@@ -147,7 +164,7 @@ function valueAxis(chart) {
 }
 
 function logLabel(tick, unit) {
-  const value = 10 ** tick;
+  const value = Number((10 ** tick).toPrecision(9));
   if (unit) return withUnit(value, unit);
   const isPower = Math.abs(tick - Math.round(tick)) < 1e-6;
   return isPower && (value >= 1e4 || value < 1e-2) ? powerOfTen(Math.round(tick)) : number(value, 3);
@@ -175,7 +192,7 @@ function drawEdges(chart) {
         continue;
       }
       const x = plot.valToPos(line.x[place], "x", true);
-      if (x - (above ? lastAbove : lastBelow) < 5 * ratio) continue;
+      if (x - (above ? lastAbove : lastBelow) < 7 * ratio) continue;
       if (above) lastAbove = x;
       else lastBelow = x;
       const y = above ? top + 6 * ratio : top + height - 6 * ratio;
@@ -230,7 +247,7 @@ function drawTools(chart) {
     ? items.map((line) => {
         const key = make("span", { class: line.role === "clipped" ? "key dotted" : "key" });
         key.style.background = line.colour;
-        return make("span", { class: "entry" }, key, seriesName(line, shown));
+        return make("span", { class: "entry" }, key, longName(seriesName(line, shown), 32, "span"));
       })
     : [];
   const toggle = make(
@@ -238,7 +255,7 @@ function drawTools(chart) {
     { type: "button", class: "toggle", "aria-pressed": chart.log, title: "Logarithmic scale", onclick: () => toggleLog(chart) },
     "log",
   );
-  const positive = chart.lines.some((line) => line.y.some((value) => value > 0));
+  const positive = !spec.unit && chart.lines.some((line) => line.y.some((value) => value > 0));
   chart.tools.replaceChildren(...legend, ...(positive || chart.log ? [toggle] : []));
 }
 

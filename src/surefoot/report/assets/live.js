@@ -13,7 +13,7 @@ async function ask() {
   cursor = news.cursor;
   if (Object.keys(news.sections).length) {
     Object.assign(data, news.sections);
-    drawAll();
+    drawSections(Object.keys(news.sections));
   }
   return performance.now() - began;
 }

@@ -24,16 +24,16 @@ function layerMap(spec, parent) {
   );
   parent.append(chart.figure);
   chart.tell = (x, y, step, top) => tellCell(chart, x, y, step, top);
-  chart.redraw = () => drawMap(chart);
+  chart.redraw = () => drawMap(chart, true);
   chart.update = (next) => {
     chart.spec = next;
-    drawMap(chart);
+    drawMap(chart, false);
   };
-  drawMap(chart);
+  drawMap(chart, true);
   view.charts.set(`map.${spec.id}`, chart);
 }
 
-function drawMap(chart) {
+function drawMap(chart, fresh) {
   const { spec } = chart;
   chart.codes = unpacked(spec.cells, 16);
   chart.columns = spec.columns;
@@ -50,10 +50,16 @@ function drawMap(chart) {
     const place = Math.round(within(chart, code) * 255) * 3;
     return [colours[place], colours[place + 1], colours[place + 2], 255];
   });
+  if (chart.plot && chart.drawnRows === chart.rows && !fresh) chart.plot.redraw(false);
+  else drawMapPlot(chart);
+  drawScale(chart);
+}
+
+function drawMapPlot(chart) {
+  chart.drawnRows = chart.rows;
   const height = Math.round(Math.min(Math.max(chart.rows * 18, 60), 430)) + 36;
   heatPlot(chart, height);
   drawNames(chart);
-  drawScale(chart);
 }
 
 // The ratio's colours are centred on what is usual, so that blue and red mean the same in every report.
@@ -78,11 +84,11 @@ function within(chart, code) {
 function drawNames(chart) {
   const rowHeight = plotHeight(chart.plot) / chart.rows;
   const every = Math.max(1, Math.ceil(12 / rowHeight));
-  const room = Math.floor((gutter() - 10) / 6.1);
+  const room = lettersInGutter();
   const shown = [];
   for (let row = 0; row < chart.rows; row += every) {
     const name = chart.spec.rows[row];
-    const label = make("span", { title: name }, shortened(name, room));
+    const label = make("span", { title: name }, shortLayer(name, room));
     label.style.top = `${ROOM_ABOVE + (row + 0.5) * rowHeight}px`;
     shown.push(label);
   }

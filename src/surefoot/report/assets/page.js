@@ -5,7 +5,7 @@ let data = null;
 function begin() {
   startTheme();
   data = JSON.parse(document.getElementById("data").textContent);
-  drawAll();
+  drawSections(Object.keys(data));
   theme.listeners.push(redrawCharts);
   let width = innerWidth;
   addEventListener("resize", () => {
@@ -17,18 +17,21 @@ function begin() {
   document.documentElement.dataset.drawn = "yes";
 }
 
-function drawAll() {
-  drawHead(data);
-  drawFindings(data);
-  drawTold(data);
-  setHappenings(data.events.list, data.findings);
+// Draws what has changed and nothing else: a reader's focus and selection elsewhere stay.
+function drawSections(changed) {
+  const has = (...names) => names.some((name) => changed.includes(name));
+  if (has("head")) drawHead(data);
+  if (has("findings")) drawFindings(data);
+  if (has("told", "findings")) drawTold(data);
+  if (has("events", "findings")) setHappenings(data.events.list, data.findings);
   setExtent();
-  drawCharts("charts", "Training", data.charts);
-  drawMaps();
-  drawSpreads(data.spreads);
-  drawCharts("device", "Device and memory", data.device);
-  drawEvents(data);
-  drawFacts(data);
+  if (has("charts")) drawCharts("charts", "Training", data.charts);
+  else if (has("events", "findings")) view.charts.get("loss")?.redraw();
+  if (has("maps")) drawMaps();
+  if (has("spreads")) drawSpreads(data.spreads);
+  if (has("device")) drawCharts("device", "Device and memory", data.device);
+  if (has("events")) drawEvents(data);
+  if (has("facts")) drawFacts(data);
   drawZoomBar();
 }
 
@@ -46,11 +49,12 @@ function setExtent() {
   growView(Number.isFinite(low) ? low : 0, Number.isFinite(high) ? high : 1);
 }
 
-// Charts that are there already take the new data in; new ones are added, so that a live page does not jump.
+// Charts that are there already take the new data in; others come and go.
 function drawCharts(id, heading, charts) {
   const place = document.getElementById(id);
   const shown = charts.filter((chart) => chart.flat === undefined);
   const settled = charts.filter((chart) => chart.flat !== undefined);
+  keepCharts(place, shown.map((chart) => chart.id));
   place.hidden = !charts.length;
   if (!charts.length) return;
   if (!place.firstChild) place.append(make("h2", {}, heading), make("p", { class: "settled" }));
@@ -59,6 +63,7 @@ function drawCharts(id, heading, charts) {
     if (known) known.update(spec);
     else lineChart(spec, place, spec.id === "loss" ? { marks: true, height: innerWidth < 620 ? 230 : 280 } : {});
   }
+  orderCharts(place, shown.map((chart) => chart.id));
   const words = place.querySelector(".settled");
   words.hidden = !settled.length;
   words.replaceChildren(
@@ -67,8 +72,26 @@ function drawCharts(id, heading, charts) {
   place.append(words);
 }
 
+function keepCharts(place, wanted) {
+  for (const figure of place.querySelectorAll("figure")) {
+    const name = figure.dataset.chart;
+    if (wanted.includes(name)) continue;
+    view.charts.get(name)?.plot.destroy();
+    view.charts.delete(name);
+    figure.remove();
+  }
+}
+
+// A chart that began as a sentence takes its place among the others when it starts to move.
+function orderCharts(place, wanted) {
+  const there = [...place.querySelectorAll("figure")].map((figure) => figure.dataset.chart);
+  if (there.join() === wanted.join()) return;
+  for (const name of wanted) place.append(view.charts.get(name).figure);
+}
+
 function drawMaps() {
   const place = document.getElementById("maps");
+  keepCharts(place, data.maps.map((map) => `map.${map.id}`));
   place.hidden = !data.maps.length;
   if (!data.maps.length) return;
   if (!place.firstChild) place.append(make("h2", {}, "Layers"));

@@ -76,6 +76,7 @@ function drawSpread(chart) {
   chart.item = data.items.find((item) => item.kind === spread.kind && data.layers[item.layer] === spread.layer);
   const { item } = chart;
   chart.cells = unpacked(item.cells, 8);
+  chart.edges = data.edges[item.kind];
   chart.columns = item.columns;
   chart.rows = item.bins;
   const wide = item.columns.length;
@@ -91,21 +92,25 @@ function drawSpread(chart) {
   drawOdd(chart);
 }
 
+// Bins are powers of two; people read powers of ten, which lie between them.
 function drawBinNames(chart) {
-  const { data, item } = chart;
   const rowHeight = plotHeight(chart.plot) / chart.rows;
+  const middle = (chart.rows - 1) / 2;
+  const [inner, outer] = [chart.edges[middle + 2], chart.edges[chart.edges.length - 1]];
+  const every = Math.max(1, Math.ceil((18 / rowHeight) / Math.log2(10)));
   const labels = [];
-  let last = -Infinity;
-  for (let bin = item.bins - 1; bin >= 0; bin -= 1) {
-    const [low, high] = [data.edges[item.first + bin], data.edges[item.first + bin + 1]];
-    const zero = low < 0 && high > 0;
-    const y = ROOM_ABOVE + (item.bins - bin - (zero ? 0.5 : 0)) * rowHeight;
-    const nearZero = Math.abs(item.first + bin - (data.edges.length - 2) / 2) * rowHeight < 15;
-    if (!zero && (y - last < 22 || nearZero)) continue;
-    const label = make("span", {}, zero ? "0" : number(low, 2));
-    label.style.top = `${y}px`;
+  const put = (row, words) => {
+    const label = make("span", {}, words);
+    label.style.top = `${ROOM_ABOVE + row * rowHeight}px`;
     labels.push(label);
-    last = y;
+  };
+  put(middle + 0.5, "0");
+  const highest = Math.floor(Math.log10(outer) + 1e-9);
+  for (let power = highest; 10 ** power >= inner; power -= every) {
+    const rows = 2 + Math.log2(10 ** power / inner); // from the middle: half of zero's row, then what was joined
+    if ((rows - 0.5) * rowHeight < 16) break;
+    put(middle + 0.5 - (rows - 0.5), number(10 ** power, 1));
+    put(middle + 0.5 + (rows - 0.5), number(-(10 ** power), 1));
   }
   chart.names.style.width = `${gutter() - 6}px`;
   chart.names.replaceChildren(...labels);
@@ -143,12 +148,12 @@ function drawOddColumns(chart) {
 }
 
 function tellSpread(chart, x, y, step, top) {
-  const { data, item } = chart;
+  const { item } = chart;
   const column = columnAt(chart.columns, step);
   if (column < 0) return hideTip();
   const row = Math.min(Math.max(Math.floor((top / plotHeight(chart.plot)) * chart.rows), 0), chart.rows - 1);
   const bin = item.bins - 1 - row;
-  const [low, high] = [data.edges[item.first + bin], data.edges[item.first + bin + 1]];
+  const [low, high] = [chart.edges[bin], chart.edges[bin + 1]];
   const name = low < 0 && high > 0 ? "exactly 0" : `${number(low, 2)} to ${number(high, 2)}`;
   const rows = [[null, name, percent(chart.cells[bin * chart.columns.length + column] / 255)]];
   for (const [odd, counts] of Object.entries(item.odd || {})) {

@@ -49,7 +49,7 @@ function applyView() {
 // New data may lengthen the run: a reader who has not zoomed goes along, one who has stays.
 function growView(low, high) {
   const stay = zoomed();
-  view.full = high > low ? [low, high] : [low - 1, low + 1];
+  view.full = [low, Math.max(high, low + 1)];
   if (!stay) view.now = [...view.full];
   applyView();
 }

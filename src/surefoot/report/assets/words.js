@@ -41,12 +41,13 @@ function counted(count, one, many) {
   return `${whole(count)} ${count === 1 ? one : many || `${one}s`}`;
 }
 
+const BYTE_UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+
 function bytes(value) {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let size = Math.abs(value);
   let unit = 0;
-  while (size >= 1024 && unit < units.length - 1) [size, unit] = [size / 1024, unit + 1];
-  return `${Number(size.toPrecision(3))} ${units[unit]}`;
+  while (size >= 1024 && unit < BYTE_UNITS.length - 1) [size, unit] = [size / 1024, unit + 1];
+  return `${Number(size.toPrecision(3))} ${BYTE_UNITS[unit]}`;
 }
 
 function percent(share) {
@@ -71,7 +72,19 @@ function duration(seconds) {
   return `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
-// The ends of a layer's name say most: its block, and what it is.
+// Layers that differ in the number of their block must look different: outer modules shrink to their first letter before
+// anything is left out.
+function shortLayer(name, most) {
+  const pieces = name.split(".");
+  let short = name;
+  for (let place = 0; place < pieces.length - 2 && short.length > most; place += 1) {
+    if (!/^\d+$/.test(pieces[place])) pieces[place] = pieces[place].slice(0, 1);
+    short = pieces.join(".");
+  }
+  return shortened(short, most);
+}
+
+// The ends of a name say most.
 function shortened(name, most) {
   if (name.length <= most) return name;
   const tail = Math.ceil((most - 1) * 0.6);

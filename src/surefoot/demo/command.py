@@ -1,0 +1,94 @@
+"""`surefoot demo`, from beginning to end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from surefoot.demo.cost import measure_cost
+from surefoot.demo.live import follow
+from surefoot.demo.runs import SCRIPT, Run, collect, prepare, under_way
+from surefoot.demo.story import diagnosis, fault_table, faults_of, outcome_table, verdict
+from surefoot.report.page import write_report
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from surefoot.demo.cost import Cost
+    from surefoot.demo.story import Fault
+
+COMPARED_STEPS = 40
+"""Steps of each loop that the cost of a step is the median of."""
+_PLAIN_WIDTH = 100
+
+
+def run_demo(steps: int, seed: int, out: Path) -> None:
+    """Train three ways, tell what came of it, write the reports. The last line is the path of the guarded run's."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_PLAIN_WIDTH)
+    runs = prepare(out)
+    faults = _train(console, runs, steps, seed)
+    with console.status("measuring what a guarded step costs"):
+        cost = measure_cost(min(COMPARED_STEPS, steps // 8))
+    _tell(console, runs, faults, cost)
+    _tell_the_cause(console, runs[1])
+    _head(console, "Yours next")
+    _say(console, "surefoot run train.py       your script as it is", indent=2)
+    _say(console, "sf.TrainingStabilizer(...)  in your loop: two calls, see the README", indent=2)
+    _head(console, "To open in a browser: the report of the bare run, and that of the guarded one")
+    for run in runs[1:]:
+        print(write_report(run.folder))
+
+
+def _train(console: Console, runs: list[Run], steps: int, seed: int) -> list[Fault]:
+    _say(
+        console,
+        f"A small transformer learns to write Python from the source of the standard library: {steps} steps, three "
+        "times, side by side, with the same seed and the same data. In the bare and the guarded run this goes wrong:",
+    )
+    with under_way(runs, steps, seed, console.width) as processes:
+        with console.status("starting"):
+            faults = faults_of(steps)
+        for number, fault in enumerate(faults, 1):
+            console.print(f"  [yellow]{number}[/yellow] {fault.name}, step {fault.steps.start}", highlight=False)
+        console.print()
+        follow(console, runs, processes, steps, [fault.steps.start for fault in faults])
+    collect(runs, processes)
+    return faults
+
+
+def _tell(console: Console, runs: list[Run], faults: list[Fault], cost: Cost) -> None:
+    console.print()
+    console.print(outcome_table(runs, faults, cost))
+    _say(console, verdict(runs))
+    _say(
+        console,
+        "Bare: AdamW, clip_grad_norm_ at 1. Guarded: the same loop and clipping, in a TrainingStabilizer with "
+        f"TrainingRecovery. A step: median of {cost.steps}, both loops in turns, without faults, one thread.",
+        style="dim",
+    )
+    _head(console, "What each fault did")
+    console.print(fault_table(runs, faults))
+    _head(console, "What the guard said")
+    for incident in runs[2].results["incidents"]:
+        _say(console, incident["text"], indent=2)
+
+
+def _tell_the_cause(console: Console, bare: Run) -> None:
+    _head(console, "What is wrong with the bare run?")
+    _say(console, "It was watched, which changes nothing in it, by this command:")
+    _say(console, f"surefoot run --out {bare.folder} {bare.folder.parent / SCRIPT} --faults", indent=2)
+    _say(console, "At its end it says:")
+    console.print(diagnosis(bare), highlight=False, markup=False, soft_wrap=True)
+
+
+def _say(console: Console, words: str, indent: int = 0, style: str = "") -> None:
+    console.print(Padding(Text(words, style), (0, 0, 0, indent)))
+
+
+def _head(console: Console, words: str) -> None:
+    console.print(f"\n[bold]{words}[/bold]", highlight=False)

@@ -1,0 +1,44 @@
+"""What a guarded step costs: the plain loop and the guarded one take turns, so that both have the same machine."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+WARMUP_STEPS = 5
+
+
+class Cost(NamedTuple):
+    """Median milliseconds of a whole step: drawing the batch, forward, backward, update."""
+
+    bare_ms: float
+    guarded_ms: float
+    steps: int
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long a guarded step takes."""
+        return self.guarded_ms / self.bare_ms
+
+
+def measure_cost(steps: int) -> Cost:
+    """Train both without faults, a step each in turn; the guarded one also writes its run log."""
+    import torch
+
+    from surefoot.demo.train import Faults, Training, read_text
+
+    torch.set_num_threads(1)  # as the script does
+    text, total = read_text(), WARMUP_STEPS + steps
+    with TemporaryDirectory() as folder:
+        both = [Training(text, total, 0, Faults()), Training(text, total, 0, Faults(), guard=True, log=folder)]
+        times: list[list[float]] = [[], []]
+        for step in range(total):
+            for which in (0, 1) if step % 2 else (1, 0):
+                start = time.perf_counter()
+                both[which].step(step)
+                times[which].append(1e3 * (time.perf_counter() - start))
+        both[1].close()
+    bare_ms, guarded_ms = (statistics.median(each[WARMUP_STEPS:]) for each in times)
+    return Cost(bare_ms, guarded_ms, steps)

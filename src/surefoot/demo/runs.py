@@ -1,0 +1,129 @@
+"""The demo's three processes: started together, read while they run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from surefoot.errors import SurefootError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SCRIPT = "train.py"
+NAMES = ("clean", "bare", "guarded")
+_STEP = re.compile(r"step \d+ loss (\S+)")
+
+
+class DemoFailed(SurefootError):
+    """One of the demo's runs did not come to its end."""
+
+
+@dataclass
+class Run:
+    """One of the three runs, and what is known of it so far."""
+
+    name: str
+    folder: Path
+    losses: list[float] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    """Lines on stderr."""
+    results: dict[str, Any] = field(default_factory=dict)
+    """What the script wrote down at its end: `losses`, `validation` and `incidents`."""
+
+    @property
+    def has_faults(self) -> bool:
+        """Whether things go wrong in it."""
+        return self.name != "clean"
+
+    def words(self, steps: int, seed: int) -> list[str]:
+        """The command line after `python` or `surefoot run`."""
+        words = [str(self.folder.parent / SCRIPT), "--steps", str(steps), "--seed", str(seed)]
+        words += ["--results", str(self.folder / "results.json")]
+        words += ["--faults"] if self.has_faults else []
+        return words + (["--guard", "--log", str(self.folder)] if self.name == "guarded" else [])
+
+    def command(self, steps: int, seed: int) -> list[str]:
+        """What is executed: the bare run goes through the product's own door."""
+        watched = ["-m", "surefoot", "run", "--out", str(self.folder)] if self.name == "bare" else []
+        return [sys.executable, *watched, *self.words(steps, seed)]
+
+
+def prepare(out: Path) -> list[Run]:
+    """Put the script into the folder, which must be new, empty, or that of an earlier demo."""
+    held = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    if out.exists() and (not out.is_dir() or (held and (SCRIPT not in held or held - {SCRIPT, *NAMES}))):
+        raise UsageError(f"{out} holds other things than a demo: expected a new or empty folder. Give one with --out.")
+    runs = [Run(name, out / name) for name in NAMES]
+    try:
+        for run in runs:
+            shutil.rmtree(run.folder, ignore_errors=True)
+            run.folder.mkdir(parents=True)
+        shutil.copyfile(Path(__file__).with_name(SCRIPT), out / SCRIPT)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write into {out}: {error.strerror or error}. Choose another folder with --out."
+        ) from None
+    return runs
+
+
+@contextmanager
+def under_way(runs: list[Run], steps: int, seed: int, width: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """The runs as processes, each followed by threads that read it. None is left behind."""
+    environment = {**os.environ, "COLUMNS": str(width), "PYTHONUNBUFFERED": "1"}
+    processes: list[subprocess.Popen[str]] = []
+    readers: list[threading.Thread] = []
+    try:
+        for run in runs:
+            process = subprocess.Popen(
+                run.command(steps, seed),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                env=environment,
+            )
+            processes.append(process)
+            for target, stream in ((_read_losses, process.stdout), (_read_words, process.stderr)):
+                readers.append(threading.Thread(target=target, args=(run, stream), daemon=True))
+                readers[-1].start()
+        yield processes
+    finally:
+        for process in processes:
+            process.terminate()  # nothing to those that have ended
+        for process in processes:
+            process.wait()
+        for reader in readers:
+            reader.join()
+
+
+def collect(runs: list[Run], processes: list[subprocess.Popen[str]]) -> None:
+    """Take in what the runs wrote down."""
+    for run, process in zip(runs, processes, strict=True):
+        if process.returncode != 0:
+            last = run.said[-1] if run.said else "it said nothing"
+            raise DemoFailed(f"the {run.name} run ended with exit code {process.returncode}: {last}")
+        run.results = json.loads((run.folder / "results.json").read_text(encoding="utf-8"))
+
+
+def _read_losses(run: Run, stream: IO[str]) -> None:
+    with stream:
+        for line in stream:
+            if found := _STEP.match(line):
+                run.losses.append(float(found[1]))
+
+
+def _read_words(run: Run, stream: IO[str]) -> None:
+    with stream:
+        run.said.extend(line.rstrip("\n") for line in stream)

@@ -1,0 +1,66 @@
+"""What is typed into the terminal of a full-screen view, and leaving it in order when asked to end."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Keys:
+    """What is typed while the view is up."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    def asked_to_quit(self, seconds: float) -> bool:
+        """Wait so long, or until `q` is typed: whether it was."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if self._descriptor is None:
+                time.sleep(left)
+            elif select.select([self._descriptor], [], [], left)[0]:
+                typed = os.read(self._descriptor, 64)
+                if b"q" in typed.lower() or not typed:  # nothing: the terminal is gone
+                    return True
+        return False
+
+
+@contextmanager
+def keys_of_terminal() -> Iterator[Keys]:
+    """Keys one by one and unseen, if they come from a terminal; as it was, afterwards."""
+    try:
+        import termios
+        import tty
+
+        descriptor = sys.stdin.fileno()
+        before = termios.tcgetattr(descriptor)
+    except Exception:  # no terminal (`termios.error` is an Exception of its own), no stdin, or Windows
+        yield Keys(None)
+        return
+    tty.setcbreak(descriptor)
+    try:
+        yield Keys(descriptor)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+@contextmanager
+def ended_by_signal() -> Iterator[None]:
+    """A request to end must leave the screen in order too."""
+
+    def end(number: int, _frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

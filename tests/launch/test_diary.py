@@ -1,0 +1,79 @@
+"""What `surefoot run` writes into the run log."""
+
+import math
+
+import surefoot as sf
+from watched import CLASSES, NET
+
+
+def train(watch, *lines, steps=60, before_step=""):
+    return watch(
+        CLASSES,
+        NET,
+        *lines,
+        f"""
+        for step in range({steps}):
+            rows = torch.randint(len(x), (32,))
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x[rows]), y[rows])
+            {before_step or "pass"}
+            loss.backward()
+            optimizer.step()
+        """,
+    )
+
+
+def test_every_step_is_in_the_log_as_the_facts_have_it(watch):
+    ran = train(watch)
+    rows = sf.load_run(ran.folder / "run").scalars.to_pylist()
+    series = ran.facts["optimizers"][0]["series"]
+    assert [row["step"] for row in rows] == list(range(60))
+    assert [row["loss"] for row in rows] == series["loss"]
+    assert [row["grad_norm"] for row in rows] == series["grad_norm"]
+    assert {row["lr"] for row in rows} == {0.01}
+
+
+def test_a_nan_is_a_row_and_an_event_and_the_findings_come_last(watch):
+    ran = train(watch, before_step="loss = loss * float('nan') if step == 30 else loss")
+    run = sf.load_run(ran.folder / "run")
+    assert math.isnan(run.scalars["loss"].to_pylist()[30])
+    assert [event.step for event in run.events if event.cause == "nonfinite-loss"] == [30]
+    found = [event.cause for event in run.events if event.event == "finding"]
+    assert found == [finding["cause"] for finding in run.findings["findings"]]
+    assert found
+    assert run.events[-1].event == "end"
+
+
+def test_looks_give_layers_histograms_and_dead_units_by_name(watch):
+    run = sf.load_run(train(watch).folder / "run")
+    layers = run.layers.to_pylist()
+    weights = [row for row in layers if row["layer"] == "0.weight"]
+    assert len(weights) > 5
+    assert all(row["grad_norm"] > 0 and row["update_ratio"] > 0 for row in weights)
+    assert any(row["dead_share"] is not None for row in layers)
+    kinds = {(row["kind"], row["layer"]) for row in run.histograms.to_pylist()}
+    assert {("weight", "0.weight"), ("gradient", "2.bias")} <= kinds
+
+
+def test_a_script_that_does_not_train_leaves_no_log(watch):
+    ran = watch("import torch", "print(torch.ones(1))")
+    assert not (ran.folder / "run" / "telemetry").exists()
+
+
+def test_two_optimizers_are_two_parts(watch):
+    ran = watch(
+        CLASSES,
+        NET,
+        """
+        other = nn.Linear(8, 3)
+        second = torch.optim.SGD(other.parameters(), lr=0.1)
+        for step in range(20):
+            for net, steps in ((model, optimizer), (other, second)):
+                steps.zero_grad()
+                F.cross_entropy(net(x), y).backward()
+                steps.step()
+        """,
+    )
+    scalars = sf.load_run(ran.folder / "run").scalars.to_pylist()
+    assert {row["part"]: row["lr"] for row in scalars} == {"": 0.01, "optimizer 1": 0.1}
+    assert len(scalars) == 40

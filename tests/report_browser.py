@@ -1,0 +1,25 @@
+"""A page of a real browser, with everything it said and asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Opened:
+    """A page, with everything it said and asked for."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
+        page.on("request", lambda request: self.asked.append(request.url))
+        page.on("dialog", lambda dialog: (self.said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+
+    def go(self, url: str) -> Any:
+        self.page.goto(url)
+        self.page.wait_for_selector("html[data-drawn]", state="attached", timeout=20_000)
+        # A plot is laid out and drawn in a microtask after it is made.
+        self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        return self.page
