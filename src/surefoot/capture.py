@@ -107,6 +107,7 @@ class Capture:
     def _begin_notes(self) -> None:
         try:
             self.notes = StepNotes(self._run.models, self._run.layout.home, self._lag)
+            self.notes.failed = self._give_up
         except Exception as error:
             self._give_up(error)
 

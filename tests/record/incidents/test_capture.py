@@ -1,8 +1,10 @@
 """A refused step is kept with the state before it; healthy steps are left alone."""
 
+import copy
 import json
 import logging
 import math
+import pickle
 
 import pytest
 import torch
@@ -193,3 +195,17 @@ def test_a_keeper_refuses_settings_that_cannot_work(tmp_path):
     model = nn.Linear(1, 1)
     with pytest.raises(sf.SettingError, match="incidents"):
         sf.TrainingStabilizer(model, torch.optim.SGD(model.parameters()), incidents=3)
+
+
+def test_a_model_can_be_copied_and_pickled_while_it_is_watched(tmp_path):
+    model = nn.Linear(4, 1)
+    stabilizer = sf.TrainingStabilizer(model, torch.optim.SGD(model.parameters(), lr=0.01), incidents=tmp_path)
+    for (batch,) in stabilizer.resume(DataLoader(TensorDataset(torch.randn(8, 4)), batch_size=4)):
+        pickled = pickle.dumps(copy.deepcopy(model))
+        assert b"surefoot.record" not in pickled  # it can be loaded where there is no surefoot
+        twin = pickle.loads(pickled)
+        stabilizer.backward(model(twin(batch) * batch).sum())
+        stabilizer.step()
+        assert not model._forward_pre_hooks
+    notes = stabilizer._capture.notes
+    assert [len(each.calls) for each in notes.window(1).microbatches] == [1]  # the twin's call is not the model's

@@ -79,11 +79,10 @@ class ScriptRuns:
         held: dict[str, Any] = {}
 
         def begins() -> None:
-            stabilizer = self._stage.stabilizer
-            assert stabilizer is not None
-            models = stabilizer._capture._run.models
-            model = models[0] if len(models) == 1 else nn.ModuleList(models)
-            held["names"] = Names(lambda: None, model, stabilizer.optimizer)
+            actor = self._stage.actor
+            assert actor is not None
+            model = actor.models[0] if len(actor.models) == 1 else nn.ModuleList(actor.models)
+            held["names"] = Names(lambda: None, model, actor.optimizer)
             held["recorder"] = Recorder(held["names"], repair)
             held["threads"] = torch.autograd.set_multithreading_enabled(False)
             held["recorder"].__enter__()

@@ -80,7 +80,7 @@ def judge(facts: dict[str, Any], first: Pass, second: Pass) -> Replayed:
         again = "The same failure again" if common["fails_again"] else "The same numbers again, all of them finite"
         what = f"{again}: every loss and all {len(second.prints['gradients'])} gradients bit for bit as recorded."
         return Replayed(kind="reproduced", summary=f"{what} The failure is deterministic.", **common)
-    same_inputs = _input_prints(record) == _input_prints(second.prints)
+    same_inputs = _same_inputs(record, second.prints)
     obstacles = _obstacles(facts, comparable, same_inputs, changed, common["notes"])
     details = {name: {**both, **second.differences.get(name, {})} for name, both in apart.items()}
     if obstacles:
@@ -110,7 +110,13 @@ def _obstacles(
     return found + [f"not as it was: {each}" for each in changed]
 
 
-def _input_prints(prints: dict[str, Any]) -> Any:
+def _same_inputs(record: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether the model was called with the same as then, as far as that was noted."""
+    pairs = zip(_input_prints(record), _input_prints(now), strict=False)
+    return all(then == here for then, here in pairs if then)
+
+
+def _input_prints(prints: dict[str, Any]) -> list[Any]:
     return [[[tensor["sha256"] for tensor in call] for call in calls] for calls in prints.get("inputs", [])]
 
 

@@ -27,6 +27,7 @@ from surefoot.record.incidents.surroundings import hardware, switches, versions
 
 if TYPE_CHECKING:
     from surefoot.diagnose.locate.result import NonFiniteOrigin
+    from surefoot.diagnose.replay.stage import Stage
 
 
 class Answer:
@@ -111,18 +112,20 @@ def _run_target(order: dict[str, Any], incident: StoredIncident, answer: Answer)
 
 
 def _run_script(order: dict[str, Any], incident: StoredIncident, answer: Answer) -> None:
+    from surefoot.diagnose.replay.hooks import install
     from surefoot.diagnose.replay.script import ScriptRuns
     from surefoot.diagnose.replay.stage import Stage
 
     target = Target(order["script"], tuple(order["arguments"]), is_module=order["module"])
     scratch = Path(tempfile.mkdtemp(prefix="surefoot-replay-", dir=Path(order["answer"]).parent))
-    stage = Stage(incident, scratch)
+    stage = Stage(incident)
+    install(stage, scratch)
     runs = ScriptRuns(target, stage)
 
     def over() -> NoReturn:
-        assert stage.stabilizer is not None
+        assert stage.actor is not None
         answer.found["notes"] += stage.notes
-        answer.ran(incident, stage.prints(), stage.gradients(), stage.stabilizer._home)
+        answer.ran(incident, stage.prints(), stage.gradients(), stage.actor.layout.home)
         if order["locate"]:
             try:
                 runs.locate(told)
@@ -141,12 +144,12 @@ def _run_script(order: dict[str, Any], incident: StoredIncident, answer: Answer)
     answer.fail(f"the script ended before its first step was complete{_why(stage)}")
 
 
-def _why(stage: Any) -> str:
-    if stage.stabilizer is None:
-        return ": it made no TrainingStabilizer whose model has the captured weights' names and shapes"
-    if stage.draws_seen == 0:
+def _why(stage: Stage) -> str:
+    if stage.actor is None:
+        return ": nothing in it trains a model with the names and shapes of the captured weights"
+    if stage.feeds and stage.draws_seen == 0:
         return ": it drew no batch for training from a DataLoader or from stabilizer.resume"
-    return f": it drew {stage.draws_seen} batches and did not come to `stabilizer.step()`"
+    return f": it drew {stage.draws_seen} batches and did not come to the end of a step"
 
 
 if __name__ == "__main__":

@@ -9,12 +9,15 @@ where the random streams stood, and which batch it was. So as a step goes by thi
 - what the model was called with, and each loss.
 
 Nothing is read off a device. Where the verdict comes some steps later, the notes of those steps are kept, and of what
-lies on the device only as much as is little.
+lies on the device only as much as is little. The model carries a hook from the moment a batch is drawn until its
+backward, so that it can be copied and saved between steps as ever.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+import weakref
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -98,15 +101,42 @@ class StepNotes:
         self._window = Window(step, self._streams.note())
         self.hold_all = not lag_steps
         """Whether what a model is called with is held whatever its size: for one step, the loop holds it anyway."""
-        self._hooks = [model.register_forward_pre_hook(self._called, with_kwargs=True) for model in self._models]
+        self.failed: Callable[[Exception], None] = lambda error: self.close()
+        """Told when noting fails, which must not end anything else."""
+        self._hook = _Hook(self)
+        self._handles: list[Any] = []
+        self._attach()
         listen(self)
+
+    def know(self, models: Sequence[nn.Module]) -> None:
+        """Models that were not known at the beginning."""
+        fresh = [model for model in models if not any(model is known for known in self._models)]
+        if not fresh:
+            return
+        self._models += fresh
+        placed = {each.device for model in self._models for each in model.parameters()}
+        self._streams = QuickStreams(tuple(sorted({each.index or 0 for each in placed if each.type == "cuda"})))
+
+    def _attach(self) -> None:
+        if not self._handles:
+            # One that is compiled as a whole would be compiled again, with the hook.
+            free = [model for model in self._models if getattr(model, "_compiled_call_impl", None) is None]
+            self._handles = [model.register_forward_pre_hook(self._hook, with_kwargs=True) for model in free]
+
+    def _detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
     # ---- while a step goes by -------------------------------------------------------------------------------------
 
     def loader_drew(self, batch: Any) -> Any:
         """A data loader has handed out a batch, for training if the model is set to it."""
         if threading.get_ident() == self._thread:
-            self.drew(batch)
+            try:
+                self.drew(batch)
+            except Exception as error:
+                self.failed(error)
         return batch
 
     def drew(self, batch: Any) -> None:
@@ -114,20 +144,22 @@ class StepNotes:
         now = self._now
         if now.drawn and now.drawn[-1].value is batch:
             return
-        if not torch.is_grad_enabled() or not any(model.training for model in self._models):
+        if not torch.is_grad_enabled() or (self._models and not any(model.training for model in self._models)):
             return
         now.drawn.append(Seen(batch, versions_of(batch)))
         if len(now.drawn) > MOST_DRAWN:
             del now.drawn[0]
         now.streams = self._note_streams()
+        self._attach()
 
     def was_given(self, batch: Any) -> None:
         """`run_microbatches` was called with a batch."""
         if not self._now.drawn:
             self._now.given = Seen(batch, versions_of(batch))
             self._now.streams = self._note_streams()
+            self._attach()
 
-    def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A model is about to run."""
         if torch.compiler.is_compiling():
             return
@@ -163,6 +195,8 @@ class StepNotes:
         """The microbatch is complete."""
         self._window.microbatches.append(self._now)
         self._now = Microbatch()
+        if self._window.drew:
+            self._detach()
 
     def moved_to(self, step: int, under_way: bool) -> None:
         """The run is elsewhere: before `step`, or in the middle of it."""
@@ -178,6 +212,8 @@ class StepNotes:
         self._past.append(self._window)
         # A batch drawn ahead of the step that it is for stays with that step.
         self._window = Window(step, None if drew else self._note_streams())
+        if not drew:
+            self._attach()
 
     # ---- when it turns out to be bad ------------------------------------------------------------------------------
 
@@ -189,8 +225,29 @@ class StepNotes:
 
     def close(self) -> None:
         """Note nothing more."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks, self._models = [], []
+        self._detach()
+        self._models = []
         self._now = Microbatch()
         self._past.clear()
+
+
+class _Hook:
+    """What a model carries for a while. A copy of the model, or one from a file, carries one that does nothing."""
+
+    def __init__(self, notes: StepNotes | None = None) -> None:
+        self._notes = None if notes is None else weakref.ref(notes)
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        notes = None if self._notes is None else self._notes()
+        if notes is not None:
+            try:
+                notes.called(module, args, kwargs)
+            except Exception as error:
+                notes.failed(error)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
+        return _Hook()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Whoever loads a pickled model may not have surefoot: a call from the standard library that does nothing.
+        return (getattr, (logging.getLogger("surefoot"), "debug"))
