@@ -45,6 +45,7 @@ _NAMES_BY_MODULE = {
     "observe.monitor": "GradientMonitor",
     "observe.parameters": "parameter_report",
     "observe.watch": "Watch",
+    "record.incidents.keeper": "IncidentKeeper",
     "presets": "for_deep_cnn for_fine_tuning for_gan for_rl for_rnn for_transformer",
     "record.limits": "LogLimits",
     "record.log": "RunLog",

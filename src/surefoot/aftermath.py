@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from surefoot.capture import Capture
     from surefoot.decide.agreement import Ranks
     from surefoot.guarded import GuardedOptimizer
     from surefoot.ledger import Ledger
@@ -42,6 +43,7 @@ class Aftermath:
         self._models, self._guarded, self.ledger, self._lag_steps = models, guarded, ledger, lag_steps
         self._ranks = ranks
         self.lifeline: Lifeline  # set by the stabilizer, whose whole state it saves
+        self.capture: Capture  # the same
         self.tell: Callable[[StepRecord], None] = lambda record: None
         """Who else wants to know of steps."""
         self.steps = 0
@@ -101,6 +103,8 @@ class Aftermath:
             self.buffers.restore(step)
         self.buffers.settle(step)
         decision = self.ledger.account(record)
+        if record.skipped:
+            self.capture.refused(record, self.steps, self._pending)
         if decision.only_if_moved and not self._ranks.any(
             self.lifeline.weights_had_moved(self.ledger.typical_gradient)
         ):
@@ -114,6 +118,7 @@ class Aftermath:
 
     def _go_back(self, record: StepRecord, decision: Decision) -> None:
         """Carry out what the recovery calls for, and say what became of it."""
+        self.capture.returning(record, decision, self.steps)
         done = self._carried_out(record, decision)
         if done is None:
             self._nowhere_to_return(record, decision)

@@ -172,6 +172,29 @@ def doctor(
     raise typer.Exit(0 if examination.ok else 1)
 
 
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True})
+def replay(
+    incident: Path = typer.Argument(help="The folder of an incident, such as runs/exp1/incidents/000000123."),
+    arguments: list[str] | None = typer.Argument(None, metavar="[ARGS]...", help="The script's own arguments."),
+    script: str | None = typer.Option(None, help="The script that trains (default: the recorded one)."),
+    target: str | None = typer.Option(
+        None, help="module:function, as `surefoot doctor` takes it, instead of a script."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
+    seconds: float = typer.Option(600.0, min=1.0, help="How long one of the two passes may take."),
+) -> None:
+    """Run the step of an incident again, twice, and compare it bit for bit; name the first bad operation.
+
+    Exit code 0: reproduced; 3: silent corruption suspected; 4: not deterministic; 5: cannot be compared.
+    """
+    from surefoot.diagnose.replay.command import replay as run_again
+    from surefoot.diagnose.replay.show import as_text
+
+    found = run_again(incident, script=script, arguments=arguments or (), target=target, seconds=seconds)
+    typer.echo(json.dumps(found.as_json(), indent=2) if as_json else as_text(found))
+    raise typer.Exit(found.exit_code)
+
+
 @app.command()
 def explain(
     code: str | None = typer.Argument(None, help="A cause, such as lr.too-high. Without one, all are listed."),

@@ -78,6 +78,8 @@ class GuardedOptimizer:
         self._folds = can_fold(optimizer)
         self.param_norm: Tensor | None = None
         """The norm of the parameters when it was last measured: part of a saved run, since rules go by it."""
+        self.refused_at_once = False
+        """Whether the host knows already that the last step was refused."""
         self.portraits: Portraits | None = None
         """Who looks closely at some steps, when there is a run log to write it to."""
 
@@ -173,14 +175,18 @@ class GuardedOptimizer:
 
     def _apply(self, views: list[Tensor], judged: Judged) -> None:
         skip, divide, factor = judged.skip, judged.divide, judged.factor
+        self.refused_at_once = not self._on_device and bool(skip)
+        if self.refused_at_once:
+            return
         if self._folds and not (self._on_device and lacks_momentum(self.optimizer)):
             if factor is not None and factor.ndim:
                 scale_gradients(views, factor)
                 factor = None
             grad_scale = divide if factor is None else (1 if divide is None else divide) / factor
-            if self._on_device or not skip:
-                folded_step(self.optimizer, grad_scale, skip if self._on_device else None)
-        elif not bool(skip):  # the one scalar sync of an optimizer that is not fused
+            folded_step(self.optimizer, grad_scale, skip if self._on_device else None)
+        elif bool(skip):  # the one scalar sync of an optimizer that is not fused
+            self.refused_at_once = not self._shapers  # which have changed the gradients by now
+        else:
             if divide is not None:
                 factor = 1 / divide if factor is None else factor / divide
             if factor is not None:

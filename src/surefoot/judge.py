@@ -167,7 +167,7 @@ class Judge:
         signals = self._signals(given, statistics)
         skip, overflow, flags = self._verdict(signals)
         seen = statistics
-        if reshape is not None:
+        if reshape is not None and (self._tensors or not skip):  # what is refused is left as it is
             seen, divide = reshape(divide), None
         factor = self._clip(seen, given.positions, skip)
         smallest: Scalar = 1.0 if factor is None else factor.min()

@@ -159,10 +159,14 @@ class Ledger:
             self._active.add(known)
             self.note(signals, kind, verdict.severity, verdict.summary, evidence=dict(verdict.evidence))
 
+    def refuses(self, record: StepRecord) -> bool:
+        """Whether the step was refused, and not merely left out for a smaller loss scale."""
+        return record.skipped and (not record.overflow or self._at_floor(record.signals))
+
     def _escalate(self, record: StepRecord) -> tuple[Decision, bool]:
         """What to do about a refused step, and whether it was one that counts."""
         stuck = record.overflow and self._at_floor(record.signals)
-        refused = record.skipped and (not record.overflow or stuck)
+        refused = self.refuses(record)
         kind = "precision.scaler-stuck" if stuck else record.reasons[0] if record.reasons else "refused"
         summary, evidence = self._explain(record, stuck) if refused else ("", {})
         if self.escalation is None:
@@ -264,7 +268,8 @@ class Ledger:
         norms = sorted(r.signals.grad_norm for r in self.history if not r.skipped and r.signals.grad_norm)
         return norms[len(norms) // 2] if norms else None  # type: ignore[return-value]
 
-    def _settings(self) -> dict[str, str]:
+    def settings(self) -> dict[str, str]:
+        """What the parts are set to, to tell whether a saved state still fits."""
         return {
             "look_back": repr(self._look_back),
             "escalation": repr(self.escalation),
@@ -274,7 +279,7 @@ class Ledger:
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what happens next; the history itself is not part of it."""
         return {
-            "settings": self._settings(),
+            "settings": self.settings(),
             "look_back": pack(self._look_back_state),
             "escalation": pack(self._escalation_state),
             "recovery": pack(self._recovery_state),
@@ -287,7 +292,7 @@ class Ledger:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where a saved ledger stopped."""
-        same = {part: state["settings"].get(part) == now for part, now in self._settings().items()}
+        same = {part: state["settings"].get(part) == now for part, now in self.settings().items()}
         if self._look_back and same["look_back"]:
             self._look_back_state = unpack(self._look_back.init(), state["look_back"])
         if self.escalation and same["escalation"]:

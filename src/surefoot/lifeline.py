@@ -135,6 +135,7 @@ class Lifeline:
         self._stepper: int | None = None  # the one that trains
         self._drawn = False
         self.stop_if_asked: Callable[[], None] = lambda: None  # set by the stabilizer, which knows how
+        self.drew: Callable[[Any], None] = lambda batch: None  # the same: who remembers what is drawn
         self.tell_resumed: Callable[[int, Path], None] = lambda step, path: None
         """Who else wants to know that the run goes on from a checkpoint."""
         self.unchecked = _unchecked(parts)
@@ -419,13 +420,15 @@ class _Drawn:
     def __next__(self) -> Any:
         self._lifeline.before_draw()
         try:
-            return next(self._batches)
+            batch = next(self._batches)
         except StopIteration:
             self._lifeline.stop_here()  # at the end of the data there may be no step to come
             raise
         except Exception:
             self._lifeline.stop_here()  # the signal may have ended what loads the data
             raise
+        self._lifeline.drew(batch)
+        return batch
 
 
 def _unchecked(parts: RunParts) -> set[str]:

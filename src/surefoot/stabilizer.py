@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.aftermath import Aftermath, settled
+from surefoot.capture import Capture, RunToCapture, keeper_for
 from surefoot.chronicle import Chronicle, open_log
 from surefoot.decide.agreement import Ranks, find_group
 from surefoot.decide.escalation import Escalation
@@ -39,6 +40,7 @@ from surefoot.observe.layout import Layout
 from surefoot.observe.parameters import BackwardOrder
 from surefoot.observe.watch import Watch
 from surefoot.portrait import Portraits
+from surefoot.record.incidents.keeper import IncidentKeeper
 from surefoot.settings import as_scaler, check_settings, split_clip
 from surefoot.state import pack
 from surefoot.types import Incident, Outcome, Scalar, Signals, StepRecord, format_table
@@ -88,6 +90,7 @@ class TrainingStabilizer:
         recovery: TrainingRecovery | None = None,
         checkpoints: CheckpointManager | None = None,
         also_save: Mapping[str, Any] | None = None,
+        incidents: IncidentKeeper | str | Path | None = None,
         log: str | PathLike[str] | RunLog | None = None,
         watch: Watch | None = None,
         decide_on: Literal["auto", "host", "device"] = "auto",
@@ -111,6 +114,8 @@ class TrainingStabilizer:
             checkpoints: where and how often to save the run, and where `resume` finds it.
             also_save: whatever else belongs to the run and has `state_dict` and `load_state_dict`, by name: an average
                 of the weights, the other stabilizer of a GAN.
+            incidents: a run folder, or a keeper with settings of its own: every step that is refused or undone is
+                kept there with all that `surefoot replay` needs to run it again.
             log: the run folder that every step and event is written to, for `surefoot report`, `watch` and `serve`;
                 or a `RunLog`, which two stabilizers may share and which can have sinks.
             watch: what to measure beyond the gradients.
@@ -127,6 +132,7 @@ class TrainingStabilizer:
             "recovery": (recovery, TrainingRecovery),
             "checkpoints": (checkpoints, CheckpointManager),
             "watch": (watch, Watch),
+            "incidents": (keeper_for(incidents), IncidentKeeper),
         }
         check_settings(models, optimizer, scheduler, precision, scaler, accumulate, lag_steps, decide_on, kinds)
         self.optimizer, self.scheduler = optimizer, scheduler
@@ -172,6 +178,19 @@ class TrainingStabilizer:
         trained = TrainedState(models, optimizer, self._judge.live_states, self._judge.put_back)
         self._lifeline = self._aftermath.lifeline = Lifeline(parts, trained, checkpoints, recovery, lag_steps, ranks)
         self._lifeline.stop_if_asked = self._aftermath.stop_if_asked
+        settings = {"precision": precision, "accumulate": accumulate, "decide_on": "device" if on_device else "host"}
+        run = RunToCapture(
+            models,
+            optimizer,
+            scheduler,
+            self._layout,
+            self._judge,
+            self._ledger,
+            ranks,
+            settings | {"shapers": shapers},
+        )
+        self._capture = self._aftermath.capture = Capture(keeper_for(incidents), run, lag_steps)
+        self._lifeline.drew = self._capture.drew
         self._own_signals: dict[str, Scalar] = {}
         self.log = open_log(log, ranks)
         """The run log, if there is one."""
@@ -201,6 +220,7 @@ class TrainingStabilizer:
             options: passed on to `torch.Tensor.backward`, such as `retain_graph=True`.
         """
         self._window.backward(loss, weight, options)
+        self._capture.ran_backward(loss, weight)
 
     def run_microbatches(
         self, loss_fn: Callable[[Any], Tensor], batch: Any, *, weight: Callable[[Any], Scalar] | None = None
@@ -216,7 +236,10 @@ class TrainingStabilizer:
             weight: counts what the loss of a piece is a mean over, such as its tokens; rows if left out. With
                 `accumulate` it is the microbatch's weight too, as in `backward(loss, weight=...)`.
         """
-        return self._window.run_pieces(loss_fn, batch, weight)
+        self._capture.was_given(batch)
+        loss = self._window.run_pieces(loss_fn, batch, weight)
+        self._capture.ran_backward(loss, None if weight is None else partial(weight, batch))
+        return loss
 
     def observe(self, **signals: Scalar) -> None:
         """Watch signals of your own with this step: `stabilizer.observe(kl=kl, entropy=entropy)`."""
@@ -244,6 +267,7 @@ class TrainingStabilizer:
                 "`step()` came without a `backward()` since the last one. With loss scaling or accumulation the loss "
                 "must go through `stabilizer.backward(loss)`, not `loss.backward()`."
             )
+        self._capture.close_microbatch()
         if not self._window.close_microbatch():
             return Outcome(self.steps, None)
         return self._finish_window()
@@ -346,6 +370,7 @@ class TrainingStabilizer:
         self._guarded.param_norm = None if norm is None else norm.to(self._home)
         self._aftermath.load_state_dict(state["aftermath"])
         self._window.load_state_dict(state["window"], self.steps)
+        self._capture.moved_to(self.steps, self._window.sums.count > 0)
 
     def _load_rules(self, state: dict[str, Any]) -> None:
         """Only what belongs to the weights: what the rules, the clipper and the loss scale have learned."""
@@ -366,11 +391,13 @@ class TrainingStabilizer:
             self._lifeline.forget_snapshots()  # they know nothing of the new ones
         self._lifeline.before_update()
         self._judge.stop_wanted = self._lifeline.interrupts.received is not None
+        self._capture.before_step()
 
     def _finish_window(self) -> Outcome:
         self._prepare()
         self._window.warn_if_clipped_outside()
         numbers = self._guarded.step(self._facts()) or self._empty_step()
+        self._capture.judged(numbers, self._guarded.refused_at_once)
         if self._zero_grad:
             self._layout.drop_gradients()
         return self._close_step(numbers)
@@ -380,7 +407,9 @@ class TrainingStabilizer:
             raise UsageError("a closure evaluates the loss several times a step: use accumulate=1 and no loss scaling.")
         self._prepare()
         evaluate = partial(self._window.evaluate, closure)
-        return self._close_step(self._guarded.step_with_closure(evaluate, self._facts))
+        numbers = self._guarded.step_with_closure(evaluate, self._facts)
+        self._capture.judged(numbers, numbers.record().skipped, evaluated=1)
+        return self._close_step(numbers)
 
     def _close_step(self, numbers: StepNumbers) -> Outcome:
         outcome = Outcome(self.steps, numbers.record)
@@ -390,6 +419,7 @@ class TrainingStabilizer:
         self._order.stop()
         self._own_signals = {}
         self._window.begin(self.steps + 1)
+        self._capture.begin(self.steps + 1)
         self._aftermath.take(numbers)
         return outcome
 

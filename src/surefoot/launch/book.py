@@ -114,6 +114,12 @@ class Book:
         record.shape, record.dtype = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
         record.first = weight_facts(tensor)
 
+    def models_now(self) -> list[nn.Module]:
+        """The models that were called so far and are still there, outermost ones only."""
+        alive = [module for held, _ in self._models if (module := held()) is not None]
+        inner = {id(part) for module in alive for part in module.modules() if part is not module}
+        return [module for module in alive if id(module) not in inner]
+
     def known_model(self, module: nn.Module) -> str | None:
         """The name of a model that is already in the book."""
         for held, name in self._models:

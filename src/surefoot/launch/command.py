@@ -110,6 +110,7 @@ class Session:
 
     def _attach(self) -> None:
         try:
+            from surefoot.launch.blackbox import BlackBox
             from surefoot.launch.diary import Diary
             from surefoot.launch.patches import install
             from surefoot.launch.watcher import Watcher
@@ -117,6 +118,7 @@ class Session:
             self.watcher = Watcher(guard=self.request.guard)
             self.watcher.save = self._save
             self.watcher.diary = Diary(self._open_log, self.watcher.book)
+            self.watcher.blackbox = BlackBox(self.watcher, self._place, (self._rank, self._world_size))
             install(self.watcher)
         except Exception as error:
             say(f"surefoot: cannot watch this torch ({type(error).__name__}: {error}); the script runs as it is")
@@ -223,6 +225,8 @@ class Session:
 
             write_json(folder / "findings.json", diagnosis.as_json())
         say(as_text(diagnosis, str(self._folder)))
+        if self.watcher.incident is not None:
+            say(f"the first bad step is kept: surefoot replay {self.watcher.incident}")
 
     def _facts(self, watcher: Watcher, ending: Ending) -> dict[str, Any]:
         from surefoot.launch.postmortem import find_bad_loss, postmortem

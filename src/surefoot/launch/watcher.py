@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import weakref
     from collections.abc import Callable
 
+    from surefoot.launch.blackbox import BlackBox
     from surefoot.launch.diary import Diary
 
 FIRST_LOOKS = 8
@@ -88,6 +89,9 @@ class Watcher:
         self.divergences: list[dict[str, Any]] = []
         self.backward_series = Series()
         self.diary: Diary | None = None
+        self.blackbox: BlackBox | None = None
+        self.incident: str | None = None
+        """Where the first bad step is kept."""
         """Writes the run log."""
         self.save: Callable[[dict[str, Any]], None] | None = None
         """Where the facts go while the run goes on."""
@@ -245,6 +249,8 @@ class Watcher:
         if eager:
             value = float(value)
         self._pending.append(value)
+        if self.blackbox is not None:
+            self.safely("incidents", self.blackbox.before_backward, root, value)
         if not self._stepped:
             self.backward_series.append({"loss": value})
         if not self.optimizers and not self.manual.is_known():
@@ -271,6 +277,8 @@ class Watcher:
 
     def after_backward(self, gradients: Any = None) -> None:
         """`backward` is done; `gradients` are those that were returned instead of accumulated."""
+        if self.blackbox is not None:
+            self.safely("incidents", self.blackbox.after_backward)
         if self.look is not None:
             self.safely("backward", self.look.after_backward)
             if self.look is not None and self.backwards - self._look_backwards >= 64:
@@ -331,6 +339,8 @@ class Watcher:
         watched_row: dict[str, Any] = {"grad_norm": norm}
         if isinstance(norm, float) and not math.isfinite(norm) and not has_closure:
             self.safely("gradients", self._nonfinite_gradient, watched, optimizer)
+            if self.blackbox is not None and not self.scaler.get("enabled"):
+                self.safely("incidents", self.blackbox.bad_step, optimizer)
             if self.guard:
                 self.stash.hide(watched.number, optimizer)
                 self.happened({"event": "skip", "step": self.steps, "optimizer": watched.number})
@@ -374,6 +384,8 @@ class Watcher:
             self.steps += 1
             self._round = set()
         self._round.add(watched.number)
+        if self.blackbox is not None:
+            self.safely("incidents", self.blackbox.after_step)
         for scheduler in self.schedulers:
             self.safely("schedules", follow, scheduler, self.watched)
         if self.look is None:

@@ -90,7 +90,12 @@ def find_nonfinite(
     """
     require(callable(step_fn), f"`step_fn` must be a function that runs one step; got {type(step_fn).__name__}.")
     names = Names(step_fn, model, optimizer)
-    run = _run(step_fn, names, ())
+    return origin_of(lambda repair: _run(step_fn, names, repair))
+
+
+def origin_of(execute: Callable[[Container[int]], Run]) -> NonFiniteOrigin | None:
+    """The first bad operation of a step that `execute` runs, with some operations repaired if asked to."""
+    run = execute(())
     candidates = run.candidates(run.level)
     if not candidates:
         if run.error is not None:
@@ -98,7 +103,7 @@ def find_nonfinite(
         return None
     origin = candidates[0]
     if len(candidates) > 1 or run.is_unsure(run.level):
-        origin = choose(run, lambda repair: _run(step_fn, names, repair))
+        origin = choose(run, execute)
     return _result(run, origin)
 
 

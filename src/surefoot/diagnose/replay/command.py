@@ -1,0 +1,84 @@
+"""`surefoot replay`: which script or target, two passes, and the verdict."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.diagnose.replay.passes import Order, run_pass
+from surefoot.diagnose.replay.verdict import Replayed, judge
+from surefoot.errors import UsageError
+from surefoot.record.incidents.reading import read_facts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def replay(
+    incident: str | Path,
+    *,
+    script: str | None = None,
+    arguments: Sequence[str] = (),
+    target: str | None = None,
+    seconds: float = 600.0,
+) -> Replayed:
+    """Run the step of an incident twice and compare. Raises `UsageError` if it cannot be run.
+
+    Args:
+        incident: The folder of the incident.
+        script: The script that trains; the recorded one if neither it nor a target is given.
+        arguments: The script's own arguments; the recorded ones if left out with the script.
+        target: `module:function` or `file.py:function`, as `surefoot doctor` takes it.
+        seconds: How long one pass may take.
+    """
+    folder = Path(incident)
+    facts = read_facts(folder)
+    if script is not None and target is not None:
+        raise UsageError("give --script or --target, not both")
+    order = Order(folder, target=target, seconds=seconds)
+    if target is None:
+        order = _script_order(folder, facts, script, tuple(arguments), seconds)
+    with tempfile.TemporaryDirectory(prefix="surefoot-replay-", ignore_cleanup_errors=True) as scratch:
+        kept = Path(scratch) / "incident"
+        shutil.copytree(folder, kept, copy_function=_link)
+        order = replace(order, incident=kept)
+        try:
+            first = run_pass(order, Path(scratch), 1, locate=False)
+            second = run_pass(order, Path(scratch), 2, locate=True)
+        finally:
+            if not folder.exists():  # many a script begins by clearing away its last run, incidents included
+                shutil.copytree(kept, folder)
+    return judge(facts, first, second)
+
+
+def _link(source: str, place: str) -> None:
+    """A second name for a file, or a copy where that cannot be."""
+    try:
+        os.link(source, place, follow_symlinks=False)
+    except OSError:
+        shutil.copyfile(source, place, follow_symlinks=False)
+
+
+def _script_order(
+    folder: Path, facts: dict[str, Any], script: str | None, arguments: tuple[str, ...], seconds: float
+) -> Order:
+    recorded = facts["script"]
+    if script is not None:
+        if not Path(script).exists():
+            raise UsageError(f"there is no script {script!r} here")
+        return Order(folder, script=script, arguments=arguments, seconds=seconds)
+    arguments = arguments or tuple(str(word) for word in recorded.get("arguments", []))
+    if recorded.get("module"):
+        return Order(folder, script=str(recorded["module"]), module=True, arguments=arguments, seconds=seconds)
+    path = recorded.get("path")
+    if not path:
+        raise UsageError("the incident names no script: give --script train.py or --target module:function")
+    if not Path(path).is_file():
+        raise UsageError(
+            f"the recorded script {path!r} is not here: go to where it was started, or give --script or --target"
+        )
+    return Order(folder, script=str(path), arguments=arguments, seconds=seconds)

@@ -1,0 +1,122 @@
+"""Write an incident: one folder that is whole or not there.
+
+    incident.json      what happened, with which numbers, settings, versions and hardware; the prints to compare with
+    summary.md         the same for a person to read, or to paste into an issue
+    state/             model, optimizer, schedule, scaler, streams, batches and gradients: a checkpoint folder, see
+                       `keep/checkpoint/storage.py` (safetensors and JSON with checksums, no pickle)
+
+What makes it too large is left out as a whole part, in the order of `FIRST_TO_GO`, and named. So is a part that holds
+what cannot be written without pickle.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from surefoot.errors import UsageError
+from surefoot.keep.checkpoint import storage
+from surefoot.keep.checkpoint.folders import new_folder
+from surefoot.keep.checkpoint.tensor_file import HashedFile
+from surefoot.keep.checkpoint.tree import Flattened
+from surefoot.keep.staging import map_leaves
+from surefoot.record.incidents.summary import summary_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from surefoot.record.incidents.keeper import IncidentKeeper
+    from surefoot.record.incidents.redact import Redactor
+
+SCHEMA = 1
+FACTS, SUMMARY, STATE = "incident.json", "summary.md", "state"
+FIRST_TO_GO = ("gradients", "optimizer", "buffers", "models", "scheduler", "scaler", "window")
+"""Parts of the state, least needed for a replay first. Forward and backward need no moments and no old gradients."""
+_ABOUT = {
+    "gradients": "the gradients of the step; their prints are there",
+    "optimizer": "the optimizer's state; forward and backward can be run again without it",
+    "buffers": "buffers that are not part of the model's state_dict",
+    "models": "the weights; without them the step cannot be run again",
+    "scheduler": "the state of the learning-rate schedule",
+    "scaler": "the state of the loss scaler",
+    "window": "the batches and random streams; without them the step cannot be run again",
+}
+
+
+def write_incident(
+    place: Path, facts: dict[str, Any], tree: dict[str, Any], keeper: IncidentKeeper, redact: Redactor
+) -> None:
+    """Write the folder of one incident. Raises `OSError` when the disk does."""
+    left_out: list[str] = list(facts.pop("left_out", []))
+    tree = map_leaves(tree, str, redact) if keeper.redact else tree
+    kept = _fitting(_writable(tree, left_out), keeper.most_bytes, left_out)
+    facts = {"schema": SCHEMA, **facts, "parts": sorted(kept), "left_out": left_out}
+    plain = as_plain(redact.inside(facts))
+    with new_folder(place) as hidden:
+        storage.write(hidden / STATE, kept, {}, step=int(facts["step"]), unchecked=tuple(kept))
+        _write_text(hidden / FACTS, json.dumps(plain, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+        _write_text(hidden / SUMMARY, summary_of(plain))
+
+
+def _write_text(path: Path, text: str) -> None:
+    with HashedFile(path) as file:
+        file.write(text.encode("utf-8", "replace"))
+
+
+def _writable(tree: dict[str, Any], left_out: list[str]) -> dict[str, Any]:
+    """The parts that can be written down without pickle."""
+    kept = {}
+    for part, content in tree.items():
+        if content is None:
+            continue
+        try:
+            Flattened({part: content})
+        except UsageError as error:
+            left_out.append(f"{_ABOUT.get(part, part)}: {error}")
+        else:
+            kept[part] = content
+    return kept
+
+
+def _fitting(tree: dict[str, Any], most_bytes: int, left_out: list[str]) -> dict[str, Any]:
+    sizes = {part: bytes_in(content) for part, content in tree.items()}
+    for part in FIRST_TO_GO:
+        if sum(sizes.values()) <= most_bytes:
+            break
+        if part in sizes and sizes[part] > 0:
+            left_out.append(f"{_ABOUT[part]} ({sizes[part]:,} bytes, more than fits in {most_bytes:,})")
+            del sizes[part]
+    return {part: tree[part] for part in sizes}
+
+
+def bytes_in(content: Any) -> int:
+    """How much room the tensors and arrays in a nesting take."""
+    total = 0
+
+    def add(found: Any) -> Any:
+        nonlocal total
+        total += found.numel() * found.element_size() if isinstance(found, Tensor) else found.nbytes
+        return None
+
+    map_leaves(map_leaves(content, Tensor, add), np.ndarray, add)
+    return total
+
+
+def as_plain(value: Any) -> Any:
+    """As JSON has it: NaN and infinities as words, what is unknown as its text."""
+    if isinstance(value, bool) or value is None or isinstance(value, (int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else repr(value)
+    if isinstance(value, Mapping):
+        return {str(key): as_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [as_plain(item) for item in value]
+    if isinstance(value, (Tensor, np.ndarray, np.generic)) and getattr(value, "size", 1) != 0:
+        return as_plain(value.tolist())
+    return str(value)

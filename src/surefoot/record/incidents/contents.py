@@ -1,0 +1,100 @@
+"""What goes into an incident: the parts of its state as plain trees, and the prints to compare a replay with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from surefoot.record.incidents.prints import print_of
+from surefoot.record.incidents.values import encode, tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor, nn
+
+    from surefoot.record.incidents.notes import Microbatch, Window
+    from surefoot.record.incidents.redact import Redactor
+
+
+def model_parts(models: Sequence[nn.Module]) -> dict[str, Any]:
+    """Weights and buffers as they are now, and which modules and parameters are not in training."""
+    return {
+        "models": [model.state_dict() for model in models],
+        "buffers": [_other_buffers(model) for model in models],
+        "modes": [
+            {
+                "eval": [name for name, module in model.named_modules() if not module.training],
+                "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
+            }
+            for model in models
+        ],
+    }
+
+
+def _other_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers that `state_dict` leaves out, which a forward reads all the same."""
+    known = model.state_dict(keep_vars=True)
+    return {name: buffer for name, buffer in model.named_buffers() if name not in known}
+
+
+def window_part(window: Window, redact: Redactor, left_out: list[str]) -> dict[str, Any]:
+    """Batches and random streams of one step, microbatch by microbatch."""
+    return {
+        "start": None if window.start is None else window.start.full(),
+        "microbatches": [_microbatch(each, redact, left_out) for each in window.microbatches],
+    }
+
+
+def _microbatch(each: Microbatch, redact: Redactor, left_out: list[str]) -> dict[str, Any]:
+    known = bool(each.drawn) or each.given is not None
+    return {
+        "streams": None if each.streams is None else each.streams.full(),
+        "drawn": [encode(seen.value, redact, left_out) for seen in each.drawn],
+        "given": None if each.given is None else encode(each.given.value, redact, left_out),
+        "calls": [] if known else [encode(seen.value, redact, left_out, "inputs") for seen in each.calls],
+        "weights": [None if w is None else float(w() if callable(w) else w) for w in each.weights],
+    }
+
+
+def prints_of(
+    window: Window | None, loss: float | None, gradients: Mapping[str, Tensor] | None, norms: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a replay is compared with. Where the gradients are gone, their norms are all there is."""
+    microbatches = [] if window is None else window.microbatches
+    return {
+        "loss": loss,
+        "losses": [[_loss_print(each) for each in one.losses] for one in microbatches],
+        "inputs": [
+            [[print_of(tensor) for tensor in tensors_in(seen.value)] for seen in one.calls] for one in microbatches
+        ],
+        "gradients": dict(norms)
+        if gradients is None
+        else {name: print_of(gradient) for name, gradient in gradients.items()},
+    }
+
+
+def _loss_print(loss: Tensor) -> dict[str, Any]:
+    return {**print_of(loss), "value": float(loss)}
+
+
+def faults_of(window: Window | None) -> list[str]:
+    """Why a replay cannot be exact, as far as the notes tell."""
+    if window is None or not window.microbatches:
+        return ["nothing was noted of the step: its batch and its random numbers are not known"]
+    found = []
+    if not window.drew:
+        found.append(
+            "no batch was seen: the data were not drawn from a DataLoader or from stabilizer.resume. What the model "
+            "was called with is there, its targets may not be"
+        )
+    if any(seen.changed for each in window.microbatches for seen in _seen(each)):
+        found.append("the batch was changed in place after it was drawn; it was captured as it was at the end")
+    if window.began_before:
+        found.append("the step began before a restart: its first microbatches are not there")
+    if window.microbatches[0].streams is None:
+        found.append("where the random streams stood is not known")
+    return found
+
+
+def _seen(each: Microbatch) -> list[Any]:
+    return each.drawn + ([] if each.given is None else [each.given])

@@ -1,0 +1,253 @@
+"""What is remembered of a step while nobody knows yet whether it is bad: references and random streams, no copies.
+
+A refused step leaves weights, moments and buffers as they were: they *are* the state before it. What is gone by then is
+where the random streams stood, and which batch it was. So as a step goes by this much is noted, for a few microseconds:
+
+- every batch as it is handed out (by a `DataLoader`, by `stabilizer.resume`, given to `run_microbatches`), by
+  reference, and how often each of its tensors had been written to by then: a loop that changes it in place is noticed;
+- the random streams right after that, or, where no batch is seen, when the model is first called;
+- what the model was called with, and each loss.
+
+Nothing is read off a device. Where the verdict comes some steps later, the notes of those steps are kept, and of what
+lies on the device only as much as is little. The model carries a hook from the moment a batch is drawn until its
+backward, so that it can be copied and saved between steps as ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from surefoot.record.incidents.draws import listen
+from surefoot.record.incidents.streams import QuickStreams, StreamNote
+from surefoot.record.incidents.values import tensors_in, versions_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+    from surefoot.types import Scalar
+
+    Weight = Scalar | Callable[[], Scalar] | None
+
+MOST_DRAWN = 8
+"""Batches remembered of one microbatch: with more, the loop draws for something else than this step."""
+MOST_CALLS = 16
+MOST_HELD_BYTES = 64 << 20
+"""What the model was called with is held over several steps up to this size, and only if no batch was seen."""
+
+
+class Seen(NamedTuple):
+    """A nesting of tensors at one moment."""
+
+    value: Any
+    versions: list[int]
+
+    @property
+    def changed(self) -> bool:
+        """Whether any of the tensors has been written to since."""
+        return versions_of(self.value) != self.versions
+
+
+@dataclass
+class Microbatch:
+    """What lies between two calls of `step`."""
+
+    streams: StreamNote | None = None
+    """After the last batch was drawn, or when the model was first called."""
+    drawn: list[Seen] = field(default_factory=list)
+    given: Seen | None = None
+    """What `run_microbatches` was given, if no batch was drawn before."""
+    calls: list[Seen] = field(default_factory=list)
+    """Positional and keyword inputs of every call of a model that gradients were on for."""
+    losses: list[Tensor] = field(default_factory=list)
+    weights: list[Weight] = field(default_factory=list)
+
+
+@dataclass
+class Window:
+    """One optimizer step."""
+
+    step: int
+    start: StreamNote | None
+    """When the step before was over; not noted where batches are drawn."""
+    microbatches: list[Microbatch] = field(default_factory=list)
+    began_before: bool = False
+    """Whether its first microbatches were run before the notes began."""
+
+    @property
+    def drew(self) -> bool:
+        """Whether any batch was seen."""
+        return any(each.drawn or each.given is not None for each in self.microbatches)
+
+
+class StepNotes:
+    """Notes of the step under way, and of those before it whose verdict is still out."""
+
+    def __init__(self, models: Sequence[nn.Module], home: torch.device, lag_steps: int = 0, step: int = 0) -> None:
+        self._models = list(models)
+        self._thread = threading.get_ident()
+        self._streams = QuickStreams((home.index or 0,) if home.type == "cuda" else ())
+        self._past: deque[Window] = deque(maxlen=lag_steps + 1)
+        self._now = Microbatch()
+        self._window = Window(step, self._streams.note())
+        self.hold_all = not lag_steps
+        """Whether what a model is called with is held whatever its size: for one step, the loop holds it anyway."""
+        self.failed: Callable[[Exception], None] = lambda error: self.close()
+        """Told when noting fails, which must not end anything else."""
+        self._hook = _Hook(self)
+        self._handles: list[Any] = []
+        self._attach()
+        listen(self)
+
+    def know(self, models: Sequence[nn.Module]) -> None:
+        """Models that were not known at the beginning."""
+        fresh = [model for model in models if not any(model is known for known in self._models)]
+        if not fresh:
+            return
+        self._models += fresh
+        placed = {each.device for model in self._models for each in model.parameters()}
+        self._streams = QuickStreams(tuple(sorted({each.index or 0 for each in placed if each.type == "cuda"})))
+
+    def _attach(self) -> None:
+        if not self._handles:
+            # One that is compiled as a whole would be compiled again, with the hook.
+            free = [model for model in self._models if getattr(model, "_compiled_call_impl", None) is None]
+            self._handles = [model.register_forward_pre_hook(self._hook, with_kwargs=True) for model in free]
+
+    def _detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    # ---- while a step goes by -------------------------------------------------------------------------------------
+
+    def loader_drew(self, batch: Any) -> Any:
+        """A data loader has handed out a batch, for training if the model is set to it."""
+        if threading.get_ident() == self._thread:
+            try:
+                self.drew(batch)
+            except Exception as error:
+                self.failed(error)
+        return batch
+
+    def drew(self, batch: Any) -> None:
+        """A batch was drawn. One that has just been noted is not noted twice."""
+        now = self._now
+        if now.drawn and now.drawn[-1].value is batch:
+            return
+        if not torch.is_grad_enabled() or (self._models and not any(model.training for model in self._models)):
+            return
+        now.drawn.append(Seen(batch, versions_of(batch)))
+        if len(now.drawn) > MOST_DRAWN:
+            del now.drawn[0]
+        now.streams = self._note_streams()
+        self._attach()
+
+    def was_given(self, batch: Any) -> None:
+        """`run_microbatches` was called with a batch."""
+        if not self._now.drawn:
+            self._now.given = Seen(batch, versions_of(batch))
+            self._now.streams = self._note_streams()
+            self._attach()
+
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """A model is about to run."""
+        if torch.compiler.is_compiling():
+            return
+        now = self._now
+        if not torch.is_grad_enabled():
+            if not module.training and not now.losses:  # an evaluation: what was drawn was drawn for it
+                now.drawn.clear()
+            return
+        if now.streams is None:
+            now.streams = self._note_streams()
+        if len(now.calls) < MOST_CALLS and self._may_hold(args, kwargs):
+            inputs = (args, kwargs)
+            now.calls.append(Seen(inputs, versions_of(inputs)))
+
+    def _may_hold(self, args: Any, kwargs: Any) -> bool:
+        if self.hold_all:
+            return True
+        if self._now.drawn or self._now.given is not None:
+            return False
+        return sum(t.numel() * t.element_size() for t in tensors_in((args, kwargs))) <= MOST_HELD_BYTES
+
+    def _note_streams(self) -> StreamNote | None:
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+            return self._now.streams
+        return self._streams.note()
+
+    def ran_backward(self, loss: Tensor, weight: Weight) -> None:
+        """Backward was run on a loss; what it weighs may be said later, by a function."""
+        self._now.losses.append(loss.detach())
+        self._now.weights.append(weight)
+
+    def close_microbatch(self) -> None:
+        """The microbatch is complete."""
+        self._window.microbatches.append(self._now)
+        self._now = Microbatch()
+        if self._window.drew:
+            self._detach()
+
+    def moved_to(self, step: int, under_way: bool) -> None:
+        """The run is elsewhere: before `step`, or in the middle of it."""
+        self._past.clear()
+        self._now = Microbatch()
+        self._window = Window(step, None if under_way else self._note_streams(), began_before=under_way)
+
+    def begin(self, step: int) -> None:
+        """The step is over; the next one is `step`."""
+        if self._now.losses or not self._window.microbatches:
+            self.close_microbatch()
+        drew = self._window.drew
+        self._past.append(self._window)
+        # A batch drawn ahead of the step that it is for stays with that step.
+        self._window = Window(step, None if drew else self._note_streams())
+        if not drew:
+            self._attach()
+
+    # ---- when it turns out to be bad ------------------------------------------------------------------------------
+
+    def window(self, step: int) -> Window | None:
+        """The notes of a step that is under way or not long past."""
+        if self._window.step == step:
+            return self._window
+        return next((window for window in self._past if window.step == step), None)
+
+    def close(self) -> None:
+        """Note nothing more."""
+        self._detach()
+        self._models = []
+        self._now = Microbatch()
+        self._past.clear()
+
+
+class _Hook:
+    """What a model carries for a while. A copy of the model, or one from a file, carries one that does nothing."""
+
+    def __init__(self, notes: StepNotes | None = None) -> None:
+        self._notes = None if notes is None else weakref.ref(notes)
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        notes = None if self._notes is None else self._notes()
+        if notes is not None:
+            try:
+                notes.called(module, args, kwargs)
+            except Exception as error:
+                notes.failed(error)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
+        return _Hook()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Whoever loads a pickled model may not have surefoot: a call from the standard library that does nothing.
+        return (getattr, (logging.getLogger("surefoot"), "debug"))

@@ -1,0 +1,89 @@
+"""Read an incident back. Nothing in it is trusted: no pickle, checksums first, whatever is wrong is one error."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefoot.errors import CheckpointError, UsageError
+from surefoot.keep.checkpoint import storage
+from surefoot.record.incidents.bundle import FACTS, SCHEMA, STATE
+
+LARGEST_FACTS = 256 << 20
+_NEEDED: dict[str, type] = {
+    "step": int,
+    "kind": str,
+    "summary": str,
+    "exact": bool,
+    "inexact": list,
+    "configuration": dict,
+    "versions": dict,
+    "hardware": dict,
+    "switches": dict,
+    "script": dict,
+    "fingerprints": dict,
+}
+
+
+@dataclass(frozen=True)
+class StoredIncident:
+    """An incident as it was written."""
+
+    folder: Path
+    facts: dict[str, Any]
+    """What is in `incident.json`."""
+    state: dict[str, Any]
+    """The parts that were kept: `models`, `optimizer`, `window`, …"""
+
+    def missing(self, *parts: str) -> list[str]:
+        """Which of the parts are not there."""
+        return [part for part in parts if part not in self.state]
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """What is in `incident.json`. Raises `UsageError` if it is no incident of this version."""
+    path = folder / FACTS
+    if not path.is_file():
+        inside = sorted(found.parent.name for found in folder.glob(f"incidents/*/{FACTS}")) if folder.is_dir() else []
+        if inside:
+            raise UsageError(f"{folder} is a run folder; give one of its incidents: {folder}/incidents/{inside[0]}")
+        raise UsageError(
+            f"{folder} is no incident: it has no {FACTS}. Expected a folder such as runs/exp1/incidents/000000123"
+        )
+    try:
+        if path.stat().st_size > LARGEST_FACTS:
+            raise ValueError("it is too large")
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
+        found = facts.get("schema") if isinstance(facts, dict) else None
+        raise UsageError(f"{path} is of schema {found!r}; this surefoot reads schema {SCHEMA}")
+    wrong = [name for name, kind in _NEEDED.items() if type(facts.get(name)) is not kind]
+    if wrong:
+        raise UsageError(f"{path} lacks {', '.join(wrong)}, or has another kind of value there")
+    return facts
+
+
+def read_incident(folder: str | Path) -> StoredIncident:
+    """Everything of an incident. Raises `UsageError` with the file and the fault."""
+    folder = Path(folder)
+    facts = read_facts(folder)
+    try:
+        _, state = storage.read(folder / STATE)
+    except CheckpointError as error:
+        raise UsageError(f"the incident {folder} is damaged: {error}") from error
+    if not isinstance(state, dict):
+        raise UsageError(f"the incident {folder} is damaged: its state is a {type(state).__name__}")
+    return StoredIncident(folder, facts, state)
+
+
+def number(value: Any) -> float:
+    """A number of `incident.json`, where NaN and infinities are words; NaN if it is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan

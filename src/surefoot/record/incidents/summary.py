@@ -1,0 +1,86 @@
+"""The page of an incident for people: short enough to paste into an issue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_STEPS_SHOWN = 10
+_NAMES_SHOWN = 8
+_SETTINGS_SHOWN = ("models", "optimizer", "lr", "scheduler", "precision", "loss_scale", "accumulate", "clip")
+
+
+def summary_of(facts: dict[str, Any]) -> str:
+    """Markdown, out of what is in `incident.json`."""
+    lines = [
+        f"# Step {facts['step']}: {facts['kind']}",
+        "",
+        f"{_sentence(facts['summary'])} What was done: {facts['action']}.",
+        "",
+        *_replay(facts),
+        "",
+        *_signals(facts["signals"]),
+        "",
+        *_gradients(facts["fingerprints"]["gradients"]),
+        *_with(facts),
+    ]
+    if facts["left_out"]:
+        lines += ["", "Left out:", "", *(f"- {what}" for what in facts["left_out"])]
+    return "\n".join(lines) + "\n"
+
+
+def _sentence(text: str) -> str:
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith(".") else f"{text}."
+
+
+def _replay(facts: dict[str, Any]) -> list[str]:
+    if facts["exact"]:
+        return ["`surefoot replay` on this folder runs the step again from the state before it."]
+    return [
+        "`surefoot replay` on this folder can only come near the step:",
+        "",
+        *(f"- {reason}" for reason in facts["inexact"]),
+    ]
+
+
+def _signals(rows: list[dict[str, Any]]) -> list[str]:
+    shown = rows[-_STEPS_SHOWN:]
+    if not shown:
+        return []
+    names = [name for name in ("step", "loss", "grad_norm", "lr", "scale", "skipped") if name in shown[0]]
+    lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
+    return lines + [f"| {' | '.join(_number(row.get(name)) for name in names)} |" for row in shown]
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def _gradients(prints: dict[str, Any]) -> list[str]:
+    bad = {name: each["nonfinite"] for name, each in prints.items() if each.get("nonfinite")}
+    if not bad:
+        return []
+    shown = [f"- `{name}`: {count:,} values that are not finite" for name, count in list(bad.items())[:_NAMES_SHOWN]]
+    more = [f"- and {len(bad) - _NAMES_SHOWN} more"] if len(bad) > _NAMES_SHOWN else []
+    return [f"Gradients of {len(bad)} of {len(prints)} parameters:", "", *shown, *more, ""]
+
+
+def _with(facts: dict[str, Any]) -> list[str]:
+    versions, hardware, settings = facts["versions"], facts["hardware"], facts["configuration"]
+    lines = [
+        f"- torch {versions['torch']}, Python {versions['python']}, surefoot {versions['surefoot']}"
+        + (f", CUDA {versions['cuda']}" if hardware["device"] == "cuda" else ""),
+        f"- {hardware['device']} ({hardware['name']}), {facts['switches']['threads']} threads",
+    ]
+    script = facts["script"]
+    started = script["path"] or (f"-m {script['module']}" if script["module"] else None)
+    if started:
+        lines.append(f"- `{' '.join([started, *script['arguments']])}`")
+    shown = {name: settings.get(name) for name in _SETTINGS_SHOWN}
+    return lines + [f"- {name}: `{_setting(value)}`" for name, value in shown.items() if value not in (None, "None")]
+
+
+def _setting(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,79 @@
+"""What a step was run with: versions, devices, threads, and the switches that change which kernels run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from surefoot.record.incidents.redact import Redactor
+
+
+def versions() -> dict[str, Any]:
+    """Of everything that computes."""
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": str(np.__version__),
+        "surefoot": str(sys.modules["surefoot"].__version__),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None,  # type: ignore[no-untyped-call]
+        "platform": f"{sys.platform} {platform.machine()}",
+    }
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """The device that trained, and the host's processor."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
+    return {"device": device.type, "name": name, "cpu_count": os.cpu_count(), "cpu": _processor()}
+
+
+def _processor() -> str:
+    with suppress(OSError), open("/proc/cpuinfo") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def switches() -> dict[str, Any]:
+    """Threads and settings of torch that decide which kernels run, and so the last bits of their results."""
+    found: dict[str, Any] = {
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "default_dtype": str(torch.get_default_dtype()),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "flush_denormal": _flushes(),
+        "mkldnn": bool(torch.backends.mkldnn.enabled),
+    }
+    if torch.cuda.is_available():
+        found |= {
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+            "cudnn_deterministic": torch.backends.cudnn.deterministic,
+            "cudnn": torch.backends.cudnn.enabled,
+        }
+    return found
+
+
+def _flushes() -> bool:
+    """Whether numbers below the normal range are made zero, which the processor is told per thread."""
+    return bool((torch.full((), 1e-310, dtype=torch.float64) * 1.0) == 0)
+
+
+def script(redact: Redactor) -> dict[str, Any]:
+    """What is running: the path of the script or the module's name, and its arguments."""
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    path = getattr(main, "__file__", None)
+    found: dict[str, Any] = {"path": None, "module": None, "arguments": [redact(word) for word in sys.argv[1:]]}
+    if spec is not None and path:  # python -m
+        found["module"] = redact(str(spec.name).removesuffix(".__main__"))
+    elif path:
+        found["path"] = redact.path(str(path))
+    return found

@@ -1,0 +1,229 @@
+"""A batch as plain data, and back: tensors with their memory layout, plain values, and the containers around them.
+
+`encode` makes of any nesting a tree of small dictionaries that `keep/checkpoint` can write without pickle. A container
+of some library's own (a `BatchEncoding`, a dataclass, a graph batch) is taken apart into its entries or attributes;
+what is neither a tensor nor a plain value is described and left out. `decode` gives the nesting back, in dictionaries,
+tuples and lists. Given a batch of the same kind as a pattern, it puts the values into a copy of that, so that code
+which expects the library's own class gets it: no class is ever looked up by a name in a file.
+
+Bit for bit is more than equal values: kernels may go another way for another memory layout. So strides, and where the
+first value lies within 64 bytes, come back as they were.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from surefoot.keep.checkpoint.tree import odd_kind
+
+ALIGNMENT = 64
+_PLAIN = (type(None), bool, int, float, complex, bytes, torch.dtype, torch.device, torch.Size)
+_DEEPEST = 20
+_IS = "is"
+
+
+def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
+    """Every tensor in a nesting of plain containers and mappings."""
+    if isinstance(value, Tensor):
+        yield value
+    elif depth < _DEEPEST:
+        if isinstance(value, Mapping):
+            for item in value.values():
+                yield from tensors_in(item, depth + 1)
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                yield from tensors_in(item, depth + 1)
+        elif _has_parts(value):
+            for item in vars(value).values():
+                yield from tensors_in(item, depth + 1)
+
+
+def versions_of(value: Any) -> list[int]:
+    """How often each tensor was written to so far."""
+    return [-1 if tensor.is_inference() else tensor._version for tensor in tensors_in(value)]
+
+
+# ---- to plain data ------------------------------------------------------------------------------------------------
+
+
+def encode(value: Any, redact: Callable[[str], str], left_out: list[str], path: str = "batch") -> dict[str, Any]:
+    """The value as plain data; what is left out is described in `left_out`."""
+    if isinstance(value, Tensor):
+        return _encode_tensor(value, left_out, path)
+    if isinstance(value, str):
+        return _encode_text(value, redact, left_out, path)
+    if type(value) in _PLAIN or isinstance(value, np.generic):
+        return {_IS: "plain", "value": value}
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return {_IS: "plain", "value": value}
+    if path.count("[") + path.count(".") < _DEEPEST:
+        found = _encode_container(value, redact, left_out, path)
+        if found is not None:
+            return found
+    left_out.append(f"{path}: a {_kind(value)}, which is neither a tensor nor a plain value")
+    return {_IS: "left out", "type": _kind(value)}
+
+
+def _encode_container(
+    value: Any, redact: Callable[[str], str], left_out: list[str], path: str
+) -> dict[str, Any] | None:
+    if isinstance(value, Mapping):
+        keys = [key for key in value if isinstance(key, (str, int, float, bool))]
+        if len(keys) < len(value):
+            left_out.append(f"{path}: {len(value) - len(keys)} entries whose keys are neither text nor numbers")
+        items = [[key, encode(value[key], redact, left_out, f"{path}[{key!r}]")] for key in keys]
+        return {_IS: "mapping", "type": _kind(value), "items": items}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        fields = [[name, encode(getattr(value, name), redact, left_out, f"{path}.{name}")] for name in value._fields]
+        return {_IS: "fields", "type": _kind(value), "items": fields}
+    if isinstance(value, (list, tuple)):
+        parts = [encode(item, redact, left_out, f"{path}[{i}]") for i, item in enumerate(value)]
+        return {_IS: "tuple" if isinstance(value, tuple) else "list", "items": parts}
+    if _has_parts(value):
+        own = [[name, encode(item, redact, left_out, f"{path}.{name}")] for name, item in vars(value).items()]
+        return {_IS: "object", "type": _kind(value), "items": own}
+    return None
+
+
+def _has_parts(value: Any) -> bool:
+    """Whether it is an object that merely holds data: no function, no class, no module, no stream."""
+    if isinstance(value, (type, torch.nn.Module, torch.Generator)) or callable(value):
+        return False
+    return bool(getattr(value, "__dict__", None))
+
+
+def _encode_tensor(value: Tensor, left_out: list[str], path: str) -> dict[str, Any]:
+    if odd := odd_kind(value):
+        left_out.append(f"{path}: a tensor of the kind {odd}")
+        return {_IS: "left out", "type": f"{odd} tensor"}
+    found: dict[str, Any] = {_IS: "tensor", "value": value.detach(), "device": str(value.device)}
+    if not value.is_contiguous():
+        found["strides"] = list(value.stride())
+    if value.device.type == "cpu" and value.numel() and (beyond := value.data_ptr() % ALIGNMENT):
+        found["beyond"] = beyond
+    if value.requires_grad:
+        found["requires_grad"] = True
+    return found
+
+
+def _encode_text(value: str, redact: Callable[[str], str], left_out: list[str], path: str) -> dict[str, Any]:
+    shown = redact(value)
+    if shown != value:
+        left_out.append(f"{path}: a piece of its text, which was redacted")
+    return {_IS: "plain", "value": shown}
+
+
+def _kind(value: Any) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+# ---- and back -----------------------------------------------------------------------------------------------------
+
+
+class LeftOut:
+    """Stands where something was that could not be written down."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __repr__(self) -> str:
+        return f"<a {self.kind}, left out of the incident>"
+
+
+class Record(dict[str, Any]):
+    """The attributes of an object whose class is not known here: `record.x` and `record["x"]` alike."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def decode(plain: dict[str, Any], pattern: Any = None, device: torch.device | None = None) -> Any:
+    """The value again. With a pattern of the same build, in containers of the pattern's own kind.
+
+    Tensors go to `device`, or where the pattern has them.
+    """
+    kind = plain[_IS]
+    if kind == "tensor":
+        return _decode_tensor(plain, pattern, device)
+    if kind == "plain":
+        return plain["value"]
+    if kind == "left out":
+        return LeftOut(str(plain["type"])) if pattern is None else pattern
+    if kind in ("list", "tuple"):
+        like = pattern if isinstance(pattern, (list, tuple)) and len(pattern) == len(plain["items"]) else None
+        parts = [decode(item, None if like is None else like[i], device) for i, item in enumerate(plain["items"])]
+        return tuple(parts) if kind == "tuple" else parts
+    return _decode_named(plain, pattern, device)
+
+
+def _decode_named(plain: dict[str, Any], pattern: Any, device: torch.device | None) -> Any:
+    kind, items = plain["is"], plain["items"]
+    if kind == "mapping":
+        fits = isinstance(pattern, Mapping) and all(key in pattern for key, _ in items)
+        values = {key: decode(item, pattern[key] if fits else None, device) for key, item in items}
+        return _filled(pattern, values) if fits and type(pattern) is not dict else values
+    fits = pattern is not None and all(hasattr(pattern, name) for name, _ in items)
+    values = {name: decode(item, getattr(pattern, name) if fits else None, device) for name, item in items}
+    if not fits:
+        return Record(values)
+    if kind == "fields":
+        return type(pattern)(**values)
+    filled = copy.copy(pattern)
+    for name, value in values.items():
+        object.__setattr__(filled, name, value)  # also where the class is frozen
+    return filled
+
+
+def _filled(pattern: Any, values: dict[Any, Any]) -> Any:
+    """A copy of a mapping of some library's own, with other values."""
+    filled = copy.copy(pattern)
+    if hasattr(filled, "data") and isinstance(filled.data, dict):  # a UserDict shares its dictionary with its copy
+        filled.data = dict(filled.data)
+    for key, value in values.items():
+        filled[key] = value
+    return filled
+
+
+@torch.no_grad()
+def _decode_tensor(plain: dict[str, Any], pattern: Any, device: torch.device | None) -> Tensor:
+    value: Tensor = plain["value"]
+    place = pattern.device if device is None and isinstance(pattern, Tensor) else device or value.device
+    strides = [int(stride) for stride in plain.get("strides", ())]
+    beyond = int(plain.get("beyond", 0))
+    if place.type != "cpu":
+        beyond = 0
+    if strides and (len(strides) != value.dim() or min(strides, default=0) < 0):
+        strides = []
+    if strides or beyond % value.element_size() == 0 < beyond < ALIGNMENT:
+        value = _laid_out(value, strides or list(value.stride()), beyond, place)
+    else:
+        value = value.to(place, copy=True)
+    return value.requires_grad_() if plain.get("requires_grad") else value
+
+
+def _laid_out(value: Tensor, strides: list[int], beyond: int, place: torch.device) -> Tensor:
+    """A copy with given strides whose first value lies `beyond` a multiple of 64 bytes."""
+    size = value.element_size()
+    span = 1 + sum((length - 1) * stride for length, stride in zip(value.shape, strides, strict=True))
+    if value.numel() == 0 or span > 8 * value.numel() + 64:  # a window on something much larger
+        return value.to(place, copy=True)
+    spare = ALIGNMENT // size + 1
+    room = torch.zeros(span + 2 * spare, dtype=value.dtype, device=place)
+    # Views of views may start anywhere; what an allocation starts at is a multiple of the size.
+    skip = next((i for i in range(2 * spare) if (room.data_ptr() + i * size) % ALIGNMENT == beyond), 0)
+    laid = room.as_strided(value.shape, strides, skip)
+    if any(stride == 0 and length > 1 for stride, length in zip(strides, value.shape, strict=True)):
+        once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
+        laid[once].copy_(value[once])
+        return laid
+    return laid.copy_(value)

@@ -1,0 +1,97 @@
+"""The script that trained, unmodified, runs the captured step again, and nothing else of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from captured import incidents_in
+from replayed import run, write_script
+from surefoot.diagnose.replay.passes import Order, run_pass
+from surefoot.record.incidents.reading import read_incident
+
+BROKEN = """
+import torch
+from torch import nn
+import surefoot as sf
+
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(4, 8), nn.Softplus(), nn.Linear(8, 1), nn.ReLU())
+stabilizer = sf.TrainingStabilizer(model, torch.optim.SGD(model.parameters(), lr=0.1), incidents="out")
+
+def loss_of(x, y):
+    rate = model(x).squeeze(1)
+    return (rate - y * torch.log(rate)).mean()
+
+batches = [(torch.randn(4, 4), torch.ones(4)) for _ in range(40)]
+for x, y in stabilizer.resume(batches):
+    stabilizer.backward(loss_of(x, y))
+    stabilizer.step()
+"""
+
+
+@pytest.mark.parametrize(("model", "precision", "accumulate"), [("cnn", "bf16", 2), ("transformer", "fp16", 1)])
+def test_the_script_does_it_again_bit_for_bit_and_stops_there(tmp_path, model, precision, accumulate):
+    script = write_script(tmp_path)
+    arguments = (model, precision, str(accumulate), "out")
+    run(tmp_path, str(script), *arguments).check_returncode()
+    (folder,) = incidents_in(tmp_path / "out")
+    facts = read_incident(folder).facts
+    assert facts["exact"], facts["inexact"]
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    for left in ("model.pt", "last.pt", "at_exit"):
+        (tmp_path / left).unlink()
+    found = run_pass(Order(folder, script=str(script), arguments=(*arguments, "7")), scratch, 1, locate=False)
+    for kind in ("losses", "inputs", "gradients"):
+        assert found.prints[kind] == facts["fingerprints"][kind], kind
+    assert found.differences == {}
+    # The script was left where its step ended: neither what follows nor `finally` nor exit hooks have run.
+    assert not [left for left in ("model.pt", "last.pt", "at_exit") if (tmp_path / left).exists()]
+    assert len(incidents_in(tmp_path / "out")) == 1
+
+
+def test_the_command_names_the_operation_and_leaves_nothing_behind(tmp_path):
+    (tmp_path / "train.py").write_text(BROKEN)
+    run(tmp_path, "train.py").check_returncode()
+    folder = incidents_in(tmp_path / "out")[0]
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    told = run(tmp_path, "-m", "surefoot", "replay", str(folder), "--json")
+    assert told.returncode == 0, told.stderr
+    found = json.loads(told.stdout)
+    assert found["kind"] == "reproduced"
+    assert found["fails_again"]
+    assert found["origin"]["op"] == "aten.log.default"
+    assert (Path(found["origin"]["file"]).name, found["origin"]["source"]) == (
+        "train.py",
+        "return (rate - y * torch.log(rate)).mean()",
+    )
+    assert sorted(path.name for path in tmp_path.rglob("*") if "__pycache__" not in str(path)) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere"], "is no incident"),
+        (["incident", "--script", "missing.py"], "no script 'missing.py'"),
+        (["incident", "--script", "train.py", "--target", "a:b"], "not both"),
+        (["incident", "--target", "nomodule:f"], "no module 'nomodule'"),
+        (["incident", "--script", "quiet.py"], "before its first step"),
+    ],
+)
+def test_wrong_use_is_one_answer_and_exit_code_2(tmp_path, broken_incident, words, said):
+    (tmp_path / "train.py").write_text(BROKEN)
+    (tmp_path / "quiet.py").write_text("print('nothing to train')")
+    (tmp_path / "incident").symlink_to(broken_incident)
+    told = run(tmp_path, "-m", "surefoot", "replay", *words)
+    assert told.returncode == 2
+    assert said in told.stderr
+    assert "Traceback" not in told.stderr
+
+
+@pytest.fixture(scope="module")
+def broken_incident(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("broken")
+    (folder / "train.py").write_text(BROKEN)
+    run(folder, "train.py").check_returncode()
+    return incidents_in(folder / "out")[0]
