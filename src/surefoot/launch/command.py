@@ -109,7 +109,14 @@ class Session:
 
             self.watcher = Watcher(guard=self.request.guard)
             self.watcher.save = self._save
+            experiment = None
+            if "SUREFOOT_EXPERIMENT" in os.environ:  # one of the runs of `surefoot bisect`
+                from surefoot.launch.changes import begin
+
+                experiment = begin(self.watcher)
             install(self.watcher)
+            if experiment is not None:
+                experiment.follow()
         except Exception as error:
             say(f"surefoot: cannot watch this torch ({type(error).__name__}: {error}); the script runs as it is")
 

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     import weakref
     from collections.abc import Callable
 
+    from surefoot.launch.changes.experiment import Experiment
+
 FIRST_LOOKS = 8
 """The first steps are all looked at; after that each look is 1.35 times as far away as the one before."""
 THOROUGH = (1, 13, 144)
@@ -86,6 +88,8 @@ class Watcher:
         self.backward_series = Series()
         self.save: Callable[[dict[str, Any]], None] | None = None
         """Where the facts go while the run goes on."""
+        self.experiment: Experiment | None = None
+        """The change that `surefoot bisect` makes to this run."""
         self.backwards = 0
         self.steps = 0
         self.compiled = False
