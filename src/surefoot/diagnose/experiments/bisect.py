@@ -102,8 +102,7 @@ class _Work:
         seconds = self.budget_s * BASELINE_SHARE
         child = self.children.start("baseline", {"change": None, "seconds": seconds})
         self.children.wait(until=min(self.deadline, time.monotonic() + 2 * seconds))
-        facts, run_facts = _facts(child)
-        _refuse_if_unusable(facts, run_facts, child)
+        facts, run_facts = _baseline_facts(child)
         self.diagnosis = diagnose(facts, run_facts)
         reading = read(facts, run_facts, self.diagnosis.verdict)
         reading = _slow_if_named(reading, self.diagnosis)
@@ -234,29 +233,36 @@ def _facts(child: Child) -> tuple[dict[str, Any], dict[str, Any]]:
     return facts, run_facts
 
 
-def _refuse_if_unusable(facts: dict[str, Any], run_facts: dict[str, Any], child: Child) -> None:
-    """A script that cannot be experimented with is wrong use, with a way out."""
-    told = facts.get("experiment")
+def _baseline_facts(child: Child) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the first run left. A script that cannot be experimented with is wrong use, with a way out."""
     log = child.folder / "output.txt"
+    try:
+        facts, run_facts = _facts(child)
+    except UsageError:
+        raise UsageError(
+            f"the script showed nothing in {child.seconds:.0f} s: see {log}, or give it a larger --budget."
+        ) from None
+    told, crash = facts.get("experiment"), facts.get("crash")
     if told is None:
         raise UsageError(
-            f"the script ended before it imported torch (exit code {run_facts.get('exit_code')}): see {log}."
+            f"the script ended (exit code {run_facts.get('exit_code')}) without importing torch: see {log}."
         )
     if told.get("refused"):
         raise UsageError(
             f"the script writes to {told['refused']}, which is outside of the working directory and was there before; "
             "experiments would change it. Have the script write inside the working directory."
         )
-    crash = facts.get("crash")
-    if not facts.get("backwards") and crash is not None and not is_numeric(str(crash.get("type"))):
-        raise UsageError(f"the script ends with {crash.get('type')} before it trains: see {log}.")
+    if not facts.get("backwards"):
+        why = f"it ended with {crash.get('type')}" if crash else f"exit code {run_facts.get('exit_code')}"
+        raise UsageError(f"the script never called backward ({why}): see {log}.")
+    return facts, run_facts
 
 
 def _slow_if_named(reading: Reading, diagnosis: Diagnosis) -> Reading:
     """A run that learns, but whose diagnosis names a cause that a change could cure, may learn much better."""
     from dataclasses import replace
 
-    named = [finding for finding in diagnosis.findings if finding.severity == "error"]
+    named = [finding for finding in diagnosis.findings if finding.severity != "info"]
     if reading.outcome == "learned" and named and named[0].cause in FIXES:
         return replace(reading, outcome="slow", words=f"{reading.words}, though {named[0].cause}")
     return reading
