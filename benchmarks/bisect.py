@@ -44,7 +44,7 @@ FAULTY = (
     "tuning/data.bad-batch/sensor_regression",
     "testing/data.bad-batch/diabetes_shards",
     "tuning/data.nonfinite-input/tumour_log_features",
-    "testing/data.nonfinite-input/digits_standardised",
+    "testing/data.nonfinite-input/power_gru",
     "tuning/data.unshuffled/digits_by_class",
     "testing/data.unshuffled/module_of_line",
     "tuning/model.exploding-gradient/load_cell",

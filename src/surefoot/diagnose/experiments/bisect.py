@@ -15,7 +15,7 @@ from surefoot.diagnose.engine import diagnose, load
 from surefoot.diagnose.experiments.causes import FIXES, speaks_for, weigh
 from surefoot.diagnose.experiments.children import Child, Children, Subject
 from surefoot.diagnose.experiments.judge import Reading, compare, is_numeric, read
-from surefoot.diagnose.experiments.plan import Change, nothing_to_change, order_for
+from surefoot.diagnose.experiments.plan import Change, in_turn, nothing_to_change, order_for
 from surefoot.diagnose.experiments.probes import tells
 from surefoot.diagnose.experiments.results import Report, Row, sentence, title_of
 from surefoot.diagnose.run import Run
@@ -121,7 +121,7 @@ class _Work:
         assert self.baseline is not None
         run = Run(self.baseline_facts, {})
         waiting: list[Change | None] = [None]
-        for held in self.changes:
+        for held in in_turn(self.changes, self._likely_fixes()):
             nothing = nothing_to_change(held, run, self.baseline)
             if nothing:
                 self.rows.append(Row(held.name, held.title, held.kind, "does not apply", nothing))
@@ -153,6 +153,11 @@ class _Work:
                     row.verdict, row.why = "cannot tell", "nor did the unchanged script fail again"
         return flaky
 
+    def _likely_fixes(self) -> dict[str, str]:
+        """The changes that would fix the first finding that any change would fix."""
+        findings = self.diagnosis.findings if self.diagnosis is not None else ()
+        return next((FIXES[f.cause] for f in findings if f.severity != "info" and f.cause in FIXES), {})
+
     def _order(self, change: Change | None) -> dict[str, Any]:
         assert self.baseline is not None
         left = self.deadline - time.monotonic()
@@ -177,6 +182,8 @@ class _Work:
             row.why = "stopped: budget"  # killed on its way; what it had written by then proves nothing
             return row
         row.notes = [*told.get("notes", [])]
+        if child.name == "other-seed" and not told.get("acted"):
+            row.notes.append("the script sets no seed of its own")
         row.reading = read(facts, run_facts, "broken")
         if change is None:
             fails = row.reading.fails or self.baseline.outcome == "slow"

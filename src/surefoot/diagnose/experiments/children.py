@@ -87,6 +87,8 @@ class Children:
         """Start one run in a shadow of the working directory."""
         folder = self.out / name
         folder.mkdir(parents=True, exist_ok=True)
+        for old in ("facts.json", "run.json", "findings.json"):  # of an earlier command that was killed
+            (folder / old).unlink(missing_ok=True)
         scratch = self._scratch / name
         shadow.make(self.subject.folder, scratch / "work", leave_out=self.out)
         (scratch / "tmp").mkdir()
@@ -108,12 +110,14 @@ class Children:
 
     def _environment(self, order: dict[str, Any], temporary: Path) -> dict[str, str]:
         source = str(Path(__file__).parents[3])
+        installed = source.endswith(("site-packages", "dist-packages"))
         threads = {name: str(self.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name not in os.environ}
         changed = {
             ORDER: json.dumps(order),
-            "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), source])),
             "TMPDIR": str(temporary),
         }
+        if not installed:
+            changed["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), source]))
         if order.get("change") == "deterministic":
             changed["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         return os.environ | threads | changed

@@ -25,7 +25,7 @@ _NOT_NUMERIC = ("ImportError", "ModuleNotFoundError", "SyntaxError", "Indentatio
                 "KeyError", "TypeError", "FileNotFoundError", "PermissionError", "OSError", "OutOfMemoryError",
                 "KeyboardInterrupt", "MemoryError")  # fmt: skip
 """What no change of the training cures."""
-_MOST_SKIPPED = 0.25
+_MOST_SKIPPED = 0.5
 """A run that left out more of its steps than this was not cured by leaving them out."""
 _FAR = 20.0
 """A loss so many times above its neighbours was thrown there by its batch."""
@@ -71,8 +71,9 @@ def read(facts: dict[str, Any], run_facts: dict[str, Any], verdict: str = "broke
     thrown = [event for event in run.events("spike") if event["step"] not in skipped]
     outcome, failed_at, words = _outcome(run, curve, bad, crash, verdict, _worst(thrown))
     share = len(skipped) / max(1, len(skipped) + len(curve.values))
-    if outcome in ("learned", "too short") and share > _MOST_SKIPPED:
-        outcome, words = "stuck", f"{share:.0%} of the steps had to be left out"
+    if skipped and outcome in ("learned", "too short"):
+        words = f"{words}, {share:.0%} of the steps left out"
+        outcome = "stuck" if share > _MOST_SKIPPED else outcome
     return Reading(
         outcome,
         max(run.steps, int(facts.get("backwards", 0)) if run.main is None else 0),
@@ -139,7 +140,7 @@ def _outcome(
     if curve.rose:
         onset = _onset(curve)
         return "diverged", onset, f"rose from step {onset}" if onset is not None else "rose"
-    if curve.learned:
+    if curve.learned or _fell_through_noise(curve):
         if thrown and verdict != "healthy":
             more = f" and {len(thrown) - 1} more" if len(thrown) > 1 else ""
             return "thrown", thrown[0], f"thrown at step {thrown[0]}{more}"
@@ -150,6 +151,14 @@ def _outcome(
     if curve.chance is not None and curve.end > 0.97 * curve.chance:
         return "stuck", onset, f"at chance ({curve.end:.3g})"
     return "stuck", onset, f"stuck at {curve.end:.3g}"
+
+
+def _fell_through_noise(curve: Curve) -> bool:
+    """Whether the end lies below the beginning by more than the middle of so many noisy losses can err."""
+    if curve.rose or (curve.chance is not None and curve.end > 0.97 * curve.chance):
+        return False
+    start = max(curve.start, median(curve.finite[: curve.window]))
+    return start - curve.end > max(0.15 * abs(start), 3 * curve.noise / math.sqrt(curve.window))
 
 
 def _onset(curve: Curve) -> int | None:

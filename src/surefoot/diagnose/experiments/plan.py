@@ -63,6 +63,11 @@ def chosen(only: str) -> list[Change]:
     return [change for change in CHANGES if change.name in names]
 
 
+def in_turn(changes: list[Change], first: dict[str, str]) -> list[Change]:
+    """The order to run them in: what would fix the cause that the diagnosis names, then the rest as planned."""
+    return sorted(changes, key=lambda change: change.name not in first)
+
+
 def nothing_to_change(change: Change, run: Run, baseline: Reading) -> str | None:
     """Why a change cannot do anything to this script, as far as the baseline shows."""
     seen: dict[str, Any] = run.facts.get("experiment", {}).get("seen", {})
@@ -81,6 +86,8 @@ def nothing_to_change(change: Change, run: Run, baseline: Reading) -> str | None
         settings = [group for held in run.optimizers for group in held["settings"]]
         if not any(isinstance(group.get("eps"), float) for group in settings):
             return "the optimizer has no eps"
+    if change.name == "synthetic-inputs" and baseline.outcome in ("stuck", "slow"):
+        return "noise cannot be learned, so it says nothing about a run that is stuck"
     if change.name == "deterministic" and seen.get("devices") == ["cpu"]:
         return "everything runs on the CPU"
     return None

@@ -22,8 +22,6 @@ def tells(name: str, baseline: Reading, changed: Reading) -> str:
             return "not even a few rows are learned: look at model, loss and update"
         return "a few rows are learned: model and loop can learn, look at data and scale"
     if name == "synthetic-inputs":
-        if baseline.outcome in ("stuck", "slow"):
-            return "noise cannot be learned: says little about a run that is stuck"
         same = changed.outcome in ("non-finite", "diverged", "crashed", "thrown")
         return "fails on noise too: not the values of the inputs" if same else "fails only on its own inputs"
     if baseline.outcome in ("stuck", "slow"):
