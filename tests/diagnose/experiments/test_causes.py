@@ -29,7 +29,7 @@ def diagnosis(*findings: tuple[str, str, float]) -> Diagnosis:
 
 def test_what_is_confirmed_outranks_what_is_inferred() -> None:
     given = diagnosis(("init.too-large", "error", 0.9), ("lr.too-high", "error", 0.6), ("repro.unseeded", "info", 0.5))
-    found = weigh(given, cures=["lr-3", "lr-10"], failures=["clip"]).findings
+    found = weigh(given, cures=["lr-3", "lr-10"], failures=["clip"], unmoved=["clip"]).findings
     assert [f.cause for f in found] == ["lr.too-high", "init.too-large", "repro.unseeded"]
     assert found[0].confidence == pytest.approx(0.9)
     assert found[0].evidence["experiments"] == {
@@ -43,10 +43,18 @@ def test_what_is_confirmed_outranks_what_is_inferred() -> None:
 
 def test_what_does_not_cure_although_it_must_speaks_against_the_cause() -> None:
     given = diagnosis(("precision.fp16-overflow", "error", 0.9), ("lr.too-high", "warning", 0.5))
-    found = weigh(given, cures=["lr-3", "lr-10"], failures=["fp32", "bf16"]).findings
+    found = weigh(given, cures=["lr-3", "lr-10"], failures=["fp32", "bf16"], unmoved=["fp32"]).findings
     assert [f.cause for f in found] == ["lr.too-high", "precision.fp16-overflow"]
     assert found[1].confidence == pytest.approx(0.45)
     assert found[1].evidence["experiments"]["refuted"]
+
+
+def test_a_failure_that_came_later_refutes_nothing() -> None:
+    (found,) = weigh(
+        diagnosis(("lr.too-high", "error", 0.9)), cures=[], failures=["lr-3", "lr-10"], unmoved=[]
+    ).findings
+    assert found.confidence == 0.9
+    assert found.evidence["experiments"]["not_cured_by"] == ["lr-3", "lr-10"]
 
 
 def test_a_cure_speaks_for_causes_that_it_would_fix_and_that_nothing_refutes() -> None:

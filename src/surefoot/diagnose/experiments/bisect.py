@@ -214,11 +214,18 @@ class _Work:
             return Report("", answer, trouble, rows, self.diagnosis)  # type: ignore[arg-type]
         if not self.baseline.fails:
             return Report("", "healthy", _healthy(self.baseline, self.diagnosis, self.cut_short), rows, self.diagnosis)
-        weighed = weigh(self.diagnosis, cures, failures)
+        unmoved = [
+            row.name
+            for row in rows
+            if row.verdict == "does not"
+            and row.reading is not None
+            and row.reading.failed_at == self.baseline.failed_at
+        ]
+        weighed = weigh(self.diagnosis, cures, failures, unmoved)
         confirmed = [f.cause for f in weighed.findings if f.evidence.get("experiments", {}).get("confirmed")]
         tried = any(row.verdict in ("cures", "does not") for row in rows)
         report = Report("", "cured" if cures else "not cured" if tried else "undecided", sentence(rows), rows, weighed)
-        report.confirms, report.speaks_for = confirmed, speaks_for(cures, failures)
+        report.confirms, report.speaks_for = confirmed, speaks_for(cures, unmoved)
         return report
 
 

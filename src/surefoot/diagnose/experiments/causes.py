@@ -45,7 +45,6 @@ FIXES: dict[str, dict[str, str]] = {
 """Cause, change, and the words of the catalogue's fix."""
 
 MUST: dict[str, tuple[str, ...]] = {
-    "data.nonfinite-input": ("skip-batch",),
     "loss.no-valid-targets": ("skip-batch",),
     "lr.too-high": ("lr-10",),
     "lr.no-warmup": ("warm-up",),
@@ -56,7 +55,8 @@ MUST: dict[str, tuple[str, ...]] = {
     "precision.low-precision-weights": ("fp32",),
     "precision.scaler-stuck": ("fp32",),
 }
-"""Changes that cure the run if the cause is the only one. If one of them does not, that speaks against the cause."""
+"""Changes that cure the run if the cause is the only one. If one of them leaves the failure exactly where it was, that
+speaks against the cause; if the failure comes later, the change may merely have been too small."""
 
 _REFUTED = 0.5
 """What is left of the confidence."""
@@ -64,20 +64,23 @@ _DOUBT_LEFT = 0.25
 """What is left of the doubt."""
 
 
-def weigh(diagnosis: Diagnosis, cures: list[str], failures: list[str]) -> Diagnosis:
-    """The findings in the light of the experiments: the confirmed come first, the refuted are less certain."""
-    judged = [_weigh_one(finding, cures, failures) for finding in diagnosis.findings]
+def weigh(diagnosis: Diagnosis, cures: list[str], failures: list[str], unmoved: list[str]) -> Diagnosis:
+    """The findings in the light of the experiments: the confirmed come first, the refuted are less certain.
+
+    `unmoved` are those failures that came at the very step at which the baseline failed.
+    """
+    judged = [_weigh_one(finding, cures, failures, unmoved) for finding in diagnosis.findings]
     order = sorted(range(len(judged)), key=lambda i: (-_standing(judged[i]), i))
     return replace(diagnosis, findings=tuple(judged[i] for i in order))
 
 
-def _weigh_one(finding: Finding, cures: list[str], failures: list[str]) -> Finding:
+def _weigh_one(finding: Finding, cures: list[str], failures: list[str], unmoved: list[str]) -> Finding:
     fixes = FIXES.get(finding.cause, {})
     cured = [name for name in cures if name in fixes]
     failed = [name for name in failures if name in fixes]
     if not cured and not failed:
         return finding
-    refuted = [name for name in failed if name in MUST.get(finding.cause, ())]
+    refuted = [name for name in unmoved if name in MUST.get(finding.cause, ())]
     confidence = finding.confidence
     if refuted:
         confidence *= _REFUTED

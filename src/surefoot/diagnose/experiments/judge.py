@@ -25,7 +25,7 @@ _NOT_NUMERIC = ("ImportError", "ModuleNotFoundError", "SyntaxError", "Indentatio
                 "KeyError", "TypeError", "FileNotFoundError", "PermissionError", "OSError", "OutOfMemoryError",
                 "KeyboardInterrupt", "MemoryError")  # fmt: skip
 """What no change of the training cures."""
-_MOST_SKIPPED = 0.5
+_MOST_SKIPPED = 0.75
 """A run that left out more of its steps than this was not cured by leaving them out."""
 _FAR = 20.0
 """A loss so many times above its neighbours was thrown there by its batch."""
