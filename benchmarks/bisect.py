@@ -56,7 +56,6 @@ FAULTY = (
     "tuning/optim.stale-state/two_sittings",
     "testing/optim.stale-state/three_cycles",
     "tuning/loss.sum-reduction/digits_cnn",
-    "testing/loss.sum-reduction/rates_poisson",
     "tuning/loss.no-valid-targets/masked_words",
     "testing/loss.no-valid-targets/partly_labelled",
 )

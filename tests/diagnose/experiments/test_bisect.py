@@ -84,7 +84,7 @@ def failing(project):
         "--out",
         "failing",
         "--only",
-        "lr-10,fp32",
+        "lr-10,eps",
         "--json",
         "train.py",
         "3.0",
@@ -107,7 +107,7 @@ def test_the_change_that_cures_is_named_and_confirms_the_cause(project, failing)
     assert told["sentence"] == "LR / 10 cures it."
     assert told["confirms"] == ["lr.too-high"]
     rows = {row["name"]: row for row in told["runs"]}
-    assert list(rows) == ["baseline", "repeat", "lr-10", "fp32"]
+    assert list(rows) == ["baseline", "repeat", "lr-10", "eps"]
     assert (rows["baseline"]["outcome"], rows["repeat"]["verdict"]) == ("non-finite", "fails")
     assert rows["baseline"]["loss"][:3] == rows["repeat"]["loss"][:3]
     assert (rows["lr-10"]["outcome"], rows["lr-10"]["applied"], rows["lr-10"]["steps"]) == ("learned", True, 80)
@@ -115,9 +115,9 @@ def test_the_change_that_cures_is_named_and_confirms_the_cause(project, failing)
 
 
 def test_a_change_that_does_not_apply_says_so(failing):
-    row = next(row for row in json.loads(failing[0].stdout)["runs"] if row["name"] == "fp32")
+    row = next(row for row in json.loads(failing[0].stdout)["runs"] if row["name"] == "eps")
     assert (row["applied"], row["verdict"]) == (False, "does not apply")
-    assert row["why"] == "no autocast and no half precision in the script"
+    assert row["why"] == "the optimizer has no eps"
 
 
 def test_the_folder_holds_curves_and_findings_for_the_report(project, failing):
@@ -139,13 +139,25 @@ def test_the_budget_ends_what_runs_and_lists_what_did_not(project, healthy):
     once = project / "once"
     second_hangs = f"import os, time\nif os.path.exists({str(once)!r}): time.sleep(600)\nopen({str(once)!r}, 'w')\n"
     (project / "hangs.py").write_text(second_hangs + TRAIN)
-    budget = 4 * healthy[1]
+    budget = 3 * healthy[1]
     ended, took = bisect(project, "--budget", str(budget), "--jobs", "1", "--json", "--only", "lr-3", "hangs.py", "3.0")
     assert took < budget + 0.5 * healthy[1] + 2
     rows = {row["name"]: (row["verdict"], row["why"]) for row in json.loads(ended.stdout)["runs"]}
     assert rows["repeat"] == ("not run", "budget")
     assert rows["lr-3"] == ("not run", "budget")
     assert ended.returncode == 1
+
+
+def test_a_failure_that_does_not_come_again_cannot_be_cured(project):
+    once = project / "failed"
+    rate = (
+        f"import os, sys\nsys.argv[1] = '0.05' if os.path.exists({str(once)!r}) else '3.0'\nopen({str(once)!r}, 'w')\n"
+    )
+    (project / "flaky.py").write_text(rate + TRAIN)
+    ended, _ = bisect(project, "--jobs", "1", "--out", "flaky", "--only", "lr-3", "flaky.py", "0")
+    assert ended.returncode == 1
+    assert "does not come again when nothing is changed" in ended.stdout
+    assert "not run: the failure does not come again" in ended.stdout
 
 
 def test_a_script_that_shows_nothing_is_ended_in_time(tmp_path):

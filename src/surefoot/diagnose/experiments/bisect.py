@@ -107,7 +107,7 @@ class _Work:
         reading = read(facts, run_facts, self.diagnosis.verdict)
         reading = _slow_if_named(reading, self.diagnosis)
         self.baseline, self.baseline_facts, self.baseline_seconds = reading, facts, child.seconds
-        self.cut_short = facts["experiment"]["ended"] == "time"
+        self.cut_short = facts["experiment"]["ended"] == "time" or run_facts.get("exit_code") is None
         row = Row("baseline", "baseline", "baseline", "fails" if reading.fails else "healthy", reading.words, reading)
         row.seconds = child.seconds
         self.rows.append(row)

@@ -90,14 +90,14 @@ class Children:
         for old in ("facts.json", "run.json", "findings.json"):  # of an earlier command that was killed
             (folder / old).unlink(missing_ok=True)
         scratch = self._scratch / name
-        shadow.make(self.subject.folder, scratch / "work", leave_out=self.out)
+        work = shadow.make(self.subject.folder, scratch / "shadow", leave_out=self.out)
         (scratch / "tmp").mkdir()
         order = order | {"parent": os.getpid(), "scratch": str(scratch), "out": str(self.out), "began": self._began}
         command = [sys.executable, "-m", "surefoot", "run", "--out", str(folder)]
         with open(folder / "output.txt", "wb") as log:
             process = subprocess.Popen(
-                [*command, *self.subject.command(scratch / "work")],
-                cwd=scratch / "work",
+                [*command, *self.subject.command(work)],
+                cwd=work,
                 env=self._environment(order, scratch / "tmp"),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -68,8 +68,9 @@ def read(facts: dict[str, Any], run_facts: dict[str, Any], verdict: str = "broke
     curve = run.curve
     bad = _first_bad(run, curve, forgiving=bool(skipped))
     crash = _crash(run, run_facts)
-    thrown = [event for event in run.events("spike") if event["step"] not in skipped]
-    outcome, failed_at, words = _outcome(run, curve, bad, crash, verdict, _worst(thrown))
+    spikes = [event for event in run.events("spike") if event["step"] not in skipped]
+    thrown = _worst(spikes, curve.start)
+    outcome, failed_at, words = _outcome(run, curve, bad, crash, verdict, thrown)
     share = len(skipped) / max(1, len(skipped) + len(curve.values))
     if skipped and outcome in ("learned", "too short"):
         words = f"{words}, {share:.0%} of the steps left out"
@@ -82,7 +83,7 @@ def read(facts: dict[str, Any], run_facts: dict[str, Any], verdict: str = "broke
         curve.end,
         curve.best,
         curve.noise,
-        _bad_steps(run, bad, _worst(thrown)),
+        _bad_steps(run, bad, thrown),
         _travelled(run, failed_at),
         words,
         list(zip(curve.steps, curve.values, strict=True)),
@@ -170,9 +171,9 @@ def _onset(curve: Curve) -> int | None:
     return None
 
 
-def _worst(spikes: list[dict[str, Any]]) -> list[int]:
-    """The steps that were thrown furthest: those after them are often mere aftershocks."""
-    far = [event for event in spikes if event["value"] > _FAR * max(abs(event.get("level") or 0.0), 1e-12)]
+def _worst(spikes: list[dict[str, Any]], start: float) -> list[int]:
+    """The steps that were thrown furthest, beyond the first loss: those after them are often mere aftershocks."""
+    far = [event for event in spikes if event["value"] > max(_FAR * abs(event.get("level") or 0.0), abs(start))]
     largest = max((event["value"] for event in far), default=0.0)
     return sorted({event["step"] for event in far if event["value"] > 0.02 * largest})
 
@@ -203,12 +204,17 @@ def compare(baseline: Reading, changed: Reading) -> tuple[Result, str]:
         share = changed.travelled / baseline.travelled if baseline.travelled else 0.0
         return "cannot tell", f"has not come as far yet ({share:.0%} of the distance)"
     if baseline.outcome in ("stuck", "diverged", "slow"):
-        part = 0.25 if baseline.outcome == "slow" else 0.1
-        gain = baseline.end - changed.end
-        enough = max(part * abs(baseline.end), 2 * min(baseline.noise, changed.noise))
-        if not (gain > enough or not math.isfinite(baseline.end)):
-            return "does not", f"ends at {changed.end:.3g}, hardly lower"
+        if math.isfinite(baseline.end) and baseline.end - changed.end <= _clearly(baseline, changed):
+            return "does not", f"ends at {changed.end:.3g}, not clearly lower"
     return "cures", changed.words
+
+
+def _clearly(baseline: Reading, changed: Reading) -> float:
+    """By how much the end must be lower: a tenth of the loss, or, where it fell, a quarter of what it fell by."""
+    part = 0.1 * abs(baseline.end)
+    if baseline.outcome == "slow":
+        part = 0.25 * min(abs(baseline.end), abs(baseline.start - baseline.end))
+    return max(part, 2 * min(baseline.noise, changed.noise))
 
 
 def _came_as_far(baseline: Reading, changed: Reading) -> bool:
