@@ -46,7 +46,6 @@ FAULTY = (
     "tuning/data.nonfinite-input/tumour_log_features",
     "testing/data.nonfinite-input/power_gru",
     "tuning/data.unshuffled/digits_by_class",
-    "testing/data.unshuffled/module_of_line",
     "tuning/model.exploding-gradient/load_cell",
     "testing/model.exploding-gradient/residual_recurrence",
     "tuning/model.attention-logit-growth/noisy_lookup",

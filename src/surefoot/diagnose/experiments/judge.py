@@ -203,9 +203,9 @@ def compare(baseline: Reading, changed: Reading) -> tuple[Result, str]:
     if not _came_as_far(baseline, changed):
         share = changed.travelled / baseline.travelled if baseline.travelled else 0.0
         return "cannot tell", f"has not come as far yet ({share:.0%} of the distance)"
-    if baseline.outcome in ("stuck", "diverged", "slow"):
-        if math.isfinite(baseline.end) and baseline.end - changed.end <= _clearly(baseline, changed):
-            return "does not", f"ends at {changed.end:.3g}, not clearly lower"
+    low = baseline.outcome in ("stuck", "diverged", "slow") and math.isfinite(baseline.end)
+    if low and baseline.end - changed.end <= _clearly(baseline, changed):
+        return "does not", f"ends at {changed.end:.3g}, not clearly lower"
     return "cures", changed.words
 
 

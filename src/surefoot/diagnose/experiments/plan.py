@@ -112,5 +112,6 @@ def order_for(change: Change | None, baseline: Reading, seconds: float) -> dict[
 
 
 def warmup_steps(baseline: Reading) -> int:
-    """A fifth of the steps, within reason."""
-    return min(500, max(20, baseline.steps // 5))
+    """A third of the steps, within reason; if it failed early, five times as many as it took to fail."""
+    length = baseline.steps // 3 if baseline.failed_at is None else 5 * baseline.failed_at
+    return min(500, max(50, length))
