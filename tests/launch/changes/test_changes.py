@@ -97,6 +97,17 @@ def test_clipping_acts_on_what_is_above_one_and_after_unscaling(watch: Nursery) 
     assert norms == pytest.approx([0.5, 40.0])  # as the script made them
 
 
+def test_a_step_that_computes_its_own_gradients_is_out_of_reach_of_clipping(watch: Nursery) -> None:
+    loop = """
+    optimizer = torch.optim.LBFGS([weight], lr=0.1)
+    def closure():
+        optimizer.zero_grad(); loss = (40 * weight).square().sum(); loss.backward(); return loss
+    for _ in range(5):
+        optimizer.step(closure)
+    """
+    assert told(watch.under({"change": "clip"}, ONE, loop))["acted"] == 0
+
+
 HALF = """
 x = torch.randn(4, 8)
 model = nn.Linear(8, 2)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from surefoot.diagnose.experiments.judge import Reading
     from surefoot.diagnose.run import Run
 
-Kind = Literal["cure", "probe"]
+Kind = Literal["cure", "probe", "baseline"]
 
 
 @dataclass(frozen=True)

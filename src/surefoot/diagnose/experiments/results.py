@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from surefoot.diagnose.experiments.plan import BY_NAME
 from surefoot.launch.folder import write_json
 
 if TYPE_CHECKING:
@@ -65,12 +64,12 @@ class Row:
 class Report:
     """Everything the command found out."""
 
-    script: str
     answer: Answer
     sentence: str
     rows: list[Row]
     diagnosis: Diagnosis
     """The baseline's, in the light of the experiments."""
+    script: str = ""
     confirms: list[str] = field(default_factory=list)
     """Causes of the baseline's diagnosis that the experiments confirm."""
     speaks_for: list[str] = field(default_factory=list)
@@ -147,8 +146,3 @@ def sentence(rows: list[Row]) -> str:
 
 def _listed(words: list[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def title_of(name: str) -> str:
-    """For people."""
-    return BY_NAME[name].title if name in BY_NAME else name

@@ -34,7 +34,7 @@ def progress(total: int, budget_s: float) -> Iterator[Callable[[str, str], None]
         def tell(name: str, words: str) -> None:
             if words:
                 running.remove(name)
-                bar.console.print(f"[dim]{name}[/dim]  {words}", highlight=False)
+                bar.console.print(f"{name}  {words}", highlight=False, markup=False)
             else:
                 running.append(name)
             shown = f"{', '.join(running)} · {budget_s:g} s at most"

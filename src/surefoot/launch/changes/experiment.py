@@ -60,6 +60,8 @@ class Experiment:
         self.outside: list[str] = []
         """New files outside of the scratch folder."""
         self.ended = ""
+        self.has_closure = False
+        """Whether the optimizer that is about to step computes its gradients inside the step."""
         self._seen: dict[str, Any] = {"devices": [], "has_state": False, "dtypes": []}
         self._began = time.monotonic()
         self._before: list[Callable[[Optimizer], None]] = []
@@ -116,6 +118,7 @@ class Experiment:
             if self.watcher.here():
                 if not self.watcher.steps:
                     self.safely(self._look, optimizer)
+                self.has_closure = callable(args[1] if len(args) > 1 else kwargs.get("closure"))
                 for call in self._before:
                     self.safely(call, optimizer)
 

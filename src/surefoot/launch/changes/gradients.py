@@ -28,7 +28,7 @@ def clip(experiment: Experiment) -> None:
 
     def before(optimizer: Optimizer) -> None:
         grads = [g for g in _gradients(optimizer) if g.layout is torch.strided]
-        if not grads:
+        if not grads or experiment.has_closure:
             return
         with Unnoticed():
             scale = getattr(optimizer, "grad_scale", None)
@@ -51,7 +51,8 @@ def skip_batches(experiment: Experiment) -> None:
         held = experiment.watcher.watched(optimizer)
         numbers = [held.row.get("grad_norm"), *experiment.watcher._pending]
         level: list[tuple[Tensor, Tensor]] = []
-        if held.series.count in named or any(_is_broken(value) for value in numbers):
+        bad = held.series.count in named or any(_is_broken(value) for value in numbers)
+        if bad and not experiment.has_closure:
             for group in optimizer.param_groups:
                 level += [(tensor, tensor.grad) for tensor in group["params"] if tensor.grad is not None]
             for tensor, _ in level:
