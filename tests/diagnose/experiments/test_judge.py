@@ -24,10 +24,6 @@ def reading(losses: list[float], verdict: str = "broken", lr: float = 0.01, **mo
     return read(facts(losses, lr, **more), {"exit_code": 0}, verdict)
 
 
-def spike(step: int, value: float, level: float = 1.0) -> dict[str, Any]:
-    return {"event": "spike", "step": step, "value": value, "level": level}
-
-
 FLAT = [2.3 + 0.01 * (i % 3) for i in range(100)]
 BROKEN = falling(20) + [NAN] * 25
 
@@ -63,16 +59,20 @@ def test_a_crash_is_a_failure_and_an_end_from_outside_is_none() -> None:
 
 
 def test_batches_that_throw_the_loss_are_told_from_their_aftershocks() -> None:
-    found = reading(falling(), events=[spike(40, 500.0), spike(41, 5.0), spike(70, 600.0), spike(71, 4.0)])
-    assert (found.outcome, found.failed_at, found.bad_steps) == ("thrown", 40, (40, 70))
+    losses = falling()
+    losses[5], losses[6], losses[70], losses[71] = 500.0, 60.0, 600.0, 9.0
+    found = reading(losses)
+    assert (found.outcome, found.failed_at, found.bad_steps) == ("thrown", 5, (5, 6, 70))
+    assert reading([*losses[:5], 3.0, *losses[6:]]).bad_steps == (6, 70)
 
 
 def test_steps_that_were_left_out_are_forgiven_unless_they_are_many() -> None:
     losses = falling()
-    losses[40] = NAN
-    events = [{"event": "nonfinite-loss", "step": 40}, spike(50, 900.0)]
+    losses[40], losses[50] = NAN, 900.0
+    events = [{"event": "nonfinite-loss", "step": 40}]
     assert reading(losses, events=events).outcome == "non-finite"
     assert reading(losses, events=events, experiment={"skipped": [40, 50]}).outcome == "learned"
+    assert reading(losses, events=events, experiment={"skipped": [40]}).outcome == "thrown"
     many = reading(losses, events=events, experiment={"skipped": list(range(10, 90))})
     assert (many.outcome, many.words[-27:]) == ("stuck", ", 80% of the steps left out")
 

@@ -68,8 +68,7 @@ def read(facts: dict[str, Any], run_facts: dict[str, Any], verdict: str = "broke
     curve = run.curve
     bad = _first_bad(run, curve, forgiving=bool(skipped))
     crash = _crash(run, run_facts)
-    spikes = [event for event in run.events("spike") if event["step"] not in skipped]
-    thrown = _worst(spikes, curve.start)
+    thrown = _worst(curve)
     outcome, failed_at, words = _outcome(run, curve, bad, crash, verdict, thrown)
     share = len(skipped) / max(1, len(skipped) + len(curve.values))
     if skipped and outcome in ("learned", "too short"):
@@ -171,11 +170,15 @@ def _onset(curve: Curve) -> int | None:
     return None
 
 
-def _worst(spikes: list[dict[str, Any]], start: float) -> list[int]:
-    """The steps that were thrown furthest, beyond the first loss: those after them are often mere aftershocks."""
-    far = [event for event in spikes if event["value"] > max(_FAR * abs(event.get("level") or 0.0), abs(start))]
-    largest = max((event["value"] for event in far), default=0.0)
-    return sorted({event["step"] for event in far if event["value"] > 0.02 * largest})
+def _worst(curve: Curve) -> list[int]:
+    """The steps whose loss was thrown furthest, beyond the first loss: those after them are often mere aftershocks."""
+    far: dict[int, float] = {}
+    for i, (step, value) in enumerate(zip(curve.steps, curve.values, strict=True)):
+        before = [v for v in curve.values[max(0, i - 20) : i] if math.isfinite(v)]
+        if len(before) >= 3 and math.isfinite(value) and value > max(_FAR * abs(median(before)), abs(curve.start)):
+            far[step] = value
+    largest = max(far.values(), default=0.0)
+    return [step for step, value in far.items() if value > 0.02 * largest]
 
 
 def _bad_steps(run: Run, bad: int | None, thrown: list[int]) -> tuple[int, ...]:
