@@ -27,6 +27,8 @@ from surefoot.zoo import HEALTHY, Specimen, find
 SOURCE = str(Path(__file__).parents[1] / "src")
 SLACK_SECONDS = 3.0
 """For starting Python and writing the result."""
+ENOUGH = 12
+"""So many faulty scripts must be cured for the exit code to be 0."""
 
 FAULTY = (
     "tuning/lr.too-high/digits_sgd",
@@ -112,7 +114,8 @@ def main() -> int:
     print(f"within the budget: {sum(s.in_budget for s in scores)} of {len(scores)}")
     if asked.json is not None:
         asked.json.write_text(json.dumps([asdict(score) | {"right": score.right} for score in scores], indent=1))
-    return 0 if all(score.right and score.in_budget for score in scores) else 1
+    enough = sum(score.right for score in faulty) >= min(ENOUGH, len(faulty))
+    return 0 if enough and all(s.right for s in healthy) and all(s.in_budget for s in scores) else 1
 
 
 def specimens() -> list[Specimen]:

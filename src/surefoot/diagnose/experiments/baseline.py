@@ -68,7 +68,7 @@ def run_baseline(children: Children, seconds: float, deadline: float) -> Baselin
     children.wait(until=min(deadline, time.monotonic() + 2 * seconds))
     facts, run_facts = _usable_facts(child)
     diagnosis = diagnose(facts, run_facts)
-    reading = _slow_if_named(read(facts, run_facts, diagnosis.verdict), diagnosis)
+    reading = _with_findings(read(facts, run_facts, diagnosis.verdict), diagnosis)
     cut_short = facts["experiment"]["ended"] == "time" or run_facts.get("exit_code") is None
     return Baseline(reading, diagnosis, facts, child.seconds, cut_short)
 
@@ -96,9 +96,12 @@ def _usable_facts(child: Child) -> tuple[dict[str, Any], dict[str, Any]]:
     return facts, run_facts
 
 
-def _slow_if_named(reading: Reading, diagnosis: Diagnosis) -> Reading:
+def _with_findings(reading: Reading, diagnosis: Diagnosis) -> Reading:
     """A run that learns, but whose diagnosis names a cause that a change could cure, may learn much better."""
-    named = [finding for finding in diagnosis.findings if finding.severity != "info"]
-    if reading.outcome == "learned" and named and named[0].cause in FIXES:
-        return replace(reading, outcome="slow", words=f"{reading.words}, though {named[0].cause}")
+    named = next((finding for finding in diagnosis.findings if finding.severity != "info"), None)
+    if named is None:
+        return reading
+    reading = replace(reading, suspected_at=named.step)
+    if reading.outcome == "learned" and named.cause in FIXES:
+        return replace(reading, outcome="slow", words=f"{reading.words}, though {named.cause}")
     return reading

@@ -87,7 +87,8 @@ def _conclude(baseline: Baseline, rows: list[Row]) -> Report:
         return Report("flaky", words, rows, baseline.diagnosis)
     cures = [row.name for row in rows if row.verdict == "cures"]
     failed = {row.name: row.reading.failed_at for row in rows if row.verdict == "does not" and row.reading}
-    unmoved = [name for name, step in failed.items() if step == baseline.reading.failed_at]
+    exact = baseline.reading.outcome != "slow"  # how fast is a matter of degree, and refutes nothing
+    unmoved = [name for name, step in failed.items() if exact and step == baseline.reading.failed_at]
     found = weigh(baseline.diagnosis, cures, list(failed), unmoved)
     report = Report("cured" if cures else "not cured" if failed else "undecided", sentence(rows), rows, found)
     report.confirms = [f.cause for f in found.findings if f.evidence.get("experiments", {}).get("confirmed")]

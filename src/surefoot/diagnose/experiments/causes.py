@@ -49,7 +49,6 @@ MUST: dict[str, tuple[str, ...]] = {
     "lr.too-high": ("lr-10",),
     "lr.no-warmup": ("warm-up",),
     "optim.epsilon": ("eps",),
-    "optim.stale-state": ("reset-moments",),
     "precision.fp16-overflow": ("fp32",),
     "precision.fp16-underflow": ("fp32",),
     "precision.low-precision-weights": ("fp32",),

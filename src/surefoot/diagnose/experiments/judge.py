@@ -46,6 +46,8 @@ class Reading:
     """The loss it ended at."""
     best: float = math.nan
     noise: float = 0.0
+    suspected_at: int | None = None
+    """The step that the first finding of the diagnosis names."""
     bad_steps: tuple[int, ...] = ()
     """Steps whose batch threw the loss, or made it non-finite, and the step before those."""
     travelled: float = 0.0
@@ -76,17 +78,17 @@ def read(facts: dict[str, Any], run_facts: dict[str, Any], verdict: str = "broke
         outcome = "stuck" if share > _MOST_SKIPPED else outcome
     return Reading(
         outcome,
-        max(run.steps, int(facts.get("backwards", 0)) if run.main is None else 0),
-        failed_at,
-        curve.start,
-        curve.end,
-        curve.best,
-        curve.noise,
-        _bad_steps(run, bad, thrown),
-        _travelled(run, failed_at),
-        words,
-        list(zip(curve.steps, curve.values, strict=True)),
-        crash,
+        steps=max(run.steps, int(facts.get("backwards", 0)) if run.main is None else 0),
+        failed_at=failed_at,
+        start=curve.start,
+        end=curve.end,
+        best=curve.best,
+        noise=curve.noise,
+        bad_steps=_bad_steps(run, bad, thrown),
+        travelled=_travelled(run, failed_at),
+        words=words,
+        losses=list(zip(curve.steps, curve.values, strict=True)),
+        crash=crash,
     )
 
 

@@ -80,7 +80,8 @@ def nothing_to_change(change: Change, run: Run, baseline: Reading) -> str | None
     if change.name == "reset-moments":
         if not seen.get("has_state", True):
             return "the optimizer keeps no moments"
-        if baseline.failed_at is None and not run.events("optimizer-loaded"):
+        known = baseline.failed_at is not None or baseline.suspected_at is not None
+        if not known and not run.events("optimizer-loaded"):
             return "no step at which it began to fail"
     if change.name == "eps" and run.main is not None:
         settings = [group for held in run.optimizers for group in held["settings"]]
@@ -106,8 +107,9 @@ def order_for(change: Change | None, baseline: Reading, seconds: float) -> dict[
         order["warmup_steps"] = warmup_steps(baseline)
     if change and change.name == "skip-batch":
         order["skip_steps"] = list(baseline.bad_steps)
-    if change and change.name == "reset-moments" and failed is not None:
-        order["reset_at"] = max(1, failed - 1)
+    if change and change.name == "reset-moments":
+        at = failed if failed is not None else baseline.suspected_at
+        order["reset_at"] = max(1, at - 1) if at is not None else None
     return order
 
 
