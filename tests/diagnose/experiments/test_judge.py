@@ -43,6 +43,12 @@ def test_a_curve_is_read_as_what_it_is(losses: list[float], outcome: str, failed
     assert (found.outcome, found.failed_at) == (outcome, failed_at)
 
 
+def test_a_noisy_fall_is_a_fall_and_a_blow_up_that_came_back_is_none() -> None:
+    noisy = [1.0 - 0.008 * i + 0.4 * (i % 2) for i in range(100)]
+    assert reading(noisy).outcome == "learned"
+    assert reading([2.2] * 10 + [90.0] * 10 + [2.2 + 0.01 * (i % 2) for i in range(80)]).fails
+
+
 def test_a_run_that_the_diagnosis_calls_healthy_is_not_stuck() -> None:
     assert reading(FLAT, "healthy").outcome == "learned"
     assert reading(BROKEN, "healthy").outcome == "non-finite"

@@ -159,8 +159,7 @@ def _fell_through_noise(curve: Curve) -> bool:
     """Whether the end lies below the beginning by more than the middle of so many noisy losses can err."""
     if curve.rose or (curve.chance is not None and curve.end > 0.97 * curve.chance):
         return False
-    start = max(curve.start, median(curve.finite[: curve.window]))
-    return start - curve.end > max(0.15 * abs(start), 3 * curve.noise / math.sqrt(curve.window))
+    return curve.start - curve.end > max(0.15 * abs(curve.start), 3 * curve.noise / math.sqrt(curve.window))
 
 
 def _onset(curve: Curve) -> int | None:
