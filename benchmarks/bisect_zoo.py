@@ -1,11 +1,11 @@
 """How often `surefoot bisect` names a change that is among the fixes of the true cause.
 
-    PYTHONPATH=src python benchmarks/bisect.py [--jobs N] [--budget SECONDS] [--seed N] [--json FILE] [NAME ...]
+    PYTHONPATH=src python benchmarks/bisect_zoo.py [--jobs N] [--budget SECONDS] [--seed N] [--json FILE] [NAME ...]
 
 Faulty scripts of the zoo whose cause can be cured from outside, and healthy ones, each as a user would type it, with
 one run at a time inside (`--jobs` is how many scripts are bisected side by side). A faulty script counts if a change
 that cures it is among the fixes of its cause; a healthy one if the answer is that nothing needs curing; both if the
-time stayed within the budget.
+time stayed within the budget. (The file is not called `bisect.py`: it would hide the standard library's module.)
 """
 
 from __future__ import annotations
