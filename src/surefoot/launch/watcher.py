@@ -376,6 +376,10 @@ class Watcher:
         if self.steps % 16 == 0:
             self.safely("kept graphs", self.kept.count, self.steps)
 
+    def losses_since_step(self) -> list[Any]:
+        """What `backward` was called on since the last step: numbers, or tensors that were not read yet."""
+        return list(self._pending)
+
     def gradients_zeroed(self) -> None:
         """`zero_grad` was called on an optimizer or a model."""
         self._backwards_at_zero = self.backwards

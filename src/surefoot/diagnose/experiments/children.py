@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.diagnose.experiments import shadow
+from surefoot.launch.changes import ORDER
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-ORDER = "SUREFOOT_EXPERIMENT"
 
 
 @dataclass(frozen=True)

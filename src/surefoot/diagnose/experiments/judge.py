@@ -44,7 +44,6 @@ class Reading:
     start: float = math.nan
     end: float = math.nan
     """The loss it ended at."""
-    best: float = math.nan
     noise: float = 0.0
     suspected_at: int | None = None
     """The step that the first finding of the diagnosis names."""
@@ -82,7 +81,6 @@ def read(facts: dict[str, Any], run_facts: dict[str, Any], verdict: str = "broke
         failed_at=failed_at,
         start=curve.start,
         end=curve.end,
-        best=curve.best,
         noise=curve.noise,
         bad_steps=_bad_steps(run, bad, thrown),
         travelled=_travelled(run, failed_at),

@@ -66,8 +66,9 @@ class Experiment:
         self._began = time.monotonic()
         self._before: list[Callable[[Optimizer], None]] = []
         self._after: list[Callable[[Optimizer], None]] = []
-        self._wrapping = Wrapping(watcher)
-        self._wrapping.around(torch.autograd, "backward", self._around_backward)
+        self.wrapping = Wrapping(watcher)
+        """For changes that must stand around a call."""
+        self.wrapping.around(torch.autograd, "backward", self._around_backward)
 
     # What changes use
 
@@ -86,7 +87,7 @@ class Experiment:
             args, kwargs = self.safely(change, args, kwargs) or (args, kwargs)
             return original(*args, **kwargs)
 
-        self._wrapping.around(owner, name, call)
+        self.wrapping.around(owner, name, call)
 
     def replace(self, owner: Any, name: str, change: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
         """Let `change(result, args, kwargs)` return something else in the place of a function's result."""
@@ -96,7 +97,7 @@ class Experiment:
             changed = self.safely(change, result, args, kwargs)
             return result if changed is None else changed
 
-        self._wrapping.around(owner, name, call)
+        self.wrapping.around(owner, name, call)
 
     def safely(self, call: Callable[..., Any], *args: Any) -> Any:
         """Make a part of the change. If that fails, the change is given up and the script goes on without it."""

@@ -49,7 +49,7 @@ def skip_batches(experiment: Experiment) -> None:
 
     def before(optimizer: Optimizer) -> None:
         held = experiment.watcher.watched(optimizer)
-        numbers = [held.row.get("grad_norm"), *experiment.watcher._pending]
+        numbers = [held.row.get("grad_norm"), *experiment.watcher.losses_since_step()]
         level: list[tuple[Tensor, Tensor]] = []
         bad = held.series.count in named or any(_is_broken(value) for value in numbers)
         if bad and not experiment.has_closure:

@@ -47,7 +47,7 @@ def synthesize_inputs(experiment: Experiment) -> None:
             depth -= 1
 
     experiment.patience = 5
-    experiment._wrapping.around(nn.Module, "__call__", call)
+    experiment.wrapping.around(nn.Module, "__call__", call)
 
 
 def shuffle_labels(experiment: Experiment) -> None:

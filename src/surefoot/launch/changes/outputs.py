@@ -38,7 +38,7 @@ def protect(experiment: Experiment) -> None:
         saving(args, kwargs)
         return original(*args, **kwargs)
 
-    experiment._wrapping.around(torch.serialization, "save", call)
+    experiment.wrapping.around(torch.serialization, "save", call)
 
 
 class Guard:

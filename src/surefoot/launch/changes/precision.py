@@ -77,7 +77,7 @@ def _redirect(experiment: Experiment, owner: Any, name: str, instead: str) -> No
         experiment.acted += 1
         return target(*args, **kwargs)
 
-    experiment._wrapping.around(owner, name, call)
+    experiment.wrapping.around(owner, name, call)
 
 
 def _without_scaling(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
