@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     Weight = Scalar | Callable[[], Scalar] | None
 
+unseen = torch._C.DisableTorchFunction
+"""A context in which no function mode and no tensor class of the user's own hears of what is looked at."""
 MOST_DRAWN = 8
 """Batches remembered of one microbatch: with more, the loop draws for something else than this step."""
 MOST_CALLS = 16
@@ -66,7 +68,7 @@ class Microbatch:
     drawn: list[Seen] = field(default_factory=list)
     given: Seen | None = None
     """What `run_microbatches` was given, if no batch was drawn before."""
-    calls: list[Seen] = field(default_factory=list)
+    calls: list[tuple[Any, Any]] = field(default_factory=list)
     """Positional and keyword inputs of every call of a model that gradients were on for."""
     losses: list[Tensor] = field(default_factory=list)
     weights: list[Weight] = field(default_factory=list)
@@ -92,7 +94,15 @@ class Window:
 class StepNotes:
     """Notes of the step under way, and of those before it whose verdict is still out."""
 
-    def __init__(self, models: Sequence[nn.Module], home: torch.device, lag_steps: int = 0, step: int = 0) -> None:
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        home: torch.device,
+        lag_steps: int = 0,
+        step: int = 0,
+        between_steps: bool = True,
+    ) -> None:
+        """`between_steps` says whether a model may carry a hook where no batch tells that a step has begun."""
         self._models = list(models)
         self._thread = threading.get_ident()
         self._streams = QuickStreams((home.index or 0,) if home.type == "cuda" else ())
@@ -104,8 +114,11 @@ class StepNotes:
         self.failed: Callable[[Exception], None] = lambda error: self.close()
         """Told when noting fails, which must not end anything else."""
         self._hook = _Hook(self)
-        self._handles: list[Any] = []
-        self._attach()
+        self._key: Any = f"surefoot-{id(self)}"  # torch's own hooks are numbered
+        self._attached: list[nn.Module] = []
+        self._between_steps = between_steps
+        if between_steps:
+            self._attach()
         listen(self)
 
     def know(self, models: Sequence[nn.Module]) -> None:
@@ -118,15 +131,20 @@ class StepNotes:
         self._streams = QuickStreams(tuple(sorted({each.index or 0 for each in placed if each.type == "cuda"})))
 
     def _attach(self) -> None:
-        if not self._handles:
-            # One that is compiled as a whole would be compiled again, with the hook.
-            free = [model for model in self._models if getattr(model, "_compiled_call_impl", None) is None]
-            self._handles = [model.register_forward_pre_hook(self._hook, with_kwargs=True) for model in free]
+        """What `register_forward_pre_hook(hook, with_kwargs=True)` does, without its handle: it runs at every step."""
+        if self._attached:
+            return
+        # One that is compiled as a whole would be compiled again, with the hook.
+        self._attached = [model for model in self._models if getattr(model, "_compiled_call_impl", None) is None]
+        for model in self._attached:
+            model._forward_pre_hooks[self._key] = self._hook
+            model._forward_pre_hooks_with_kwargs[self._key] = True
 
     def _detach(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        for model in self._attached:
+            model._forward_pre_hooks.pop(self._key, None)
+            model._forward_pre_hooks_with_kwargs.pop(self._key, None)
+        self._attached = []
 
     # ---- while a step goes by -------------------------------------------------------------------------------------
 
@@ -134,7 +152,8 @@ class StepNotes:
         """A data loader has handed out a batch, for training if the model is set to it."""
         if threading.get_ident() == self._thread:
             try:
-                self.drew(batch)
+                with unseen():
+                    self.drew(batch)
             except Exception as error:
                 self.failed(error)
         return batch
@@ -171,8 +190,7 @@ class StepNotes:
         if now.streams is None:
             now.streams = self._note_streams()
         if len(now.calls) < MOST_CALLS and self._may_hold(args, kwargs):
-            inputs = (args, kwargs)
-            now.calls.append(Seen(inputs, versions_of(inputs)))
+            now.calls.append((args, kwargs))
 
     def _may_hold(self, args: Any, kwargs: Any) -> bool:
         if self.hold_all:
@@ -195,7 +213,7 @@ class StepNotes:
         """The microbatch is complete."""
         self._window.microbatches.append(self._now)
         self._now = Microbatch()
-        if self._window.drew:
+        if self._window.drew or not self._between_steps:
             self._detach()
 
     def moved_to(self, step: int, under_way: bool) -> None:
@@ -212,7 +230,7 @@ class StepNotes:
         self._past.append(self._window)
         # A batch drawn ahead of the step that it is for stays with that step.
         self._window = Window(step, None if drew else self._note_streams())
-        if not drew:
+        if not drew and self._between_steps:
             self._attach()
 
     # ---- when it turns out to be bad ------------------------------------------------------------------------------
@@ -241,7 +259,8 @@ class _Hook:
         notes = None if self._notes is None else self._notes()
         if notes is not None:
             try:
-                notes.called(module, args, kwargs)
+                with unseen():
+                    notes.called(module, args, kwargs)
             except Exception as error:
                 notes.failed(error)
 
