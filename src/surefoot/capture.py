@@ -240,7 +240,10 @@ class Capture:
 
     @property
     def _place(self) -> tuple[int, int]:
-        return self._run.ranks.place, self._run.ranks.count
+        """This process among all that were started together, whether they train together or not."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return 0, 1
 
     def _write(self, record: StepRecord, what: dict[str, Any], applied: int, held: _Held | None) -> None:
         assert self._keeper is not None

@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -209,3 +210,15 @@ def test_a_model_can_be_copied_and_pickled_while_it_is_watched(tmp_path):
         assert not model._forward_pre_hooks
     notes = stabilizer._capture.notes
     assert [len(each.calls) for each in notes.window(1).microbatches] == [1]  # the twin's call is not the model's
+
+
+def test_no_batch_outlives_the_next_one(tmp_path):
+    model = nn.Linear(4, 1)
+    stabilizer = sf.TrainingStabilizer(model, torch.optim.SGD(model.parameters(), lr=0.01), incidents=tmp_path)
+    seen = []
+    for batch in stabilizer.resume(torch.randn(4) for _ in range(6)):
+        assert [held() for held in seen] == [None] * len(seen)
+        stabilizer.backward(model(batch).sum())
+        stabilizer.step()
+        seen = [weakref.ref(batch)]
+        del batch
