@@ -9,7 +9,7 @@ from pathlib import Path
 from surefoot.build.picture import Chart, Series, to_svg
 from surefoot.demo.story import faults_of
 
-SMOOTH = 5
+SMOOTH = 3
 LABELS = ("corrupt batch", "LR typo", "overflow", "NaN gradient")
 
 

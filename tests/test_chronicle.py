@@ -117,3 +117,20 @@ def test_two_stabilizers_that_name_one_folder_share_its_log(tmp_path):
 def test_a_log_that_is_none_is_refused():
     with pytest.raises(SettingError, match="takes a folder or a RunLog; got 3"):
         train(3)
+
+
+def test_a_log_that_was_closed_ends_and_says_what_ran(tmp_path):
+    log = sf.RunLog(tmp_path)
+    train(log, steps=5)
+    run = read(log)
+    assert (run.events[-1].event, run.events[-1].step) == ("end", 4)
+    assert run.run["torch"] == torch.__version__
+    assert run.run["script"]
+
+
+def test_a_run_that_begins_anew_in_its_folder_leaves_the_events_of_the_old_one_behind(tmp_path):
+    for bad in ((3, 8), (5,)):
+        log = sf.RunLog(tmp_path)
+        train(log, steps=12, bad=bad)
+        run = read(log)
+    assert [event.step for event in run.events if event.event == "skip"] == [5]

@@ -144,10 +144,20 @@ class Nursery:
             self._known[source] = self._run(source)
         return self._known[source]
 
-    def _run(self, source: str) -> Watched:
+    def under(self, order: dict[str, Any], *parts: str) -> Watched:
+        """Run the parts as an experiment of `surefoot bisect` would be: with one change, and an end."""
+        source = "\n".join(textwrap.dedent(part).strip("\n") for part in parts) + "\n"
+        key = json.dumps(order, sort_keys=True) + source
+        if key not in self._known:
+            self._known[key] = self._run(source, order)
+        return self._known[key]
+
+    def _run(self, source: str, order: dict[str, Any] | None = None) -> Watched:
         folder = Path(self._scratch.name) / str(len(self._known))
         folder.mkdir()
         (folder / "train.py").write_text(source)
+        if order is not None:
+            (folder / "order.json").write_text(json.dumps({"scratch": str(folder), "began": 0.0, **order}))
         watched = Watched(source, folder, self._ask(folder, []))
         assert (folder / "run" / "facts.json").exists(), watched.errors[-2000:]
         return watched
@@ -224,6 +234,8 @@ def _run_here(folder: str, arguments: list[str]) -> None:
     sys.stdin = open(os.devnull)  # noqa: SIM115 (it lives as long as the child)
     voice._stream = sys.stderr
     torch.set_num_threads(1)
+    if os.path.exists("order.json"):
+        os.environ["SUREFOOT_EXPERIMENT"] = Path("order.json").read_text()
     try:
         code = _answer(arguments) if arguments else _train()
     finally:

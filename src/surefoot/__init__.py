@@ -47,6 +47,7 @@ _NAMES_BY_MODULE = {
     "observe.watch": "Watch",
     "record.incidents.keeper": "IncidentKeeper",
     "presets": "for_deep_cnn for_fine_tuning for_gan for_rl for_rnn for_transformer",
+    "record.limits": "LogLimits",
     "record.log": "RunLog",
     "record.reading": "RunTables load_run",
     "record.sinks.mlflow": "MLflowSink",

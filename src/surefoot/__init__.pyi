@@ -58,6 +58,7 @@ from surefoot.observe.parameters import parameter_report
 from surefoot.observe.watch import Watch
 from surefoot.presets import for_deep_cnn, for_fine_tuning, for_gan, for_rl, for_rnn, for_transformer
 from surefoot.record.incidents.keeper import IncidentKeeper
+from surefoot.record.limits import LogLimits
 from surefoot.record.log import RunLog
 from surefoot.record.reading import RunTables, load_run
 from surefoot.record.sinks.mlflow import MLflowSink
@@ -96,6 +97,7 @@ __all__ = [
     "Incident",
     "IncidentKeeper",
     "Layers",
+    "LogLimits",
     "LossStabilityMonitor",
     "MLflowSink",
     "NoLearning",

@@ -8,13 +8,19 @@ there are histograms too, dead units and update ratios (`portrait.py`).
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+import torch
+
+from surefoot import __version__
 from surefoot.errors import SettingError
+from surefoot.launch.folder import describe_run, write_json
 from surefoot.record.log import RunLog
 from surefoot.record.messages import LayerRows, StepRow
 
@@ -45,7 +51,10 @@ _SHARED: WeakKeyDictionary[RunLog, int] = WeakKeyDictionary()
 
 def open_log(given: Any, ranks: Ranks) -> RunLog | None:
     """The log that was asked for: one that is there, or one in a folder; each rank has its own in there."""
-    if given is None or isinstance(given, RunLog):
+    if given is None:
+        return None
+    if isinstance(given, RunLog):
+        _describe(given.folder, ranks)
         return given
     if not isinstance(given, (str, os.PathLike)):
         raise SettingError(f"`log` takes a folder or a RunLog; got {given!r}.")
@@ -54,9 +63,19 @@ def open_log(given: Any, ranks: Ranks) -> RunLog | None:
     if known is None or known.closed:
         _OPEN[folder.absolute()] = known = RunLog(folder)
         _SHARED[known] = 1
+        _describe(folder, ranks)
         return known
     _SHARED[known] += 1
     return known.part(f"optimizer {_SHARED[known]}")
+
+
+def _describe(folder: Path, ranks: Ranks) -> None:
+    """`run.json`: what is running, since when, with which versions."""
+    facts = describe_run(sys.argv[0] or "python", tuple(sys.argv[1:]), False, True, time.time())
+    facts |= {"rank": ranks.place, "world_size": ranks.count, "torch": torch.__version__, "surefoot": __version__}
+    with suppress(OSError):  # the log will say that there is no room, or no right
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "run.json", facts)
 
 
 class Chronicle:

@@ -89,6 +89,23 @@ def diagnose(
     typer.echo(as_json(diagnosis.as_json(), indent=2) if json else as_full_text(diagnosis, str(folder)))
 
 
+@app.command(context_settings={"allow_interspersed_args": False})
+def bisect(
+    script: str = typer.Argument(help="The script, or with -m a module. What follows it belongs to it."),
+    arguments: list[str] | None = typer.Argument(None, metavar="[ARGS]...", help="The script's own arguments."),
+    budget: float = typer.Option(600.0, min=1.0, help="Seconds that all runs together may take, by the clock."),
+    jobs: int = typer.Option(0, min=0, help="Runs at the same time (default: half of the cores; 1 with a GPU)."),
+    out: Path | None = typer.Option(None, help="Where everything goes (default: runs/bisect-SCRIPT-DATE-TIME)."),
+    only: str = typer.Option("", help="Only these changes, with commas between, such as lr-3,clip,fp32."),
+    module: bool = typer.Option(False, "-m", help="Run a module, as `python -m` does."),
+    json: bool = typer.Option(False, "--json", help="The result as JSON on stdout, for other programs."),
+) -> None:
+    """Run a failing script again under single changes and say which one cures it. Exit code 1 if none does."""
+    from surefoot.diagnose.experiments.command import run as answer
+
+    raise typer.Exit(answer(script, tuple(arguments or ()), module, budget, jobs, out, only, json))
+
+
 @app.command()
 def watch(
     folder: Path = typer.Argument(help="The folder that a run writes, or will write."),

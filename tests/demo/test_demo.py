@@ -48,13 +48,14 @@ def test_all_runs_are_the_same_until_something_goes_wrong(ended):
     folder, _ = ended
     first = STEPS * 40 // 100
     clean, bare, guarded = (results(folder, name)["losses"][:first] for name in ("clean", "bare", "guarded"))
-    assert clean == bare == guarded
+    assert clean == bare
+    assert guarded == pytest.approx(clean, rel=1e-3)  # the two ways to clip round differently
 
 
 def test_the_table_says_what_became_of_each_run(ended):
     folder, done = ended
     for name in ("clean", "bare", "guarded"):
-        row = next(line for line in done.stdout.splitlines() if line.startswith(f"│ {name} "))
+        row = next(line for line in done.stdout.splitlines() if re.match(rf"\s*{name} ", line))
         assert f"{results(folder, name)['validation']:.3f}" in row
     assert "4 of 4" in done.stdout
     assert "3 steps left out, 1 return" in done.stdout

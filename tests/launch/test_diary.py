@@ -77,3 +77,21 @@ def test_two_optimizers_are_two_parts(watch):
     scalars = sf.load_run(ran.folder / "run").scalars.to_pylist()
     assert {row["part"]: row["lr"] for row in scalars} == {"": 0.01, "optimizer 1": 0.1}
     assert len(scalars) == 40
+
+
+def test_the_gradient_norm_is_the_one_before_the_script_clips(watch):
+    plain = train(watch).folder
+    clipped = watch(
+        CLASSES,
+        NET,
+        """
+        for step in range(30):
+            optimizer.zero_grad()
+            F.cross_entropy(100 * model(x), y).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        """,
+    ).folder
+    rows = sf.load_run(clipped / "run").scalars.to_pylist()
+    assert all(row["grad_norm"] > 1.5 and abs(row["grad_norm"] * row["clip_factor"] - 1) < 1e-3 for row in rows[:5])
+    assert {row["clip_factor"] for row in sf.load_run(plain / "run").scalars.to_pylist()} == {None}

@@ -1,5 +1,7 @@
 """The page in a real browser, without a network. Pixels and elements are read, not only the absence of errors."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -107,8 +109,14 @@ def test_zooming_a_map_zooms_the_lines(page):
 
 
 def test_charts_are_reached_and_zoomed_by_keys(page):
-    page.locator('[data-chart="loss"] .plot').focus()
-    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") in ("solid", "auto", "none")
+    page.locator("#zoombar .in").focus()
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.matches('[data-chart=loss] .plot')"):
+            break
+    else:
+        raise AssertionError("the Tab key never reached the loss")
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.keyboard.press("+")
     assert all(high - low == pytest.approx(199.5) for _, low, high in page.evaluate(RANGES))
     before = page.evaluate(RANGES)[0][1]
@@ -199,14 +207,17 @@ def test_labels_do_not_overlap(open_page, rough, width):
         assert overlaps == [], place
 
 
-def test_long_names_are_shortened_and_whole_on_hover(page):
+@pytest.mark.parametrize("width", [400, 1100])
+def test_long_names_are_shortened_whole_on_hover_and_still_told_apart(open_page, rough, width):
+    page = open_page(rough, viewport={"width": width, "height": 800}).page
     labels = page.locator('[data-chart="map.grad_norm"] .names span').evaluate_all(
-        "spans => spans.map((span) => [span.textContent, span.title])"
+        "spans => spans.map((span) => [span.textContent, span.title, span.getBoundingClientRect().left])"
     )
     assert len(labels) == 16
-    assert all("…" in short and len(short) < 26 for short, _ in labels)
+    assert all("…" in short and len(short) < 26 for short, _, _ in labels)
+    assert all(left > 8 for _, _, left in labels)  # inside the card
     assert labels[0][1] == f"generator.{report_runs.LAYERS[0]}"
-    assert len({short for short, _ in labels}) == 16  # still told apart
+    assert len({short for short, _, _ in labels}) == 16
 
 
 def test_three_hundred_layers_name_only_as_many_as_fit(open_page, tmp_path):
@@ -218,6 +229,17 @@ def test_three_hundred_layers_name_only_as_many_as_fit(open_page, tmp_path):
     page = open_page(write_report(tmp_path)).page
     assert 20 <= page.locator(".names span").count() <= 40
     assert page.evaluate(INK, "map.grad_norm")[0] > 0.5
+
+
+def test_a_flood_of_events_is_grouped_without_overlap(open_page, tmp_path):
+    with surefoot.RunLog(tmp_path) as log:
+        for step in range(900):
+            log.take(StepRow(step=step, time=0.0, loss=1.0 / (step + 1)))
+            log.event("skip", step, "left out", severity="warning")
+    page = open_page(write_report(tmp_path)).page
+    boxes = page.locator(".mark").evaluate_all("marks => marks.map((mark) => mark.getBoundingClientRect().toJSON())")
+    assert 10 < len(boxes) < 60
+    assert all(a["right"] <= b["left"] for a, b in pairwise(boxes))
 
 
 def test_a_histogram_of_another_layer_and_kind_can_be_chosen(page):

@@ -152,7 +152,7 @@ def _svg_grid(
             parts.append(
                 f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{down(1):.1f}" y2="{down(0):.1f}" stroke="#555" '
                 f'stroke-dasharray="4 3"/>'
-                f'<text x="{x + 5:.1f}" y="{down(0) - 8:.1f}" fill="#555">{escape(label)}</text>'
+                f'<text x="{x + 5:.1f}" y="{down(1) - 5:.1f}" fill="#555">{escape(label)}</text>'
             )
     middle = (down(0) + down(1)) / 2
     parts.append(f'<text x="{across(0.5):.1f}" y="{_HEIGHT - 10}" text-anchor="middle">{escape(chart.x_label)}</text>')

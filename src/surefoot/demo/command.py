@@ -68,7 +68,7 @@ def _tell(console: Console, runs: list[Run], faults: list[Fault], cost: Cost) ->
     _say(
         console,
         "Bare: AdamW, clip_grad_norm_ at 1. Guarded: the same loop and clipping, in a TrainingStabilizer with "
-        f"TrainingRecovery. A step: median of {cost.steps}, both loops in turns, without faults, one thread.",
+        f"TrainingRecovery. A step: processor time, median of {cost.steps}, both loops in turns, without faults.",
         style="dim",
     )
     _head(console, "What each fault did")

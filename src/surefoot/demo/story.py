@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def faults_of(steps: int) -> list[Fault]:
     return [
         Fault("corrupt batch: one byte, repeated", _one(faults.corrupt_batch), 1),
         # Damage by a rate is known by the losses that follow: the guard waits for ten of them before it goes back.
-        Fault("typo: 100 × the learning rate", faults.wrong_rate, len(faults.wrong_rate) + 5),
+        Fault("typo: 100 × the learning rate", faults.wrong_rate, len(faults.wrong_rate) + 20),
         Fault("fp16 overflow in the logits", _one(faults.overflow), 1),
         Fault("gradient of 0/0", _one(faults.nan_gradient), 1),
     ]
@@ -58,7 +59,7 @@ def _one(step: int) -> range:
 
 def outcome_table(runs: list[Run], faults: list[Fault], cost: Cost) -> Table:
     """A row per run."""
-    table = Table("run", "faults", "validation loss", "caught", "what was done", "a step")
+    table = _table("run", "faults", "validation loss", "caught", "what was done", "a step")
     clean, bare, guarded = runs
     caught = sum(bool(fault.incidents(guarded)) for fault in faults)
     plain = f"{cost.bare_ms:.1f} ms"
@@ -75,6 +76,10 @@ def outcome_table(runs: list[Run], faults: list[Fault], cost: Cost) -> Table:
     return table
 
 
+def _table(*heads: str) -> Table:
+    return Table(*heads, box=SIMPLE_HEAD, pad_edge=False)
+
+
 def _loss(run: Run) -> str:
     return f"{run.results['validation']:.3f}"
 
@@ -88,7 +93,7 @@ def _actions(run: Run) -> str:
 
 def fault_table(runs: list[Run], faults: list[Fault]) -> Table:
     """A row per fault: what it did to the bare run, and what the guarded one did about it."""
-    table = Table("", "fault", "step", "bare", "guarded")
+    table = _table("", "fault", "step", "bare", "guarded")
     _, bare, guarded = runs
     for number, fault in enumerate(faults, 1):
         where = str(fault.steps.start) + (f"-{fault.steps[-1]}" if len(fault.steps) > 1 else "")

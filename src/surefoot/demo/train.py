@@ -219,6 +219,7 @@ def main() -> None:
         print(f"step {step} loss {losses[-1]:.4f}", flush=True)
     validation = training.validate()
     print(f"validation loss {validation:.4f}")
+    training.close()
     if options.results is not None:
         incidents = training.stabilizer.incidents if training.stabilizer is not None else []
         seen = [{"step": i.step, "kind": i.kind, "action": i.action, "text": str(i)} for i in incidents]

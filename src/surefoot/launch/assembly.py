@@ -45,4 +45,4 @@ def assemble(watcher: Watcher) -> dict[str, Any]:
         "retained": watcher.kept.retained,
         "compiled": watcher.compiled,
         "problems": watcher.problems,
-    }
+    } | ({"experiment": watcher.experiment.as_facts()} if watcher.experiment is not None else {})

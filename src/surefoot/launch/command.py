@@ -119,7 +119,14 @@ class Session:
             self.watcher.save = self._save
             self.watcher.diary = Diary(self._open_log, self.watcher.book)
             self.watcher.blackbox = BlackBox(self.watcher, self._place, (self._rank, self._world_size))
+            experiment = None
+            if "SUREFOOT_EXPERIMENT" in os.environ:  # one of the runs of `surefoot bisect`
+                from surefoot.launch.changes import begin
+
+                experiment = begin(self.watcher)
             install(self.watcher)
+            if experiment is not None:
+                experiment.follow()
         except Exception as error:
             say(f"surefoot: cannot watch this torch ({type(error).__name__}: {error}); the script runs as it is")
 

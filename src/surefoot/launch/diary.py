@@ -60,8 +60,7 @@ class Diary:
                 time.time(),
                 part_name(optimizer),
                 loss=row.get("loss"),
-                grad_norm=row.get("grad_norm"),
-                clip_factor=_clip_factor(row),
+                **_clipping(row),
                 lr=row.get("lr"),
                 loss_scale=row.get("scale"),
                 skipped=bool(row.get("skipped")),
@@ -142,12 +141,19 @@ def part_name(optimizer: int) -> str:
     return f"optimizer {optimizer}" if optimizer else ""
 
 
-def _clip_factor(row: dict[str, Any]) -> float | None:
-    """What clipping multiplied the gradient by, if the script clips by norm."""
-    norm, limit = row.get("clip_norm"), row.get("clip_limit")
-    if norm is None or not limit or row.get("clip_by_value"):
-        return None
-    return min(1.0, limit / norm) if norm > 0 else 1.0
+def _clipping(row: dict[str, Any]) -> dict[str, Any]:
+    """The gradient norm before clipping, and what clipping multiplied it by.
+
+    The norm in the row is the one that the optimizer was given. If the script clips by norm, the norm before that is
+    what clipping found, provided that the two fit together: it may have clipped something else.
+    """
+    given, found, limit = row.get("grad_norm"), row.get("clip_norm"), row.get("clip_limit")
+    if given is None or found is None or not limit or row.get("clip_by_value"):
+        return {"grad_norm": given}
+    factor = min(1.0, limit / found) if found > 0 else 1.0
+    if not abs(found * factor - given) <= 0.05 * given:
+        return {"grad_norm": given}
+    return {"grad_norm": found, "clip_factor": factor}
 
 
 def _action(name: str) -> str:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from surefoot.launch.blackbox import BlackBox
+    from surefoot.launch.changes.experiment import Experiment
     from surefoot.launch.diary import Diary
 
 FIRST_LOOKS = 8
@@ -89,12 +90,15 @@ class Watcher:
         self.divergences: list[dict[str, Any]] = []
         self.backward_series = Series()
         self.diary: Diary | None = None
-        self.blackbox: BlackBox | None = None
-        self.incident: str | None = None
-        """Where the first bad step is kept."""
         """Writes the run log."""
+        self.blackbox: BlackBox | None = None
+        """Keeps the first bad step."""
+        self.incident: str | None = None
+        """Where it is kept."""
         self.save: Callable[[dict[str, Any]], None] | None = None
         """Where the facts go while the run goes on."""
+        self.experiment: Experiment | None = None
+        """The change that `surefoot bisect` makes to this run."""
         self.backwards = 0
         self.steps = 0
         self.compiled = False
@@ -401,6 +405,10 @@ class Watcher:
             self.safely("saving", self._save_now_and_then)
         if self.steps % 16 == 0:
             self.safely("kept graphs", self.kept.count, self.steps)
+
+    def losses_since_step(self) -> list[Any]:
+        """What `backward` was called on since the last step: numbers, or tensors that were not read yet."""
+        return list(self._pending)
 
     def gradients_zeroed(self) -> None:
         """`zero_grad` was called on an optimizer or a model."""

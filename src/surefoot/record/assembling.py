@@ -67,7 +67,8 @@ def _note_first_steps(rows: pa.Table | None, began: FirstSteps) -> None:
 
 
 def _distinct(sessions: Array) -> list[int]:
-    return np.flatnonzero(np.bincount(np.maximum(sessions, 0))).tolist() if len(sessions) else []
+    distinct: list[int] = np.unique(sessions).tolist()
+    return distinct
 
 
 def _tidy(table: TableName, rows: pa.Table | None, began: FirstSteps) -> pa.Table:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 LR_JUMP = 2.5
 """How many times larger or smaller a learning rate must be than the step before. A warm-up's first steps double it."""
+SMALLEST_LR = 1e-30
+"""Below this a rate is as good as zero, and a warm-up or a pause rather than a jump."""
 BURST_STEPS, BURST_CLIPPED = 10, 8
 """Clipping sets in when so many of so many steps are clipped,"""
 BEFORE_STEPS, BEFORE_SHARE = 100, 0.25
@@ -37,10 +39,15 @@ class Derived:
 
     def _lr_jump(self, row: StepRow) -> list[Event]:
         before, self._lr = self._lr, row.lr
-        if before is None or row.lr is None or not before > 0 or not row.lr > 0:
+        if (
+            before is None
+            or row.lr is None
+            or not SMALLEST_LR < before < math.inf
+            or not SMALLEST_LR < row.lr < math.inf
+        ):
             return []
         ratio = row.lr / before
-        if not math.isfinite(ratio) or 1 / LR_JUMP <= ratio <= LR_JUMP:
+        if 1 / LR_JUMP <= ratio <= LR_JUMP:
             return []
         way = f"{ratio:,.3g} times" if ratio > 1 else f"1/{1 / ratio:,.3g} of"
         summary = f"the learning rate is {row.lr:.3g}, {way} the {before:.3g} of the step before"

@@ -63,6 +63,10 @@ class Words:
         return pa.DictionaryArray.from_arrays(pa.array(codes), self._array)
 
     def _code(self, word: str) -> int:
+        code = self._codes.get(word)
+        return self._new_code(word) if code is None else code
+
+    def _new_code(self, word: str) -> int:
         # a lone surrogate (from a file name, say) cannot be UTF-8
         plain = str(word)[:LONGEST_NAME].encode("utf-8", "replace").decode("utf-8")
         return self._codes.setdefault(plain, len(self._codes))
@@ -154,7 +158,7 @@ class Encoder:
         names = self._extra_names("device", (row.numbers for row in rows))
         columns = [
             _numbers([row.time for row in rows]),
-            _whole([row.step for row in rows]),
+            _whole([row.step for row in rows], optional=True),
             self._sources.column(row.source for row in rows),
         ]
         return self._batch(
@@ -227,13 +231,16 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _whole(values: list[Any]) -> pa.Array:
+def _whole(values: list[Any], optional: bool = False) -> pa.Array:
     import pyarrow as pa
 
     try:
-        return pa.array(values, pa.int64())
+        array = pa.array(values, pa.int64())
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        return pa.array([None if value is None else int(value) for value in values], pa.int64())
+        array = pa.array([None if value is None else int(value) for value in values], pa.int64())
+    if array.null_count and not optional:
+        raise ValueError("a row without a step")
+    return array
 
 
 def _flags(values: list[Any]) -> pa.Array:

@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import fields, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from surefoot.launch.folder import as_json
@@ -60,7 +61,7 @@ class Flood:
         self._silent[kind] += 1
         if count % 10 ** (len(str(count - 1)) - 3) == 0:
             self._silent[kind] = 0
-            yield replace(event, evidence={**event.evidence, "count": count})
+            yield replace(event, evidence={**_evidence(event), "count": count})
 
     def last_words(self) -> Iterator[Event]:
         """How many there were in the end, where the last ones were not written."""
@@ -79,21 +80,25 @@ def _said(kind: tuple[str, str]) -> str:
     return f"`{kind[0]}`" + (f" ({kind[1]})" if kind[1] else "")
 
 
+def _evidence(event: Event) -> dict[str, Any]:
+    return dict(event.evidence) if isinstance(event.evidence, dict) else {"evidence": event.evidence}
+
+
 def _count(event: Event) -> int:
     count = event.evidence.get("count", 0)
     return count if isinstance(count, int) else 0
 
 
 def _notice(event: Event, summary: str, **evidence: object) -> Event:
-    of = event.evidence.get("of", event.event)
+    of = _evidence(event).get("of", event.event)
     return Event("drops", event.step, summary, event.time, cause=event.cause, evidence={"of": of, **evidence})
 
 
 class EventFile:
     """Appends events to the file of a run. Raises `OSError` where that fails, and keeps them for the next time."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / NAME
+    def __init__(self, folder: Path, session: int = 0) -> None:
+        self.path, self._session = folder / NAME, session
         self.earlier = self._read()
         """What earlier sessions wrote."""
         self._flood = Flood(self.earlier)
@@ -113,7 +118,8 @@ class EventFile:
         waiting = [*self._unsaved, *admitted]
         if waiting:
             try:
-                self._write("".join(map(_line, waiting)).encode("utf-8", "replace"))
+                lines = "".join(_line(event, self._session) for event in waiting)
+                self._write(lines.encode("utf-8", "replace"))
             except OSError:
                 self._unsaved = waiting
                 raise
@@ -166,8 +172,8 @@ def _write_all(file: int, data: bytes) -> None:
         raise
 
 
-def _line(event: Event) -> str:
-    said = {name: getattr(event, name) for name in _FIELDS}
+def _line(event: Event, session: int) -> str:
+    said = {name: getattr(event, name) for name in _FIELDS} | ({"session": session} if session else {})
     try:
         said["step"] = None if event.step is None else int(event.step)
         line = as_json(said)
@@ -178,24 +184,25 @@ def _line(event: Event) -> str:
         why = f"it cannot be written as JSON: {type(error).__name__}"
     summary = str(event.summary)[: LONGEST_LINE // 4]
     known = {"event": str(event.event), "summary": summary, "time": event.time, "severity": str(event.severity)}
-    step = event.step if isinstance(event.step, int) else None
+    known |= {"session": session} if session else {}
+    step = int(event.step) if isinstance(event.step, Integral) else None
     return as_json({**known, "step": step, "cause": str(event.cause)[:200], "evidence": {"left_out": why}}) + "\n"
 
 
 def parse_events(data: bytes) -> tuple[list[Event], int]:
     """The events of these lines, and how many lines are none."""
-    events, bad = [], 0
-    for line in data.split(b"\n"):
-        if line.strip():
-            event = _event(line)
-            if event is None:
-                bad += 1
-            else:
-                events.append(event)
-    return events, bad
+    said, bad = parse_sessions(data)
+    return [event for event, _ in said], bad
 
 
-def _event(line: bytes) -> Event | None:
+def parse_sessions(data: bytes) -> tuple[list[tuple[Event, int]], int]:
+    """The events of these lines, each with the session that wrote it, and how many lines are none."""
+    lines = [_event(line) for line in data.split(b"\n") if line.strip()]
+    events = [line for line in lines if line is not None]
+    return events, len(lines) - len(events)
+
+
+def _event(line: bytes) -> tuple[Event, int] | None:
     try:
         said = json.loads(line)
         step, evidence = said.get("step"), said.get("evidence")
@@ -203,6 +210,6 @@ def _event(line: bytes) -> Event | None:
         known["step"] = None if step is None else int(step)
         known["evidence"] = evidence if isinstance(evidence, dict) else {}
         known["time"] = float(said["time"])
-        return Event(**known)
+        return Event(**known), int(said.get("session", 0))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

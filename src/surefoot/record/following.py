@@ -134,7 +134,7 @@ class RunFollower:
         for name, size in sizes.items():
             seen = self._seen.get(name, _Seen(-1, 0))
             if size != seen.size:
-                rows, _ = read_segment(self.folder / FOLDER / str(name))
+                rows, _ = read_segment(self.folder / FOLDER / str(name), name.table)
                 if rows is not None:
                     pieces[name] = rows.slice(seen.rows)
                     self._seen[name] = _Seen(size, max(rows.num_rows, seen.rows))

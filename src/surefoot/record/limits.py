@@ -14,13 +14,13 @@ SMALLEST = 1 << 16
 class LogLimits:
     """The most bytes that each table takes on the disk. Rows are thinned with age to stay below (`record/thinning.py`).
 
-    The figures beside each field are for a run of a million steps with the default, as tested.
+    The figures are those of a run of a million steps with 300 layers, whose layers are sampled at every tenth step.
     """
 
     scalars_bytes: int = 16 * MEBIBYTE
-    """One row per step: the last 50,000 steps or so are all there, then every 8th, then every 64th."""
-    layers_bytes: int = 96 * MEBIBYTE
-    """One row per layer and sampled step: with 300 layers, the last 1,500 sampled steps or so are all there."""
+    """One row per step: the last 70,000 are all there, then every 8th, then every 64th; 4 MiB in all."""
+    layers_bytes: int = 64 * MEBIBYTE
+    """One row per layer and sampled step: the last 1,200 sampled steps are all there; 23 MiB in all."""
     histograms_bytes: int = 32 * MEBIBYTE
     """About 400 bytes each before compression."""
     device_bytes: int = 8 * MEBIBYTE

@@ -75,7 +75,7 @@ class RunLog:
             writer.count_drop()
             return
         if type(message) is LayerRows:
-            writer.layer_rows += len(message.names)
+            writer.layer_rows += _length(message.names)
         writer.waiting.append((self._part, message))
 
     def sample(self, source: Callable[[], Iterable[Any]], every_seconds: float = 5.0) -> None:
@@ -138,6 +138,13 @@ class _DeviceReadings:
 
             self._source = DeviceSource()
         return self._source()
+
+
+def _length(names: Sequence[str]) -> int:
+    try:
+        return len(names)
+    except TypeError:  # the writer will find that it makes no sense; training is not told
+        return 0
 
 
 _WRITERS: weakref.WeakSet[Writer] = weakref.WeakSet()

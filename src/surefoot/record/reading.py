@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from surefoot.record.messages import Event
+    from surefoot.record.sessions import FirstSteps
 
 _MARKS = ("run.json", event_file.NAME, FOLDER)
 """A folder that has none of these is no run folder."""
@@ -85,7 +86,7 @@ def read_pieces(path: Path, problems: list[str]) -> dict[SegmentName, pa.Table]:
         pieces: dict[SegmentName, pa.Table] = {}
         try:
             for name in segments_in(path):
-                rows, wrong = _read(path / FOLDER / str(name), last=attempt == TRIES - 1)
+                rows, wrong = _read(path, name, last=attempt == TRIES - 1)
                 wrongs += [wrong] if wrong else []
                 if rows is not None:
                     pieces[name] = rows
@@ -101,9 +102,10 @@ def by_table(pieces: dict[SegmentName, pa.Table]) -> dict[TableName, list[pa.Tab
     return {table: [rows for name, rows in pieces.items() if name.table == table and rows.num_rows] for table in TABLES}
 
 
-def _read(path: Path, last: bool) -> tuple[pa.Table | None, str]:
+def _read(folder: Path, name: SegmentName, last: bool) -> tuple[pa.Table | None, str]:
+    path = folder / FOLDER / str(name)
     try:
-        return read_segment(path)
+        return read_segment(path, name.table, use_threads=True)
     except FileNotFoundError:
         if not last:
             raise
@@ -140,7 +142,7 @@ def _json(path: Path, problems: list[str]) -> dict[str, Any] | None:
 
 def _events(path: Path, problems: list[str]) -> list[Event]:
     try:
-        events, bad = event_file.parse_events((path / event_file.NAME).read_bytes())
+        said, bad = event_file.parse_sessions((path / event_file.NAME).read_bytes())
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -148,7 +150,16 @@ def _events(path: Path, problems: list[str]) -> list[Event]:
         return []
     if bad:
         problems.append(f"{event_file.NAME}: {bad} {'line is' if bad == 1 else 'lines are'} no event, or cut short")
-    return events
+    firsts = first_steps(path)
+    return [event for event, session in said if not _is_undone(event, session, firsts)]
+
+
+def _is_undone(event: Event, session: int, firsts: FirstSteps) -> bool:
+    """Whether a later session began before the step of an event. It began with the checkpoint of its first step."""
+    later = [first for (number, part), first in firsts.items() if number > session and part == event.part]
+    if event.step is None or not later:
+        return False
+    return event.step > min(later) or (event.step == min(later) and event.event != "checkpoint")
 
 
 def _dropped(event: Event) -> int:

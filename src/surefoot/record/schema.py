@@ -68,6 +68,20 @@ def schema_of(table: TableName, extra: Iterable[str] = ()) -> pa.Schema:
     return pa.schema([*columns, *((name, pa.float64()) for name in extra)])
 
 
+def fits(table: TableName, schema: pa.Schema) -> bool:
+    """Whether a file with this schema can be a piece of the table: its columns are there, all others are numbers."""
+    import pyarrow as pa
+
+    expected = schema_of(table)
+    try:
+        found = {field.name: field.type for field in schema}
+    except UnicodeDecodeError:  # a name that has rotted
+        return False
+    further = [found[name] for name in found if name not in expected.names]
+    same = all(found.get(field.name) == field.type for field in expected)
+    return same and len(found) == len(schema) and all(each == pa.float64() for each in further)
+
+
 def public_schema(table: TableName) -> pa.Schema:
     """The columns that a reader always gets, in order, whether anything was logged or not."""
     extra = DEVICE_NUMBERS if table == "device" else ()

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from surefoot.record.schema import TABLES, TableName
+from surefoot.record.schema import TABLES, TableName, fits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +70,8 @@ class Segment:
         self.path, self.schema = path, schema
         self.size = self.rows = 0
         self._pieces = _Pieces()
-        options = pa.ipc.IpcWriteOptions(compression="zstd" if compress and pa.Codec.is_available("zstd") else None)
+        codec = "zstd" if compress and pa.Codec.is_available("zstd") else None
+        options = pa.ipc.IpcWriteOptions(compression=codec, use_threads=False)  # the other cores are for training
         self._stream = pa.ipc.new_stream(pa.PythonFile(self._pieces, "w"), schema, options=options)
         self._file = os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666
@@ -132,7 +133,7 @@ class _Pieces:
     def close(self) -> None: ...
 
 
-def read_segment(path: Path) -> tuple[pa.Table | None, str]:
+def read_segment(path: Path, table: TableName, use_threads: bool = False) -> tuple[pa.Table | None, str]:
     """The whole batches of a file, and what was wrong with the rest (nothing: an empty string)."""
     import pyarrow as pa
 
@@ -140,12 +141,14 @@ def read_segment(path: Path) -> tuple[pa.Table | None, str]:
     batches: list[pa.RecordBatch] = []
     schema, wrong = None, ""
     try:
-        stream = pa.ipc.open_stream(pa.BufferReader(data))
+        stream = pa.ipc.open_stream(pa.BufferReader(data), options=pa.ipc.IpcReadOptions(use_threads=use_threads))
+        if not fits(table, stream.schema):
+            return None, f"{path.name}: its columns are not those of `{table}`"
         schema = stream.schema
         for batch in stream:
             batch.validate(full=True)  # bytes may have rotted; using a bad one would end the process
             batches.append(batch)
-    except (pa.ArrowException, OSError, EOFError) as error:
+    except (pa.ArrowException, OSError, EOFError, ValueError) as error:
         if data:
             wrong = f"{path.name}: {str(error).splitlines()[0]}"
     return None if schema is None else pa.Table.from_batches(batches, schema), wrong

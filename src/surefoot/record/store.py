@@ -1,15 +1,19 @@
 """The run folder as its one writer sees it: takes batches of messages in and appends them to the right files.
 
-Used by the writer thread alone. Each table and the events fail by themselves: what cannot be written is counted, the
-rest is written all the same.
+Used by the writer thread alone, which imports this module (and pyarrow with it) when it starts. Each table and the
+events fail by themselves: what cannot be written is counted, the rest is written all the same.
 """
 
 from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow as pa
+
+from surefoot.record.columns import numbers, words
 from surefoot.record.encode import MOST_EXTRA_COLUMNS, Encoder
 from surefoot.record.events import EventFile
 from surefoot.record.schema import TABLES
@@ -18,7 +22,7 @@ from surefoot.record.sessions import Session, adopt
 from surefoot.record.thinning import Shelf, Surroundings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from surefoot.record.limits import LogLimits
@@ -52,7 +56,7 @@ class Store:
     def _open(self, folder: Path, limits: LogLimits) -> None:
         self._encoder = Encoder(self._session.number)
         self._surroundings = Surroundings()
-        self._events = EventFile(folder)
+        self._events = EventFile(folder, self._session.number)
         for event in self._events.earlier:
             self._note(event)
         number, around = self._session.number, self._surroundings
@@ -96,7 +100,7 @@ class Store:
 
     def close(self) -> Loss:
         """Mark the ends of the files and let go of the session."""
-        loss = self._write_events(self._events.last_words())  # and those that could not be written before
+        loss = self._write_events(list(self._events.last_words()))  # and those that could not be written before
         for shelf in self._shelves.values():
             with suppress(OSError):
                 shelf.close()
@@ -113,34 +117,36 @@ class Store:
 
     def _note(self, event: Event) -> None:
         """Remember where something happened: the rows around it are kept."""
-        if isinstance(event.step, int) and (event.severity != "info" or event.event in _SHAKING):
-            self._surroundings.add(event.step)
+        if isinstance(event.step, Integral) and (event.severity != "info" or event.event in _SHAKING):
+            self._surroundings.add(int(event.step))
 
-    def _write_events(self, events: Iterable[Event]) -> Loss:
+    def _write_events(self, events: Sequence[Event]) -> Loss:
         try:
             self._events.append(events)
         except OSError as error:  # they are kept, and written when that is possible again
             return Loss(self._events.keep(()), error)
+        except Exception as error:
+            return Loss(len(events), error)
         return Loss()
 
     def _write_rows(self, table: TableName, messages: Sequence[Any]) -> Loss:
         try:
-            if table != "device":
-                self._note_beginning(messages)
             rows = self._encoder.encode(table, messages)
             if rows is not None:
+                self._note_beginning(rows)
                 self._shelves[table].append(rows)
         except Exception as error:  # a full disk, most often; whatever it is must not end the writer
             return Loss(len(messages), error)
         return Loss()
 
-    def _note_beginning(self, messages: Sequence[Any]) -> None:
-        lowest: dict[str, int] = {}
-        for message in messages:
-            if message.step < lowest.get(message.part, message.step + 1):
-                lowest[message.part] = message.step
-        for part, step in lowest.items():
-            self._session.began(part, step)
+    def _note_beginning(self, rows: pa.RecordBatch) -> None:
+        if "part" not in rows.schema.names:
+            return
+        table = pa.Table.from_batches([rows])
+        steps, parts = numbers(table, "step"), numbers(table, "part")
+        for code, part in enumerate(words(table, "part")):
+            if len(mine := steps[parts == code]):
+                self._session.began(part, int(mine.min()))
 
     def _tell_columns(self) -> None:
         if self._encoder.columns_left_out and not self._told_columns:

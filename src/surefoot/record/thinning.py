@@ -126,10 +126,17 @@ class Shelf:
         self._open.clear()
 
     def _pieces(self, level: str, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Rows in pieces that are not larger than a segment."""
-        piece_rows = max(1, self._segment_bytes(level) * rows.num_rows // max(rows.nbytes, 1))
-        for start in range(0, rows.num_rows, piece_rows):
-            yield rows.slice(start, piece_rows)
+        """Rows in pieces that are not larger than a segment, and do not cut a step in two where that can be helped."""
+        most = max(1, self._segment_bytes(level) * rows.num_rows // max(rows.nbytes, 1))
+        ends = _step_ends(rows) if self._table in ("layers", "histograms") else None
+        start = 0
+        while start < rows.num_rows:
+            end = start + most
+            if ends is not None and end < rows.num_rows:
+                whole = ends[np.searchsorted(ends, end, side="right") - 1]
+                end = int(whole) if whole > start else end
+            yield rows.slice(start, end - start)
+            start = end
 
     def _append(self, level: str, rows: pa.RecordBatch) -> None:
         """Append rows to the open segment of a level."""
@@ -163,7 +170,7 @@ class Shelf:
         try:
             segment.close()
             if level == "0":
-                _compact(segment)
+                _compact(segment, self._table)
         finally:
             self._retire(level, segment)
 
@@ -195,13 +202,14 @@ class Shelf:
 
     def _thin(self, closed: _Closed, level: str) -> None:
         """Move a segment to the next level: every eighth step of it."""
-        rows = self._read(closed)
-        if rows is not None:
-            if level == "0" and "step" in rows.schema.names:
-                near = self._surroundings.near(numbers(rows, "step"))
-                self._append_table(EVENTS, _taken(rows, near))
-                self._trim_events()
-            self._append_table(str(int(level) + 1), _taken(rows, every_nth_step(rows, FACTOR)))
+        rows = self._read(closed, level)
+        if rows is None:
+            return
+        if level == "0":
+            near = self._surroundings.near(numbers(rows, "step"))
+            self._append_table(EVENTS, _taken(rows, near))
+            self._trim_events()
+        self._append_table(str(int(level) + 1), _taken(rows, every_nth_step(rows, FACTOR)))
         self._forget(closed, level)
 
     def _halve(self, level: str) -> None:
@@ -211,10 +219,10 @@ class Shelf:
             self._close(level)
             old = list(self._closed[level])
         for closed in old:
-            rows = self._read(closed)
+            rows = self._read(closed, level)
             if rows is not None:
                 self._append_table(level, _taken(rows, every_nth_step(rows, 2)))
-            self._forget(closed, level)
+                self._forget(closed, level)
 
     def _trim_events(self) -> None:
         """Keep the first half of the rows near events, and as many of the last ones as fit."""
@@ -233,12 +241,16 @@ class Shelf:
             for piece in self._pieces(level, batch):
                 self._append(level, piece)
 
-    def _read(self, closed: _Closed) -> pa.Table | None:
+    def _read(self, closed: _Closed, level: str) -> pa.Table | None:
+        """The rows of a segment. One that cannot be read, or is gone, is not ours to thin any more, nor to delete."""
         try:
-            rows, _ = read_segment(self._folder / str(closed.name))
-        except FileNotFoundError:  # somebody has deleted it: then there is nothing to keep
+            rows, _ = read_segment(self._folder / str(closed.name), self._table)
+        except FileNotFoundError:
+            rows = None
+        if rows is None:
+            self._closed[level].remove(closed)
             return None
-        return rows and rows.unify_dictionaries().combine_chunks()
+        return rows.unify_dictionaries().combine_chunks()
 
     def _forget(self, closed: _Closed, level: str) -> None:
         self._closed[level].remove(closed)  # first: what cannot be deleted must not be copied again and again
@@ -246,9 +258,9 @@ class Shelf:
             os.unlink(self._folder / str(closed.name))
 
 
-def _compact(segment: Segment) -> None:
+def _compact(segment: Segment, table: TableName) -> None:
     """Write a closed file anew as one compressed batch, under the same name: a batch per second has much overhead."""
-    rows, wrong = read_segment(segment.path)
+    rows, wrong = read_segment(segment.path, table)
     if rows is None or wrong:
         return
     scratch = segment.path.with_name(f".{segment.path.name}.part")
@@ -265,6 +277,12 @@ def _compact(segment: Segment) -> None:
         except OSError:
             compact.abandon()
             scratch.unlink()
+
+
+def _step_ends(rows: pa.RecordBatch) -> np.ndarray[Any, Any]:
+    """Where one step ends and another begins."""
+    steps = rows.column("step").to_numpy(zero_copy_only=False)
+    return np.concatenate([[0], np.flatnonzero(np.diff(steps)) + 1, [len(steps)]])
 
 
 def every_nth_step(rows: pa.Table, n: int) -> np.ndarray[Any, Any]:

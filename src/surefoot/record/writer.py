@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections import defaultdict, deque
@@ -73,6 +74,7 @@ class Writer:
         self._process = os.getpid()
         self._disk = Disk(folder, limits)
         self._step: int | None = None
+        self._end_is_told = False
         self._derived: defaultdict[str, Derived] = defaultdict(Derived)
         self._told, self._tell_at, self._tell_pause = 0, 0.0, DROPS_SECONDS
         self._wake, self._ended = threading.Event(), threading.Event()
@@ -157,6 +159,7 @@ class Writer:
         flushes = [self._flushes.popleft() for _ in range(len(self._flushes))]
         self._ask_sources()
         batch = self._with_drops(self._drain(), closing)
+        batch = self._with_end(batch) if closing else batch
         if any((batch.steps, batch.layers, batch.histograms, batch.devices, batch.events)):
             self.count_drop(self._disk.write(batch, patient=not (closing or flushes)))
             for runner in self._runners:
@@ -179,6 +182,7 @@ class Writer:
         steps, devices = found[StepRow], found[DeviceRow]
         self._step = steps[-1].step if steps else self._step
         found[Event] = [*map(self._with_step, found[Event]), *self._derive(steps)]
+        self._end_is_told = self._end_is_told or any(event.event in ("end", "halt") for event in found[Event])
         found[DeviceRow] = [row if row.step is not None else replace(row, step=self._step) for row in devices]
         return Batch(*found.values())
 
@@ -189,7 +193,7 @@ class Writer:
     def _derive(self, steps: Sequence[StepRow]) -> list[Event]:
         try:
             return [event for row in steps for event in self._derived[row.part].take(row)]
-        except TypeError:  # somebody's own rows, with something else than numbers in them
+        except (TypeError, ArithmeticError):  # somebody's own rows, with something else than numbers in them
             return []
 
     def _ask_sources(self) -> None:
@@ -203,6 +207,17 @@ class Writer:
             except Exception as error:
                 self.sources.remove(source)
                 log.warning("%r failed and is not asked again: %s: %s", source.ask, type(error).__name__, error)
+
+    def _with_end(self, batch: Batch) -> Batch:
+        """Whoever reads the log must be able to tell a run that has ended from one that was killed."""
+        if self._step is None or self._end_is_told:
+            return batch
+        error = getattr(sys, "last_value", None)
+        summary, severity = "the log was closed", "info"
+        if isinstance(error, BaseException):
+            summary, severity = f"the program ended with {type(error).__name__}: {error}"[:500], "error"
+        event = Event("end", self._step, summary, time.time(), severity)  # type: ignore[arg-type]
+        return replace(batch, events=[*batch.events, event])
 
     def _with_drops(self, batch: Batch, closing: bool) -> Batch:
         """Add an event if messages were dropped since the last one; not too often."""

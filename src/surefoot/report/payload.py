@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.report.charts import scalar_charts
 from surefoot.report.device import device_charts
+from surefoot.report.diagnosis import findings_of
 from surefoot.report.maps import layer_maps
 from surefoot.report.spreads import layer_spreads
-from surefoot.report.story import cards, event_cards, head
+from surefoot.report.story import event_cards, head
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
@@ -28,7 +29,7 @@ _LONGEST = 2_000
 
 _BUILDERS: dict[str, tuple[Callable[[Source], Any], frozenset[str]]] = {
     "head": (head, frozenset({"run", "findings", "events", "scalars"})),
-    "findings": (cards, frozenset({"findings"})),
+    "findings": (lambda source: findings_of(source.findings), frozenset({"findings"})),
     "told": (lambda source: event_cards(source.events), frozenset({"events"})),
     "events": (lambda source: _events(list(source.events)), frozenset({"events"})),
     "charts": (lambda source: scalar_charts(source.scalars, _grave(source)), frozenset({"scalars", "events"})),
@@ -52,7 +53,7 @@ def sections(source: Source, changed: Container[str] | None = None) -> dict[str,
 def _grave(source: Source) -> set[int]:
     """The steps that a thinned chart must keep."""
     steps = {event.step for event in _chosen(list(source.events)) if event.step is not None}
-    return steps | {finding["step"] for finding in cards(source) if isinstance(finding.get("step"), int)}
+    return steps | {finding["step"] for finding in findings_of(source.findings) if finding["step"] is not None}
 
 
 def _events(events: list[Event]) -> dict[str, Any]:
@@ -87,6 +88,8 @@ def _facts(run: dict[str, Any], before: str = "") -> list[list[Any]]:
             continue
         if isinstance(value, dict) and value and not before:
             rows.extend(_facts(value, f"{key}."))
+        elif key == "arguments" and isinstance(value, list) and value:
+            rows.append([key, " ".join(str(word) for word in value)])
         elif value is not None and value != [] and value != {}:
             rows.append([f"{before}{key}", value if isinstance(value, (str, int, float, bool, list)) else str(value)])
     return rows

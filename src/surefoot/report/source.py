@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import UsageError
+from surefoot.report.diagnosis import findings_of, serious, verdict_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,13 +77,9 @@ def rank_folders(top: Path) -> list[Path]:
 
 def describe_rank(folder: Path) -> dict[str, Any]:
     """The name of a rank, its verdict and its main finding."""
-    findings = read_json(folder / "findings.json") or {}
-    serious = [finding for finding in findings.get("findings", []) if finding.get("severity") != "info"]
-    return {
-        "name": folder.name,
-        "verdict": findings.get("verdict"),
-        "summary": serious[0].get("summary", "") if serious else "",
-    }
+    findings = read_json(folder / "findings.json")
+    grave = serious(findings_of(findings))
+    return {"name": folder.name, "verdict": verdict_of(findings), "summary": grave[0]["summary"] if grave else ""}
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

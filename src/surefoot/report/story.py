@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from surefoot.diagnose.catalogue import CATALOGUE
 from surefoot.report.columns import by_part, measured
+from surefoot.report.diagnosis import findings_of, serious, steps_of, verdict_of
 from surefoot.report.thin import smoothed
 
 if TYPE_CHECKING:
@@ -30,11 +30,12 @@ _WORDS = {
     "alarm": ("alarm", "alarms"),
     "clip-burst": ("burst of clipping", "bursts of clipping"),
     "halt": ("halt", "halts"),
-    "drops": ("gap in the log", "gaps in the log"),
     "lr-change": ("change of the learning rate", "changes of the learning rate"),
 }
-_TOLD = ("halt", "rollback", "skip", "overflow", "spike", "alarm", "clip-burst", "drops")
+_TOLD = ("halt", "rollback", "skip", "overflow", "spike", "alarm", "clip-burst")
 """Kinds that are worth a card of their own, the gravest first."""
+_MOST_COURSES = 3
+"""Of more parts than this the header does not tell each loss."""
 _CHIP = {
     "skip": ("step skipped", "steps skipped"),
     "overflow": ("overflow", "overflows"),
@@ -47,20 +48,17 @@ _CHIP = {
 
 def head(source: Source) -> dict[str, Any]:
     """Verdict, headline and counts."""
-    findings = (source.findings or {}).get("findings") or []
-    serious = [finding for finding in findings if finding.get("severity") != "info"]
-    verdict = (source.findings or {}).get("verdict")
+    grave, verdict = serious(findings_of(source.findings)), verdict_of(source.findings)
     last = _last_step(source)
-    steps = (source.findings or {}).get("steps") or (last + 1 if last is not None else 0)
     return {
-        "verdict": verdict or "",
+        "verdict": verdict,
         "tone": verdict or _tone(source),
-        "headline": _headline(verdict, serious, source),
-        "lead": _advice(serious[0]) if serious else _calm(source, verdict),
-        "script": str(source.run.get("script") or source.folder.name),
-        "arguments": [str(word) for word in source.run.get("arguments") or []],
+        "headline": _headline(verdict, grave, source),
+        "lead": _advice(grave[0]) if grave else _calm(source, verdict),
+        "script": str(source.run.get("script") or source.folder.resolve().name),
+        "arguments": _arguments(source.run.get("arguments")),
         "folder": source.folder.name,
-        "steps": int(steps),
+        "steps": steps_of(source.findings) or (last + 1 if last is not None else 0),
         "seconds": _seconds(source),
         "started": str(source.run.get("started") or ""),
         "state": state(source),
@@ -85,15 +83,19 @@ def state(source: Source) -> str:
     code = source.run.get("exit_code")
     if code is not None:
         return "finished" if code == 0 else "failed"
-    if not (source.run or source.events or source.scalars.num_rows):
+    tables = (source.scalars, source.layers, source.histograms, source.device)
+    if not (source.run or source.events or any(table.num_rows for table in tables)):
         return "waiting"
     return "finished" if source.events and source.events[-1].event in ("end", "halt") else "running"
 
 
-def _headline(verdict: str | None, serious: list[dict[str, Any]], source: Source) -> str:
-    if serious:
-        code = str(serious[0].get("cause", ""))
-        return CATALOGUE[code].title if code in CATALOGUE else code
+def _arguments(value: Any) -> list[str]:
+    return [str(word) for word in value] if isinstance(value, list) else []
+
+
+def _headline(verdict: str, grave: list[dict[str, Any]], source: Source) -> str:
+    if grave:
+        return str(grave[0]["title"])
     if verdict:
         return "nothing to worry about" if verdict == "healthy" else ""
     if state(source) == "waiting":
@@ -104,17 +106,16 @@ def _headline(verdict: str | None, serious: list[dict[str, Any]], source: Source
 
 def _advice(finding: dict[str, Any]) -> str:
     """What to try first; the card below says how it is known."""
-    fixes = finding.get("fixes") or []
-    return f"Try first: {fixes[0]}" if fixes else str(finding.get("summary", ""))
+    fixes = finding["fixes"]
+    return f"Try first: {fixes[0]}" if fixes else str(finding["summary"])
 
 
-def _calm(source: Source, verdict: str | None) -> str:
+def _calm(source: Source, verdict: str) -> str:
     """What can be said of a run without a serious finding: what its loss did."""
+    parts = list(by_part(source.scalars))
     said = []
-    for part, rows in by_part(source.scalars):
-        words = _course(source.scalars.take(rows), part)
-        if words:
-            said.append(words)
+    if len(parts) <= _MOST_COURSES:
+        said = [words for part, rows in parts if (words := _course(source.scalars.take(rows), part))]
     if verdict == "healthy":
         said.append("No finding above a remark.")
     return " ".join(said)
@@ -131,8 +132,10 @@ def _course(table: pa.Table, part: str) -> str:
     _, line = smoothed(np.arange(len(finite)), finite)
     ends = (line[0], line[-1]) if len(line) else (finite[0], finite[-1])
     who = f"The loss of {part}" if part else "The loss"
-    verb = "fell" if ends[1] < ends[0] else "rose" if ends[1] > ends[0] else "stayed, "
-    return f"{who} {verb} from {ends[0]:.3g} to {ends[1]:.3g}."
+    first, last = (f"{end:.3g}" for end in ends)
+    if first == last:
+        return f"{who} began and ended at {first}."
+    return f"{who} {'fell' if ends[1] < ends[0] else 'rose'} from {first} to {last}."
 
 
 def _last_step(source: Source) -> int | None:
@@ -155,7 +158,9 @@ def _seconds(source: Source) -> float | None:
 
 def _counts(source: Source) -> list[dict[str, Any]]:
     """The chips of the header: what happened how often, leaving out what did not happen."""
-    by_kind: Counter[str] = Counter(event.event for event in source.events)
+    by_kind: Counter[str] = Counter()
+    for (kind, _), count in tally(source.events).items():
+        by_kind[kind] += count
     found: list[dict[str, Any]] = [
         {"kind": kind, "word": one, "words": many, "count": by_kind[kind]}
         for kind, (one, many) in _CHIP.items()
@@ -168,33 +173,39 @@ def _counts(source: Source) -> list[dict[str, Any]]:
     return found
 
 
-def cards(source: Source) -> list[dict[str, Any]]:
-    """The findings, each with the title its cause has in the catalogue."""
-    found = []
-    for finding in (source.findings or {}).get("findings") or []:
-        code = str(finding.get("cause", ""))
-        found.append({**finding, "title": CATALOGUE[code].title if code in CATALOGUE else code})
-    return found
+def tally(events: Sequence[Event]) -> Counter[tuple[str, str]]:
+    """How often each kind of event happened for each cause. Of a flood only some are written: those carry a count."""
+    seen: Counter[tuple[str, str]] = Counter()
+    told: dict[tuple[str, str], int] = {}
+    for event in events:
+        kind = (str(event.evidence.get("of", event.event)) if event.event == "drops" else event.event, event.cause)
+        seen[kind] += event.event != "drops"
+        count = event.evidence.get("count")
+        if isinstance(count, int):
+            told[kind] = max(told.get(kind, 0), count)
+    return Counter({kind: max(seen[kind], told.get(kind, 0)) for kind in {*seen, *told}})
 
 
 def event_cards(events: Sequence[Event]) -> list[dict[str, Any]]:
     """What the events say for themselves: one card per grave kind, with its steps and what came first."""
     found = []
+    counts = tally(events)
     for kind in _TOLD:
         mine = [event for event in events if event.event == kind]
         if not mine:
             continue
-        causes = Counter(event.cause for event in mine if event.cause).most_common(3)
+        count = sum(number for (name, _), number in counts.items() if name == kind)
+        causes = Counter({cause: n for (name, cause), n in counts.items() if name == kind and cause}).most_common(3)
         worst = "error" if any(event.severity == "error" for event in mine) else "warning"
         found.append(
             {
                 "kind": kind,
                 "severity": worst if any(event.severity != "info" for event in mine) else "info",
-                "title": f"{len(mine):,} {_WORDS[kind][len(mine) != 1]}",
-                "causes": [f"{cause} ({count:,}×)" if count > 1 else cause for cause, count in causes],
+                "title": f"{count:,} {_WORDS[kind][count != 1]}",
+                "causes": [f"{cause} ({number:,}×)" if number > 1 else cause for cause, number in causes],
                 "summary": mine[0].summary,
                 "steps": [event.step for event in mine if event.step is not None][:12],
-                "count": len(mine),
+                "count": count,
             }
         )
     return found

@@ -101,7 +101,7 @@ function stepAxis() {
     grid: { stroke: () => theme.colour("grid"), width: 1 },
     ticks: { show: false },
     splits: (plot, axis, low, high) =>
-      ticksBetween(low, high, plotWidth(plot) / 90).filter((tick) => Math.abs(tick - Math.round(tick)) < 1e-6),
+      ticksBetween(low, high, plotWidth(plot) / (innerWidth < 620 ? 64 : 90)).filter((tick) => Math.abs(tick - Math.round(tick)) < 1e-6),
     values: (plot, ticks) => ticks.map((tick) => whole(tick)),
   };
 }

@@ -30,8 +30,8 @@ function drawEvents(data) {
 }
 
 function eventHead(acted) {
-  const heads = ["Step", "Event", "What", ...(acted ? ["Done about it"] : [])];
-  return make("tr", {}, heads.map((words) => make("th", { scope: "col" }, words)));
+  const heads = ["Step", "Event", "What"].map((words) => make("th", { scope: "col" }, words));
+  return make("tr", {}, heads, acted ? make("th", { scope: "col", class: "done" }, "Done about it") : null);
 }
 
 function eventRow(event, acted) {
@@ -41,7 +41,7 @@ function eventRow(event, acted) {
     make("td", { class: "value" }, event.step === null || event.step === undefined ? "" : stepButton(event.step, whole(event.step))),
     make("td", {}, make("span", { class: `kind ${event.severity}` }, event.event), event.part ? make("span", { class: "soft" }, ` ${event.part}`) : ""),
     make("td", {}, event.summary, event.cause ? make("code", { class: "cause" }, event.cause) : ""),
-    acted ? make("td", {}, event.action || "") : null,
+    acted ? make("td", { class: "done" }, event.action || "") : null,
   );
 }
 

@@ -34,8 +34,10 @@ function drawHead(data) {
   document.title = title(data);
 }
 
+// A written page cannot know whether a run that never said that it ended goes on.
 function verdictWord(head) {
-  return VERDICTS[head.verdict] || capital(STATES[head.state] || head.state);
+  if (VERDICTS[head.verdict]) return VERDICTS[head.verdict];
+  return head.state === "running" && !data.live ? "Recorded" : capital(STATES[head.state]);
 }
 
 function title({ head, live }) {

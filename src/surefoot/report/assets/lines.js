@@ -129,7 +129,7 @@ function padded(chart, low, high) {
     const room = Math.max((high - low) * 0.08, 0.02);
     return [low - room, high + room];
   }
-  const room = Math.max((high - low) * 0.08, Math.abs(high) * 0.004, 1e-12);
+  const room = Math.max((high - low) * 0.08, Math.abs(high) * (high > low ? 0.004 : 0.02), 1e-12);
   const floor = low >= 0 && low < (high - low) * 0.5 ? 0 : low - room; // near zero, zero says more
   return [floor, high + room];
 }

@@ -4,6 +4,14 @@ const PAUSE_MS = 1000;
 const MOST_PAUSE_MS = 15000;
 
 let cursor = null;
+let lastNews = 0;
+
+// A run that was killed says nothing; after a while the page says so.
+function tellSilence() {
+  const minutes = Math.floor((performance.now() - lastNews) / 60000);
+  const badge = document.getElementById("live");
+  if (data.head.state === "running" && minutes >= 1) badge.textContent = `running, quiet for ${minutes} min`;
+}
 
 async function ask() {
   const began = performance.now();
@@ -14,7 +22,9 @@ async function ask() {
   if (Object.keys(news.sections).length) {
     Object.assign(data, news.sections);
     drawSections(Object.keys(news.sections));
+    lastNews = performance.now();
   }
+  tellSilence();
   return performance.now() - began;
 }
 

@@ -1,7 +1,7 @@
 // Events above the loss: one dot each, and one for many where they are dense. Dots are buttons: hover, focus, click.
 
 const GRAVITY = { error: 2, warning: 1, info: 0 };
-const DOT_GAP = 15; // pixels between dots that stay apart
+const CROWD = 60; // of more events than this, dots are numbers with up to three letters
 
 let happenings = []; // every event with a step, and every finding, in order of steps
 
@@ -20,14 +20,20 @@ function eventsNear(step) {
   return happenings.filter((event) => Math.abs(event.step - step) <= reach && event.severity !== "info").slice(0, 3);
 }
 
+// Pixels that a dot needs to itself before the next one may follow.
+function roomFor(group, crowded) {
+  if (crowded) return 32;
+  return group.events.length > 9 ? 24 : group.events.length > 1 ? 19 : 16;
+}
+
 function placeMarks(chart) {
   if (!chart.lane) return;
   const groups = [];
-  for (const event of happenings) {
-    if (event.step < view.now[0] || event.step > view.now[1]) continue;
+  const seen = happenings.filter((event) => event.step >= view.now[0] && event.step <= view.now[1]);
+  for (const event of seen) {
     const x = chart.plot.valToPos(event.step, "x");
     const last = groups[groups.length - 1];
-    if (last && x - last.x < DOT_GAP) last.events.push(event);
+    if (last && x - last.x < roomFor(last, seen.length > CROWD)) last.events.push(event);
     else groups.push({ x, events: [event] });
   }
   const offset = gutter();

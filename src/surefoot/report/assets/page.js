@@ -44,7 +44,7 @@ function setExtent() {
   for (const chart of [...data.charts, ...data.device]) {
     for (const series of chart.series) if (series.x.length) take(series.x[0], series.x[series.x.length - 1]);
   }
-  for (const map of data.maps) take(map.columns[0], map.columns[map.columns.length - 1]);
+  for (const map of [...data.maps, ...(data.spreads?.items ?? [])]) take(map.columns[0], map.columns[map.columns.length - 1]);
   if (happenings.length) take(happenings[0].step, happenings[happenings.length - 1].step);
   growView(Number.isFinite(low) ? low : 0, Number.isFinite(high) ? high : 1);
 }

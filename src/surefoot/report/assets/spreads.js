@@ -68,7 +68,7 @@ function offerChoices(data, kinds, layers) {
       ),
     ),
   );
-  if (focused) chart.kinds.querySelector(`[data-kind="${spread.kind}"]`)?.focus();
+  if (focused) chart.kinds.querySelector(`[data-kind="${CSS.escape(spread.kind)}"]`)?.focus();
 }
 
 function drawSpread(chart) {

@@ -6,7 +6,7 @@ function showTip(x, y, title, rows, note) {
     const dot = make("span", { class: "dot" });
     if (colour) dot.style.background = colour;
     else dot.classList.add("none");
-    return make("tr", {}, make("td", {}, dot, name), make("td", { class: "value" }, value));
+    return make("tr", {}, make("td", {}, dot, name), make("td", { class: String(value).length < 30 ? "value short" : "value" }, value));
   });
   tip.replaceChildren(
     make("div", { class: "title" }, title),

@@ -73,15 +73,20 @@ function duration(seconds) {
 }
 
 // Layers that differ in the number of their block must look different: outer modules shrink to their first letter before
-// anything is left out.
+// anything is left out, and where that is still too long only the first one, the number and what follows it remain.
 function shortLayer(name, most) {
+  if (name.length <= most) return name;
   const pieces = name.split(".");
+  const isNumber = (piece) => /^\d+$/.test(piece);
   let short = name;
   for (let place = 0; place < pieces.length - 2 && short.length > most; place += 1) {
-    if (!/^\d+$/.test(pieces[place])) pieces[place] = pieces[place].slice(0, 1);
+    if (!isNumber(pieces[place])) pieces[place] = pieces[place].slice(0, 1);
     short = pieces.join(".");
   }
-  return shortened(short, most);
+  const block = pieces.findIndex(isNumber);
+  if (short.length <= most || most > 16 || block < 1) return shortened(short, most);
+  const last = { weight: "w", bias: "b" }[pieces[pieces.length - 1]] ?? pieces[pieces.length - 1];
+  return shortened([pieces[0][0] + pieces[block], ...pieces.slice(block + 1, -1), last].join("."), most);
 }
 
 // The ends of a name say most.

@@ -1,0 +1,107 @@
+"""Which change is among the fixes of which cause.
+
+Each entry quotes the catalogue: the words that make the change a fix. A test holds the two together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.findings import Diagnosis, Finding
+
+FIXES: dict[str, dict[str, str]] = {
+    "data.nonfinite-input": {"skip-batch": "Have broken steps refused"},
+    "data.bad-batch": {"skip-batch": "filter them out", "clip": "Clip gradients"},
+    "data.unshuffled": {"other-batches": "shuffle=True"},
+    "loss.no-valid-targets": {"skip-batch": "Skip batches"},
+    "loss.sum-reduction": {"lr-3": "divide the learning rate", "lr-10": "divide the learning rate"},
+    "model.dead-units": {"lr-3": "Lower the learning rate", "lr-10": "Lower the learning rate"},
+    "model.exploding-gradient": {"clip": "Clip the gradient norm at 1.0"},
+    "model.attention-logit-growth": {
+        "lr-3": "Lower the learning rate",
+        "lr-10": "Lower the learning rate",
+        "clip": "clip gradients",
+    },
+    "lr.too-high": {
+        "lr-3": "Divide the rate by 3 to 10",
+        "lr-10": "Divide the rate by 3 to 10",
+        "warm-up": "Warm up",
+        "clip": "Clip the gradient norm",
+    },
+    "lr.no-warmup": {"warm-up": "Warm up"},
+    "optim.stale-state": {"reset-moments": "clear the state"},
+    "optim.epsilon": {"eps": "Set eps"},
+    "precision.fp16-overflow": {"bf16": "Use bf16", "fp32": "in float32"},
+    "precision.fp16-underflow": {"bf16": "Use bf16", "fp32": "range of float32"},
+    "precision.low-precision-weights": {"fp32": "Keep the weights in float32"},
+    "precision.scaler-stuck": {"bf16": "Use bf16", "fp32": "in float32"},
+    "repro.unseeded": {"deterministic": "use_deterministic_algorithms"},
+    "resume.state-missing": {"warm-up": "warm up again"},
+    "rl.kl-blowup": {"lr-3": "Lower the learning rate", "lr-10": "Lower the learning rate"},
+    "rl.entropy-collapse": {"lr-3": "Lower the learning rate", "lr-10": "Lower the learning rate"},
+}
+"""Cause, change, and the words of the catalogue's fix."""
+
+MUST: dict[str, tuple[str, ...]] = {
+    "loss.no-valid-targets": ("skip-batch",),
+    "lr.too-high": ("lr-10",),
+    "lr.no-warmup": ("warm-up",),
+    "optim.epsilon": ("eps",),
+    "precision.fp16-overflow": ("fp32",),
+    "precision.fp16-underflow": ("fp32",),
+    "precision.low-precision-weights": ("fp32",),
+    "precision.scaler-stuck": ("fp32",),
+}
+"""Changes that cure the run if the cause is the only one. If one of them leaves the failure exactly where it was, that
+speaks against the cause; if the failure comes later, the change may merely have been too small."""
+
+_REFUTED = 0.5
+"""What is left of the confidence."""
+_DOUBT_LEFT = 0.25
+"""What is left of the doubt."""
+
+
+def weigh(diagnosis: Diagnosis, cures: list[str], failures: list[str], unmoved: list[str]) -> Diagnosis:
+    """The findings in the light of the experiments: the confirmed come first, the refuted are less certain.
+
+    `unmoved` are those failures that came at the very step at which the baseline failed.
+    """
+    judged = [_weigh_one(finding, cures, failures, unmoved) for finding in diagnosis.findings]
+    order = sorted(range(len(judged)), key=lambda i: (-_standing(judged[i]), i))
+    return replace(diagnosis, findings=tuple(judged[i] for i in order))
+
+
+def _weigh_one(finding: Finding, cures: list[str], failures: list[str], unmoved: list[str]) -> Finding:
+    fixes = FIXES.get(finding.cause, {})
+    cured = [name for name in cures if name in fixes]
+    failed = [name for name in failures if name in fixes]
+    if not cured and not failed:
+        return finding
+    refuted = [name for name in unmoved if name in MUST.get(finding.cause, ())]
+    confidence = finding.confidence
+    if refuted:
+        confidence *= _REFUTED
+    elif cured:
+        confidence = min(0.99, 1.0 - (1.0 - confidence) * _DOUBT_LEFT)
+    told: dict[str, Any] = {"confirmed": bool(cured) and not refuted, "refuted": bool(refuted)}
+    told |= {"cured_by": cured, "not_cured_by": failed}
+    return replace(finding, confidence=confidence, evidence={**finding.evidence, "experiments": told})
+
+
+def _standing(finding: Finding) -> int:
+    """Serious and confirmed, serious, serious but refuted, mere remark."""
+    if finding.severity == "info":
+        return 0
+    told = finding.evidence.get("experiments", {})
+    return 3 if told.get("confirmed") else 1 if told.get("refuted") else 2
+
+
+def speaks_for(cures: list[str], failures: list[str]) -> list[str]:
+    """Causes whose fixes cured, and none of whose certain fixes failed."""
+    return [
+        code
+        for code, fixes in FIXES.items()
+        if any(name in fixes for name in cures) and not any(name in MUST.get(code, ()) for name in failures)
+    ]

@@ -1,0 +1,150 @@
+"""Runs side by side: each a `surefoot run` of its own, in a process group of its own, none outliving its time.
+
+Whatever ends the command (its budget, Ctrl-C, an error) ends every run with all that it started. A run also ends by
+itself when its parent is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.diagnose.experiments import shadow
+from surefoot.launch.changes import ORDER
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is run, again and again."""
+
+    target: str
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+    folder: Path = field(default_factory=Path.cwd)
+    """The working directory that the runs see."""
+
+    def command(self, scratch: Path) -> list[str]:
+        """The words after `surefoot run --out DIR`. A script below the working directory is run from the shadow."""
+        if self.is_module:
+            return ["-m", self.target, *self.arguments]
+        path = Path(os.path.abspath(self.folder / self.target))
+        if self.folder in path.parents:
+            path = scratch / path.relative_to(self.folder)
+        return ["--", str(path), *self.arguments]
+
+
+@dataclass
+class Child:
+    """One run on its way."""
+
+    name: str
+    folder: Path
+    process: subprocess.Popen[bytes]
+    scratch: Path
+    began: float
+    ended: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long it has been running, or ran."""
+        return (self.ended or time.monotonic()) - self.began
+
+
+class Children:
+    """Starts runs, waits for them, and sees to it that none is left."""
+
+    def __init__(self, subject: Subject, out: Path, threads: int) -> None:
+        self.subject, self.out, self.threads = subject, out, threads
+        self.running: list[Child] = []
+        self._scratch = Path()
+        self._began = time.time()
+
+    def __enter__(self) -> Children:
+        self._scratch = Path(tempfile.mkdtemp(prefix="surefoot-bisect-"))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for child in self.running:
+            _end(child)
+        self.running = []
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def start(self, name: str, order: dict[str, Any]) -> Child:
+        """Start one run in a shadow of the working directory."""
+        folder = self.out / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in ("facts.json", "run.json", "findings.json"):  # of an earlier command that was killed
+            (folder / old).unlink(missing_ok=True)
+        scratch = self._scratch / name
+        work = shadow.make(self.subject.folder, scratch / "shadow", leave_out=self.out)
+        (scratch / "tmp").mkdir()
+        order = order | {"parent": os.getpid(), "scratch": str(scratch), "out": str(self.out), "began": self._began}
+        command = [sys.executable, "-m", "surefoot", "run", "--out", str(folder)]
+        with open(folder / "output.txt", "wb") as log:
+            process = subprocess.Popen(
+                [*command, *self.subject.command(work)],
+                cwd=work,
+                env=self._environment(order, scratch / "tmp"),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        child = Child(name, folder, process, scratch, time.monotonic())
+        self.running.append(child)
+        return child
+
+    def _environment(self, order: dict[str, Any], temporary: Path) -> dict[str, str]:
+        source = str(Path(__file__).parents[3])
+        installed = source.endswith(("site-packages", "dist-packages"))
+        threads = {name: str(self.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name not in os.environ}
+        changed = {
+            ORDER: json.dumps(order),
+            "TMPDIR": str(temporary),
+        }
+        if not installed:
+            changed["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), source]))
+        if order.get("change") == "deterministic":
+            changed["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        return os.environ | threads | changed
+
+    def wait(self, until: float) -> Child | None:
+        """The next run that ends, by itself or because the clock has come to `until`; `None` if none is on its way."""
+        while self.running:
+            for child in self.running:
+                if child.process.poll() is not None:
+                    return self._done(child)
+            if time.monotonic() >= until:
+                return self._done(self.running[0])
+            time.sleep(0.05)
+        return None
+
+    def _done(self, child: Child) -> Child:
+        self.running.remove(child)
+        _end(child)
+        child.ended = time.monotonic()
+        shutil.rmtree(child.scratch, ignore_errors=True)
+        return child
+
+
+def _end(child: Child) -> None:
+    """End a run and whatever it started."""
+    if hasattr(os, "killpg"):
+        with suppress(ProcessLookupError, PermissionError):  # all gone already
+            os.killpg(child.process.pid, signal.SIGKILL)
+    else:
+        child.process.kill()
+    child.process.wait()

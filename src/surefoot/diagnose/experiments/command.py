@@ -1,0 +1,86 @@
+"""`surefoot bisect`: checks what was asked for, runs it, prints the answer. Exit code 0: healthy, or a cure was
+found.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.diagnose.experiments import plan
+from surefoot.diagnose.experiments.bisect import bisect, default_jobs
+from surefoot.diagnose.experiments.children import Subject
+from surefoot.diagnose.experiments.show import progress, show
+from surefoot.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def run(
+    script: str,
+    arguments: tuple[str, ...],
+    is_module: bool,
+    budget_s: float,
+    jobs: int,
+    out: Path | None,
+    only: str,
+    as_json: bool,
+) -> int:
+    """The whole command; its exit code."""
+    changes = plan.chosen(only)
+    if not is_module and not os.path.exists(script):
+        raise UsageError(f"no script at {script}: expected a file, such as train.py, or -m and a module.")
+    folder = _folder(out, script)
+    subject = Subject(script, arguments, is_module)
+    with _ended_by_signals(), progress(len(changes) + 2, budget_s) as tell:
+        report = bisect(subject, folder, changes, budget_s, jobs or default_jobs(), tell)
+    if as_json:
+        from surefoot.launch.folder import as_json as text
+
+        print(text(report.as_json() | {"findings": report.diagnosis.as_json()["findings"]}, indent=2))
+    else:
+        from rich.console import Console
+
+        console = Console()
+        show(report, _short(folder), console if console.is_terminal else Console(width=160))
+    return 0 if report.answer in ("healthy", "cured") else 1
+
+
+def _folder(out: Path | None, script: str) -> Path:
+    stem = Path(script).stem or "script"
+    folder = out if out is not None else Path("runs") / f"bisect-{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = Path(os.path.abspath(folder))
+    if (folder / "bisect.json").exists():
+        raise UsageError(f"{folder} already holds a bisection; give --out another folder.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {folder}: {error.strerror}; give --out another one.") from None
+    return folder
+
+
+def _short(folder: Path) -> str:
+    relative = os.path.relpath(folder)
+    return str(folder) if relative.startswith("..") else relative
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """A request to end is an exception here, so that no run is left behind."""
+
+    def leave(number: int, frame: Any) -> None:
+        sys.exit(128 + number)
+
+    names = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.signal(number, leave) for number in names}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
