@@ -178,8 +178,19 @@ def test_a_disk_that_cannot_be_written_to_costs_one_warning_and_no_step(tmp_path
     assert sum("no longer captured" in record.message for record in caplog.records) == 1
 
 
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_what_the_host_knows_at_once_is_exact_though_it_is_written_later(tmp_path, model):
+    before = state_before(model, "fp32", 1, step=2)
+    capture(tmp_path, model, step=2, decide_on="device", lag_steps=3)
+    (folder,) = incidents_in(tmp_path)
+    found = read_incident(folder)
+    assert found.facts["exact"], found.facts["inexact"]
+    assert same(dict(found.state["models"][0]), dict(before["model"]))
+    assert same(found.state["optimizer"], before["optimizer"])
+
+
 def test_a_verdict_that_comes_later_says_how_much_later(tmp_path):
-    capture(tmp_path, "mlp", step=2, steps=9, decide_on="device", lag_steps=3)
+    capture(tmp_path, "mlp", step=2, steps=9, decide_on="device", lag_steps=3, fused=True)
     (folder,) = incidents_in(tmp_path)
     facts = read_incident(folder).facts
     assert facts["step"] == 2
