@@ -44,7 +44,7 @@ MOST_DRAWN = 8
 """Batches remembered of one microbatch: with more, the loop draws for something else than this step."""
 MOST_CALLS = 16
 MOST_HELD_BYTES = 64 << 20
-"""What the model was called with is held over several steps up to this size, and only if no batch was seen."""
+"""Of a device's memory, what a model was called with in one step is held up to this size."""
 
 
 class Seen(NamedTuple):
@@ -110,7 +110,8 @@ class StepNotes:
         self._now = Microbatch()
         self._window = Window(step, self._streams.note())
         self.hold_all = not lag_steps
-        """Whether what a model is called with is held whatever its size: for one step, the loop holds it anyway."""
+        """Whether what a model is called with is held although a batch was seen: for one step that is little."""
+        self._held_bytes = 0
         self.failed: Callable[[Exception], None] = lambda error: self.close()
         """Told when noting fails, which must not end anything else."""
         self._hook = _Hook(self)
@@ -163,6 +164,8 @@ class StepNotes:
         now = self._now
         if now.drawn and now.drawn[-1].value is batch:
             return
+        if self._past.maxlen == 1:
+            self._past.clear()  # decided by now: the last batch need not live longer than in the loop
         if not torch.is_grad_enabled() or (self._models and not any(model.training for model in self._models)):
             return
         now.drawn.append(Seen(batch, versions_of(batch)))
@@ -193,11 +196,12 @@ class StepNotes:
             now.calls.append((args, kwargs))
 
     def _may_hold(self, args: Any, kwargs: Any) -> bool:
-        if self.hold_all:
-            return True
-        if self._now.drawn or self._now.given is not None:
+        """Whether what a model is called with may be held: on the host yes, of a device's memory a little."""
+        if not self.hold_all and (self._now.drawn or self._now.given is not None):
             return False
-        return sum(t.numel() * t.element_size() for t in tensors_in((args, kwargs))) <= MOST_HELD_BYTES
+        sizes = [t.numel() * t.element_size() for t in tensors_in((args, kwargs)) if t.device.type != "cpu"]
+        self._held_bytes += sum(sizes)
+        return self._held_bytes <= MOST_HELD_BYTES
 
     def _note_streams(self) -> StreamNote | None:
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
@@ -226,7 +230,7 @@ class StepNotes:
         """The step is over; the next one is `step`."""
         if self._now.losses or not self._window.microbatches:
             self.close_microbatch()
-        drew = self._window.drew
+        drew, self._held_bytes = self._window.drew, 0
         self._past.append(self._window)
         # A batch drawn ahead of the step that it is for stays with that step.
         self._window = Window(step, None if drew else self._note_streams())
