@@ -234,6 +234,8 @@ class Session:
         say(as_text(diagnosis, str(self._folder)))
         if self.watcher.incident is not None:
             say(f"the first bad step is kept: surefoot replay {self.watcher.incident}")
+        if folder is not None and diagnosis.steps:
+            say(f"charts and events on one page: surefoot report {folder}")
 
     def _facts(self, watcher: Watcher, ending: Ending) -> dict[str, Any]:
         from surefoot.launch.postmortem import find_bad_loss, postmortem

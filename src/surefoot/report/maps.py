@@ -64,7 +64,7 @@ def _rows(table: pa.Table) -> tuple[Numbers, list[str]]:
     places[order] = np.arange(len(present))
     used = [names[code % len(names)] for code in present.tolist()]
     shown = [
-        f"{part_names[code // len(names)]} · {name}" if used.count(name) > 1 else name
+        f"{part_names[code // len(names)] or 'main'} · {name}" if used.count(name) > 1 else name
         for code, name in zip(present.tolist(), used, strict=True)
     ]
     return places[rows], [shown[place] for place in order.tolist()]
