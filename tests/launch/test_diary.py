@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import running
 
 import surefoot as sf
 from watched import CLASSES, NET
@@ -132,3 +133,18 @@ def test_the_gradient_norm_is_the_one_before_the_script_clips(watch):
     rows = sf.load_run(clipped / "run").scalars.to_pylist()
     assert all(row["grad_norm"] > 1.5 and abs(row["grad_norm"] * row["clip_factor"] - 1) < 1e-3 for row in rows[:5])
     assert {row["clip_factor"] for row in sf.load_run(plain / "run").scalars.to_pylist()} == {None}
+
+
+def test_a_run_into_the_folder_of_another_says_so_and_names_the_report(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model(torch.ones(4, 2)).square().mean().backward()\n"
+        "optimizer.step()\n"
+    )
+    first, second = (running.surefoot(tmp_path, "train.py").stderr for _ in range(2))
+    assert "holds a run already" not in first
+    assert "holds a run already" in second
+    assert first.splitlines()[-1] == f"charts and events on one page: surefoot report {tmp_path / 'run'}"

@@ -198,6 +198,8 @@ class Session:
         folder = self._place()
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            if (folder / "telemetry").exists():
+                say(f"surefoot: {folder} holds a run already; this one counts from step 0 and takes its place there")
             write_json(folder / "run.json", self._describe(None))
         except OSError:
             return None  # the end of the run says so
