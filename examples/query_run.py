@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import duckdb
 import numpy as np
@@ -44,8 +44,15 @@ QUESTIONS = {
 }
 
 
-def ask(run: RunTables) -> dict[str, list[tuple[object, ...]]]:
-    """The answer to every question, as rows."""
+class Answer(NamedTuple):
+    """What came back for a question."""
+
+    columns: list[str]
+    rows: list[tuple[object, ...]]
+
+
+def ask(run: RunTables) -> dict[str, Answer]:
+    """The answer to every question."""
     with duckdb.connect() as database:
         for name in ("scalars", "layers", "histograms", "device"):
             database.register(name, getattr(run, name))
@@ -55,7 +62,8 @@ def ask(run: RunTables) -> dict[str, list[tuple[object, ...]]]:
                 "insert into events values (?, ?, ?, ?, ?)",
                 [each.event, each.step, each.cause, each.severity, each.summary],
             )
-        return {question: database.sql(query).fetchall() for question, query in QUESTIONS.items()}
+        found = {question: database.sql(query) for question, query in QUESTIONS.items()}
+        return {question: Answer(answer.columns, answer.fetchall()) for question, answer in found.items()}
 
 
 def write_a_run(folder: str) -> None:
@@ -80,10 +88,15 @@ def main(arguments: list[str]) -> None:
         folder = arguments[0] if arguments else made
         if not arguments:
             write_a_run(folder)
-        for question, rows in ask(load_run(folder)).items():
+        for question, (columns, rows) in ask(load_run(folder)).items():
             print(f"\n{question}")
-            for row in rows:
-                print("  ", *row, sep="\t")
+            for row in (columns, *rows):
+                print("  " + "".join(f"{shown(value):<16}" for value in row).rstrip())
+
+
+def shown(value: object) -> str:
+    """A cell of the answer."""
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

@@ -85,8 +85,13 @@ def diagnose(
     from surefoot.diagnose.terminal import as_full_text
     from surefoot.launch.folder import as_json
 
-    diagnosis = judge(*load(folder))
+    facts, run = load(folder)
+    diagnosis = judge(facts, run)
     typer.echo(as_json(diagnosis.as_json(), indent=2) if json else as_full_text(diagnosis, str(folder)))
+    if not json and "exit_code" in run and run["exit_code"] is None:
+        typer.echo(
+            f"  the run did not end (killed, or still going): judged by what was saved at step {diagnosis.steps:,}"
+        )
 
 
 @app.command(context_settings={"allow_interspersed_args": False})

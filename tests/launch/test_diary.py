@@ -4,8 +4,12 @@ import math
 
 import pytest
 import running
+from typer.testing import CliRunner
 
 import surefoot as sf
+from surefoot.cli import app
+from surefoot.diagnose.engine import load
+from surefoot.errors import UsageError
 from watched import CLASSES, NET
 
 
@@ -148,3 +152,18 @@ def test_a_run_into_the_folder_of_another_says_so_and_names_the_report(tmp_path)
     assert "holds a run already" not in first
     assert "holds a run already" in second
     assert first.splitlines()[-1] == f"charts and events on one page: surefoot report {tmp_path / 'run'}"
+
+
+def test_the_diagnosis_of_a_killed_run_says_how_far_it_goes(tmp_path):
+    (tmp_path / "facts.json").write_text('{"schema": 1, "steps": 252}')
+    (tmp_path / "run.json").write_text('{"schema": 1, "script": "train.py", "exit_code": null}')
+    shown = CliRunner().invoke(app, ["diagnose", str(tmp_path)])
+    assert shown.exit_code == 0
+    assert "did not end (killed, or still going): judged by what was saved at step 252" in shown.stdout
+
+
+def test_a_stabilizers_folder_has_no_facts_to_judge_by_and_the_way_out_is_named(tmp_path):
+    sf.RunLog(tmp_path / "run", device_seconds=None).close()
+    (tmp_path / "run" / "telemetry").mkdir(exist_ok=True)
+    with pytest.raises(UsageError, match="surefoot report"):
+        load(tmp_path / "run")

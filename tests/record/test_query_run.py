@@ -19,7 +19,7 @@ def example():
 
 def test_the_answers_name_the_step_and_the_layer_that_exploded(example, tmp_path):
     example["write_a_run"](tmp_path)
-    largest, tenths, layers, events = example["ask"](load_run(tmp_path)).values()
+    largest, tenths, layers, events = (answer.rows for answer in example["ask"](load_run(tmp_path)).values())
     assert largest[0][0] == 1200
     assert largest[0][3] > 0.9
     assert [tenth for tenth, *_ in tenths] == list(range(1, 11))
@@ -31,9 +31,11 @@ def test_the_answers_name_the_step_and_the_layer_that_exploded(example, tmp_path
 
 def test_a_run_without_rows_has_answers_too(example, tmp_path):
     QuietLog(tmp_path).close()
-    assert all(rows == [] for rows in example["ask"](load_run(tmp_path)).values())
+    assert all(answer.rows == [] for answer in example["ask"](load_run(tmp_path)).values())
 
 
 def test_it_prints_its_answers(example, capsys):
     example["main"]([])
-    assert "head.weight" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "head.weight" in printed
+    assert "median_loss" in printed

@@ -8,7 +8,7 @@ import pytest
 import report_runs
 import surefoot
 from report_browser import Opened
-from surefoot.record.messages import LayerRows, StepRow
+from surefoot.record.messages import DeviceRow, LayerRows, StepRow
 from surefoot.report.page import write_report
 
 pytestmark = pytest.mark.browser
@@ -111,6 +111,21 @@ def test_zooming_one_chart_zooms_all(page):
     assert "Steps 100 to" in page.locator("#zoombar .range").inner_text()
     page.locator('[data-chart="loss"] .u-over').dblclick()
     assert all((low, high) == (0, 399) for _, low, high in page.evaluate(RANGES))
+
+
+def test_between_two_readings_of_the_device_its_line_is_still_drawn(open_page, tmp_path):
+    with surefoot.RunLog(tmp_path / "run", device_seconds=None) as log:
+        for step in range(101):
+            log.take(StepRow(step, float(step), loss=1.0 + step % 3))
+            if step in (0, 100):
+                log.take(DeviceRow(float(step), "host", step, {"process_memory": 2.0**30 * (1 + step / 100)}))
+    page = open_page(write_report(tmp_path / "run")).page
+    drag(page, "loss", 0.3, 0.6)
+    low, high = page.evaluate("""() => {
+      const {min, max} = surefoot.view.charts.get("host-memory").plot.scales.y;
+      return [min, max];
+    }""")
+    assert low < 1.3 * 2**30 < 1.6 * 2**30 < high
 
 
 def test_zooming_a_map_zooms_the_lines(page):

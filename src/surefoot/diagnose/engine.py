@@ -82,6 +82,11 @@ def load(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
         facts = json.loads((path / "facts.json").read_text(encoding="utf-8"))
         run_facts = json.loads((path / "run.json").read_text(encoding="utf-8"))
     except FileNotFoundError as error:
+        if (path / "telemetry").is_dir():
+            raise UsageError(
+                f"{path} has a run log and no {Path(error.filename).name}, which `surefoot run` writes and a "
+                f"stabilizer does not: there is nothing to judge by. `surefoot report {path}` shows what was recorded."
+            ) from None
         raise UsageError(
             f"{path} has no {Path(error.filename).name}: either it is not a run folder, or the run was killed before "
             "it could write its facts."

@@ -33,7 +33,8 @@ _PACE_LEAST = 2.0
 _STALLED_STEPS = 5
 _LONGEST_SUMMARY = 400
 _COUNTED = {"skip": "skips", "overflow": "skips", "rollback": "rollbacks"}
-_ALARMS = {"alarm", "spike", "clip-burst"}
+_ALARMS = {"spike", "clip-burst"}
+"""Alarms from `warning` on; below that they are remarks. What is called an alarm always is one."""
 
 State = Literal["waiting", "running", "ended", "halted"]
 
@@ -276,7 +277,7 @@ class RunView:
     def _count(self, event: Event) -> None:
         if event.event in _COUNTED:
             self.counts[_COUNTED[event.event]] += 1
-        elif event.event in _ALARMS and event.severity != "info":
+        elif event.event == "alarm" or (event.event in _ALARMS and event.severity != "info"):
             self.counts["alarms"] += 1
         elif event.event == "drops":
             dropped = event.evidence.get("dropped")

@@ -5,7 +5,7 @@ const eventList = { hidden: new Set(), shown: PIECE };
 
 function drawEvents(data) {
   const { list, total } = data.events;
-  if (!list.length) return void fill("events");
+  if (list.every((event) => event.event === "end" && event.severity === "info")) return void fill("events");
   const kinds = new Map();
   for (const event of list) kinds.set(event.event, (kinds.get(event.event) || 0) + 1);
   const wanted = list.filter((event) => !eventList.hidden.has(event.event));

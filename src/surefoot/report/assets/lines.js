@@ -108,7 +108,10 @@ function faded(colour) {
 function valueRange(chart) {
   const seen = [];
   for (const line of chart.lines) {
-    for (let place = lowerBound(line.x, view.now[0]); place < line.x.length && line.x[place] <= view.now[1]; place += 1) {
+    const [first, end] = [lowerBound(line.x, view.now[0]), lowerBound(line.x, view.now[1] + 1e-9)];
+    // Between two readings that are far apart the line that joins them is all there is to see.
+    const around = first === end ? 1 : 0;
+    for (let place = Math.max(0, first - around); place < Math.min(line.x.length, end + around); place += 1) {
       if (line.drawn[place] !== null) seen.push(line.drawn[place]);
     }
   }
