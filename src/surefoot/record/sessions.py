@@ -136,7 +136,9 @@ def first_steps(folder: Path) -> FirstSteps:
     for number in _numbers(folder):
         with suppress(OSError):
             for line in _path(folder, number).read_text("utf-8", "replace").splitlines():
-                with suppress(ValueError, TypeError, KeyError):  # a torn line, or the one that names the process
+                with suppress(
+                    ValueError, TypeError, KeyError, OverflowError, RecursionError
+                ):  # a torn line, or the one that names the process
                     said = json.loads(line)
                     key = (number, str(said["part"]))
                     found[key] = min(int(said["first"]), found.get(key, int(said["first"])))

@@ -246,7 +246,7 @@ def _findings_of(folder: Path, view: RunView) -> dict[str, Any] | None:
         if view.last_time is not None and path.stat().st_mtime < view.last_time - _VERDICT_SECONDS:
             return None
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -254,6 +254,6 @@ def _findings_of(folder: Path, view: RunView) -> dict[str, Any] | None:
 def _planned_steps(folder: Path) -> int | None:
     try:
         planned = json.loads((folder / "run.json").read_text(encoding="utf-8"))["total_steps"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return planned if isinstance(planned, int) and planned > 0 else None
