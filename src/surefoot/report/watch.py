@@ -106,6 +106,8 @@ def watch(folder: str | Path, once: bool = False) -> None:
     path = Path(folder)
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file; expected a run folder, such as `surefoot run --out DIR` writes.")
+    if sys.stdout is None:
+        raise UsageError("`surefoot watch` has nowhere to write to: its standard output is closed.")
     watcher = Watcher(path)
     if once:
         watcher.look()
