@@ -1,6 +1,7 @@
 """What a stabilizer writes into the run log."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -117,6 +118,13 @@ def test_two_stabilizers_that_name_one_folder_share_its_log(tmp_path):
 def test_a_log_that_is_none_is_refused():
     with pytest.raises(SettingError, match="takes a folder or a RunLog; got 3"):
         train(3)
+
+
+def test_arguments_that_are_not_utf8_are_described_as_far_as_they_can_be(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "data-\udcff"])
+    log = sf.RunLog(tmp_path)
+    train(log, steps=2)
+    assert read(log).run["arguments"] == ["data-?"]
 
 
 def test_a_log_that_was_closed_ends_and_says_what_ran(tmp_path):

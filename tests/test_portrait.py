@@ -17,6 +17,7 @@ from surefoot.observe.sampling import Sampling
 from surefoot.portrait import Portraits, histograms_of
 from surefoot.record.bins import COUNT, ZERO
 from surefoot.record.messages import Histogram, LayerRows
+from surefoot.types import NamedParameter
 
 ALWAYS = Sampling(every_steps=1)
 
@@ -201,6 +202,16 @@ def test_hooks_do_not_outlive_their_portraits():
     del looks
     gc.collect()
     assert not model[0]._forward_hooks
+
+
+def test_a_model_of_very_many_parameters_shows_some_of_their_histograms():
+    parameters = [NamedParameter(f"p{i}", nn.Parameter(torch.ones(1))) for i in range(2_500)]
+    portraits = Portraits([nn.Linear(1, 1)])
+    portraits.before_update(0, parameters)
+    portraits.after_update(0)
+    *shown, rows = portraits.arrived()
+    assert [each.layer for each in shown] == [f"p{i}" for i in range(0, 2_500, 3)]
+    assert len(rows.names) == 2_500
 
 
 def test_a_step_without_an_update_leaves_no_hooks():

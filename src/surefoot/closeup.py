@@ -6,7 +6,7 @@ tensors lie; two copies bring it over, one of counts and one of numbers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
     from surefoot.types import NamedParameter
 
+T = TypeVar("T")
 Kind: TypeAlias = Literal["weight", "gradient", "activation"]
+MOST_HISTOGRAMS = 1000
+"""Of a model with more parameters so many get histograms, evenly chosen, always the same ones."""
 BINS = Bins(SMALLEST_POWER, LARGEST_POWER)
 
 
@@ -34,6 +37,11 @@ class Taken(NamedTuple):
     name: str
     parameter: Tensor
     sample: Sample
+
+
+def evenly(items: Sequence[T], most: int = MOST_HISTOGRAMS) -> Sequence[T]:
+    """At most `most` of these, evenly spaced."""
+    return items[:: -(-len(items) // most)] if len(items) > most else items
 
 
 def weights_of(named: Sequence[NamedParameter]) -> list[Taken]:
@@ -81,11 +89,13 @@ class CloseUp:
     ) -> None:
         """Take the samples; `divide` is what the gradients still have to be divided by."""
         self.step = step
-        self._taken, gradients, self._activations = weights_of(named), gradients_of(named), activations
+        self._taken, gradients, self._activations = weights_of(named), gradients_of(evenly(named)), activations
         self._weights, self._gradients = [each.name for each in self._taken], [each.name for each in gradients]
+        shown = evenly(self._taken)
+        self._shown = [each.name for each in shown]
         self._outputs = [each.name for each in activations]
         self._units = [(each.name, each.units) for each in activations if each.dead is not None]
-        unscaled = [each.sample for each in self._taken] + [each.sample for each in activations]
+        unscaled = [each.sample for each in shown] + [each.sample for each in activations]
         self._counts = counted(unscaled, [each.sample for each in gradients], divide)
         self._measured = _norms(self._taken)
         self._columns: tuple[str, ...] = ()
@@ -120,12 +130,12 @@ class CloseUp:
         """Everything, for the run log. Waits for the numbers if they have not arrived."""
         if self._readings is None:
             return []
-        sizes = [len(self._weights), len(self._outputs), len(self._gradients)]
+        sizes = [len(self._shown), len(self._outputs), len(self._gradients)]
         weights, outputs, gradients = torch.split(self._readings[0].wait(), sizes)
         calls = calls_by_module(self._outputs)
         combined = [outputs[own].sum(0) for own in calls.values()]
         return [
-            *histograms(self.step, "weight", self._weights, weights, part),
+            *histograms(self.step, "weight", self._shown, weights, part),
             *histograms(self.step, "activation", list(calls), torch.stack(combined) if combined else outputs, part),
             *histograms(self.step, "gradient", self._gradients, gradients, part),
             *self._layers(part),

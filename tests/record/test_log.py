@@ -17,7 +17,7 @@ from surefoot import load_run
 from surefoot.record import bins
 from surefoot.record.messages import DeviceRow, Histogram, LayerRows, StepRow
 from surefoot.record.schema import LAYER_NUMBERS, STEP_NUMBERS
-from surefoot.record.writer import WAITING_MESSAGES
+from surefoot.record.writer import WAITING_EVENTS, WAITING_MESSAGES
 
 ANY_FLOAT = st.none() | st.floats() | st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0, 5e-324])
 
@@ -149,6 +149,22 @@ def test_what_does_not_fit_is_dropped_counted_and_told(tmp_path):
     run = load_run(tmp_path)
     assert (run.dropped, run.scalars.num_rows) == (500, WAITING_MESSAGES)
     assert [(each.event, each.evidence) for each in run.events] == [("drops", {"dropped": 500}), ("end", {})]
+
+
+def test_an_event_still_fits_when_rows_do_not(tmp_path):
+    log = QuietLog(tmp_path)
+    log.flush()
+    hold = threading.Event()
+    log.sample(lambda: hold.wait(20) and (), every_seconds=1e9)  # the writer waits here
+    while log._writer.sources[0].due == 0.0:
+        time.sleep(0.01)
+    for step in range(WAITING_MESSAGES + 1):
+        log.take(step_row(step))
+    for step in range(WAITING_EVENTS + 1):
+        log.take(event(step))
+    assert log.dropped == 2
+    hold.set()
+    log.close()
 
 
 def test_layers_that_wait_are_bounded_by_their_rows(tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 """Reading a run back: damaged files, sessions, folders that are none, and runs that are being written."""
 
+import json
+import math
 import shutil
 import threading
 
@@ -13,6 +15,8 @@ from surefoot import UsageError, load_run
 from surefoot.record.limits import LogLimits
 from surefoot.record.messages import Batch, LayerRows
 from surefoot.record.store import Store
+from surefoot.report.payload import sections
+from surefoot.report.source import read_source
 
 BATCHES, ROWS = 6, 10
 
@@ -22,6 +26,21 @@ def session(folder, steps, *, part="", layers=(), events=(), signals=()):
     rows = [step_row(step, part=part, signals=dict.fromkeys(signals, 1.0)) for step in steps]
     assert store.write(Batch(rows, [layer_rows(step) for step in layers], (), (), events)).error is None
     store.close()
+
+
+@pytest.mark.parametrize("field", ["event", "severity", "cause", "summary", "part", "time", "step", "evidence"])
+@pytest.mark.parametrize("value", [None, ["x"], {"x": 1}, 10**400, "\ud800", math.inf])
+def test_an_event_of_the_wrong_types_costs_at_most_itself(tmp_path, field, value):
+    session(tmp_path, range(3), events=[event(1)])
+    line = {"event": "skip", "step": 2, "summary": "s", "time": 1.0, "severity": "error", field: value}
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    found = load_run(tmp_path).events
+    assert found[0].step == 1
+    assert all(isinstance(each.event, str) and isinstance(each.cause, str) for each in found)
+    sections(read_source(tmp_path))
+    session(tmp_path, range(3, 6))
+    assert load_run(tmp_path).scalars.num_rows == 6
 
 
 @pytest.fixture(scope="module")

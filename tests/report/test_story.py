@@ -6,6 +6,7 @@ import report_runs
 import surefoot
 from surefoot.record.messages import Event, StepRow
 from surefoot.report.diagnosis import findings_of, steps_of, verdict_of
+from surefoot.report.live import LiveRun
 from surefoot.report.payload import MOST_EVENTS, sections
 from surefoot.report.source import read_source
 from surefoot.report.story import event_cards, tally
@@ -24,6 +25,7 @@ def test_a_finding_of_the_contract_is_kept_and_gets_its_title():
         {"findings": None, "verdict": None, "steps": None},
         {"findings": {"a": 1}, "verdict": "strange", "steps": "many"},
         {"findings": ["word", 5, None], "verdict": 3, "steps": float("nan")},
+        {"findings": [], "verdict": [], "steps": 10**400},
     ],
 )
 def test_what_is_no_diagnosis_is_none(value):
@@ -77,6 +79,8 @@ def test_how_a_run_ended_is_told(tmp_path, changes, state, tone):
     folder = report_runs.quiet(tmp_path / "run")
     (folder / "findings.json").unlink()
     report_runs.describe(folder, **changes)
+    if state == "running":
+        (folder / "events.jsonl").unlink()  # which says that the log was closed
     head = sections(read_source(folder))["head"]
     assert (head["state"], head["tone"]) == (state, tone)
 
@@ -87,3 +91,32 @@ def test_a_run_that_never_said_that_it_ended_counts_as_running(tmp_path):
     (folder / "events.jsonl").unlink()
     report_runs.describe(folder, exit_code=None)
     assert sections(read_source(folder))["head"]["state"] == "running"
+
+
+@pytest.mark.parametrize(
+    "damage", ["[" * 100_000, '{"seconds": 1' + "0" * 400 + "}", '{"findings": [{"step": 1e999}]}']
+)
+def test_descriptions_that_make_no_sense_are_no_obstacle(tmp_path, damage):
+    folder = report_runs.quiet(tmp_path / "run")
+    for name in ("run.json", "findings.json"):
+        (folder / name).write_text(damage)
+    assert sections(read_source(folder))["head"]["steps"] == 200
+    assert '"head"' in LiveRun(folder).news("")
+
+
+@pytest.mark.parametrize("facts", ['{"optimizers": 3}', '{"events": ["x"]}', '{"looks": [{"step": null}]}', "[]"])
+def test_facts_that_make_no_sense_are_no_obstacle(tmp_path, facts):
+    (tmp_path / "facts.json").write_text(facts)
+    head = sections(read_source(tmp_path))["head"]
+    assert head["steps"] == 0
+
+
+def test_remarks_are_no_alarm_in_the_headline(tmp_path):
+    with surefoot.RunLog(tmp_path, device_seconds=None) as log:
+        log.take(StepRow(0, 0.0, loss=1.0))
+        log.event("alarm", 0, "100% of the last 100 steps were clipped", cause="clip.every-step")
+        log.event("clip-burst", 0, "9 of the last 10 steps were clipped")
+        log.event("overflow", 0, "fp16 gradients overflowed at loss scale 65536", action="skip")
+    head = sections(read_source(tmp_path))["head"]
+    assert (head["headline"], head["tone"]) == ("no alarm was raised", "none")
+    assert [chip["word"] for chip in head["counts"]] == ["overflow"]

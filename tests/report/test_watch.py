@@ -194,3 +194,10 @@ def test_wrong_use_is_one_line_and_code_2(tmp_path, make, words):
     assert done.returncode == 2
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_without_an_output_it_says_so_and_ends(tmp_path):
+    command = f"exec {sys.executable} -c '{WATCH.replace(chr(39), chr(34))}' --once {tmp_path} >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, timeout=60)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "output is closed" in done.stderr

@@ -38,7 +38,8 @@ def _unused(here: Path, name: str, began: float, world_size: int) -> Path:
 def write_json(path: Path, value: Any) -> None:
     """Write one file whole or not at all."""
     scratch = path.with_name(path.name + ".part")
-    scratch.write_text(as_json(value), encoding="utf-8")
+    # An argument or a path of a file need not be UTF-8: what no encoding has becomes a question mark.
+    scratch.write_bytes(as_json(value).encode("utf-8", "replace"))
     os.replace(scratch, path)
 
 

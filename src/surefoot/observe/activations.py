@@ -14,6 +14,7 @@ that only pass on, drop or reshape; activations that are called as functions (`F
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -129,7 +130,7 @@ class ActivationWatch:
 
 
 class _Hook:
-    """A forward hook. A copy of a model, by `deepcopy` or through a file, gets one that takes itself off."""
+    """A forward hook. A copy of a model gets one that does nothing, and that a file needs no surefoot for."""
 
     __slots__ = ("_name", "_watch")
 
@@ -141,12 +142,11 @@ class _Hook:
             return
         self._watch.look(self._name, module, output)
 
+    def __deepcopy__(self, _: Any) -> Callable[..., None]:
+        return _take_off
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return _stray_hook, ()
-
-
-def _stray_hook() -> Callable[..., None]:
-    return _take_off
+        return getattr, (nullcontext(), "__exit__")  # takes anything and returns nothing, in every Python
 
 
 def _take_off(module: nn.Module, args: Any, output: Any) -> None:

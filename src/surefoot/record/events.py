@@ -36,6 +36,7 @@ LONGEST_LINE = 32768
 MOST_UNSAVED = 1000
 """How many events wait, while the disk fails, for it to work again; the oldest are lost first."""
 _FIELDS = tuple(field.name for field in fields(Event))
+_WORDS = tuple(name for name in _FIELDS if name not in ("step", "time", "evidence"))
 
 
 class Flood:
@@ -206,10 +207,15 @@ def _event(line: bytes) -> tuple[Event, int] | None:
     try:
         said = json.loads(line)
         step, evidence = said.get("step"), said.get("evidence")
-        known: dict[str, Any] = {name: said[name] for name in _FIELDS if name in said}
+        known: dict[str, Any] = {name: _word(said[name]) for name in _WORDS if name in said}
         known["step"] = None if step is None else int(step)
         known["evidence"] = evidence if isinstance(evidence, dict) else {}
         known["time"] = float(said["time"])
         return Event(**known), int(said.get("session", 0))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
+
+
+def _word(value: Any) -> str:
+    """Text, whoever wrote the file: readers count by it, and cut it to length."""
+    return value if isinstance(value, str) else "" if value is None else str(value)

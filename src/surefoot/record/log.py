@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import time
 import weakref
 from pathlib import Path
@@ -53,6 +54,9 @@ class RunLog:
         self._part = ""
         self._writer = Writer(self.folder, tuple(sinks), limits or LogLimits())
         self._writer.close_at_exit = close_at_exit
+        self._held = _Held()
+        """Shared with the parts: when nobody holds it any more, nobody can log, and the log ends."""
+        weakref.finalize(self._held, self._writer.end_soon, EXIT_SECONDS).atexit = False
         if device_seconds is not None:
             self.sample(_DeviceReadings(), device_seconds)
         _WRITERS.add(self._writer)
@@ -62,7 +66,7 @@ class RunLog:
     def part(self, name: str) -> RunLog:
         """The same log for one of several optimizers: what it takes carries this name. Closing it closes nothing."""
         log = object.__new__(type(self))
-        log.folder, log._part, log._writer = self.folder, name, self._writer
+        log.folder, log._part, log._writer, log._held = self.folder, name, self._writer, self._held
         return log
 
     def take(self, message: StepRow | LayerRows | Histogram | DeviceRow | Event) -> None:
@@ -71,7 +75,8 @@ class RunLog:
         What the message refers to (arrays, tensors, evidence) must not be changed afterwards.
         """
         writer = self._writer
-        if len(writer.waiting) >= writer.room or writer.layer_rows >= WAITING_LAYER_ROWS:
+        is_full = len(writer.waiting) >= writer.room or writer.layer_rows >= WAITING_LAYER_ROWS
+        if is_full and not (type(message) is Event and writer.has_room_for_event()):
             writer.count_drop()
             return
         if type(message) is LayerRows:
@@ -122,8 +127,14 @@ class RunLog:
     def __enter__(self) -> RunLog:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
+        if not self._part:
+            self._writer.close(EXIT_SECONDS, error if isinstance(error, Exception) else None)
+            _WRITERS.discard(self._writer)
+
+
+class _Held:
+    """Something to hold."""
 
 
 class _DeviceReadings:
@@ -153,7 +164,14 @@ _WRITERS: weakref.WeakSet[Writer] = weakref.WeakSet()
 def _close_all() -> None:
     for writer in list(_WRITERS):
         if writer.close_at_exit:
-            writer.close(EXIT_SECONDS)
+            writer.close(EXIT_SECONDS, _uncaught())
+
+
+def _uncaught() -> BaseException | None:
+    """What ended the program. In a notebook or at a prompt it is the last slip of whoever types there: no news."""
+    error = getattr(sys, "last_value", None)
+    is_interactive = hasattr(sys, "ps1") or sys.flags.interactive
+    return error if isinstance(error, BaseException) and not is_interactive else None
 
 
 def _silence_all() -> None:

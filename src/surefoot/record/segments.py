@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from surefoot.record.owned import OwnedFile
 from surefoot.record.schema import TABLES, TableName, fits
 
 if TYPE_CHECKING:
@@ -73,9 +74,8 @@ class Segment:
         codec = "zstd" if compress and pa.Codec.is_available("zstd") else None
         options = pa.ipc.IpcWriteOptions(compression=codec, use_threads=False)  # the other cores are for training
         self._stream = pa.ipc.new_stream(pa.PythonFile(self._pieces, "w"), schema, options=options)
-        self._file = os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666
-        )
+        self._file = OwnedFile(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+        self._is_open = True
 
     def append(self, batch: pa.RecordBatch) -> None:
         """Write a batch: all of it or, with an `OSError`, nothing."""
@@ -85,7 +85,7 @@ class Segment:
 
     def close(self) -> None:
         """No more batches: the end is marked in the file."""
-        if self._file < 0:
+        if not self._is_open:
             return
         try:
             self._stream.close()
@@ -95,19 +95,18 @@ class Segment:
 
     def abandon(self) -> None:
         """Leave the file as it is; after a failure nothing may be appended to it."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._is_open = False
+        self._file.close()
 
     def _write(self) -> None:
         data = memoryview(self._pieces.take())
         size = self.size + len(data)
         try:
             while data:
-                data = data[os.write(self._file, data) :]
+                data = data[os.write(self._file.number, data) :]
         except OSError:
             with suppress(OSError):
-                os.ftruncate(self._file, self.size)
+                os.ftruncate(self._file.number, self.size)
             raise
         self.size = size
 

@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from surefoot.record.owned import OwnedFile
 from surefoot.record.segments import FOLDER, segments_in
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Session:
         self.number, self._file = _claim(folder)
         self._path = _path(folder, self.number)
         self._first: dict[str, int] = {}
-        _lock(self._file)
+        _lock(self._file.number)
         try:
             self._say({"pid": os.getpid(), "time": time.time()})
         except OSError:
@@ -49,12 +50,12 @@ class Session:
             self._first[part] = step
 
     def vanished(self) -> bool:
-        """Whether the folder was deleted, or another was put in its place."""
+        """Whether the folder was deleted, another was put in its place, or its files were closed by somebody else."""
         try:
-            there, here = os.stat(self._path), os.fstat(self._file)
+            there, here = os.stat(self._path), os.fstat(self._file.number)
         except OSError:
             return True
-        return (there.st_ino, there.st_dev) != (here.st_ino, here.st_dev)
+        return (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino)
 
     def withdraw(self) -> None:
         """Give the number back: nothing was written under it."""
@@ -64,21 +65,19 @@ class Session:
 
     def close(self) -> None:
         """Let go of the lock."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._file.close()
 
     def _say(self, line: dict[str, object]) -> None:
-        os.write(self._file, (json.dumps(line) + "\n").encode())
+        os.write(self._file.number, (json.dumps(line) + "\n").encode())
 
 
-def _claim(folder: Path) -> tuple[int, int]:
+def _claim(folder: Path) -> tuple[int, OwnedFile]:
     (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     taken = [*_numbers(folder), *(name.session for name in segments_in(folder))]
     number = max(taken, default=-1) + 1
     while True:
         with suppress(FileExistsError):  # another process was faster
-            return number, os.open(_path(folder, number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+            return number, OwnedFile(_path(folder, number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND)
         number += 1
 
 
@@ -107,12 +106,12 @@ def _lock(file: int) -> bool:
 class Adopted:
     """A session whose process is gone, locked so that no third one adopts it as well."""
 
-    def __init__(self, file: int) -> None:
+    def __init__(self, file: OwnedFile) -> None:
         self._file = file
 
     def close(self) -> None:
         """Let go of it."""
-        os.close(self._file)
+        self._file.close()
 
 
 def adopt(folder: Path, before: int) -> dict[int, Adopted]:
@@ -122,11 +121,11 @@ def adopt(folder: Path, before: int) -> dict[int, Adopted]:
         if number >= before:
             continue
         with suppress(OSError):
-            file = os.open(_path(folder, number), os.O_RDWR)
-            if _lock(file):
+            file = OwnedFile(_path(folder, number), os.O_RDWR)
+            if _lock(file.number):
                 found[number] = Adopted(file)
             else:
-                os.close(file)
+                file.close()
     return found
 
 
@@ -136,7 +135,9 @@ def first_steps(folder: Path) -> FirstSteps:
     for number in _numbers(folder):
         with suppress(OSError):
             for line in _path(folder, number).read_text("utf-8", "replace").splitlines():
-                with suppress(ValueError, TypeError, KeyError):  # a torn line, or the one that names the process
+                with suppress(
+                    ValueError, TypeError, KeyError, OverflowError, RecursionError
+                ):  # a torn line, or the one that names the process
                     said = json.loads(line)
                     key = (number, str(said["part"]))
                     found[key] = min(int(said["first"]), found.get(key, int(said["first"])))

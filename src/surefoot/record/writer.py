@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 import time
 from collections import defaultdict, deque
@@ -35,6 +34,8 @@ log = logging.getLogger("surefoot")
 
 WAITING_MESSAGES = 16384
 """How many messages may wait."""
+WAITING_EVENTS = 1024
+"""How many events may wait beyond that: a crowd of rows must not push out the one line that says what happened."""
 WAITING_LAYER_ROWS = 2_000_000
 """How many rows of layers may wait, in all messages together: about 50 MB."""
 TICK_SECONDS = 0.1
@@ -83,14 +84,27 @@ class Writer:
         self._wake, self._ended = threading.Event(), threading.Event()
         self._flushes: deque[threading.Event] = deque()
         self._closing, self._deadline = False, 0.0
+        self._error: BaseException | None = None
         self._runners = [SinkRunner(sink) for sink in sinks]  # here, so that what is no sink is refused at once
         self._thread = threading.Thread(target=self._run, name="surefoot-run-log", daemon=True)
-        self._thread.start()
+        self._start()
 
     @property
     def closed(self) -> bool:
         """Whether the end has come or is near."""
         return self._closing
+
+    def _start(self) -> None:
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the machine or the user may have no more threads
+            self.room, self._closing = 0, True
+            self._ended.set()
+            log.warning("The run log in %s cannot be written (%s); training goes on without it.", self.folder, error)
+
+    def has_room_for_event(self) -> bool:
+        """Whether an event may wait although the queue is full of other things."""
+        return self.room > 0 and len(self.waiting) < self.room + WAITING_EVENTS
 
     def count_drop(self, messages: int = 1) -> None:
         """Some messages are lost."""
@@ -106,16 +120,22 @@ class Writer:
         self._wake.set()
         return done.wait(timeout) and self._disk.works
 
-    def close(self, timeout: float) -> None:
-        """Write what waits and end, within `timeout` seconds."""
-        if not self._is_ours() or self._closing:
+    def close(self, timeout: float, error: BaseException | None = None) -> None:
+        """Write what waits and end, within `timeout` seconds; `error` is what the run ended with."""
+        self._error = self._error or error
+        if not self._is_ours() or self._ended.is_set():
             return
-        self.room = 0
-        self._deadline = time.monotonic() + timeout
-        self._closing = True
+        self.end_soon(timeout)
         self._wake.set()
         if threading.current_thread() is not self._thread and not self._ended.wait(timeout):
             log.warning("The run log in %s was not finished within %g s: it may lack its end.", self.folder, timeout)
+
+    def end_soon(self, timeout: float) -> None:
+        """The end of `close`, without the wait. Takes no lock: the garbage collector calls it, wherever it is."""
+        if self._is_ours() and not self._closing:
+            self.room = 0
+            self._deadline = time.monotonic() + timeout
+            self._closing = True
 
     def silence(self) -> None:
         """In a fork (a data loader's worker) there is no thread that would write: take nothing."""
@@ -215,10 +235,10 @@ class Writer:
         """Whoever reads the log must be able to tell a run that has ended from one that was killed."""
         if self._step is None or self._end_is_told:
             return batch
-        error = getattr(sys, "last_value", None)
         summary, severity = "the log was closed", "info"
-        if isinstance(error, BaseException):
-            summary, severity = f"the program ended with {type(error).__name__}: {error}"[:500], "error"
+        if self._error is not None:
+            what = f"{type(self._error).__name__}: {self._error}"
+            summary, severity = f"the program ended with {what}"[:500], "error"
         event = Event("end", self._step, summary, time.time(), severity)  # type: ignore[arg-type]
         return replace(batch, events=[*batch.events, event])
 

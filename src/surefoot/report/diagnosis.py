@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from surefoot.diagnose.catalogue import CATALOGUE
 
 _SEVERITIES = ("error", "warning", "info")
+MOST_STEPS = 2**53
+"""Beyond this a number is no step of any run, and no browser counts by one there."""
 _VERDICTS = ("broken", "unstable", "healthy")
 
 
@@ -56,6 +57,6 @@ def _words(value: Any) -> list[str]:
 
 
 def _whole(value: Any) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return int(value)
+    return int(value) if abs(value) < MOST_STEPS else None  # nor is NaN below it

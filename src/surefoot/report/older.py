@@ -25,19 +25,28 @@ def from_facts(folder: Path, ranks: tuple[dict[str, Any], ...]) -> Source:
     """The source of a page, from `facts.json`, `run.json` and `findings.json`."""
     import pyarrow as pa
 
-    facts = read_json(folder / "facts.json") or {}
     empty = pa.table({})
+    events, scalars, layers, problems = _tables(read_json(folder / "facts.json") or {})
     return Source(
         folder=folder,
         run=read_json(folder / "run.json") or {},
-        events=list(_events(facts)),
+        events=events,
         findings=read_json(folder / "findings.json"),
-        scalars=_scalars(facts),
-        layers=_layers(facts),
+        scalars=scalars,
+        layers=layers,
         histograms=empty,
         device=empty,
+        problems=problems,
         ranks=ranks,
     )
+
+
+def _tables(facts: dict[str, Any]) -> tuple[list[Event], pa.Table, pa.Table, list[str]]:
+    try:
+        return list(_events(facts)), _scalars(facts), _layers(facts), []
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        problem = f"facts.json is not as `surefoot run` writes it: {type(error).__name__}: {error}"
+        return [], _scalars({}), _layers({}), [problem]
 
 
 def _number(value: Any) -> float | None:

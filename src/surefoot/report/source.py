@@ -92,7 +92,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON object, or nothing where there is none that can be read."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

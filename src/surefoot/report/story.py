@@ -6,6 +6,7 @@ Findings speak first. Where nobody diagnosed the run, its events do: steps that 
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,7 +101,7 @@ def _headline(verdict: str, grave: list[dict[str, Any]], source: Source) -> str:
         return "nothing to worry about" if verdict == "healthy" else ""
     if state(source) == "waiting":
         return "no run here yet"
-    told = [card["title"] for card in event_cards(source.events)]
+    told = [card["title"] for card in event_cards(source.events) if card["severity"] != "info"]
     return ", ".join(told[:2]) if told else "no alarm was raised"
 
 
@@ -152,7 +153,8 @@ def _last_step(source: Source) -> int | None:
 def _seconds(source: Source) -> float | None:
     given = source.run.get("seconds")
     if isinstance(given, (int, float)):
-        return float(given)
+        with suppress(OverflowError):  # not written by us: no clock counts that far
+            return float(given)
     times = measured(source.scalars, "time") if source.scalars.num_rows else None
     if times is None:
         return None
@@ -163,7 +165,8 @@ def _seconds(source: Source) -> float | None:
 def _counts(source: Source) -> list[dict[str, Any]]:
     """The chips of the header: what happened how often, leaving out what did not happen."""
     by_kind: Counter[str] = Counter()
-    for (kind, _), count in tally(source.events).items():
+    events = [event for event in source.events if event.severity != "info" or event.event not in ("alarm", "spike")]
+    for (kind, _), count in tally(events).items():
         by_kind[kind] += count
     found: list[dict[str, Any]] = [
         {"kind": kind, "word": one, "words": many, "count": by_kind[kind]}

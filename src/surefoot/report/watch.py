@@ -106,6 +106,8 @@ def watch(folder: str | Path, once: bool = False) -> None:
     path = Path(folder)
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file; expected a run folder, such as `surefoot run --out DIR` writes.")
+    if sys.stdout is None:
+        raise UsageError("`surefoot watch` has nowhere to write to: its standard output is closed.")
     watcher = Watcher(path)
     if once:
         watcher.look()
@@ -246,7 +248,7 @@ def _findings_of(folder: Path, view: RunView) -> dict[str, Any] | None:
         if view.last_time is not None and path.stat().st_mtime < view.last_time - _VERDICT_SECONDS:
             return None
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -254,6 +256,6 @@ def _findings_of(folder: Path, view: RunView) -> dict[str, Any] | None:
 def _planned_steps(folder: Path) -> int | None:
     try:
         planned = json.loads((folder / "run.json").read_text(encoding="utf-8"))["total_steps"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return planned if isinstance(planned, int) and planned > 0 else None

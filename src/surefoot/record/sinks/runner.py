@@ -61,7 +61,14 @@ class SinkRunner:
         self._closing = self._given_up = False
         self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"surefoot-{self.name}", daemon=True)
-        self._thread.start()
+        self._start()
+
+    def _start(self) -> None:
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the machine or the user may have no more threads
+            self._given_up = True
+            log.warning("Nothing is sent to %s (%s); training and the run log go on.", self.name, error)
 
     @property
     def dropped(self) -> int:
@@ -117,6 +124,8 @@ class SinkRunner:
         if os.getpid() != self._process:
             return
         self.begin_close()
+        if self._thread.ident is None:  # it could not be started
+            return
         if self._thread is not threading.current_thread():
             self._thread.join(max(timeout, 0.0))
         if self._thread.is_alive() and not self._told_unfinished:
