@@ -167,3 +167,21 @@ def test_a_stabilizers_folder_has_no_facts_to_judge_by_and_the_way_out_is_named(
     (tmp_path / "run" / "telemetry").mkdir(exist_ok=True)
     with pytest.raises(UsageError, match="surefoot report"):
         load(tmp_path / "run")
+
+
+def test_an_optimizer_that_is_made_when_another_is_done_loses_no_row(watch):
+    ran = watch(
+        CLASSES,
+        NET,
+        """
+        for made in range(2):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1 + made)
+            for step in range(10):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+        """,
+    )
+    rows = sf.load_run(ran.folder / "run").scalars.to_pylist()
+    assert [row["lr"] for row in rows].count(1.1) == 10
+    assert len(rows) == 20

@@ -44,6 +44,8 @@ class Diary:
         self._opened = False
         self._histograms_at: dict[str, int] = {}
         self._parts: dict[int, str] = {}
+        self._steps: dict[int, int] = {}
+        """The last step of each optimizer that was written."""
 
     @property
     def log(self) -> RunLog | None:
@@ -60,7 +62,7 @@ class Diary:
             return
         log.take(
             StepRow(
-                row.get("at", row["step"]),
+                self._step(row, optimizer),
                 time.time(),
                 self._part(optimizer),
                 loss=row.get("loss"),
@@ -70,6 +72,12 @@ class Diary:
                 skipped=bool(row.get("skipped")),
             )
         )
+
+    def _step(self, row: dict[str, Any], optimizer: int) -> int:
+        """The step of the run. An optimizer made late may step twice in what counts as one; its rows are still two."""
+        step = max(int(row.get("at", row["step"])), self._steps.get(optimizer, -1) + 1)
+        self._steps[optimizer] = step
+        return step
 
     def _part(self, optimizer: int) -> str:
         """What an optimizer is called, settled at its first step: the rows of one part must not have two names."""
