@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 torch.set_num_threads(1)
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as under `nohup`: the programs that tests interrupt would be deaf
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile(
     "surefoot",
     derandomize=True,
