@@ -140,3 +140,11 @@ def test_after_any_stream_a_healthy_one_is_shown_as_it_is(strange):
     if "mine" in view.parts:
         assert view.parts["mine"].smoothed == 2.0
         assert view.parts["mine"].pace.steps_per_second == pytest.approx(10.0, rel=0.01)
+
+
+def test_rows_that_are_read_after_the_end_do_not_bring_a_run_back_to_life():
+    view = fed(events=[event("end", 9, time=100.0)])
+    view.add_row(row(9, time=99.5))
+    assert view.state == "ended"
+    view.add_row(row(10, time=101.0))
+    assert view.state == "running"

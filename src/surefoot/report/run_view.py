@@ -33,7 +33,7 @@ _PACE_LEAST = 2.0
 _STALLED_STEPS = 5
 _LONGEST_SUMMARY = 400
 _COUNTED = {"skip": "skips", "overflow": "skips", "rollback": "rollbacks"}
-_ALARMS = {"spike", "clip-burst"}
+_ALARMS = {"alarm", "spike", "clip-burst"}
 """Alarms from `warning` on; below that they are remarks. What is called an alarm always is one."""
 
 State = Literal["waiting", "running", "ended", "halted"]
@@ -152,6 +152,7 @@ class RunView:
     last_step_time: float | None = None
     events: deque[Happening] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
     events_seen: int = 0
+    _ended_at: float | None = None
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("skips", "rollbacks", "alarms", "drops"), 0))
 
     def add(self, batch: Batch) -> None:
@@ -171,7 +172,8 @@ class RunView:
         """Take a step in."""
         self._note_time(row.time)
         self.last_step_time = self.last_time
-        self.state = "running"
+        if self._ended_at is None or row.time > self._ended_at:  # rows are read apart from events, and may come late
+            self.state, self._ended_at = "running", None
         part = self.parts.get(row.part)
         if part is None:
             if len(self.parts) >= MOST_PARTS:
@@ -187,9 +189,9 @@ class RunView:
         if event.event in ("start", "resume"):
             self._begin(event)
         elif event.event == "end" and self.state != "halted":
-            self.state = "ended"
+            self.state, self._ended_at = "ended", event.time
         elif event.event == "halt":
-            self.state = "halted"
+            self.state, self._ended_at = "halted", event.time
         self._count(event)
         self._keep(event)
 
@@ -266,7 +268,7 @@ class RunView:
         self.last_time = time if self.last_time is None else max(time, self.last_time)
 
     def _begin(self, event: Event) -> None:
-        self.state = "running"
+        self.state, self._ended_at = "running", None
         self.started = event.time if math.isfinite(event.time) else self.started
         for part in self.parts.values():
             part.pace.forget()
