@@ -1,0 +1,38 @@
+"""Run a reproduction in a fresh process that cannot import surefoot, and see whether it fails as it says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from surefoot.diagnose.export.script import SCRIPT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_ALONE = """
+import runpy, sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "surefoot":
+            raise ImportError("a reproduction must not need surefoot")
+
+sys.meta_path.insert(0, Refuse())
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+def fails_alone(folder: Path, seconds: float = 300.0) -> tuple[bool, str]:
+    """Whether the script of a folder fails by itself exactly as recorded, and what it said last."""
+    command = [sys.executable, "-I", "-c", _ALONE, str(folder / SCRIPT)]
+    try:
+        ended = subprocess.run(
+            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds
+        )
+    except subprocess.TimeoutExpired:
+        return False, f"it did not end within {seconds:g} seconds"
+    said = (ended.stderr.strip() or ended.stdout.strip() or "nothing").splitlines()[-1]
+    exactly = said.startswith("reproduced: ") and ", recorded were " not in said
+    return ended.returncode == 1 and exactly, said
