@@ -90,12 +90,13 @@ def capture(
     step: Any = 2,
     steps: int = 6,
     each: Any = None,
+    fused: bool = False,
     **settings: Any,
 ) -> tuple[nn.Module, sf.TrainingStabilizer]:
     """Train for a few steps, some of which are refused. `each` is told of every batch, before its forward."""
     torch.manual_seed(0)
     net = MODELS[model]()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3, fused=fused)
     stabilizer = sf.TrainingStabilizer(
         net,
         optimizer,

@@ -260,3 +260,14 @@ def hard_batches(rank: int, folder: Path, lag: bool, signal_name: str = "loss") 
         stabilizer.backward(output - output.detach() + level)
         stabilizer.step()
     return [[i.step, i.action] for i in stabilizer.incidents if i.kind == "recovery"]
+
+
+def keep_incident(rank: int, folder: Path) -> dict[str, Any]:
+    """One rank's batch is bad at step 2: both refuse the step, and each keeps its own part of it."""
+    model = built("ddp")
+    stabilizer = sf.TrainingStabilizer(model, torch.optim.SGD(model.parameters(), lr=0.01), incidents=folder / "run")
+    for step, (_, x, y) in enumerate(stabilizer.resume(DataLoader(rows(), batch_size=8))):
+        x = x + (torch.inf if (rank, step) == (1, 2) else 0.0)
+        stabilizer.backward((model(x) - y).square().mean())
+        stabilizer.step()
+    return {"counts": stabilizer.counts}

@@ -104,7 +104,7 @@ class Aftermath:
         self.buffers.settle(step)
         decision = self.ledger.account(record)
         if record.skipped:
-            self.capture.refused(record, self.steps, self._pending)
+            self.capture.refused(record, self._pending)
         if decision.only_if_moved and not self._ranks.any(
             self.lifeline.weights_had_moved(self.ledger.typical_gradient)
         ):

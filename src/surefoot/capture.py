@@ -1,9 +1,10 @@
 """Incidents of a run with a stabilizer: when one is captured, from which state, and what is said about it.
 
 A step that is refused at once (on a CPU; on a GPU with an optimizer that is not fused) leaves everything as it was but
-the schedule and the loss scale, which are noted before they move on: that is the exact state before the step. Where the
-verdict comes some steps later, and where recovery undoes steps that were applied, the state is the present one. How
-many steps have been applied to it since is written down, and that the replay is not exact unless it is none.
+the schedule and the loss scale, which are noted before they move on: that is the exact state before the step. On a GPU
+it is copied to the host there and then, since the rest of the verdict comes some steps later. Where nobody knows before
+that, and where recovery undoes steps that were applied, the state is the present one. How many steps have been applied
+to it since is written down, and that the replay is not exact unless it is none.
 
 Healthy steps pay for the notes alone (`record/incidents/notes.py`). Of steps refused in a row only the first is
 captured: the others tell the same story. Whatever goes wrong here ends the capturing, with a warning, not the run.
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from surefoot.keep.staging import map_tensors
 from surefoot.record.incidents.bundle import write_incident
 from surefoot.record.incidents.contents import faults_of, model_parts, prints_of, window_part
 from surefoot.record.incidents.keeper import IncidentKeeper
@@ -90,6 +92,8 @@ class _Held:
     scaler: Any
     gradients: dict[str, Tensor] | None
     faults: list[str]
+    copies: dict[str, Any] | None
+    """Weights and moments, where steps will be applied before the incident is written."""
 
 
 class Capture:
@@ -98,6 +102,7 @@ class Capture:
     def __init__(self, keeper: IncidentKeeper | None, run: RunToCapture, lag_steps: int) -> None:
         self._keeper, self._run, self._lag = keeper, run, lag_steps
         self.notes: StepNotes | None = None
+        self.buffers_before: Callable[[int], dict[int, Tensor]] = lambda step: {}  # set by the stabilizer
         self._scaler_before: Any = None
         self._held: _Held | None = None
         self._last_refused = -2
@@ -160,7 +165,7 @@ class Capture:
         if not refused_at_once:
             return
         record = numbers.record()
-        if not self._wanted(record):
+        if self._held is not None or not self._wanted(record):
             return
         run = self._run
         named, gradients = run.layout.with_gradient()
@@ -175,7 +180,17 @@ class Capture:
             pack(self._scaler_before),
             None if evaluated else by_name,
             ["the optimizer evaluates the loss itself, so that only the loss can be compared"] if evaluated else [],
+            self._copies(record.signals.step) if self._lag else None,
         )
+
+    def _copies(self, step: int) -> dict[str, Any]:
+        """Everything that later steps change, on the host; buffers that the forward wrote as they were before it."""
+        run, before = self._run, self.buffers_before(step)
+
+        def copied(tensor: Tensor) -> Tensor:
+            return before.get(tensor.data_ptr(), tensor).detach().to("cpu", copy=True)
+
+        return map_tensors({**model_parts(run.models), "optimizer": run.optimizer.state_dict()}, copied)  # type: ignore[no-any-return]
 
     @_quietly
     def moved_to(self, step: int, under_way: bool) -> None:
@@ -191,12 +206,14 @@ class Capture:
     # ---- when there is something to capture -----------------------------------------------------------------------
 
     @_quietly
-    def refused(self, record: StepRecord, steps: int, later: Sequence[StepNumbers]) -> None:
+    def refused(self, record: StepRecord, later: Sequence[StepNumbers]) -> None:
         """The host has taken in a refused step, and nothing has been done about it yet.
 
-        `steps` are over by now; `later` are those since, whose numbers may be on their way.
+        `later` are the steps since, whose numbers may still be on their way.
         """
-        held, self._held = self._held, None
+        held = self._held
+        if held is not None and held.step <= record.signals.step:
+            self._held = None
         wanted = self._wanted(record)
         if self._run.ledger.refuses(record):
             self._last_refused = record.signals.step
@@ -210,8 +227,9 @@ class Capture:
             "action": incident.action,
             "evidence": dict(incident.evidence),
         }
-        applied = sum(not numbers.record().skipped for numbers in later)
-        self._write(record, what, applied, held if held and held.step == record.signals.step else None)
+        held = held if held and held.step == record.signals.step else None
+        applied = 0 if held else sum(not numbers.record().skipped for numbers in later)
+        self._write(record, what, applied, held)
 
     @_quietly
     def returning(self, record: StepRecord, decision: Decision, steps: int) -> None:
@@ -240,7 +258,10 @@ class Capture:
 
     @property
     def _place(self) -> tuple[int, int]:
-        return self._run.ranks.place, self._run.ranks.count
+        """This process among all that were started together, whether they train together or not."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return 0, 1
 
     def _write(self, record: StepRecord, what: dict[str, Any], applied: int, held: _Held | None) -> None:
         assert self._keeper is not None
@@ -291,14 +312,14 @@ class Capture:
 
     def _tree(self, window: Window | None, held: _Held | None, redact: Redactor, left_out: list[str]) -> dict[str, Any]:
         run = self._run
-        optimizer = run.optimizer.state_dict()
+        parts = held.copies if held else None
+        parts = parts or {**model_parts(run.models), "optimizer": run.optimizer.state_dict()}
         scheduler = None if run.scheduler is None else run.scheduler.state_dict()
         if held is not None:
-            optimizer = {**optimizer, "param_groups": held.groups}
+            parts = parts | {"optimizer": {**parts["optimizer"], "param_groups": held.groups}}
             scheduler = held.scheduler
         return {
-            **model_parts(run.models),
-            "optimizer": optimizer,
+            **parts,
             "scheduler": scheduler,
             "scaler": None if run.judge.scaler is None else {"state": held.scaler if held else None},
             "window": None if window is None else window_part(window, redact, left_out),

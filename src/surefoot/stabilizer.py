@@ -191,6 +191,7 @@ class TrainingStabilizer:
         )
         self._capture = self._aftermath.capture = Capture(keeper_for(incidents), run, lag_steps)
         self._lifeline.drew = self._capture.drew
+        self._capture.buffers_before = lambda step: self._aftermath.buffers.before(step)
         self._own_signals: dict[str, Scalar] = {}
         self.log = open_log(log, ranks)
         """The run log, if there is one."""

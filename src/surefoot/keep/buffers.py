@@ -93,6 +93,16 @@ class BufferKeeper:
                 buffer.copy_(copy)
         self._copies = dict.fromkeys(self._copies, good)
 
+    def before(self, step: int) -> dict[int, Tensor]:
+        """The buffers as they were before `step`, by where they lie in memory; of those that were kept."""
+        kept = self._copies.get(step, []) if self._slots else []
+        pairs = zip(self._current(), kept, strict=False)
+        return {
+            buffer.data_ptr(): copy
+            for buffer, copy in pairs
+            if buffer is not None and copy is not None and buffer.shape == copy.shape
+        }
+
     def settle(self, step: int) -> None:
         """The verdict on `step` is in: what was kept for it is no longer needed."""
         if len(self._copies) > 1:

@@ -41,7 +41,7 @@ class BlackBox:
 
     def __init__(self, watcher: Watcher, place: Callable[[], Path], rank: tuple[int, int]) -> None:
         self._watcher, self._place, self._rank = watcher, place, rank
-        self._notes: StepNotes | None = StepNotes([], torch.device("cpu"))
+        self._notes: StepNotes | None = StepNotes([], torch.device("cpu"), between_steps=False)
         self._written: dict[int, int] = {}
         self._bad_loss: float | None = None
 

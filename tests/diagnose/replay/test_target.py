@@ -121,7 +121,7 @@ def test_inputs_that_are_not_the_captured_ones_are_no_corruption(tmp_path):
 
 
 def test_a_verdict_that_came_later_is_compared_and_called_inexact(tmp_path):
-    capture(tmp_path, "mlp", step=2, steps=9, decide_on="device", lag_steps=3)
+    capture(tmp_path, "mlp", step=2, steps=9, decide_on="device", lag_steps=3, fused=True)
     (folder,) = incidents_in(tmp_path)
     found = replayed(folder, "mlp")
     assert found.kind == "inconclusive"

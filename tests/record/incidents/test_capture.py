@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -177,8 +178,19 @@ def test_a_disk_that_cannot_be_written_to_costs_one_warning_and_no_step(tmp_path
     assert sum("no longer captured" in record.message for record in caplog.records) == 1
 
 
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_what_the_host_knows_at_once_is_exact_though_it_is_written_later(tmp_path, model):
+    before = state_before(model, "fp32", 1, step=2)
+    capture(tmp_path, model, step=2, decide_on="device", lag_steps=3)
+    (folder,) = incidents_in(tmp_path)
+    found = read_incident(folder)
+    assert found.facts["exact"], found.facts["inexact"]
+    assert same(dict(found.state["models"][0]), dict(before["model"]))
+    assert same(found.state["optimizer"], before["optimizer"])
+
+
 def test_a_verdict_that_comes_later_says_how_much_later(tmp_path):
-    capture(tmp_path, "mlp", step=2, steps=9, decide_on="device", lag_steps=3)
+    capture(tmp_path, "mlp", step=2, steps=9, decide_on="device", lag_steps=3, fused=True)
     (folder,) = incidents_in(tmp_path)
     facts = read_incident(folder).facts
     assert facts["step"] == 2
@@ -209,3 +221,15 @@ def test_a_model_can_be_copied_and_pickled_while_it_is_watched(tmp_path):
         assert not model._forward_pre_hooks
     notes = stabilizer._capture.notes
     assert [len(each.calls) for each in notes.window(1).microbatches] == [1]  # the twin's call is not the model's
+
+
+def test_no_batch_outlives_the_next_one(tmp_path):
+    model = nn.Linear(4, 1)
+    stabilizer = sf.TrainingStabilizer(model, torch.optim.SGD(model.parameters(), lr=0.01), incidents=tmp_path)
+    seen = []
+    for batch in stabilizer.resume(torch.randn(4) for _ in range(6)):
+        assert [held() for held in seen] == [None] * len(seen)
+        stabilizer.backward(model(batch).sum())
+        stabilizer.step()
+        seen = [weakref.ref(batch)]
+        del batch

@@ -92,3 +92,15 @@ def test_a_quick_note_of_the_streams_is_the_slow_one():
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
     set_streams(note.full())
     assert [random.random(), random.gauss(0, 1), np.random.rand(), float(torch.rand(1))] == expected
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: random.seed(3), lambda: np.random.seed(3)])
+def test_a_note_is_never_that_of_an_earlier_moment(draw):
+    streams = QuickStreams()
+    for _ in range(2000):
+        streams.note()
+        draw()
+    note = streams.note()
+    expected = [random.random(), np.random.rand()]
+    set_streams(note.full())
+    assert [random.random(), np.random.rand()] == expected

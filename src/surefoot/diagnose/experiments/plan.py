@@ -98,7 +98,7 @@ def order_for(change: Change | None, baseline: Reading, seconds: float) -> dict[
     """What the run of a change (or, for `None`, the repetition of the baseline) is told."""
     order: dict[str, Any] = {"change": change.name if change else None, "seconds": seconds}
     failed = baseline.failed_at
-    if failed is not None and baseline.outcome in ("non-finite", "crashed", "diverged"):
+    if failed is not None and baseline.outcome in ("non-finite", "crashed"):  # other failures take the whole curve
         slower = change.slower if change else 1.0
         longer = warmup_steps(baseline) if change and change.name == "warm-up" else 0
         least = FEWEST_STEPS if change else 0

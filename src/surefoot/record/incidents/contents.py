@@ -51,7 +51,7 @@ def _microbatch(each: Microbatch, redact: Redactor, left_out: list[str]) -> dict
         "streams": None if each.streams is None else each.streams.full(),
         "drawn": [encode(seen.value, redact, left_out) for seen in each.drawn],
         "given": None if each.given is None else encode(each.given.value, redact, left_out),
-        "calls": [] if known else [encode(seen.value, redact, left_out, "inputs") for seen in each.calls],
+        "calls": [] if known else [encode(call, redact, left_out, "inputs") for call in each.calls],
         "weights": [None if w is None else float(w() if callable(w) else w) for w in each.weights],
     }
 
@@ -64,9 +64,7 @@ def prints_of(
     return {
         "loss": loss,
         "losses": [[_loss_print(each) for each in one.losses] for one in microbatches],
-        "inputs": [
-            [[print_of(tensor) for tensor in tensors_in(seen.value)] for seen in one.calls] for one in microbatches
-        ],
+        "inputs": [[[print_of(tensor) for tensor in tensors_in(call)] for call in one.calls] for one in microbatches],
         "gradients": dict(norms)
         if gradients is None
         else {name: print_of(gradient) for name, gradient in gradients.items()},
@@ -91,7 +89,7 @@ def faults_of(window: Window | None) -> list[str]:
         found.append("the batch was changed in place after it was drawn; it was captured as it was at the end")
     if window.began_before:
         found.append("the step began before a restart: its first microbatches are not there")
-    if window.microbatches[0].streams is None:
+    if window.microbatches[0].streams is None and window.start is None:
         found.append("where the random streams stood is not known")
     return found
 

@@ -38,11 +38,13 @@ if TYPE_CHECKING:
 
     Weight = Scalar | Callable[[], Scalar] | None
 
+unseen = torch._C.DisableTorchFunction
+"""A context in which no function mode and no tensor class of the user's own hears of what is looked at."""
 MOST_DRAWN = 8
 """Batches remembered of one microbatch: with more, the loop draws for something else than this step."""
 MOST_CALLS = 16
 MOST_HELD_BYTES = 64 << 20
-"""What the model was called with is held over several steps up to this size, and only if no batch was seen."""
+"""Of a device's memory, what a model was called with in one step is held up to this size."""
 
 
 class Seen(NamedTuple):
@@ -66,7 +68,7 @@ class Microbatch:
     drawn: list[Seen] = field(default_factory=list)
     given: Seen | None = None
     """What `run_microbatches` was given, if no batch was drawn before."""
-    calls: list[Seen] = field(default_factory=list)
+    calls: list[tuple[Any, Any]] = field(default_factory=list)
     """Positional and keyword inputs of every call of a model that gradients were on for."""
     losses: list[Tensor] = field(default_factory=list)
     weights: list[Weight] = field(default_factory=list)
@@ -92,7 +94,15 @@ class Window:
 class StepNotes:
     """Notes of the step under way, and of those before it whose verdict is still out."""
 
-    def __init__(self, models: Sequence[nn.Module], home: torch.device, lag_steps: int = 0, step: int = 0) -> None:
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        home: torch.device,
+        lag_steps: int = 0,
+        step: int = 0,
+        between_steps: bool = True,
+    ) -> None:
+        """`between_steps` says whether a model may carry a hook where no batch tells that a step has begun."""
         self._models = list(models)
         self._thread = threading.get_ident()
         self._streams = QuickStreams((home.index or 0,) if home.type == "cuda" else ())
@@ -100,12 +110,16 @@ class StepNotes:
         self._now = Microbatch()
         self._window = Window(step, self._streams.note())
         self.hold_all = not lag_steps
-        """Whether what a model is called with is held whatever its size: for one step, the loop holds it anyway."""
+        """Whether what a model is called with is held although a batch was seen: for one step that is little."""
+        self._held_bytes = 0
         self.failed: Callable[[Exception], None] = lambda error: self.close()
         """Told when noting fails, which must not end anything else."""
         self._hook = _Hook(self)
-        self._handles: list[Any] = []
-        self._attach()
+        self._key: Any = f"surefoot-{id(self)}"  # torch's own hooks are numbered
+        self._attached: list[nn.Module] = []
+        self._between_steps = between_steps
+        if between_steps:
+            self._attach()
         listen(self)
 
     def know(self, models: Sequence[nn.Module]) -> None:
@@ -118,15 +132,20 @@ class StepNotes:
         self._streams = QuickStreams(tuple(sorted({each.index or 0 for each in placed if each.type == "cuda"})))
 
     def _attach(self) -> None:
-        if not self._handles:
-            # One that is compiled as a whole would be compiled again, with the hook.
-            free = [model for model in self._models if getattr(model, "_compiled_call_impl", None) is None]
-            self._handles = [model.register_forward_pre_hook(self._hook, with_kwargs=True) for model in free]
+        """What `register_forward_pre_hook(hook, with_kwargs=True)` does, without its handle: it runs at every step."""
+        if self._attached:
+            return
+        # One that is compiled as a whole would be compiled again, with the hook.
+        self._attached = [model for model in self._models if getattr(model, "_compiled_call_impl", None) is None]
+        for model in self._attached:
+            model._forward_pre_hooks[self._key] = self._hook
+            model._forward_pre_hooks_with_kwargs[self._key] = True
 
     def _detach(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        for model in self._attached:
+            model._forward_pre_hooks.pop(self._key, None)
+            model._forward_pre_hooks_with_kwargs.pop(self._key, None)
+        self._attached = []
 
     # ---- while a step goes by -------------------------------------------------------------------------------------
 
@@ -134,7 +153,8 @@ class StepNotes:
         """A data loader has handed out a batch, for training if the model is set to it."""
         if threading.get_ident() == self._thread:
             try:
-                self.drew(batch)
+                with unseen():
+                    self.drew(batch)
             except Exception as error:
                 self.failed(error)
         return batch
@@ -144,6 +164,8 @@ class StepNotes:
         now = self._now
         if now.drawn and now.drawn[-1].value is batch:
             return
+        if self._past.maxlen == 1:
+            self._past.clear()  # decided by now: the last batch need not live longer than in the loop
         if not torch.is_grad_enabled() or (self._models and not any(model.training for model in self._models)):
             return
         now.drawn.append(Seen(batch, versions_of(batch)))
@@ -171,15 +193,15 @@ class StepNotes:
         if now.streams is None:
             now.streams = self._note_streams()
         if len(now.calls) < MOST_CALLS and self._may_hold(args, kwargs):
-            inputs = (args, kwargs)
-            now.calls.append(Seen(inputs, versions_of(inputs)))
+            now.calls.append((args, kwargs))
 
     def _may_hold(self, args: Any, kwargs: Any) -> bool:
-        if self.hold_all:
-            return True
-        if self._now.drawn or self._now.given is not None:
+        """Whether what a model is called with may be held: on the host yes, of a device's memory a little."""
+        if not self.hold_all and (self._now.drawn or self._now.given is not None):
             return False
-        return sum(t.numel() * t.element_size() for t in tensors_in((args, kwargs))) <= MOST_HELD_BYTES
+        sizes = [t.numel() * t.element_size() for t in tensors_in((args, kwargs)) if t.device.type != "cpu"]
+        self._held_bytes += sum(sizes)
+        return self._held_bytes <= MOST_HELD_BYTES
 
     def _note_streams(self) -> StreamNote | None:
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
@@ -195,7 +217,7 @@ class StepNotes:
         """The microbatch is complete."""
         self._window.microbatches.append(self._now)
         self._now = Microbatch()
-        if self._window.drew:
+        if self._window.drew or not self._between_steps:
             self._detach()
 
     def moved_to(self, step: int, under_way: bool) -> None:
@@ -208,11 +230,11 @@ class StepNotes:
         """The step is over; the next one is `step`."""
         if self._now.losses or not self._window.microbatches:
             self.close_microbatch()
-        drew = self._window.drew
+        drew, self._held_bytes = self._window.drew, 0
         self._past.append(self._window)
         # A batch drawn ahead of the step that it is for stays with that step.
         self._window = Window(step, None if drew else self._note_streams())
-        if not drew:
+        if not drew and self._between_steps:
             self._attach()
 
     # ---- when it turns out to be bad ------------------------------------------------------------------------------
@@ -241,7 +263,8 @@ class _Hook:
         notes = None if self._notes is None else self._notes()
         if notes is not None:
             try:
-                notes.called(module, args, kwargs)
+                with unseen():
+                    notes.called(module, args, kwargs)
             except Exception as error:
                 notes.failed(error)
 

@@ -2,8 +2,9 @@
 
 What makes `surefoot.streams.read_streams` slow, some 80 microseconds, is that Python and NumPy hand out the state of
 their generators number by number. Both are one block of memory: of Python's, the tail of the object; of NumPy's, where
-its own `ctypes` interface says. That block is copied whole and taken apart if it is ever needed. Whether it is what it
-is taken for is checked once, against the public state; where it is not (another interpreter), the slow way is used.
+its own `ctypes` interface says. That block is copied whole and taken apart if it is ever needed, and not even copied as
+long as its position and the word beside it are what they were, since most steps use neither. Whether it is what it is
+taken for is checked once, against the public state; where it is not (another interpreter), the slow way is used.
 
 One number is not in NumPy's block: the second of a pair of normal numbers, if one is waiting. It is taken to be as it
 is when the note is read, if the stream has not moved since, and else as not there: a step that itself takes single
@@ -14,16 +15,13 @@ from __future__ import annotations
 
 import ctypes
 import random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from surefoot.streams import read_streams
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _WORDS = 624
 _BYTES = 4 * _WORDS
@@ -71,7 +69,7 @@ class QuickStreams:
     """Notes the random streams of the process; those of CUDA for the given devices only."""
 
     def __init__(self, devices: tuple[int, ...] = ()) -> None:
-        self._devices = devices
+        self._generators = [(index, torch.cuda.default_generators[index]) for index in devices]
         self._python, self._numpy = _python_block(), _numpy_block()
 
     @property
@@ -81,12 +79,28 @@ class QuickStreams:
 
     def note(self) -> StreamNote:
         """The streams as they are now. Waits for no device: the state of a CUDA generator lives on the host."""
-        cuda = tuple((index, torch.cuda.default_generators[index].get_state()) for index in self._devices)
+        cuda = tuple([(index, generator.get_state()) for index, generator in self._generators])
         own = torch.get_rng_state()
         if self._python is None or self._numpy is None:
             return StreamNote(None, None, None, own, cuda, read_streams())
         gauss = random._inst.gauss_next  # type: ignore[attr-defined]
-        return StreamNote(self._python(), gauss, self._numpy(), own, cuda, None)
+        return StreamNote(self._python.copy(), gauss, self._numpy.copy(), own, cuda, None)
+
+
+class _Block:
+    """The memory of one generator: its words, and before or behind them its position."""
+
+    def __init__(self, address: int, position_first: bool) -> None:
+        self._address = address
+        self._tell_tale = address if position_first else address + _BYTES - 4
+        self._seen, self._copied = b"", b""
+
+    def copy(self) -> bytes:
+        """Its contents; the last copy once more if no number was drawn since."""
+        seen = ctypes.string_at(self._tell_tale, 8)  # the position and a word: every number moves the one ...
+        if seen != self._seen:  # ... and going round, or seeding, changes the other
+            self._seen, self._copied = seen, ctypes.string_at(self._address, _BYTES + 4)
+        return self._copied
 
 
 def _split(block: bytes, position_first: bool) -> tuple[int, list[int]]:
@@ -96,29 +110,29 @@ def _split(block: bytes, position_first: bool) -> tuple[int, list[int]]:
     return int(numbers[_WORDS]), numbers[:_WORDS].tolist()
 
 
-def _python_block() -> Callable[[], bytes] | None:
-    """How to copy the state of Python's generator; `None` if it is not laid out as in CPython."""
+def _python_block() -> _Block | None:
+    """The state of Python's generator; `None` if it is not laid out as in CPython."""
     generator: Any = getattr(random, "_inst", None)
     try:
         kind = type(generator).__mro__[1]  # the one written in C
         for start in range(0, kind.__basicsize__ - _BYTES - 3, 4):
-            address = id(generator) + start
-            position, words = _split(ctypes.string_at(address, _BYTES + 4), position_first=True)
+            block = _Block(id(generator) + start, position_first=True)
+            position, words = _split(block.copy(), position_first=True)
             if (*words, position) == generator.getstate()[1]:
-                return lambda: ctypes.string_at(address, _BYTES + 4)
+                return block
     except Exception:
         return None
     return None
 
 
-def _numpy_block() -> Callable[[], bytes] | None:
-    """How to copy the state of NumPy's global generator; `None` if it is not a Mersenne twister as we know it."""
+def _numpy_block() -> _Block | None:
+    """The state of NumPy's global generator; `None` if it is not a Mersenne twister as we know it."""
     try:
         legacy: Any = np.random.mtrand._rand
-        address = legacy._bit_generator.ctypes.state_address
+        block = _Block(legacy._bit_generator.ctypes.state_address, position_first=False)
         kind, keys, position, *_ = legacy.get_state()
-        found, words = _split(ctypes.string_at(address, _BYTES + 4), position_first=False)
+        found, words = _split(block.copy(), position_first=False)
     except Exception:
         return None
     same = kind == "MT19937" and found == position and words == keys.tolist()
-    return (lambda: ctypes.string_at(address, _BYTES + 4)) if same else None
+    return block if same else None

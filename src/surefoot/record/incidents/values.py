@@ -13,7 +13,7 @@ first value lies within 64 bytes, come back as they were.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,20 +28,27 @@ _DEEPEST = 20
 _IS = "is"
 
 
-def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
-    """Every tensor in a nesting of plain containers and mappings."""
+def tensors_in(value: Any) -> list[Tensor]:
+    """Every tensor in a nesting of containers, mappings and objects that hold data."""
+    found: list[Tensor] = []
+    _collect(value, found, 0)
+    return found
+
+
+def _collect(value: Any, found: list[Tensor], depth: int) -> None:
+    """The commonest kinds first: this runs at every step."""
     if isinstance(value, Tensor):
-        yield value
-    elif depth < _DEEPEST:
-        if isinstance(value, Mapping):
-            for item in value.values():
-                yield from tensors_in(item, depth + 1)
-        elif isinstance(value, (list, tuple)):
+        found.append(value)
+    elif depth < _DEEPEST and type(value) not in _PLAIN and type(value) is not str:
+        if isinstance(value, (list, tuple)):
             for item in value:
-                yield from tensors_in(item, depth + 1)
+                _collect(item, found, depth + 1)
+        elif type(value) is dict or isinstance(value, Mapping):
+            for item in value.values():
+                _collect(item, found, depth + 1)
         elif _has_parts(value):
             for item in vars(value).values():
-                yield from tensors_in(item, depth + 1)
+                _collect(item, found, depth + 1)
 
 
 def versions_of(value: Any) -> list[int]:

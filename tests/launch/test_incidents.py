@@ -1,0 +1,66 @@
+"""`surefoot run` keeps the first bad step, and the script itself can run it again."""
+
+import json
+
+import pytest
+from running import both
+
+from captured import incidents_in
+from surefoot.diagnose.replay.passes import Order, run_pass
+from surefoot.record.incidents.reading import read_incident
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+x, y = torch.randn(64, 8), torch.rand(64) + 0.5
+model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+def loss_of(a, b):
+    rate = model(a + 0.1 * torch.randn_like(a)).squeeze(1)
+    {line}
+for epoch in range(3):
+    for i, (a, b) in enumerate(DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)):
+        optimizer.zero_grad()
+        for part in (0, 1):
+            (loss_of(a[part::2], b[part::2]) / 2).backward()
+        optimizer.step()
+        if epoch == 1 and i == 3:
+            with torch.no_grad():
+                model[4].bias.fill_(-100.0)
+print(float(model[0].weight.sum()))
+torch.save(model, "model.pt")
+"""
+LOSSES = {
+    "backward": "return (rate - b * torch.log(torch.relu(rate + 3))).mean()",
+    "step": "return (rate - b * torch.sqrt((rate + 4).abs() * (rate > -3))).mean()",
+}
+
+
+@pytest.mark.parametrize("ended", list(LOSSES))
+def test_the_first_bad_step_is_kept_and_can_be_run_again(tmp_path, ended):
+    (tmp_path / "train.py").write_text(SCRIPT.format(line=LOSSES[ended]))
+    _, watched = both(tmp_path, "train.py")
+    (folder,) = incidents_in(tmp_path / "run")
+    assert f"surefoot replay {folder}" in watched.stderr
+    facts = read_incident(folder).facts
+    assert (facts["step"], facts["exact"], facts["configuration"]["ended"]) == (12, True, ended)
+    assert facts["script"]["path"] == "train.py"
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (tmp_path / "model.pt").unlink()
+    found = run_pass(Order(folder, script=str(tmp_path / "train.py")), scratch, 1, locate=True)
+    for kind in ("losses", "gradients"):
+        assert found.prints[kind] == facts["fingerprints"][kind], kind
+    operation = {"backward": "aten.log.default", "step": "aten.sqrt.default"}[ended]
+    assert operation in (found.origin["op"], found.origin["forward_op"])
+    assert not (tmp_path / "model.pt").exists()
+
+
+def test_a_healthy_run_has_no_incident(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT.format(line="return (rate - b).square().mean()"))
+    both(tmp_path, "train.py")
+    assert incidents_in(tmp_path / "run") == []
+    assert json.loads((tmp_path / "run" / "findings.json").read_text())["verdict"]
