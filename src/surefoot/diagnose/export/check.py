@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from surefoot.diagnose.export.script import SCRIPT
+from surefoot.diagnose.export.folder import SCRIPT
 
 if TYPE_CHECKING:
     from pathlib import Path

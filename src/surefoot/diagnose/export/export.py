@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.diagnose.export.check import fails_alone
 from surefoot.diagnose.export.choose import drafts
-from surefoot.diagnose.export.script import README, SCRIPT, TENSORS, subject, write
+from surefoot.diagnose.export.folder import SCRIPT, clear, usable
+from surefoot.diagnose.export.script import subject, write
 from surefoot.diagnose.export.tape import Tape
 from surefoot.diagnose.locate.call import mend
 from surefoot.diagnose.locate.describe import count
@@ -77,6 +78,12 @@ class Reproduction:
         """The script."""
         return self.folder / SCRIPT
 
+    def as_data(self) -> dict[str, Any]:
+        """The numbers, and the sentence."""
+        kept = ("title", "operations", "lines", "tensor_bytes", "came_from_bytes", "checked")
+        numbers = {name: getattr(self, name) for name in kept}
+        return {"script": str(self.script), **numbers, "counts": self.counts._asdict(), "text": str(self)}
+
     def __str__(self) -> str:
         text = (
             f"{self.script}: {self.title} made {self.counts}; {self.operations} operations, {self.lines} lines, "
@@ -125,7 +132,7 @@ def export_reproduction(
 
 def export_found(run: Run, origin: Record, execute: Execute, folder: str | Path, *, check: bool) -> Reproduction:
     """Write the reproduction of a failure that has been found; `execute` runs the step with a recorder."""
-    place = _usable(Path(folder))
+    place = usable(Path(folder))
     result = result_of(run, origin)
     at = _operation_of(run, origin)
     tape = _captured(run, at, execute)
@@ -139,17 +146,8 @@ def export_found(run: Run, origin: Record, execute: Execute, folder: str | Path,
                 place, subject(draft.program), draft.seen.counts, draft.program.operations, len(text.splitlines()),
                 size, tape.came_from, said, result,
             )  # fmt: skip
-    for name in (SCRIPT, TENSORS, README):
-        (place / name).unlink(missing_ok=True)
+    clear(place)
     raise UsageError(f"{result.op} does not fail by itself: no reproduction was written ({said}). {result}")
-
-
-def _usable(folder: Path) -> Path:
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file; a reproduction is a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / SCRIPT).exists():
-        raise UsageError(f"{folder} holds other files; give a folder that is empty or not there yet")
-    return folder
 
 
 def _operation_of(run: Run, origin: Record) -> Record:
@@ -166,9 +164,10 @@ def _captured(run: Run, at: Record, execute: Execute) -> Tape:
     """A tape with everything that went into an operation and into the function around it."""
 
     def play(**settings: Any) -> Tape:
-        tape = execute(lambda names: Tape(names, at.index, **settings)).recorder
-        assert isinstance(tape, Tape)
-        return tape
+        ran = execute(lambda names: Tape(names, at.index, **settings))
+        if not isinstance(ran.recorder, Tape):
+            raise _OtherStep(f"the step was not run again: {ran.error}")
+        return ran.recorder
 
     def same(tape: Tape) -> bool:
         return tape.calls[: at.index + 1] == run.recorder.calls[: at.index + 1]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from surefoot.diagnose.export.spelling import Unspeakable, spell, title
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, dtype
 
     from surefoot.diagnose.export.captured import Captured, Key, Ran
 
@@ -76,6 +76,7 @@ class _Writer:
         self._keys: dict[str, Key] = {}
         self._known: dict[Key, str] = {}
         self._used: set[str] = set()
+        self._autocast: dict[str, dtype] = {}
 
     def write(self, chosen: list[Ran]) -> Program:
         *before, bad = chosen
@@ -109,14 +110,18 @@ class _Writer:
     def _add(self, ran: Ran, name: str) -> None:
         call = f"{name} = {spell(ran, self._expression)}"
         if ran.is_random:
-            self._lines.append(Line("torch.manual_seed(0)"))
-        inner = ""
-        for kind, dtype in ran.autocast.items():
-            self._lines.append(Line(f'{inner}with torch.autocast("{kind}", dtype={dtype}):'))
-            inner += "    "
-        self._lines.append(Line(inner + call, ran))
+            self._emit("torch.manual_seed(0)", ran.autocast)
+        self._emit(call, ran.autocast, ran)
         for key, path in ran.outputs.items():
             self._known[key] = f"{name}{path}"
+
+    def _emit(self, text: str, autocast: dict[str, dtype], ran: Ran | None = None) -> None:
+        """A line, under autocast where its call was; calls that follow one another share it."""
+        if autocast != self._autocast:
+            for depth, (kind, precision) in enumerate(autocast.items()):
+                self._lines.append(Line(f'{"    " * depth}with torch.autocast("{kind}", dtype={precision}):'))
+            self._autocast = autocast
+        self._lines.append(Line("    " * len(autocast) + text, ran))
 
     def _differentiate(self, bad: Ran) -> list[str]:
         upstream = self._captured.upstream
@@ -127,9 +132,8 @@ class _Writer:
             if not name.isidentifier():
                 raise Unspeakable("a part of a result cannot be differentiated by")
             leaf = name in self._leaves
-            self._lines.append(
-                Line(f"{name}.requires_grad_()" if leaf else f"{name} = {name}.detach().requires_grad_()")
-            )
+            words = f"{name}.requires_grad_()" if leaf else f"{name} = {name}.detach().requires_grad_()"
+            self._emit(words, bad.autocast)
         self._add(bad, "result")
         outputs, arriving = [], []
         for path, gradient in upstream.items():
@@ -138,7 +142,7 @@ class _Writer:
             outputs.append(f"result{path}")
             arriving.append(name)
         words = ", ".join(f"[{', '.join(part)}]" for part in (outputs, inputs, arriving))
-        self._lines.append(Line(f"gradients = torch.autograd.grad({words})"))
+        self._emit(f"gradients = torch.autograd.grad({words})", {})
         return [f"gradients[{i}]" for i in range(len(inputs))]
 
     def _name_of_output(self, ran: Ran) -> str:

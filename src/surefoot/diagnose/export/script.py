@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from surefoot.diagnose.export.folder import README, SCRIPT, TENSORS, clear
 from surefoot.diagnose.export.literals import literal, stored
 from surefoot.record.incidents.redact import Redactor
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from surefoot.diagnose.locate.frames import Place
     from surefoot.diagnose.locate.result import NonFiniteOrigin
 
-SCRIPT, TENSORS, README = "reproduce.py", "tensors.safetensors", "README.md"
 _DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
     "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
@@ -66,7 +66,7 @@ def write(folder: Path, program: Program, seen: Seen, origin: NonFiniteOrigin, s
     folder.mkdir(parents=True, exist_ok=True)
     large = {name: leaf for name, leaf in program.leaves.items() if literal(leaf) is None}
     text = _script(program, seen, origin, large, redact)
-    (folder / TENSORS).unlink(missing_ok=True)
+    clear(folder)
     if large:
         from safetensors.torch import save_file
 
