@@ -72,8 +72,8 @@ def _draft(captured: Captured, chosen: list[Ran], backward: bool) -> Draft | Non
 def _shrunk(draft: Draft, patience: Patience) -> Draft:
     program = shrink(draft.program, draft.seen, patience)
     seen = attempt(program.text, program.leaves)
-    assert seen is not None
-    return Draft(program, seen)
+    same = seen is not None and seen.kinds == draft.seen.kinds
+    return Draft(program, seen) if seen is not None and same else draft
 
 
 def _with_one_more(

@@ -38,9 +38,9 @@ def shrink(program: Program, wanted: Seen, patience: Patience) -> Program:
     leaves = dict(program.leaves)
     for _ in range(_ROUNDS):
         before = {name: leaf.shape for name, leaf in leaves.items()}
+        leaves.update(_relabelled(program.text, leaves, wanted, patience))
         for axes in _groups(leaves):
             leaves.update(_fewer(program.text, leaves, axes, wanted, patience))
-        leaves.update(_relabelled(program.text, leaves, wanted, patience))
         if before == {name: leaf.shape for name, leaf in leaves.items()}:
             break
     return replace(program, leaves=leaves)

@@ -55,6 +55,8 @@ def title(ran: Ran) -> str:
     name = str(resolve_name(ran.func)).removesuffix(".__get__")
     if name.startswith("torch.Tensor."):
         last = name.rsplit(".", 1)[-1]
+        if last == "__getitem__":
+            return "indexing"
         plain = {"__rtruediv__": "div", "__rdiv__": "div", "__rsub__": "sub", "__rpow__": "pow", "__pow__": "pow"}
         last = plain.get(last, last)
         return f"torch.{last}" if callable(getattr(torch, last, None)) else f"Tensor.{last}"
