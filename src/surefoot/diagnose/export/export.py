@@ -86,7 +86,7 @@ class Reproduction:
 
     def __str__(self) -> str:
         text = (
-            f"{self.script}: {self.title} made {self.counts}; {self.operations} operations, {self.lines} lines, "
+            f"{self.script}: {self.title} made {self.counts}; {_plural(self.operations)}, {self.lines} lines, "
             f"{self.tensor_bytes:,} bytes of tensors instead of {self.came_from_bytes:,}"
         )
         return f"{text}. In a fresh process: {self.checked}" if self.checked else text
@@ -136,7 +136,7 @@ def export_found(run: Run, origin: Record, execute: Execute, folder: str | Path,
     result = result_of(run, origin)
     at = _operation_of(run, origin)
     tape = _captured(run, at, execute)
-    said = "nothing could be written down"
+    said = "its tensors or arguments cannot be written down"
     for draft in _attempts(tape, at, born=at.born and at is origin):
         size = draft.program.bytes
         text = write(place, draft.program, draft.seen, result, _sizes(size, tape.came_from, draft))
@@ -147,7 +147,9 @@ def export_found(run: Run, origin: Record, execute: Execute, folder: str | Path,
                 size, tape.came_from, said, result,
             )  # fmt: skip
     clear(place)
-    raise UsageError(f"{result.op} does not fail by itself: no reproduction was written ({said}). {result}")
+    raise UsageError(
+        f"no reproduction was written of {result.op}: alone it does not fail the same way ({said}). {result}"
+    )
 
 
 def _operation_of(run: Run, origin: Record) -> Record:
@@ -226,5 +228,9 @@ def _own(captured: Captured, born: bool) -> set[Key]:
 def _sizes(size: int, before: int, draft: Draft) -> str:
     program = draft.program
     shapes = ", ".join(f"{name} {list(leaf.shape)}" for name, leaf in program.leaves.items())
-    calls = "1 operation" if program.operations == 1 else f"{program.operations} operations"
+    calls = _plural(program.operations)
     return f"{calls} on {shapes or 'nothing'}: {size:,} bytes of tensors, where the step read {before:,}."
+
+
+def _plural(operations: int) -> str:
+    return "1 operation" if operations == 1 else f"{operations} operations"

@@ -69,7 +69,8 @@ def _number(number: Any, dtype: torch.dtype) -> str:
 
 
 def _makes(words: str, tensor: Tensor) -> bool:
-    again = eval(words, {"torch": torch})
+    with torch._C.DisableTorchFunction():  # as without `torch.set_default_device`
+        again = eval(words, {"torch": torch})
     same_kind = again.dtype == tensor.dtype and again.shape == tensor.shape and again.device == tensor.device
     return bool(same_kind and _bits(again).equal(_bits(tensor)))
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from surefoot.diagnose.export.captured import Captured, Key, Ran
 
 _TAKEN = frozenset(
-    ("torch", "F", "made", "result", "sys", "json", "counts", "said", "load", "tensors", "gradients", "recorded")
+    ("torch", "F", "Path", "made", "result", "sys", "json", "counts", "kinds", "said", "load", "tensors", "gradients")
 )
 
 
@@ -102,7 +102,7 @@ class _Writer:
             tensor = self._captured.values.get(key)
             if tensor is None:
                 raise Unspeakable("an input had been overwritten, or is of a kind that cannot be stored")
-            name = self._fresh(self._captured.names.get(key, "x"))
+            name = self._fresh(self._captured.names.get(key, "given"))
             self._leaves[name], self._keys[name] = tensor, key
             self._known[key] = name
         return self._known[key]
@@ -143,13 +143,14 @@ class _Writer:
             arriving.append(name)
         words = ", ".join(f"[{', '.join(part)}]" for part in (outputs, inputs, arriving))
         self._emit(f"gradients = torch.autograd.grad({words})", {})
-        return [f"gradients[{i}]" for i in range(len(inputs))]
+        kinds = {self._expression(key): key.dtype for key in bad.needs_gradient}
+        return [_readable(f"gradients[{i}]", kinds[name]) for i, name in enumerate(inputs)]
 
     def _name_of_output(self, ran: Ran) -> str:
         return next((name for key in ran.outputs if (name := self._captured.names.get(key, ""))), "value")
 
     def _fresh(self, wish: str) -> str:
-        wish = wish if wish.isidentifier() and not keyword.iskeyword(wish) else "x"
+        wish = wish if wish.isidentifier() and not keyword.iskeyword(wish) else "given"
         wish = f"{wish}_" if hasattr(builtins, wish) else wish
         name, number = wish, 1
         while name in self._used or name in _TAKEN:
@@ -162,4 +163,12 @@ class _Writer:
 def _results(ran: Ran) -> list[str]:
     """Those of a call's results that can hold a value which is not finite."""
     kinds = {path: key.dtype for key, path in ran.outputs.items()}
-    return [f"result{path}" for path, kind in kinds.items() if kind and (kind.is_floating_point or kind.is_complex)]
+    able = {path: kind for path, kind in kinds.items() if kind and (kind.is_floating_point or kind.is_complex)}
+    return [_readable(f"result{path}", kind) for path, kind in able.items()]
+
+
+def _readable(expression: str, kind: dtype | None) -> str:
+    """An expression as real numbers of a kind that every question can be asked about."""
+    if kind is not None and kind.is_complex:
+        return f"torch.view_as_real({expression}.resolve_conj())"
+    return f"{expression}.float()" if kind is not None and kind.itemsize == 1 else expression

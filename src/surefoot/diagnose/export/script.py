@@ -46,17 +46,16 @@ tensors = load("{file}")
 
 _ENDING = """
 made = [{made}]
-counts = {{
-    "NaN": sum(int(values.isnan().sum()) for values in made),
-    "Inf": sum(int(values.isposinf().sum()) for values in made),
-    "-Inf": sum(int(values.isneginf().sum()) for values in made),
-}}
+kinds = {{"NaN": torch.isnan, "Inf": torch.isposinf, "-Inf": torch.isneginf}}
+counts = {{kind: sum(int(is_kind(values).sum()) for values in made) for kind, is_kind in kinds.items()}}
 said = " and ".join(f"{{count:,}} {{kind}}" for kind, count in counts.items() if count)
 if not said:
     print("not reproduced: every value is finite; recorded were {recorded} (torch {version})")
     sys.exit(0)
-as_recorded = "" if counts == {counts} else ", recorded were {recorded}"
-sys.exit(f"reproduced: {subject} made {{said}} of {{sum(values.numel() for values in made):,}} values{{as_recorded}}")
+said += f" of {{sum(values.numel() for values in made):,}} values"
+if counts != {counts}:
+    said += ", recorded were {recorded}"
+sys.exit(f"reproduced: {subject} made {{said}}")
 """
 
 

@@ -60,6 +60,8 @@ def _run(text: str, leaves: dict[str, Tensor]) -> Seen | None:
     names: dict[str, Any] = {"torch": torch, "F": functional, **leaves}
     with ExitStack() as stack:
         stack.enter_context(_neutral(leaves))
+        if "manual_seed" in text:
+            stack.enter_context(torch.random.fork_rng())
         try:
             exec(compile(text, "<reproduction>", "exec"), names)
             return _count(names["made"])
@@ -76,7 +78,6 @@ def _neutral(leaves: Mapping[str, Tensor]) -> ExitStack:
     stack.enter_context(_disable_current_modes())
     stack.enter_context(torch.inference_mode(False))
     stack.enter_context(torch.enable_grad())
-    stack.enter_context(torch.random.fork_rng())
     for kind in {leaf.device.type for leaf in leaves.values()}:
         stack.enter_context(torch.autocast(kind, enabled=False))
     return stack
