@@ -42,6 +42,9 @@ bench: $(READY)
 	$(BIN)/python benchmarks/locate.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/checkpoint_stall.py
+	$(BIN)/python benchmarks/log_cost.py
+	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/report.py
 
 torture: $(READY)
 	$(BIN)/python benchmarks/torture.py

@@ -250,7 +250,8 @@ class Ledger:
             first = self._first_of(counts)
             evidence |= {"first": first, "nonfinite": counts}
             more = f" and {len(counts) - 1} more" if len(counts) > 1 else ""
-            where = f"{counts[first]:,} non-finite values in the gradient of {first}{more}"
+            values = "value" if counts[first] == 1 else "values"
+            where = f"{counts[first]:,} non-finite {values} in the gradient of {first}{more}"
             if "nonfinite" not in self.by_kind and self._weights_broken():
                 evidence["weights_broken"] = True
                 return f"the weights themselves are not finite, so every step from here on is: {where}", evidence

@@ -1,4 +1,4 @@
-"""Reproductions of failures on a GPU: the script asks for one, and an index out of range while shrinking kills nothing."""
+"""Failures on a GPU: the script asks for one, and an index out of range while shrinking kills nothing."""
 
 import pytest
 import torch

@@ -2,6 +2,9 @@
 
 import math
 
+import pytest
+import running
+
 import surefoot as sf
 from watched import CLASSES, NET
 
@@ -75,8 +78,43 @@ def test_two_optimizers_are_two_parts(watch):
         """,
     )
     scalars = sf.load_run(ran.folder / "run").scalars.to_pylist()
-    assert {row["part"]: row["lr"] for row in scalars} == {"": 0.01, "optimizer 1": 0.1}
+    assert {row["part"]: row["lr"] for row in scalars} == {"model": 0.01, "other": 0.1}
     assert len(scalars) == 40
+
+
+def test_optimizers_of_one_model_are_numbered(watch):
+    ran = watch(
+        CLASSES,
+        NET,
+        """
+        optimizer = torch.optim.SGD(model[0].parameters(), lr=0.01)
+        second = torch.optim.SGD(model[2].parameters(), lr=0.1)
+        for step in range(5):
+            F.cross_entropy(model(x), y).backward()
+            for one in (optimizer, second):
+                one.step()
+                one.zero_grad()
+        """,
+    )
+    parts = sf.load_run(ran.folder / "run").scalars.column("part").to_pylist()
+    assert sorted(set(parts)) == ["optimizer 2", "optimizer 3"]  # the first was made and never used
+
+
+@pytest.mark.parametrize(("height", "told"), [(0.02, []), (2.0, [90])])
+def test_a_spike_is_told_where_it_undoes_a_tenth_of_the_way(watch, height, told):
+    ran = watch(
+        "import torch",
+        f"""
+        weight = torch.nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        for step in range(100):
+            level = 2.0 if step < 30 else 0.001
+            optimizer.zero_grad()
+            (weight * ({height} if step == 90 else level + 1e-5 * (step % 7))).sum().backward()
+            optimizer.step()
+        """,
+    )
+    assert [event.step for event in sf.load_run(ran.folder / "run").events if event.event == "spike"] == told
 
 
 def test_the_gradient_norm_is_the_one_before_the_script_clips(watch):
@@ -95,3 +133,18 @@ def test_the_gradient_norm_is_the_one_before_the_script_clips(watch):
     rows = sf.load_run(clipped / "run").scalars.to_pylist()
     assert all(row["grad_norm"] > 1.5 and abs(row["grad_norm"] * row["clip_factor"] - 1) < 1e-3 for row in rows[:5])
     assert {row["clip_factor"] for row in sf.load_run(plain / "run").scalars.to_pylist()} == {None}
+
+
+def test_a_run_into_the_folder_of_another_says_so_and_names_the_report(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model(torch.ones(4, 2)).square().mean().backward()\n"
+        "optimizer.step()\n"
+    )
+    first, second = (running.surefoot(tmp_path, "train.py").stderr for _ in range(2))
+    assert "holds a run already" not in first
+    assert "holds a run already" in second
+    assert first.splitlines()[-1] == f"charts and events on one page: surefoot report {tmp_path / 'run'}"

@@ -33,7 +33,7 @@ def test_a_learning_rate_that_jumps_is_an_event_with_both_values(after):
 
 def test_warm_up_cosine_and_a_rate_of_zero_are_no_events():
     warm = [1e-3 * (step + 1) / 100 for step in range(100)]
-    cosine = [1e-3 * 0.5 * (1 + math.cos(math.pi * step / 500)) for step in range(480)]
+    cosine = [1e-3 * 0.5 * (1 + math.cos(math.pi * step / 500)) for step in range(500)]
     assert events(rates(*warm, *cosine, 0.0, 1e-3, None, 1e-3, math.nan, 1e-3)) == []
 
 

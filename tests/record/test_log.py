@@ -311,3 +311,12 @@ def test_the_columns_of_an_empty_run_are_there(tmp_path):
     assert run.layers.schema.names == ["step", "part", "layer", *LAYER_NUMBERS]
     assert (run.scalars.num_rows, run.device.num_rows, run.histograms.num_rows) == (0, 0, 0)
     assert surefoot.RunTables is type(run)
+
+
+def test_sources_are_asked_once_more_at_the_end(tmp_path):
+    asked = []
+    with surefoot.RunLog(tmp_path / "run", device_seconds=None) as log:
+        log.sample(lambda: asked.append(1) or [DeviceRow(float(len(asked)), "host")], every_seconds=1e9)
+        log.flush()
+        time.sleep(0.6)
+    assert surefoot.load_run(tmp_path / "run").device.num_rows == len(asked) == 2

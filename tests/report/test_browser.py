@@ -70,6 +70,16 @@ def test_it_opens_without_an_error_and_asks_for_nothing(open_page, rough):
     assert opened.page.title() == "Broken: learning rate too high · train.py"
 
 
+def test_the_page_of_a_killed_run_says_that_the_log_does_not_end(open_page, tmp_path):
+    folder = report_runs.quiet(tmp_path / "run")
+    for name in ("findings.json", "events.jsonl"):
+        (folder / name).unlink()
+    report_runs.describe(folder, exit_code=None)
+    opened = open_page(write_report(folder))
+    assert opened.page.locator("h1").inner_text().startswith("Unfinished")
+    assert "it was killed" in opened.page.locator("#unfinished").inner_text()
+
+
 def test_every_chart_is_drawn(page):
     names = [name for name, *_ in page.evaluate(RANGES)]
     assert {

@@ -68,7 +68,9 @@ def test_what_a_row_does_not_say_stays():
 
 def test_skips_clips_rollbacks_and_alarms_are_counted():
     steps = [row(step, clip_factor=0.5 if step % 4 == 0 else 1.0, skipped=step == 3) for step in range(8)]
-    view = fed(steps, [event("skip", 3), event("rollback", 4), event("alarm", 5), event("spike", 6)])
+    view = fed(steps, [event("skip", 3), event("rollback", 4), event("alarm", 5, severity="error")])
+    view.add_event(event("spike", 6, severity="warning"))
+    view.add_event(event("spike", 7, severity="info"))
     assert view.tallies == {"skips": 1, "rollbacks": 1, "alarms": 2, "rows dropped": 0}
     assert view.clip_share == 0.25
 

@@ -80,6 +80,15 @@ def test_a_cell_that_was_not_finite_and_one_that_was_zero_have_codes_of_their_ow
     assert 10 ** norms["high"] == pytest.approx(1e3)
 
 
+def test_a_parameter_that_leaves_zero_is_no_trouble_and_one_that_bursts_is(tmp_path):
+    with surefoot.RunLog(tmp_path / "run", device_seconds=None) as log:
+        columns = {"param_norm": [1e-3, np.inf, 1.0], "update_ratio": [np.inf, np.inf, 1e-3]}
+        log.take(LayerRows(0, ["bias", "burst", "weight"], columns))
+    (found,) = of(tmp_path / "run")["maps"]
+    assert found["rows"] == ["burst", "weight"]
+    assert np.frombuffer(base64.b64decode(found["cells"]), dtype=np.uint16).tolist()[0] == NONFINITE
+
+
 def test_a_layer_that_was_not_measured_at_a_step_is_missing_there(rough):
     maps = {a_map["id"]: a_map for a_map in of(rough)["maps"]}
     assert set(maps) == {"grad_norm", "update_ratio", "dead_share"}

@@ -70,7 +70,7 @@ def test_a_page_holds_a_bounded_number_of_events_and_the_gravest_of_them(tmp_pat
     [
         ({"exit_code": 0}, "finished", "none"),
         ({"exit_code": 1}, "failed", "broken"),
-        ({"exit_code": None}, "running", "none"),
+        ({"exit_code": None}, "finished", "none"),  # the log says so
     ],
 )
 def test_how_a_run_ended_is_told(tmp_path, changes, state, tone):
@@ -79,3 +79,11 @@ def test_how_a_run_ended_is_told(tmp_path, changes, state, tone):
     report_runs.describe(folder, **changes)
     head = sections(read_source(folder))["head"]
     assert (head["state"], head["tone"]) == (state, tone)
+
+
+def test_a_run_that_never_said_that_it_ended_counts_as_running(tmp_path):
+    folder = report_runs.quiet(tmp_path / "run")
+    (folder / "findings.json").unlink()
+    (folder / "events.jsonl").unlink()
+    report_runs.describe(folder, exit_code=None)
+    assert sections(read_source(folder))["head"]["state"] == "running"

@@ -198,6 +198,8 @@ class Session:
         folder = self._place()
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            if (folder / "telemetry").exists():
+                say(f"surefoot: {folder} holds a run already; this one counts from step 0 and takes its place there")
             write_json(folder / "run.json", self._describe(None))
         except OSError:
             return None  # the end of the run says so
@@ -234,6 +236,8 @@ class Session:
         say(as_text(diagnosis, str(self._folder)))
         if self.watcher.incident is not None:
             say(f"the first bad step is kept: surefoot replay {self.watcher.incident}")
+        if folder is not None and diagnosis.steps:
+            say(f"charts and events on one page: surefoot report {folder}")
 
     def _facts(self, watcher: Watcher, ending: Ending) -> dict[str, Any]:
         from surefoot.launch.postmortem import find_bad_loss, postmortem

@@ -31,6 +31,9 @@ _NAMES: dict[str, tuple[EventName, Severity]] = {
     "model-loaded": ("resume", "info"),
 }
 
+SPIKE_SHARE = 0.1
+"""A spike is told if it undoes this share of what the loss has fallen by: near its floor a loss doubles often."""
+
 
 class Diary:
     """Hands a watcher's rows, looks and events to the log."""
@@ -40,6 +43,7 @@ class Diary:
         self._log: RunLog | None = None
         self._opened = False
         self._histograms_at: dict[str, int] = {}
+        self._parts: dict[int, str] = {}
 
     @property
     def log(self) -> RunLog | None:
@@ -58,7 +62,7 @@ class Diary:
             StepRow(
                 row.get("at", row["step"]),
                 time.time(),
-                part_name(optimizer),
+                self._part(optimizer),
                 loss=row.get("loss"),
                 **_clipping(row),
                 lr=row.get("lr"),
@@ -66,6 +70,12 @@ class Diary:
                 skipped=bool(row.get("skipped")),
             )
         )
+
+    def _part(self, optimizer: int) -> str:
+        """What an optimizer is called, settled at its first step: the rows of one part must not have two names."""
+        if optimizer not in self._parts:
+            self._parts[optimizer] = part_name(optimizer, self._book)
+        return self._parts[optimizer]
 
     def look(self, facts: dict[str, Any]) -> None:
         """What a deep look saw of each parameter and each activation."""
@@ -85,8 +95,8 @@ class Diary:
                     ("update_ratio", "ratio"),
                 ]
             }
-            log.take(LayerRows(facts["step"], names, columns, part_name(step["optimizer"])))
-            self._histograms(facts["step"], rows, names, part_name(step["optimizer"]))
+            log.take(LayerRows(facts["step"], names, columns, self._part(step["optimizer"])))
+            self._histograms(facts["step"], rows, names, self._part(step["optimizer"]))
         dead = [note for note in facts.get("notes", {}).get("activations", []) if note.get("units")]
         if dead:
             shares = {f"{note['module']}.{note['op']}": note["dead"] / note["units"] for note in dead}
@@ -108,7 +118,7 @@ class Diary:
 
     def event(self, facts: dict[str, Any]) -> None:
         """Something happened at a step."""
-        if facts["event"] not in _NAMES or (facts["event"] == "model-loaded" and facts["step"] == 0):
+        if facts["event"] not in _NAMES or _is_small(facts):
             return
         log = self.log
         if log is None:
@@ -136,9 +146,17 @@ class Diary:
         log.close()
 
 
-def part_name(optimizer: int) -> str:
-    """The first optimizer is the run; others are told apart."""
-    return f"optimizer {optimizer}" if optimizer else ""
+def part_name(optimizer: int, book: Book) -> str:
+    """An only optimizer is the run; one of several is called by the model it trains, if no other trains that too."""
+    owners: dict[str, set[int]] = {}
+    for record in book.parameters:
+        if record.optimizers:
+            owners.setdefault(record.model, set()).update(record.optimizers)
+    if not set().union(*owners.values()) - {optimizer}:
+        return f"optimizer {optimizer + 1}" if optimizer else ""
+    mine = [model for model, numbers in owners.items() if optimizer in numbers]
+    alone = len(mine) == 1 and mine[0] and owners[mine[0]] == {optimizer}
+    return mine[0] if alone else f"optimizer {optimizer + 1}"
 
 
 def _clipping(row: dict[str, Any]) -> dict[str, Any]:
@@ -154,6 +172,15 @@ def _clipping(row: dict[str, Any]) -> dict[str, Any]:
     if not abs(found * factor - given) <= 0.05 * given:
         return {"grad_norm": given}
     return {"grad_norm": found, "clip_factor": factor}
+
+
+def _is_small(facts: dict[str, Any]) -> bool:
+    """Whether an event is a matter of course: weights loaded before the first step, a spike that undoes little."""
+    if facts["event"] == "spike":
+        return bool(
+            facts["value"] - facts["level"] < SPIKE_SHARE * (facts.get("began", facts["level"]) - facts["level"])
+        )
+    return bool(facts["event"] == "model-loaded" and facts["step"] == 0)
 
 
 def _action(name: str) -> str:

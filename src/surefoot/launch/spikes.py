@@ -24,14 +24,18 @@ class Levels:
         self.spikes = 0
         self._levels: dict[Any, list[float]] = {}
         self._last: list[float] = []
+        self._key: Any = None
+        self._began: dict[Any, float] = {}
 
     def is_spike(self, value: float, frame: Any) -> bool:
         """Whether a loss stands far out of the last ones from the same line. It is not judged by a level it is in."""
         key = (frame.f_code, frame.f_lineno) if frame is not None else None
+        self._key = key
         level = self._last = self._levels.setdefault(key, [])
         if len(level) < 20:
             level.append(value)
             return False
+        self._began.setdefault(key, _middle(level))
         ordered = sorted(level)
         middle = ordered[len(ordered) // 2]
         spread = ordered[int(len(ordered) * 0.9)] - ordered[int(len(ordered) * 0.1)]
@@ -46,7 +50,15 @@ class Levels:
 
     def middle(self) -> float:
         """The level the last loss was judged by."""
-        return sorted(self._last)[len(self._last) // 2]
+        return _middle(self._last)
+
+    def began(self) -> float:
+        """Where the loss of that line was at first."""
+        return self._began[self._key]
+
+
+def _middle(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
 
 
 def data_under(root: Tensor) -> list[dict[str, Any]]:

@@ -310,7 +310,7 @@ class Watcher:
             self.look_soon()
         self.happened(
             {"event": "spike", "step": self.steps, "value": value, "level": level, "data": held, "batch": batch}
-            | {"backward": self.backwards}
+            | {"backward": self.backwards, "began": self.levels.began()}
         )
 
     def _check_leftover(self) -> None:

@@ -18,6 +18,8 @@ LR_JUMP = 2.5
 """How many times larger or smaller a learning rate must be than the step before. A warm-up's first steps double it."""
 SMALLEST_LR = 1e-30
 """Below this a rate is as good as zero, and a warm-up or a pause rather than a jump."""
+SMALLEST_MOVE = 1e-3
+"""Of the highest rate so far: a cosine's last steps fall by large factors, and move nothing."""
 BURST_STEPS, BURST_CLIPPED = 10, 8
 """Clipping sets in when so many of so many steps are clipped,"""
 BEFORE_STEPS, BEFORE_SHARE = 100, 0.25
@@ -29,6 +31,7 @@ class Derived:
 
     def __init__(self) -> None:
         self._lr: float | None = None
+        self._highest_lr = 0.0
         self._last: deque[bool] = deque(maxlen=BURST_STEPS)
         self._before: deque[bool] = deque(maxlen=BEFORE_STEPS)
         self._bursting = False
@@ -46,8 +49,9 @@ class Derived:
             or not SMALLEST_LR < row.lr < math.inf
         ):
             return []
+        self._highest_lr = max(self._highest_lr, before)
         ratio = row.lr / before
-        if 1 / LR_JUMP <= ratio <= LR_JUMP:
+        if 1 / LR_JUMP <= ratio <= LR_JUMP or abs(row.lr - before) < SMALLEST_MOVE * self._highest_lr:
             return []
         way = f"{ratio:,.3g} times" if ratio > 1 else f"1/{1 / ratio:,.3g} of"
         summary = f"the learning rate is {row.lr:.3g}, {way} the {before:.3g} of the step before"

@@ -41,6 +41,8 @@ TICK_SECONDS = 0.1
 CYCLE_SECONDS = 0.5
 SINK_SECONDS = 5.0
 """How long all sinks together may take to end."""
+LAST_READING_SECONDS = 0.5
+"""At the end sources are asked once more if their last answer is older: a short run would lack its second half."""
 RETRY_SECONDS = 10.0
 """How long to leave a disk alone that failed."""
 DROPS_SECONDS = 10.0
@@ -52,7 +54,8 @@ class Source:
     """Something that is asked for messages now and then, in the writer's thread."""
 
     def __init__(self, ask: Callable[[], Iterable[Any]], every_seconds: float) -> None:
-        self.ask, self.every_seconds, self.due = ask, every_seconds, 0.0
+        self.ask, self.every_seconds = ask, every_seconds
+        self.asked = self.due = 0.0
 
 
 class Writer:
@@ -157,7 +160,7 @@ class Writer:
 
     def _cycle(self, closing: bool) -> None:
         flushes = [self._flushes.popleft() for _ in range(len(self._flushes))]
-        self._ask_sources()
+        self._ask_sources(closing)
         batch = self._with_drops(self._drain(), closing)
         batch = self._with_end(batch) if closing else batch
         if any((batch.steps, batch.layers, batch.histograms, batch.devices, batch.events)):
@@ -196,12 +199,12 @@ class Writer:
         except (TypeError, ArithmeticError):  # somebody's own rows, with something else than numbers in them
             return []
 
-    def _ask_sources(self) -> None:
+    def _ask_sources(self, closing: bool) -> None:
         now = time.monotonic()
         for source in list(self.sources):
-            if now < source.due:
+            if now < source.due and not (closing and now > source.asked + LAST_READING_SECONDS):
                 continue
-            source.due = now + source.every_seconds
+            source.asked, source.due = now, now + source.every_seconds
             try:
                 self.waiting.extend(("", message) for message in source.ask())
             except Exception as error:

@@ -6,6 +6,7 @@ never changes is a sentence rather than a chart.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +37,9 @@ _TITLES = {
     "nonfinite": "Non-finite gradient entries",
 }
 
+_NOTHING = {"nonfinite": 0, "loss_scale": 1}
+"""What says nothing if it is so throughout: no such entries, no scaling."""
+
 
 def scalar_charts(table: pa.Table, event_steps: Iterable[int]) -> list[dict[str, Any]]:
     """One chart per number that the run recorded, in the order in which one looks at them."""
@@ -59,7 +63,7 @@ def scalar_charts(table: pa.Table, event_steps: Iterable[int]) -> list[dict[str,
             chart["series"].extend(clipped)
             chart["caption"] = "Before clipping; dots are what it left."
         chart = settled(chart)
-        if not (name == "nonfinite" and chart.get("flat") == 0):  # none, as it should be
+        if chart.get("flat") != _NOTHING.get(name, math.nan):
             found.append(chart)
     return found
 

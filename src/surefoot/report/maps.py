@@ -45,10 +45,20 @@ def layer_maps(table: pa.Table) -> list[dict[str, Any]]:
         if column is None:
             continue
         here = slice(None) if column[1].all() else column[1]  # millions of rows are not copied for nothing
+        if name == "update_ratio":
+            here = column[1] & ~_from_zero(table, column[0])
         bad_here = broken[here] if name == "grad_norm" else np.zeros_like(broken[here])
         cells = _cells(steps[here], rows[here], column[0][here], bad_here, len(names))
         found.append({"id": name, "title": title, "caption": caption, **_as_map(cells, names, logarithmic)})
     return [a_map for a_map in found if a_map["rows"]]
+
+
+def _from_zero(table: pa.Table, ratios: Numbers) -> Numbers:
+    """Parameters that were all zeros and moved, as biases do at the first step: Inf by definition, and no trouble."""
+    norms = measured(table, "param_norm")
+    if norms is None:
+        return np.zeros(len(ratios), dtype=bool)
+    return np.asarray(np.isposinf(ratios) & norms[1] & np.isfinite(norms[0]))
 
 
 def _rows(table: pa.Table) -> tuple[Numbers, list[str]]:
@@ -64,7 +74,7 @@ def _rows(table: pa.Table) -> tuple[Numbers, list[str]]:
     places[order] = np.arange(len(present))
     used = [names[code % len(names)] for code in present.tolist()]
     shown = [
-        f"{part_names[code // len(names)]} · {name}" if used.count(name) > 1 else name
+        f"{part_names[code // len(names)] or 'main'} · {name}" if used.count(name) > 1 else name
         for code, name in zip(present.tolist(), used, strict=True)
     ]
     return places[rows], [shown[place] for place in order.tolist()]

@@ -35,6 +35,7 @@ SCRIPTS = (
     "head.js",
     "findings.js",
     "events.js",
+    "experiments.js",
     "page.js",
     "live.js",
 )

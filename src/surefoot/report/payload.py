@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.report.charts import scalar_charts
 from surefoot.report.device import device_charts
 from surefoot.report.diagnosis import findings_of
+from surefoot.report.experiments import experiments_of
 from surefoot.report.maps import layer_maps
 from surefoot.report.spreads import layer_spreads
 from surefoot.report.story import event_cards, head
@@ -30,6 +31,7 @@ _LONGEST = 2_000
 _BUILDERS: dict[str, tuple[Callable[[Source], Any], frozenset[str]]] = {
     "head": (head, frozenset({"run", "findings", "events", "scalars"})),
     "findings": (lambda source: findings_of(source.findings), frozenset({"findings"})),
+    "experiments": (lambda source: experiments_of(source.experiments), frozenset({"experiments"})),
     "told": (lambda source: event_cards(source.events), frozenset({"events"})),
     "events": (lambda source: _events(list(source.events)), frozenset({"events"})),
     "charts": (lambda source: scalar_charts(source.scalars, _grave(source)), frozenset({"scalars", "events"})),

@@ -110,7 +110,7 @@ def _part(name: str, part: PartView) -> str:
         items.append(f"({number(part.smoothed)} smoothed)")
     items += [f"grad {number(part.grad_norm, 3)}"] if part.grad_norm is not None else []
     items += [f"lr {rate(part.lr)}"] if part.lr is not None else []
-    items += [f"scale {number(part.loss_scale)}"] if part.loss_scale is not None else []
+    items += [f"scale {number(part.loss_scale)}"] if part.loss_scale not in (None, 1.0) else []
     return " ".join(items)
 
 

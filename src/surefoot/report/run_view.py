@@ -276,7 +276,7 @@ class RunView:
     def _count(self, event: Event) -> None:
         if event.event in _COUNTED:
             self.counts[_COUNTED[event.event]] += 1
-        elif event.event in _ALARMS:
+        elif event.event in _ALARMS and event.severity != "info":
             self.counts["alarms"] += 1
         elif event.event == "drops":
             dropped = event.evidence.get("dropped")

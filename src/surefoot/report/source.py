@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,8 @@ class Source:
     problems: Sequence[str] = ()
     ranks: Sequence[dict[str, Any]] = field(default_factory=tuple)
     """One entry per rank of a run of several: its name and its verdict."""
+    experiments: dict[str, Any] | None = None
+    """What `surefoot bisect` tried, where the folder is one of its."""
 
 
 def read_source(folder: str | Path) -> Source:
@@ -47,6 +49,10 @@ def read_source(folder: str | Path) -> Source:
     top = Path(folder)
     if not top.is_dir():
         raise UsageError(f"no run folder at {top}: expected what `surefoot run --out DIR` or a stabilizer's log wrote.")
+    bisected = read_json(top / "bisect.json")
+    if bisected is not None and (top / "baseline").is_dir():
+        findings = read_json(top / "findings.json")
+        return replace(read_source(top / "baseline"), folder=top, findings=findings, experiments=bisected)
     ranks = rank_folders(top)
     path = ranks[0] if ranks else top
     described = tuple(describe_rank(rank) for rank in ranks)

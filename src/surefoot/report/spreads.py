@@ -75,7 +75,11 @@ def _layers(table: pa.Table) -> tuple[Numbers, list[str]]:
     if len(part_names) < 2:
         return layers, names
     both, inverse = np.unique(parts * len(names) + layers, return_inverse=True)
-    return inverse, [f"{part_names[code // len(names)]} · {names[code % len(names)]}" for code in both.tolist()]
+    used = [names[code % len(names)] for code in both.tolist()]
+    return inverse, [
+        f"{part_names[code // len(names)] or 'main'} · {name}" if used.count(name) > 1 else name
+        for code, name in zip(both.tolist(), used, strict=True)
+    ]
 
 
 def _fitted(counts: Numbers, edges: Sequence[float]) -> tuple[Numbers, list[float]]:

@@ -115,7 +115,11 @@ def _calm(source: Source, verdict: str) -> str:
     parts = list(by_part(source.scalars))
     said = []
     if len(parts) <= _MOST_COURSES:
-        said = [words for part, rows in parts if (words := _course(source.scalars.take(rows), part))]
+        said = [
+            words
+            for part, rows in parts
+            if (words := _course(source.scalars.take(rows), part or ("main" if len(parts) > 1 else "")))
+        ]
     if verdict == "healthy":
         said.append("No finding above a remark.")
     return " ".join(said)

@@ -130,14 +130,14 @@ def _numbers(view: RunView) -> list[Line]:
     if part is None:
         return []
     if len(view.parts) > 1:
-        return [_labelled("loss scale", number(part.loss_scale))] if part.loss_scale is not None else []
+        return [_labelled("loss scale", number(part.loss_scale))] if part.loss_scale not in (None, 1.0) else []
     broken = part.grad_norm is not None and not math.isfinite(part.grad_norm)
     chips = []
     if part.grad_norm is not None:
         chips.append(_labelled("grad", f"{number(part.grad_norm, 3):<7}", "bold red" if broken else ""))
     if part.lr is not None:
         chips.append(_labelled("lr", rate(part.lr)))
-    if part.loss_scale is not None:
+    if part.loss_scale not in (None, 1.0):  # 1 is no scaling
         chips.append(_labelled("loss scale", number(part.loss_scale)))
     return chips
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _ALONE = """
-import runpy, sys
+import importlib.util, json, runpy, sys
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
@@ -20,13 +21,15 @@ class Refuse:
             raise ImportError("a reproduction must not need surefoot")
 
 sys.meta_path.insert(0, Refuse())
+if importlib.util.find_spec("torch") is None:  # a torch that only PYTHONPATH or the user's own site knows
+    sys.path += json.loads(sys.argv[2])
 runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
 
 def fails_alone(folder: Path, seconds: float = 300.0) -> tuple[bool, str]:
     """Whether the script of a folder fails by itself exactly as recorded, and what it said last."""
-    command = [sys.executable, "-I", "-c", _ALONE, str(folder / SCRIPT)]
+    command = [sys.executable, "-I", "-c", _ALONE, str(folder / SCRIPT), json.dumps(sys.path)]
     try:
         ended = subprocess.run(
             command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds

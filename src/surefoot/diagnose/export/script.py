@@ -82,8 +82,9 @@ def subject(program: Program) -> str:
 
 def _script(program: Program, seen: Seen, origin: NonFiniteOrigin, large: dict[str, Tensor], redact: Redactor) -> str:
     words = stored(large)[1]
-    lines = [f'"""{_headline(program, seen)}', "", *_where(origin, redact)]
-    lines += ["", "Needs torch alone. Exit code 1: it failed as recorded; 0: it did not.", '"""', ""]
+    told = [_headline(program, seen), "", *_where(origin, redact), ""]
+    told += ["Needs torch alone. Exit code 1: it failed as recorded; 0: it did not."]
+    lines = [*(f"# {line}".rstrip() for line in told), ""]  # in comments, no text of the program's can end or escape
     body = "\n".join(line.text for line in program.lines)
     imports = ["sys"] + (["json"] if large else [])
     lines += [f"import {name}" for name in sorted(imports)]
@@ -137,7 +138,7 @@ def _annotated(line: Line, redact: Redactor) -> str:
 
 
 def _place(place: Place, redact: Redactor) -> str:
-    return f"{redact.path(place.file)}:{place.line}"
+    return " ".join(f"{redact.path(place.file)}:{place.line}".split())
 
 
 def _where(origin: NonFiniteOrigin, redact: Redactor) -> list[str]:
@@ -150,7 +151,7 @@ def _where(origin: NonFiniteOrigin, redact: Redactor) -> list[str]:
         found.append(f"{redact.path(origin.file)}:{origin.line}{inside}: {redact(origin.source)}".rstrip(": "))
     if origin.module:
         found.append(f"In the module `{origin.module}`.")
-    return [line.replace("\\", "/").replace('"""', "'''") for line in found]
+    return [" ".join(line.split()) for line in found]
 
 
 def _story(origin: NonFiniteOrigin) -> str:

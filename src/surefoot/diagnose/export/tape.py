@@ -2,8 +2,8 @@
 
 Functions of torch's are seen as the program calls them (`F.cross_entropy(logits, target)`): that is what a person wants
 to read. Operations are seen as torch dispatches them (`aten.nll_loss_forward`): that is what there is inside of
-backward, and inside of functions that do a lot. Only the last few functions are held, and no operation
-is, so memory stays that of the step and autograd does what it does without a tape.
+backward, and inside of functions that do a lot. Only the last few functions are held, and no operation is, so memory
+stays that of the step and autograd does what it does without a tape.
 
 The step is run twice with a tape. The first run (`call=None`) finds out which function the bad operation belongs to; in
 backward that is the one that left the autograd node behind. The second takes copies right before that function runs,

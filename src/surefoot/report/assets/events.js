@@ -40,7 +40,7 @@ function eventRow(event, acted) {
     { class: event.severity },
     make("td", { class: "value" }, event.step === null || event.step === undefined ? "" : stepButton(event.step, whole(event.step))),
     make("td", {}, make("span", { class: `kind ${event.severity}` }, event.event), event.part ? make("span", { class: "soft" }, ` ${event.part}`) : ""),
-    make("td", {}, event.summary, event.cause ? make("code", { class: "cause" }, event.cause) : ""),
+    make("td", {}, prose(event.summary), event.cause ? make("code", { class: "cause" }, event.cause) : ""),
     acted ? make("td", { class: "done" }, event.action || "") : null,
   );
 }

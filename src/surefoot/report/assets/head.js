@@ -25,6 +25,7 @@ function drawHead(data) {
         head.headline ? make("span", { class: "headline" }, head.headline) : null,
       ),
       head.lead ? make("p", { class: "lead" }, prose(head.lead)) : null,
+      head.state === "running" && !data.live ? make("p", { class: "lead", id: "unfinished" }, UNFINISHED) : null,
     ),
     make("ul", { class: "chips" }, chips(head)),
     ranks(head),
@@ -34,10 +35,12 @@ function drawHead(data) {
   document.title = title(data);
 }
 
+const UNFINISHED = "The log does not say that the run ended: it was killed, or was still going when this page was written.";
+
 // A written page cannot know whether a run that never said that it ended goes on.
 function verdictWord(head) {
   if (VERDICTS[head.verdict]) return VERDICTS[head.verdict];
-  return head.state === "running" && !data.live ? "Recorded" : capital(STATES[head.state]);
+  return head.state === "running" && !data.live ? "Unfinished" : capital(STATES[head.state]);
 }
 
 function title({ head, live }) {

@@ -270,8 +270,9 @@ function toggleLog(chart) {
 function seriesName(line, all) {
   const parts = new Set(all.map((one) => one.part));
   const names = new Set(all.map((one) => one.name));
-  if (parts.size > 1 && names.size > 1) return `${line.part} ${line.name}`.trim();
-  return parts.size > 1 ? line.part : line.name;
+  const part = line.part || "main"; // as in the terminal
+  if (parts.size > 1 && names.size > 1) return `${part} ${line.name}`;
+  return parts.size > 1 ? part : line.name;
 }
 
 function tellLines(chart, x, y, step) {

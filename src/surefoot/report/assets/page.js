@@ -23,6 +23,7 @@ function drawSections(changed) {
   if (has("head")) drawHead(data);
   if (has("findings")) drawFindings(data);
   if (has("told", "findings")) drawTold(data);
+  if (has("experiments")) drawExperiments(data);
   if (has("events", "findings")) setHappenings(data.events.list, data.findings);
   setExtent();
   if (has("charts")) drawCharts("charts", "Training", data.charts);
