@@ -38,6 +38,7 @@ _NAMES_BY_MODULE = {
     "detect.vanish": "Vanishing",
     "diagnose.doctor.checks": "Check Examination",
     "diagnose.doctor.notebook": "debug_training_stability",
+    "diagnose.export.export": "Reproduction export_reproduction",
     "diagnose.locate.find": "find_nonfinite",
     "diagnose.locate.result": "NonFiniteOrigin",
     "errors": "CheckpointError RankFailed SettingError SurefootError TrainingHalted UsageError",

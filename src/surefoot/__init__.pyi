@@ -49,6 +49,7 @@ from surefoot.detect.spike import Spike
 from surefoot.detect.vanish import Vanishing
 from surefoot.diagnose.doctor.checks import Check, Examination
 from surefoot.diagnose.doctor.notebook import debug_training_stability
+from surefoot.diagnose.export.export import Reproduction, export_reproduction
 from surefoot.diagnose.locate.find import find_nonfinite
 from surefoot.diagnose.locate.result import NonFiniteOrigin
 from surefoot.errors import CheckpointError, RankFailed, SettingError, SurefootError, TrainingHalted, UsageError
@@ -109,6 +110,7 @@ __all__ = [
     "PreNormMLP",
     "Progress",
     "RankFailed",
+    "Reproduction",
     "RunLog",
     "RunTables",
     "Running",
@@ -140,6 +142,7 @@ __all__ = [
     "clip_gradients",
     "debug_training_stability",
     "decay_groups",
+    "export_reproduction",
     "find_fully_masked",
     "find_lr",
     "find_nonfinite",

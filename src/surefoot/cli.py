@@ -202,17 +202,19 @@ def replay(
     target: str | None = typer.Option(
         None, help="module:function, as `surefoot doctor` takes it, instead of a script."
     ),
+    export: Path | None = typer.Option(None, help="Write a script into this folder that fails alike with torch alone."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
     seconds: float = typer.Option(600.0, min=1.0, help="How long one of the two passes may take."),
 ) -> None:
     """Run the step of an incident again, twice, and compare it bit for bit; name the first bad operation.
 
-    Exit code 0: reproduced; 3: silent corruption suspected; 4: not deterministic; 5: cannot be compared.
+    Exit code 0: reproduced; 3: silent corruption suspected; 4: not deterministic; 5: cannot be compared; 1: reproduced,
+    but nothing could be exported.
     """
     from surefoot.diagnose.replay.command import replay as run_again
     from surefoot.diagnose.replay.show import as_text
 
-    found = run_again(incident, script=script, arguments=arguments or (), target=target, seconds=seconds)
+    found = run_again(incident, script=script, arguments=arguments or (), target=target, seconds=seconds, export=export)
     typer.echo(json.dumps(found.as_json(), indent=2) if as_json else as_text(found))
     raise typer.Exit(found.exit_code)
 

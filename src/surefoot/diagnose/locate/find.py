@@ -90,26 +90,31 @@ def find_nonfinite(
     """
     require(callable(step_fn), f"`step_fn` must be a function that runs one step; got {type(step_fn).__name__}.")
     names = Names(step_fn, model, optimizer)
-    return origin_of(lambda repair: _run(step_fn, names, repair))
+    return origin_of(lambda repair: run_step(step_fn, names, Recorder(names, repair)))
 
 
 def origin_of(execute: Callable[[Container[int]], Run]) -> NonFiniteOrigin | None:
     """The first bad operation of a step that `execute` runs, with some operations repaired if asked to."""
+    found = first_bad(execute)
+    return None if found is None else result_of(*found)
+
+
+def first_bad(execute: Callable[[Container[int]], Run]) -> tuple[Run, Record] | None:
+    """The same as a record, with the run it was found in."""
     run = execute(())
     candidates = run.candidates(run.level)
     if not candidates:
         if run.error is not None:
             raise run.error
         return None
-    origin = candidates[0]
     if len(candidates) > 1 or run.is_unsure(run.level):
-        origin = choose(run, execute)
-    return _result(run, origin)
+        return run, choose(run, execute)
+    return run, candidates[0]
 
 
-def _result(run: Run, origin: Record) -> NonFiniteOrigin:
-    reached = [each for each in run.outcomes if leads_to(origin, each.ends)]
-    reached = reached or [each for each in run.outcomes if each.level == run.level]
+def result_of(run: Run, origin: Record) -> NonFiniteOrigin:
+    """A record in words, with what it reached."""
+    reached = _reached(run, origin)
     notes = []
     if origin.meant:
         notes.append("this infinity was asked for, and went through to the end")
@@ -117,12 +122,21 @@ def _result(run: Run, origin: Record) -> NonFiniteOrigin:
         notes.append(f"the loss had been multiplied by {run.recorder.loss_scale:g}")
     if run.error is not None:
         notes.append(f"the step then raised {type(run.error).__name__}: {str(run.error).splitlines()[0][:120]}")
-    way = path(origin, [end for each in reached[:1] for end in each.ends])
-    return make_result(origin, way, list(dict.fromkeys(each.name for each in reached)), notes)
+    return make_result(origin, way_of(run, origin), list(dict.fromkeys(each.name for each in reached)), notes)
 
 
-def _run(step_fn: Callable[[], Any], names: Names, repair: Container[int]) -> Run:
-    recorder = Recorder(names, repair)
+def way_of(run: Run, origin: Record) -> list[Record]:
+    """The operations a bad value went through, from where it began to the first thing it reached."""
+    return path(origin, [end for each in _reached(run, origin)[:1] for end in each.ends])
+
+
+def _reached(run: Run, origin: Record) -> list[Outcome]:
+    reached = [each for each in run.outcomes if leads_to(origin, each.ends)]
+    return reached or [each for each in run.outcomes if each.level == run.level]
+
+
+def run_step(step_fn: Callable[[], Any], names: Names, recorder: Recorder) -> Run:
+    """Run a step under a recorder, and put everything back."""
     error: Exception | None = None
     returned: Any = None
     with ExitStack() as stack:

@@ -212,7 +212,7 @@ def _local_name(base: Tensor, tensor: Tensor) -> str:
 
 def _is_mask(tensor: Tensor, counts: Counts) -> bool:
     """One kind of infinity and at most one other value: nobody measures that."""
-    if counts.inf and counts.negative_inf:
+    if tensor.layout != torch.strided or (counts.inf and counts.negative_inf):
         return False
     finite = tensor[torch.isfinite(tensor)]
     return finite.numel() == 0 or bool((finite == finite[0]).all())

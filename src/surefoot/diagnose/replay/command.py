@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surefoot.diagnose.export.folder import usable
 from surefoot.diagnose.replay.passes import Order, run_pass
 from surefoot.diagnose.replay.verdict import Replayed, judge
 from surefoot.errors import UsageError
@@ -25,6 +26,7 @@ def replay(
     arguments: Sequence[str] = (),
     target: str | None = None,
     seconds: float = 600.0,
+    export: str | Path | None = None,
 ) -> Replayed:
     """Run the step of an incident twice and compare. Raises `UsageError` if it cannot be run.
 
@@ -34,6 +36,7 @@ def replay(
         arguments: The script's own arguments; the recorded ones if left out with the script.
         target: `module:function` or `file.py:function`, as `surefoot doctor` takes it.
         seconds: How long one pass may take.
+        export: A folder for a script that fails as the step does, with torch alone.
     """
     folder = Path(incident)
     facts = read_facts(folder)
@@ -45,7 +48,7 @@ def replay(
     with tempfile.TemporaryDirectory(prefix="surefoot-replay-", ignore_cleanup_errors=True) as scratch:
         kept = Path(scratch) / "incident"
         shutil.copytree(folder, kept, copy_function=_link)
-        order = replace(order, incident=kept)
+        order = replace(order, incident=kept, export=None if export is None else usable(Path(export)))
         try:
             first = run_pass(order, Path(scratch), 1, locate=False)
             second = run_pass(order, Path(scratch), 2, locate=True)

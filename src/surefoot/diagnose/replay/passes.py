@@ -27,6 +27,8 @@ class Order:
     """`module:function`, in place of a script."""
     seconds: float = 600.0
     """How long one pass may take."""
+    export: Path | None = None
+    """Where a reproduction of the failure goes, if one is wanted."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Pass:
     switches: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     origin: dict[str, Any] | None = None
+    reproduction: dict[str, Any] | None = None
+    """The script that was written, or why none was; `None` if nobody asked."""
 
 
 def run_pass(order: Order, scratch: Path, number: int, locate: bool) -> Pass:
@@ -53,6 +57,7 @@ def run_pass(order: Order, scratch: Path, number: int, locate: bool) -> Pass:
         "arguments": list(order.arguments),
         "target": order.target,
         "locate": locate,
+        "export": None if order.export is None else str(order.export.resolve()),
         "answer": str(answer),
     }
     letter = scratch / f"order-{number}.json"

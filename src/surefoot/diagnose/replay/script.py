@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from surefoot.diagnose.locate.find import Run, origin_of
+from surefoot.diagnose.locate.find import Run, first_bad
 from surefoot.diagnose.locate.names import Names
 from surefoot.diagnose.locate.outcomes import outcomes_of
 from surefoot.diagnose.locate.recorder import Recorder
@@ -23,7 +23,7 @@ from surefoot.launch.execute import Ending, Target, run
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
-    from surefoot.diagnose.locate.result import NonFiniteOrigin
+    from surefoot.diagnose.locate.flow import Record
     from surefoot.diagnose.replay.stage import Stage
 
 PATIENCE_S = 600.0
@@ -42,18 +42,16 @@ class ScriptRuns:
         self._stage.over, self._stage.begins = over, begins
         run(self._target, Ending())
 
-    def locate(self, tell: Callable[[NonFiniteOrigin | None], None]) -> None:
-        """Name the first bad operation; `tell` never returns."""
+    def locate(self, tell: Callable[[tuple[Run, Record] | None], None]) -> None:
+        """Find the first bad operation; `tell` never returns."""
 
-        def first() -> None:
-            self._recorded(
-                (), lambda found: tell(origin_of(lambda repair: found if not repair else self._again(repair)))
-            )
+        def again(repair: Container[int]) -> Run:
+            return self.again(lambda names: Recorder(names, repair))
 
-        first()
+        self._recorded(Recorder, lambda found: tell(first_bad(lambda repair: again(repair) if repair else found)))
 
-    def _again(self, repair: Container[int]) -> Run:
-        """One more run, with some operations repaired; its thread stays at the end of the step for ever."""
+    def again(self, make: Callable[[Names], Recorder]) -> Run:
+        """One more run, with a recorder; its thread stays at the end of the step for ever."""
         answer: list[Run] = []
         done = threading.Event()
 
@@ -64,7 +62,7 @@ class ScriptRuns:
 
         def work() -> None:
             try:
-                self._recorded(repair, stay)
+                self._recorded(make, stay)
             finally:
                 done.set()
 
@@ -74,7 +72,7 @@ class ScriptRuns:
             return answer[0]
         return Run(Recorder(Names(lambda: None, nn.Module()), ()), [], RuntimeError("the script did not do it again"))
 
-    def _recorded(self, repair: Container[int], tell: Callable[[Run], None]) -> None:
+    def _recorded(self, make: Callable[[Names], Recorder], tell: Callable[[Run], None]) -> None:
         """Run the script with a recorder on from the beginning of the step to its end."""
         held: dict[str, Any] = {}
 
@@ -83,7 +81,7 @@ class ScriptRuns:
             assert actor is not None
             model = actor.models[0] if len(actor.models) == 1 else nn.ModuleList(actor.models)
             held["names"] = Names(lambda: None, model, actor.optimizer)
-            held["recorder"] = Recorder(held["names"], repair)
+            held["recorder"] = make(held["names"])
             held["threads"] = torch.autograd.set_multithreading_enabled(False)
             held["recorder"].__enter__()
 

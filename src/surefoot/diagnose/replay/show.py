@@ -25,11 +25,19 @@ def as_text(found: Replayed) -> str:
         lines += ["", "First bad operation:", f"  {found.origin['text']}"]
     elif found.fails_again:
         lines += ["", "The finder saw every value finite: the operation that made the bad one was not run as it was."]
+    if found.reproduction is not None:
+        lines += ["", *_reproduction(found.reproduction)]
     if found.surroundings:
         lines += ["", "Not as it was:", *(f"  {each}" for each in found.surroundings)]
     if found.notes:
         lines += ["", *(f"note: {note}" for note in found.notes)]
     return "\n".join(lines)
+
+
+def _reproduction(about: dict[str, Any]) -> list[str]:
+    if "error" in about:
+        return [f"No reproduction was written: {about['error']}"]
+    return ["Reproduction, which needs torch alone:", f"  {about['text']}"]
 
 
 def _tensors(found: Replayed) -> list[str]:

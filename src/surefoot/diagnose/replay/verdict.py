@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Kind: TypeAlias = Literal["reproduced", "silent-corruption", "nondeterministic", "inconclusive"]
 EXIT_CODES: dict[str, int] = {"reproduced": 0, "silent-corruption": 3, "nondeterministic": 4, "inconclusive": 5}
+NOT_EXPORTED = 1
+"""The exit code where a reproduction was asked for and none could be written."""
 CORRUPTION = "hw.silent-corruption"
 
 
@@ -44,10 +46,14 @@ class Replayed:
     origin: dict[str, Any] | None = None
     """The first operation that made a value which is not finite."""
     losses: dict[str, Any] = field(default_factory=dict)
+    reproduction: dict[str, Any] | None = None
+    """The exported script, or under `error` why there is none; `None` if nobody asked."""
 
     @property
     def exit_code(self) -> int:
         """What the command ends with."""
+        if self.reproduction is not None and "error" in self.reproduction:
+            return EXIT_CODES[self.kind] or NOT_EXPORTED
         return EXIT_CODES[self.kind]
 
     def as_json(self) -> dict[str, Any]:
@@ -65,6 +71,7 @@ def judge(facts: dict[str, Any], first: Pass, second: Pass) -> Replayed:
         "surroundings": changed,
         "notes": list(dict.fromkeys([*first.notes, *second.notes])),
         "origin": second.origin,
+        "reproduction": second.reproduction,
         "losses": {
             "recorded": _losses(record),
             "first": _losses(first.prints),

@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from surefoot.diagnose.locate.find import find_nonfinite
+from surefoot.diagnose.export.export import export_found
+from surefoot.diagnose.locate.find import first_bad, result_of, run_step
+from surefoot.diagnose.locate.names import Names
+from surefoot.diagnose.locate.recorder import Recorder
 from surefoot.diagnose.replay.origin import as_data
 from surefoot.diagnose.replay.values import differences
 from surefoot.errors import SurefootError
@@ -26,7 +29,11 @@ from surefoot.record.incidents.reading import StoredIncident, read_incident
 from surefoot.record.incidents.surroundings import hardware, switches, versions
 
 if TYPE_CHECKING:
-    from surefoot.diagnose.locate.result import NonFiniteOrigin
+    from collections.abc import Callable
+
+    from surefoot.diagnose.export.export import Execute
+    from surefoot.diagnose.locate.find import Run
+    from surefoot.diagnose.locate.flow import Record
     from surefoot.diagnose.replay.stage import Stage
 
 
@@ -63,9 +70,20 @@ class Answer:
             "switches": switches(),
         }
 
-    def located(self, found: NonFiniteOrigin | None) -> None:
-        """The finder has looked."""
-        self.found["origin"] = as_data(found)
+    def located(self, found: tuple[Run, Record] | None, again: Execute, export: str | None) -> None:
+        """The finder has looked; write the reproduction if one is wanted."""
+        self.found["origin"] = None if found is None else as_data(result_of(*found))
+        if export is None:
+            return
+        if found is None:
+            self.found["reproduction"] = {"error": "every value of the step is finite: there is nothing to reproduce"}
+            return
+        try:
+            made = export_found(*found, again, export, check=True)
+        except Exception as error:
+            self.found["reproduction"] = {"error": f"{type(error).__name__}: {error}"}
+        else:
+            self.found["reproduction"] = made.as_data()
 
 
 def main(order_path: str) -> NoReturn:
@@ -105,8 +123,14 @@ def _run_target(order: dict[str, Any], incident: StoredIncident, answer: Answer)
     answer.ran(incident, step.prints(), step.gradients(), step.home)
     if order["locate"]:
         model = step.models[0] if len(step.models) == 1 else torch.nn.ModuleList(step.models)
+        names = Names(step.run, model, step.optimizer)
+
+        def again(make: Callable[[Names], Recorder]) -> Run:
+            return run_step(step.run, names, make(names))
+
         try:
-            answer.located(find_nonfinite(step.run, model=model, optimizer=step.optimizer))
+            found = first_bad(lambda repair: again(lambda names: Recorder(names, repair)))
+            answer.located(found, again, order["export"])
         except Exception as error:
             answer.found["notes"].append(f"the first bad operation was not found: {type(error).__name__}: {error}")
 
@@ -133,8 +157,8 @@ def _run_script(order: dict[str, Any], incident: StoredIncident, answer: Answer)
                 answer.found["notes"].append(f"the first bad operation was not found: {type(error).__name__}: {error}")
         answer.leave()
 
-    def told(found: NonFiniteOrigin | None) -> NoReturn:
-        answer.located(found)
+    def told(found: tuple[Run, Record] | None) -> NoReturn:
+        answer.located(found, runs.again, order["export"])
         answer.leave()
 
     try:

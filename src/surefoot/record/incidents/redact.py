@@ -75,7 +75,8 @@ def _names() -> list[tuple[str, str]]:
     with suppress(Exception):
         found.append((str(Path.home()), "~"))
     with suppress(Exception):
-        found.append((getpass.getuser(), "<user>"))
+        if (user := getpass.getuser()) != "root":  # nobody's name, and a common word in code
+            found.append((user, "<user>"))
     with suppress(Exception):
         host = socket.gethostname()
         found += [(host, "<host>"), (host.split(".")[0], "<host>")]
