@@ -51,14 +51,14 @@ class InTerminal:
     def resize(self, columns, lines):
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
-    def read_until(self, condition, seconds=30):
+    def read_until(self, condition, seconds=90):
         """Read until the screen is as wanted."""
         until = time.monotonic() + seconds
         while not condition(self.screen):
             assert time.monotonic() < until, "the screen shows\n" + "\n".join(self.screen.rows)
             assert self._read(0.2), "the terminal was closed; it showed\n" + "\n".join(self.screen.rows)
 
-    def read_to_end(self, seconds=30):
+    def read_to_end(self, seconds=90):
         """Read until every process has let go of the terminal: the exit status."""
         until = time.monotonic() + seconds
         while self._read(0.2):

@@ -61,7 +61,7 @@ class Watching:
         for line in self.process.stdout:
             self._queue.put(line.rstrip("\n"))
 
-    def until(self, words, seconds=40):
+    def until(self, words, seconds=90):
         """Wait for a line with these words."""
         end = time.monotonic() + seconds
         while not any(words in line for line in self.lines):
