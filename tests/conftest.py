@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the processes that tests start share the cores with other tests
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # as under `nohup`: the programs that tests interrupt would be deaf

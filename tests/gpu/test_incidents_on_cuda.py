@@ -41,7 +41,8 @@ def train(folder, fused, step=3, steps=10, each=lambda: None, **settings):
         stabilizer.step()
         each()
     torch.cuda.synchronize()
-    assert stabilizer.counts["skipped"] == (0 if step is None else 1)
+    refused = stabilizer.counts["skipped"] - stabilizer.counts["overflows"]  # the first loss scales are too large
+    assert refused == (0 if step is None else 1)
     return stabilizer
 
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from running import both
+from running import surefoot
 
 from captured import incidents_in
 from surefoot.diagnose.replay.passes import Order, run_pass
@@ -42,7 +42,7 @@ LOSSES = {
 @pytest.mark.parametrize("ended", list(LOSSES))
 def test_the_first_bad_step_is_kept_and_can_be_run_again(tmp_path, ended):
     (tmp_path / "train.py").write_text(SCRIPT.format(line=LOSSES[ended]))
-    _, watched = both(tmp_path, "train.py")
+    watched = surefoot(tmp_path, "train.py")
     (folder,) = incidents_in(tmp_path / "run")
     assert f"surefoot replay {folder}" in watched.stderr
     facts = read_incident(folder).facts
@@ -61,6 +61,6 @@ def test_the_first_bad_step_is_kept_and_can_be_run_again(tmp_path, ended):
 
 def test_a_healthy_run_has_no_incident(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT.format(line="return (rate - b).square().mean()"))
-    both(tmp_path, "train.py")
+    surefoot(tmp_path, "train.py").check_returncode()
     assert incidents_in(tmp_path / "run") == []
     assert json.loads((tmp_path / "run" / "findings.json").read_text())["verdict"]

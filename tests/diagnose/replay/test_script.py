@@ -7,7 +7,9 @@ import pytest
 
 from captured import incidents_in
 from replayed import run, write_script
+from surefoot.diagnose.replay.command import replay
 from surefoot.diagnose.replay.passes import Order, run_pass
+from surefoot.errors import UsageError
 from surefoot.record.incidents.reading import read_incident
 
 BROKEN = """
@@ -73,9 +75,6 @@ def test_the_command_names_the_operation_and_leaves_nothing_behind(tmp_path):
     ("words", "said"),
     [
         (["nowhere"], "is no incident"),
-        (["incident", "--script", "missing.py"], "no script 'missing.py'"),
-        (["incident", "--script", "train.py", "--target", "a:b"], "not both"),
-        (["incident", "--target", "nomodule:f"], "no module 'nomodule'"),
         (["incident", "--script", "quiet.py"], "before its first step"),
     ],
 )
@@ -87,6 +86,19 @@ def test_wrong_use_is_one_answer_and_exit_code_2(tmp_path, broken_incident, word
     assert told.returncode == 2
     assert said in told.stderr
     assert "Traceback" not in told.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"script": "missing.py"}, "no script 'missing.py'"),
+        ({"script": __file__, "target": "a:b"}, "not both"),
+        ({"target": "nomodule:f"}, "no module 'nomodule'"),
+    ],
+)
+def test_what_cannot_be_run_is_named(broken_incident, given, said):
+    with pytest.raises(UsageError, match=said):
+        replay(broken_incident, **given)
 
 
 @pytest.fixture(scope="module")

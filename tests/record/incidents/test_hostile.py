@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import platform
 import socket
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from captured import capture, incidents_in
 from surefoot.errors import UsageError
 from surefoot.record.incidents.reading import read_incident
 from surefoot.record.incidents.redact import Redactor
+from surefoot.record.incidents.surroundings import versions
 
 SECRET = "hunter2-4f1a9c7d"
 
@@ -94,6 +96,14 @@ def test_without_redaction_all_of_it_is_there(tmp_path, monkeypatch):
     capture(sf.IncidentKeeper(tmp_path, redact=False), "mlp", step=2)
     (folder,) = incidents_in(tmp_path)
     assert read_incident(folder).facts["script"]["arguments"] == ["--out", "/some/where/out.bin"]
+
+
+def test_an_environment_that_says_the_version_of_torch_does_not_hide_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_VERSION", str(torch.__version__))
+    monkeypatch.setenv("MY_ARCHITECTURE", platform.machine())
+    capture(tmp_path, "mlp", step=2)
+    (folder,) = incidents_in(tmp_path)
+    assert read_incident(folder).facts["versions"] == versions()  # or a replay would find everything changed
 
 
 class Noting:

@@ -110,7 +110,9 @@ class Children:
     def _environment(self, order: dict[str, Any], temporary: Path) -> dict[str, str]:
         source = str(Path(__file__).parents[3])
         installed = source.endswith(("site-packages", "dist-packages"))
-        threads = {name: str(self.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name not in os.environ}
+        # MKL's own number would outdo a smaller one that the person has set for OpenMP.
+        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+        threads = {} if any(name in os.environ for name in names) else dict.fromkeys(names, str(self.threads))
         changed = {
             ORDER: json.dumps(order),
             "TMPDIR": str(temporary),

@@ -37,6 +37,9 @@ SCHEMA = 1
 FACTS, SUMMARY, STATE = "incident.json", "summary.md", "state"
 FIRST_TO_GO = ("gradients", "optimizer", "buffers", "models", "scheduler", "scaler", "window")
 """Parts of the state, least needed for a replay first. Forward and backward need no moments and no old gradients."""
+NOT_FREE_TEXT = ("versions", "hardware", "switches", "fingerprints")
+"""Words of torch and of the machine, compared with those of a replay. An environment variable that happens to say
+"x86_64" or "2.13.0" is no reason to take them out."""
 _ABOUT = {
     "gradients": "the gradients of the step; their prints are there",
     "optimizer": "the optimizer's state; forward and backward can be run again without it",
@@ -56,7 +59,8 @@ def write_incident(
     tree = map_leaves(tree, str, redact) if keeper.redact else tree
     kept = _fitting(_writable(tree, left_out), keeper.most_bytes, left_out)
     facts = {"schema": SCHEMA, **facts, "parts": sorted(kept), "left_out": left_out}
-    plain = as_plain(redact.inside(facts))
+    kept_words = {name: facts[name] for name in NOT_FREE_TEXT if name in facts}
+    plain = as_plain(redact.inside(facts) | kept_words)
     with new_folder(place) as hidden:
         storage.write(hidden / STATE, kept, {}, step=int(facts["step"]), unchecked=tuple(kept))
         _write_text(hidden / FACTS, json.dumps(plain, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
