@@ -120,11 +120,10 @@ def test_on_a_screen_it_moves_with_the_run_and_q_leaves_it_in_order(tmp_path):
     run = start_run(folder, 0, 100_000)
     try:
         with InTerminal(WATCH, lines=15, arguments=[folder]) as terminal:
-            # Under pytest-xdist the first look has taken over a minute, for a reason that is yet to be found.
-            terminal.read_until(lambda screen: any("steps/s" in row for row in screen.rows), seconds=300)
+            terminal.read_until(lambda screen: any("steps/s" in row for row in screen.rows), seconds=120)
             before = terminal.screen.rows
             moved = lambda screen: screen.rows[1] != before[1] and screen.rows[2].startswith("loss ")  # noqa: E731
-            terminal.read_until(moved, seconds=300)  # it may be seen half drawn
+            terminal.read_until(moved, seconds=120)  # it may be seen half drawn
             terminal.type(b"q")
             assert terminal.read_to_end() == 0
             assert not terminal.screen.cursor_hidden

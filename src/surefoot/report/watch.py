@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.5
 _PATIENCE = 4
 """The folder is not looked at more than a quarter of the time, however large it is."""
+_LONGEST_PAUSE = 5.0
+"""On a busy machine a look can take long without being dear; a person waits for no more than this."""
 _VERDICT_SECONDS = 3.0
 """How long after the end of a run its diagnosis may still come."""
 _MOST_RANKS = 16
@@ -44,6 +46,11 @@ _EVENTS = 8
 _FINDINGS = 3
 _NUMBERS = ("loss", "grad_norm", "clip_factor", "lr", "loss_scale", "nonfinite")
 _VERDICT_STYLE = {"healthy": "bold green", "unstable": "bold yellow", "broken": "bold red"}
+
+
+def _pause_after(began: float) -> float:
+    """How long to wait after a look that began then."""
+    return min(max(_LOOK_SECONDS, _PATIENCE * (time.monotonic() - began)), _LONGEST_PAUSE)
 
 
 class WatchedRun:
@@ -172,7 +179,7 @@ class Watcher:
                 live.update(Text("\n").join(lines), refresh=True)
                 if self._finished():
                     return True
-                if keys.asked_to_quit(max(_LOOK_SECONDS, _PATIENCE * (time.monotonic() - began))):
+                if keys.asked_to_quit(_pause_after(began)):
                     return False
 
     def _follow_in_lines(self) -> None:
@@ -189,7 +196,7 @@ class Watcher:
                 self._say(line)
             if self._finished():
                 break
-            time.sleep(max(_LOOK_SECONDS, _PATIENCE * (time.monotonic() - began)))
+            time.sleep(_pause_after(began))
         for line in [*self._plain.last_line(view, time.time()), *(text.plain for text in self._verdict(10_000))]:
             self._say(line)
 

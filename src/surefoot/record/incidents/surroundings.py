@@ -23,7 +23,7 @@ def versions() -> dict[str, Any]:
         "numpy": str(np.__version__),
         "surefoot": str(sys.modules["surefoot"].__version__),
         "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None,  # type: ignore[no-untyped-call]
+        "cudnn": torch.backends.cudnn.version() if torch.cuda.is_initialized() else None,  # type: ignore[no-untyped-call]
         "platform": f"{sys.platform} {platform.machine()}",
     }
 
