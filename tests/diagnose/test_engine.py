@@ -32,6 +32,18 @@ def order(diagnosis: Diagnosis) -> list[str]:
     return [finding.cause for finding in diagnosis.findings]
 
 
+def test_what_came_later_does_not_explain_what_has_a_date_of_its_own() -> None:
+    jump = Rule("lr.schedule-broken", "value", lambda run: None, dated=True), Claim(0.8, "It jumps.", step=40)
+    overflow = Rule("precision.fp16-overflow", "value", lambda run: None, ("lr.*",))
+    serious = lambda step: [  # noqa: E731
+        finding.cause
+        for finding in judged(jump, (overflow, Claim(0.9, "It overflows.", step=step))).findings
+        if finding.severity == "error"
+    ]
+    assert serious(77) == ["precision.fp16-overflow", "lr.schedule-broken"]
+    assert serious(40) == serious(3) == ["precision.fp16-overflow"]
+
+
 def test_structure_outranks_a_curve_however_sure_that_is() -> None:
     diagnosis = judged(claimed("lr.too-high", "curve", 0.99), claimed("optim.parameters-missing", "wiring", 0.6))
     assert order(diagnosis) == ["optim.parameters-missing", "lr.too-high"]

@@ -18,7 +18,7 @@ from surefoot.diagnose.run import Run
 from surefoot.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 Kind = Literal["crash", "wiring", "value", "dynamics", "curve", "remark"]
 _RANK: dict[str, int] = {"crash": 5, "wiring": 4, "value": 3, "dynamics": 2, "curve": 1, "remark": 0}
@@ -48,15 +48,25 @@ class Rule:
     """Looks for what the cause requires; `None` if something is missing or speaks against it."""
     explains: tuple[str, ...] = ()
     """Causes that are mere consequences of this one, if both are claimed. A trailing `*` covers a family."""
+    dated: bool = False
+    """The claim's step is when it happened, not when it was noticed: nothing that came later explains it."""
 
 
 def diagnose(facts: dict[str, Any], run_facts: dict[str, Any] | None = None, strict: bool = False) -> Diagnosis:
     """Run every rule over the facts of a run and rank what they claim; if strict, a rule that fails is not forgiven."""
     from surefoot.diagnose.rules import RULES
+    from surefoot.diagnose.rules.last_resort import LAST_RESORT
 
     run = Run(facts, run_facts or {}, strict)
+    found = _claims(run, RULES)
+    if all(claim.severity == "info" for _, claim in found):
+        found += _claims(run, LAST_RESORT)[:1]
+    return Diagnosis(*_judge(run, found))
+
+
+def _claims(run: Run, rules: Iterable[Rule]) -> list[tuple[Rule, Claim]]:
     found: list[tuple[Rule, Claim]] = []
-    for rule in RULES:
+    for rule in rules:
         try:
             claim = rule.find(run)
         except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError, AttributeError):
@@ -67,7 +77,7 @@ def diagnose(facts: dict[str, Any], run_facts: dict[str, Any] | None = None, str
             claim = replace(claim, step=run.steps)  # a crash ends the run: that is its step
         if claim is not None:
             found.append((rule, claim))
-    return Diagnosis(*_judge(run, found))
+    return found
 
 
 def load(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -102,8 +112,9 @@ def _judge(run: Run, found: list[tuple[Rule, Claim]]) -> tuple[Any, int, tuple[F
     for rule, claim in found:
         if claim.severity == "info":
             continue
-        for other, _ in found:
+        for other, claimed in found:
             covered = other.code != rule.code and _covers(rule.explains, other.code)
+            covered = covered and not (other.dated and _before(claimed, claim))
             if covered and other.code not in explained and explained.get(rule.code) != other.code:
                 explained[other.code] = rule.code
     ranked = []
@@ -118,6 +129,10 @@ def _judge(run: Run, found: list[tuple[Rule, Claim]]) -> tuple[Any, int, tuple[F
     worst = {finding.severity for finding in findings}
     verdict = "broken" if "error" in worst else "unstable" if "warning" in worst else "healthy"
     return verdict, run.steps, findings
+
+
+def _before(one: Claim, other: Claim) -> bool:
+    return one.step is not None and other.step is not None and one.step < other.step
 
 
 def _covers(patterns: tuple[str, ...], code: str) -> bool:

@@ -62,6 +62,9 @@ def _first_culprit(order: list[Any]) -> tuple[Any, dict[str, Any]] | None:
         broken = _undefined(op, node, given)
         if broken is not None:
             return node, {"kind": "operation", "op": op, "inputs": _ranges(given), "dtype": _dtype(held)} | broken
+        if outside is not None and outside[1].dim() == 0:  # a number in the code, not a row of the data
+            words = f"a factor of {float(outside[1]):g}"
+            return node, {"kind": "operation", "op": op, "dtype": _dtype(held), "undefined_at": words, "bad": 1}
         if outside is not None and op != "Where":
             return node, {"kind": "data", "op": op, "tensor": outside[0]} | _bad_rows(outside[1])
         if bad_given:

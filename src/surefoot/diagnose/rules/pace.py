@@ -396,8 +396,8 @@ def clip_saturated(run: Run) -> Claim | None:
 
 
 RULES = (
-    Rule("lr.schedule-broken", "value", schedule_broken, explains=("lr.too-low", "lr.too-high", "lr.no-warmup",
-                                                                   "optim.no-update", "model.dead-units")),
+    Rule("lr.schedule-broken", "value", schedule_broken, dated=True,
+         explains=("lr.too-low", "lr.too-high", "lr.no-warmup", "optim.no-update", "model.dead-units")),
     Rule("lr.too-high", "curve", too_high,
          explains=("model.dead-units", "model.saturated-units", "model.exploding-gradient", "data.class-collapse",
                    "model.attention-logit-growth", "loss.undefined-op")),

@@ -1,0 +1,87 @@
+"""What to say of a run that ended with a loss that is not finite, when no rule knows why.
+
+Such a run is never healthy. These claims are asked for only if every other rule is silent; they say what was seen and
+how to find the rest, with a confidence to match.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from surefoot.diagnose.engine import Claim, Rule
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.run import Run
+
+_NAMED = 3
+_REPLAY = (
+    "Run `surefoot replay` on the incident in the run folder: it names the first operation that did it, with its line."
+)
+
+
+def _ended_badly(run: Run) -> bool:
+    """Whether the last loss was not finite: a run that lost a few steps and came back has nothing to explain."""
+    return bool(run.curve.values) and not math.isfinite(run.curve.values[-1])
+
+
+def broken_gradient(run: Run) -> Claim | None:
+    """A finite loss had a gradient that was not, and the weights took it."""
+    events = run.events("nonfinite-gradient")
+    if not _ended_badly(run) or not events or not events[0].get("loss_finite"):
+        return None
+    event = events[0]
+    hit, spared = event["parameters"], event.get("finite", [])
+    some = "every parameter" if not spared else f"{', '.join(hit[:_NAMED])}, and not of {', '.join(spared[:_NAMED])}"
+    return Claim(
+        0.5,
+        f"The loss at step {event['step']} was finite, but not the gradient of {some}: some operation of that step has "
+        "no finite derivative where it was called. The update made the weights non-finite, and every loss since.",
+        step=event["step"],
+        where=tuple(hit[:_NAMED]),
+        evidence=event,
+        fixes=(_REPLAY,),
+    )
+
+
+def broken_weights(run: Run) -> Claim | None:
+    """Weights were not finite, though no gradient before had been bad."""
+    bad = run.bad_value
+    if not _ended_badly(run) or bad is None or bad.get("kind") != "parameter":
+        return None
+    if any(event["step"] < bad.get("step", 0) for event in run.events("nonfinite-gradient")):
+        return None
+    named = ", ".join(bad.get("parameters", [])[:_NAMED])
+    hold = "hold" if bad.get("count", 1) > 1 else "holds"
+    return Claim(
+        0.4,
+        f"{named} {hold} values that are not finite at step {bad.get('step')}, "
+        "although every gradient before it was finite: something other than a step wrote to them.",
+        step=bad.get("step"),
+        where=tuple(bad.get("parameters", [])[:_NAMED]),
+        evidence=bad,
+        fixes=("Look for code that writes to the weights: `copy_`, `load_state_dict`, an average, a custom update.",),
+    )
+
+
+def broken_loss(run: Run) -> Claim | None:
+    """The loss was not finite, and what made it so was not seen."""
+    if not _ended_badly(run):
+        return None
+    step = run.curve.first_bad
+    return Claim(
+        0.4,
+        f"The loss is not finite from step {step} on, and neither the data nor the weights that were looked at were: "
+        "an operation between them and the loss made it so.",
+        step=step,
+        evidence={"step": step, "seen": (run.bad_value or {}).get("kind")},
+        fixes=(_REPLAY,),
+    )
+
+
+LAST_RESORT = (
+    Rule("loss.undefined-op", "curve", broken_gradient),
+    Rule("hw.silent-corruption", "curve", broken_weights),
+    Rule("loss.undefined-op", "curve", broken_loss),
+)
+"""In this order; the first that claims something is the answer."""

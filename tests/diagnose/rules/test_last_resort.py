@@ -1,0 +1,78 @@
+"""A run whose loss ends up non-finite is never called healthy, whatever was seen of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from watched import Nursery
+
+TRAIN = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+x = torch.randn(256, 10); y = x[:, :1]
+model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for step in range(100):
+    rows = torch.randint(256, (32,))
+    out = model(x[rows])
+    loss = F.mse_loss(out, y[rows])
+    BEFORE
+    optimizer.zero_grad(); loss.backward()
+    BETWEEN
+    optimizer.step()
+    AFTER
+"""
+NAN = 'float("nan")'
+
+
+def script(before="pass", between="pass", after="pass"):
+    return TRAIN.replace("BEFORE", before).replace("BETWEEN", between).replace("AFTER", after)
+
+
+AT = 77
+"""A step without a look."""
+ROOT = f"loss = loss + ((out * 0).sqrt().sum() if step == {AT} else 0)"
+CASES = {
+    "a derivative": ({"before": ROOT}, "loss.undefined-op", AT, "finite derivative"),
+    "a gradient": (
+        {"between": f"if step == {AT}: model[0].weight.grad[0, 0] = {NAN}"},
+        "loss.undefined-op",
+        AT,
+        "and not of 0.bias",
+    ),
+    "a weight": (
+        {"after": f"if step == {AT}: model[2].weight.data[0, 3] = {NAN}"},
+        "hw.silent-corruption",
+        AT + 1,
+        "wrote to them",
+    ),
+    "a factor": (
+        {"before": f"loss = loss * float('inf') * 0 if step == {AT} else loss"},
+        "loss.undefined-op",
+        AT,
+        "a factor of inf",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_broke_is_told_with_its_step(watch: Nursery, case) -> None:
+    parts, cause, step, words = CASES[case]
+    run = watch(script(**parts))
+    assert run.diagnosis.verdict == "broken"
+    assert (run.first.cause, run.first.step) == (cause, step)
+    assert words in run.first.summary
+
+
+def test_a_run_that_leaves_bad_steps_out_and_goes_on_is_healthy(watch: Nursery) -> None:
+    guarded = script(
+        before=ROOT,
+        between="if not all(p.grad.isfinite().all() for p in model.parameters()): continue",
+    )
+    assert watch(guarded).diagnosis.verdict == "healthy"
