@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.diagnose.experiments import plan
-from surefoot.diagnose.experiments.bisect import bisect, default_jobs
+from surefoot.diagnose.experiments.bisect import bisect
 from surefoot.diagnose.experiments.children import Subject
 from surefoot.diagnose.experiments.show import progress, show
+from surefoot.diagnose.experiments.trials import default_jobs
 from surefoot.errors import UsageError
 
 if TYPE_CHECKING:
