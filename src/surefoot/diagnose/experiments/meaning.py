@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from surefoot.diagnose.experiments.results import Answer, Verdict
 
 _AT_ONCE = ("data.nonfinite-input", "data.bad-batch", "loss.no-valid-targets", "precision.fp16-overflow")
-_LATER = ("data.bad-batch", "model.exploding-gradient", "model.attention-logit-growth", "lr.too-high",
-          "optim.stale-state", "optim.epsilon", "precision.fp16-overflow")  # fmt: skip
-_EVERYWHERE = "every eighth of"
+_LATER = ("model.exploding-gradient", "lr.too-high", "optim.stale-state", "optim.epsilon", "precision.fp16-overflow")
+_EVERYWHERE = "every part of the captured batch fails alone: single rows are not to blame"
 _BY_EXPERIMENT = 0.9
 """The confidence of a cause that only experiments name."""
 
@@ -41,6 +40,7 @@ def conclude(baseline: AppliedAsItWas, rows: list[Row], before: Diagnosis, scrip
     cures = [row.name for row in rows if row.verdict == "cures"]
     failed = {row.name: row.reading.failed_at for row in rows if row.verdict == "does not" and row.reading}
     unmoved = [name for name, step in failed.items() if step == baseline.reading.failed_at]
+    before = _with_data_seen(before, baseline)
     report = Report("not cured", sentence(rows), rows, weigh(before, cures, list(failed), unmoved))
     broken = baseline.told.get("state", {})
     report.answer = "cured" if cures else "not cured" if failed or broken else "undecided"
@@ -92,7 +92,7 @@ def _facts(baseline: AppliedAsItWas, rows: dict[str, Row], script: str) -> list[
         found.append("Left out, it does no harm: the harm lies in its update.")
     hunted = rows.get("tiny-batch")
     if hunted is not None and hunted.verdict == "tells":
-        found.append(f"Of the captured batch, {hunted.why}.")
+        found.append(f"{hunted.why[:1].upper()}{hunted.why[1:]}.")
     return found
 
 
@@ -112,6 +112,8 @@ def _causes(baseline: AppliedAsItWas, rows: dict[str, Row], spoken_for: list[str
     possible = set(_AT_ONCE if baseline.fails_at_once else _LATER)
     if not _is(rows, "other-batches", "cures"):
         possible -= {"data.nonfinite-input", "data.bad-batch", "loss.no-valid-targets"}
+    elif not baseline.fails_at_once:
+        possible = {"data.bad-batch"}  # whatever tames its update cures it too
     nonfinite = bool(baseline.told.get("batch", {}).get("nonfinite"))
     possible.discard("data.bad-batch" if nonfinite else "data.nonfinite-input")
     if nonfinite or "tiny-batch" not in rows or not rows["tiny-batch"].why.startswith(_EVERYWHERE):
@@ -119,6 +121,21 @@ def _causes(baseline: AppliedAsItWas, rows: dict[str, Row], spoken_for: list[str
     if not _is(rows, "bf16", "cures"):
         possible.discard("precision.fp16-overflow")
     return [code for code in spoken_for if code in possible]
+
+
+def _with_data_seen(diagnosis: Diagnosis, baseline: AppliedAsItWas) -> Diagnosis:
+    """The incident holds the batch itself: inputs that are all finite were not what broke the step."""
+    batch = baseline.told.get("batch", {})
+    if not batch.get("known") or batch.get("nonfinite"):
+        return diagnosis
+    told = {"confirmed": False, "refuted": True, "cured_by": [], "not_cured_by": []}
+    findings = [
+        replace(each, confidence=0.5 * each.confidence, evidence={**each.evidence, "experiments": told})
+        if each.cause == "data.nonfinite-input"
+        else each
+        for each in diagnosis.findings
+    ]
+    return replace(diagnosis, findings=tuple(findings))
 
 
 def _with(diagnosis: Diagnosis, cause: str, baseline: AppliedAsItWas, cures: list[str], facts: list[str]) -> Diagnosis:
@@ -158,9 +175,9 @@ def _rows(found: dict[str, Any]) -> tuple[Verdict, str]:
         return "cannot tell", "the script ended before a part of the batch had been tried"
     single, together = sorted(found["single"]), found["together"]
     if not found["fails"]:
-        return "tells", "all rows together do not fail when the step is run alone"
+        return "tells", "all rows of the batch together do not fail"
     if found["everywhere"]:
-        return "tells", f"{_EVERYWHERE} its {found['of']} rows fails: single rows are not to blame"
+        return "tells", _EVERYWHERE
     parts = []
     if single:
         listed = ", ".join(map(str, single))
@@ -169,4 +186,4 @@ def _rows(found: dict[str, Any]) -> tuple[Verdict, str]:
     if not found["done"] and found.get("narrowed"):
         _, first, last = found["narrowed"]
         parts.append(f"rows {first} to {last} fail; the script ended before they could be told apart")
-    return "tells", f"{' and '.join(parts)} (of {found['of']}, counted from 0)"
+    return "tells", f"{' and '.join(parts)} (of the batch's {found['of']}, counted from 0)"

@@ -133,6 +133,8 @@ class Trials:
             row.why = "stopped: budget"  # killed on its way; what it had written by then proves nothing
         elif told.get("problem"):
             row.verdict, row.why = "does not apply", f"could not be made: {told['problem']}"
+        elif told.get("why_not"):
+            row.verdict, row.why = "does not apply", told["why_not"]
         elif change.name in NOTHING and not told.get("acted"):
             row.verdict, row.why = "does not apply", NOTHING[change.name]
         else:

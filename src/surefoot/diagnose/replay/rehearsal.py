@@ -109,7 +109,8 @@ class Rehearsal:
             return True
         if self.change == "other-seed":
             if stage is not None and not stage.feeds:
-                experiment.problem = "the script makes its data from the same random numbers"
+                self._does_not_apply("the script makes its data from the same random numbers")
+                return True
             if stage is not None:
                 stage.place_streams = lambda _: seed_otherwise()
             experiment.acted += 1
@@ -119,11 +120,15 @@ class Rehearsal:
             return True
         return False
 
+    def _does_not_apply(self, why: str) -> None:
+        self.experiment.found["why_not"] = why
+        self.experiment.patience = 0
+
     def _hunt(self) -> None:
         self.hunt = hunt = RowHunt(self.incident, self.experiment.order.get("bar"))
         self.experiment.found["rows"] = hunt.found
         if hunt.why_not:
-            self.experiment.problem = hunt.why_not
+            self._does_not_apply(hunt.why_not)
             return
         self.experiment.acted += 1
         if self.stage is not None:
@@ -247,11 +252,13 @@ def _without_guard() -> dict[str, Any]:
 
 
 def _broken_state(incident: StoredIncident) -> dict[str, int]:
-    """How many values were not finite before the step, by weight."""
+    """How many values were not finite before the step, by weight; buffers may have been written by the step itself."""
     found: dict[str, int] = {}
+    trained = tuple(f".{name}" for name in incident.facts["fingerprints"].get("gradients", {}))
     for model in incident.state.get("models", []):
         for name, value in model.items():
-            if isinstance(value, Tensor) and (bad := _nonfinite(value)):
+            is_weight = any(each.endswith(f".{name}") for each in trained)
+            if is_weight and isinstance(value, Tensor) and (bad := _nonfinite(value)):
                 found[name] = bad
     return found
 
@@ -260,7 +267,8 @@ def _broken_batch(incident: StoredIncident) -> dict[str, Any]:
     """How many values of the batch, or of what the model was given, are not finite."""
     window = incident.state.get("window") or {"microbatches": []}
     plain = [tensors_in([each["drawn"], each["given"], each["calls"]]) for each in window["microbatches"]]
-    return {"nonfinite": sum(_nonfinite(tensor) for tensors in plain for tensor in tensors)}
+    known = all(each["drawn"] or each["given"] for each in window["microbatches"])
+    return {"known": known, "nonfinite": sum(_nonfinite(tensor) for tensors in plain for tensor in tensors)}
 
 
 def _nonfinite(value: Tensor) -> int:
