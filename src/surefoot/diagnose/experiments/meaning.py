@@ -40,7 +40,7 @@ def conclude(baseline: AppliedAsItWas, rows: list[Row], before: Diagnosis, scrip
     cures = [row.name for row in rows if row.verdict == "cures"]
     failed = {row.name: row.reading.failed_at for row in rows if row.verdict == "does not" and row.reading}
     unmoved = [name for name, step in failed.items() if step == baseline.reading.failed_at]
-    before = _with_data_seen(before, baseline)
+    before = _without_refuted(before, cures)
     report = Report("not cured", sentence(rows), rows, weigh(before, cures, list(failed), unmoved))
     broken = baseline.told.get("state", {})
     report.answer = "cured" if cures else "not cured" if failed or broken else "undecided"
@@ -123,10 +123,9 @@ def _causes(baseline: AppliedAsItWas, rows: dict[str, Row], spoken_for: list[str
     return [code for code in spoken_for if code in possible]
 
 
-def _with_data_seen(diagnosis: Diagnosis, baseline: AppliedAsItWas) -> Diagnosis:
-    """The incident holds the batch itself: inputs that are all finite were not what broke the step."""
-    batch = baseline.told.get("batch", {})
-    if not batch.get("known") or batch.get("nonfinite"):
+def _without_refuted(diagnosis: Diagnosis, cures: list[str]) -> Diagnosis:
+    """Values that were not finite when they came in would be so in any precision."""
+    if not {"fp32", "bf16"} & set(cures):
         return diagnosis
     told = {"confirmed": False, "refuted": True, "cured_by": [], "not_cured_by": []}
     findings = [
@@ -140,7 +139,9 @@ def _with_data_seen(diagnosis: Diagnosis, baseline: AppliedAsItWas) -> Diagnosis
 
 def _with(diagnosis: Diagnosis, cause: str, baseline: AppliedAsItWas, cures: list[str], facts: list[str]) -> Diagnosis:
     """The diagnosis with a cause that only the experiments name, in the first place."""
-    if any(finding.cause == cause for finding in diagnosis.findings):
+    family = cause.split(".")[0]
+    known = [each for each in diagnosis.findings if each.evidence.get("experiments", {}).get("confirmed")]
+    if any(each.cause == cause for each in diagnosis.findings) or any(each.cause.startswith(family) for each in known):
         return diagnosis
     told = {"confirmed": True, "refuted": False, "cured_by": cures, "not_cured_by": []}
     summary = facts[0] if facts else f"step {baseline.captured.step}: cured by {', '.join(cures)}."
@@ -184,6 +185,6 @@ def _rows(found: dict[str, Any]) -> tuple[Verdict, str]:
         parts.append(f"row {listed} alone fails" if len(single) == 1 else f"rows {listed} fail, each alone")
     parts += [f"rows {first} to {last} fail only together" for first, last in together]
     if not found["done"] and found.get("narrowed"):
-        _, first, last = found["narrowed"]
+        first, last = found["narrowed"]
         parts.append(f"rows {first} to {last} fail; the script ended before they could be told apart")
     return "tells", f"{' and '.join(parts)} (of the batch's {found['of']}, counted from 0)"

@@ -267,8 +267,7 @@ def _broken_batch(incident: StoredIncident) -> dict[str, Any]:
     """How many values of the batch, or of what the model was given, are not finite."""
     window = incident.state.get("window") or {"microbatches": []}
     plain = [tensors_in([each["drawn"], each["given"], each["calls"]]) for each in window["microbatches"]]
-    known = all(each["drawn"] or each["given"] for each in window["microbatches"])
-    return {"known": known, "nonfinite": sum(_nonfinite(tensor) for tensors in plain for tensor in tensors)}
+    return {"nonfinite": sum(_nonfinite(tensor) for tensors in plain for tensor in tensors)}
 
 
 def _nonfinite(value: Tensor) -> int:

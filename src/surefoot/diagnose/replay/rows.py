@@ -98,7 +98,7 @@ class RowHunt:
             self.found["single"].append(part[0])
         else:
             self._failing.append(part)
-        self.found["narrowed"] = [len(self._failing), part[0], part[-1]]
+        self.found["narrowed"] = [part[0], part[-1]]
 
     def _next_round(self) -> None:
         """Halve what failed. A part whose halves are both fine fails as a whole only."""
