@@ -141,9 +141,9 @@ def test_the_target_plays_the_step_where_there_is_no_script(project: Any) -> Non
     here = project(CLASSIFY)
     incident = here.train()
     way = ("--target", "train.py:build")
-    told, code = here.experiment(incident, "--only", "lr-3,other-batches,tiny-batch", way=way)
+    told, code = here.experiment(incident, "--only", "lr-3,other-batches", way=way)
     assert (code, told["cures"], told["script"]) == (0, ["other-batches"], "train.py:build")
-    assert next(row for row in told["runs"] if row["name"] == "tiny-batch")["why"].startswith("row 12 alone fails")
+    assert verdicts(told)["lr-3"] == "does not apply"
 
 
 def test_an_overflow_of_a_bare_loop_is_cured_by_precision_and_outranks_what_was_inferred(project: Any) -> None:
@@ -160,13 +160,12 @@ def test_an_overflow_of_a_bare_loop_is_cured_by_precision_and_outranks_what_was_
 
 def test_a_spike_whose_update_wrecks_the_weights_is_cured_by_what_tames_it(project: Any) -> None:
     here = project(REGRESS, "sgd")
-    told, code = here.experiment(here.train(), "--only", "lr-10,clip,skip-batch")
-    assert (code, told["cures"]) == (0, ["clip", "skip-batch"])
+    told, code = here.experiment(here.train(), "--only", "lr-10,clip")
+    assert (code, told["cures"]) == (0, ["clip"])
     assert told["runs"][0]["outcome"] == "non-finite"
     assert told["runs"][0]["failed_at"] > int(told["incident"])
     slow = next(row for row in told["runs"] if row["name"] == "lr-10")
     assert slow["steps"] > 40  # long enough to come as far as the baseline did
-    assert told["conclusions"] == ["Left out, it does no harm: the harm lies in its update."]
 
 
 def test_a_spike_that_would_have_done_no_harm_is_said_to(project: Any) -> None:
