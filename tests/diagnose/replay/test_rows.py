@@ -27,12 +27,15 @@ def hunted(fails: Any, rows: int = 32, turns: int = 200) -> dict[str, Any]:
     hunt = RowHunt(held, bar=None)
     (plain,) = held.state["window"]["microbatches"][0]["drawn"]
     for _ in range(turns):
-        assert hunt.take_turn()
+        if not hunt.take_turn():
+            break
+        assert not hunt.take_turn()  # a second batch for the same step
         x, rest = decode(hunt.chosen(plain))
         assert len(x) == rows
         assert torch.equal(rest["y"], x * 10)
-        if hunt.tell(1.0, finite=not fails(set(x.tolist()))):
-            break
+        hunt.hear(1.0, finite_gradients=not fails(set(x.tolist())))
+        hunt.hear(1.0, finite_gradients=True)
+    assert hunt.is_over == hunt.found["done"]
     return hunt.found
 
 
@@ -61,7 +64,7 @@ def test_a_batch_that_does_not_fail_alone_ends_the_hunt() -> None:
 
 
 def test_a_loop_that_ends_early_leaves_what_was_narrowed_down() -> None:
-    found = hunted(lambda rows: 17 in rows, turns=4)
+    found = hunted(lambda rows: 17 in rows, turns=5)
     assert not found["done"]
     assert found["narrowed"] == [16, 23]
 

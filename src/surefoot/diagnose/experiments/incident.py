@@ -161,6 +161,7 @@ class _Short:
     def __init__(self, baseline: AppliedAsItWas) -> None:
         self.baseline, self.captured = baseline, baseline.captured
         failed = baseline.reading.failed_at
+        self._optimizers: list[dict[str, Any]] = baseline.facts["optimizers"]
         self.failed_after = 0 if failed is None else failed - self.captured.step
 
     def nothing_to_change(self, change: Change) -> str | None:
@@ -177,6 +178,8 @@ class _Short:
             return "the loss of the step itself does not stand out, so no row of it can"
         if change.name == "reset-moments" and not baseline.told["seen"].get("has_state", True):
             return "the optimizer keeps no moments"
+        if change.name in ("clip", "skip-batch") and any("closure" in held["series"] for held in self._optimizers):
+            return "the optimizer evaluates the loss itself, so that its gradients are out of reach"
         if change.name == "eps" and not self._has_eps():
             return "the optimizer has no eps"
         if change.name == "deterministic" and self.captured.facts["hardware"].get("device") == "cpu":
@@ -184,7 +187,7 @@ class _Short:
         return None
 
     def _has_eps(self) -> bool:
-        groups = [group for held in self.baseline.facts["optimizers"] for group in held["settings"]]
+        groups = [group for held in self._optimizers for group in held["settings"]]
         return any(isinstance(group.get("eps"), float) for group in groups)
 
     def order(self, change: Change, seconds_left: float) -> dict[str, Any]:
@@ -209,7 +212,9 @@ class _Short:
             row.title = "rows of the batch"
             row.verdict, row.why = told_by_probe(change.name, None, told)
             return
-        row.reading = read_stretch(facts, run_facts, self.captured.step, self.captured.level)
+        # What a loss on noise should be nobody knows: only what is plain counts there.
+        level = None if change.name in ("synthetic-inputs", "shuffled-labels") else self.captured.level
+        row.reading = read_stretch(facts, run_facts, self.captured.step, level)
         first: dict[str, Any] = next(iter(told.get("trail", [])), {})
         if change is REPEAT:
             row.verdict, row.why = ("fails" if row.reading.fails else "healthy"), row.reading.words

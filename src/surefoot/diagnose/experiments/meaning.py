@@ -187,4 +187,5 @@ def _rows(found: dict[str, Any]) -> tuple[Verdict, str]:
     if not found["done"] and found.get("narrowed"):
         first, last = found["narrowed"]
         parts.append(f"rows {first} to {last} fail; the script ended before they could be told apart")
-    return "tells", f"{' and '.join(parts)} (of the batch's {found['of']}, counted from 0)"
+    batch = "the batch" if found.get("microbatch") is None else f"microbatch {found['microbatch']}"
+    return "tells", f"{' and '.join(parts)} (of {batch}'s {found['of']}, counted from 0)"

@@ -82,6 +82,7 @@ def _parts(step: TargetStep, held: Rehearsal) -> Iterator[list[Any]]:
         if microbatch["streams"] is not None:
             set_streams(microbatch["streams"])
         yield [step.batch(chosen)]
+    held.experiment.end("rows")
 
 
 def _own_batches(step: TargetStep, held: Rehearsal) -> Iterator[Any]:

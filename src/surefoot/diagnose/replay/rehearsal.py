@@ -137,6 +137,8 @@ class Rehearsal:
             def draw(batch: Any) -> Any:
                 if hunt.take_turn():
                     stage.play_again(microbatch)
+                elif hunt.is_over:
+                    self.experiment.end("rows")
                 return batch
 
             stage.choose, stage.drawing = hunt.chosen, draw
@@ -159,6 +161,10 @@ class Rehearsal:
         self._rates = [_times(group.get("lr"), factor) for group in groups]
 
     def _before_step(self, optimizer: Optimizer) -> None:
+        if self.hunt is not None and self.optimizer is not None:
+            for group in optimizer.param_groups:  # of a model beside the captured one, too: nothing would put it back
+                for tensor in group["params"]:
+                    tensor.grad = None
         if optimizer is not self.optimizer:
             return
         # A step that a scaler left out is no step of the optimizer's, but one of the experiment's.
@@ -182,10 +188,8 @@ class Rehearsal:
             losses = self.experiment.watcher.losses_since_step()
             if losses:
                 self._open.append(float(losses[-1]))
-            if self.hunt is not None and self.hunt.is_waiting:
-                loss = self._open[-1] if self._open else math.nan
-                if self.hunt.tell(loss, _finite_gradients(self.optimizer)):
-                    self.experiment.end("rows")
+            if self.hunt is not None and losses:
+                self.hunt.hear(float(losses[-1]), _finite_gradients(self.optimizer))
         return result
 
     def _around_scaler(self, original: Any, args: Any, kwargs: Any) -> Any:

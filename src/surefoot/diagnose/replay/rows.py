@@ -38,11 +38,12 @@ def suspect(incident: StoredIncident) -> int:
 
 
 class RowHunt:
-    """Halves the batch; told after each try whether the part fails."""
+    """Halves the batch; told of each draw and of each backward, it judges a part when the next one is drawn."""
 
     def __init__(self, incident: StoredIncident, bar: float | None) -> None:
         self._bar = bar
-        microbatch = incident.state["window"]["microbatches"][suspect(incident)]
+        microbatches, number_of_it = incident.state["window"]["microbatches"], suspect(incident)
+        microbatch = microbatches[number_of_it]
         parts = microbatch["drawn"] or ([microbatch["given"]] if microbatch["given"] else [])
         lengths = {len(tensor) for tensor in tensors_in(parts) if tensor.dim()}
         self.rows = lengths.pop() if len(lengths) == 1 else 0
@@ -60,16 +61,31 @@ class RowHunt:
         self._tried = 0
         self._halved: list[list[int]] = []
         """The parts whose halves are tried in this round."""
-        self.is_waiting = False
+        self._is_trying = False
+        self._failed: bool | None = None
+        """Whether the try under way failed, as far as was heard."""
         nothing: dict[str, Any] = {"fails": None, "single": [], "together": [], "everywhere": False, "done": False}
         self.found: dict[str, Any] = {"of": self.rows, "tries": 0, **nothing}
+        self.found["microbatch"] = number_of_it if len(microbatches) > 1 else None
 
     def take_turn(self) -> bool:
-        """A batch is drawn: whether it begins a new try."""
-        if self.is_waiting or not self._parts:
-            return False
-        self.is_waiting = True
-        return True
+        """A batch is drawn: judge the try before it, if there was one. Returns whether a new one begins."""
+        if self._is_trying and self._failed is None:
+            return False  # one more batch for the same step
+        if self._failed is not None:
+            self._judge(self._parts.pop(0), self._failed)
+        self._failed, self._is_trying = None, not self.is_over
+        return self._is_trying
+
+    def hear(self, loss: float, finite_gradients: bool) -> None:
+        """Backward was run. A step may have several, and fails with any of them."""
+        bad = not finite_gradients or not math.isfinite(loss) or (self._bar is not None and loss > self._bar)
+        self._failed = bad or bool(self._failed)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to try."""
+        return bool(self.found["done"]) or self.found["tries"] >= MOST_TRIES
 
     def chosen(self, plain: dict[str, Any]) -> dict[str, Any]:
         """The part of a captured batch that is up, repeated to its old length."""
@@ -77,17 +93,12 @@ class RowHunt:
         index = torch.tensor([part[i % len(part)] for i in range(self.rows)])
         return plain if len(part) == self.rows else _selected(plain, index, self.rows)
 
-    def tell(self, loss: float, finite: bool) -> bool:
-        """How the try went; returns whether it was the last."""
-        self.is_waiting = False
-        part = self._parts.pop(0)
+    def _judge(self, part: list[int], fails: bool) -> None:
         self.found["tries"] += 1
-        fails = not finite or not math.isfinite(loss) or (self._bar is not None and loss > self._bar)
         self._note(part, fails)
         if not self._parts:
             self._next_round()
-        self.found["done"] = self.found["done"] or not self._parts
-        return bool(self.found["done"]) or self.found["tries"] >= MOST_TRIES
+        self.found["done"] = not self._parts
 
     def _note(self, part: list[int], fails: bool) -> None:
         if len(part) == self.rows:

@@ -86,7 +86,7 @@ class Stage:
         self.place_streams: Callable[[Any], None] = set_streams
         """Puts the random streams where the step needs them."""
         self.drawing: Callable[[Any], Any] = lambda batch: batch
-        """Given every batch that the script draws; what it returns is drawn instead."""
+        """Given every batch that the script draws with gradients on; what it returns is drawn instead."""
         self.find_actor: Callable[[], Actor | None] = lambda: None
         """Set by the hooks: looks for what trains, each time a batch is drawn."""
         self.start()
@@ -115,7 +115,7 @@ class Stage:
 
     def loader_drew(self, batch: Any) -> Any:
         """A loader hands out a batch: the captured one instead, if it is for the step."""
-        return self.feed(self.drawing(batch), "drawn")
+        return self.feed(self.drawing(batch) if torch.is_grad_enabled() else batch, "drawn")
 
     def feed(self, batch: Any, kind: str) -> Any:
         """What to hand to the script in place of `batch`."""
