@@ -117,9 +117,8 @@ def verdicts(told: dict[str, Any]) -> dict[str, str]:
 def test_a_bad_row_is_named_and_other_batches_cure(project: Any) -> None:
     here = project(CLASSIFY)
     incident = here.train()
-    told, code = here.experiment(incident, "--only", "lr-3,other-batches,skip-batch,tiny-batch", "--out", "found")
-    assert (code, told["answer"], told["cures"]) == (0, "cured", ["other-batches", "skip-batch"])
-    assert verdicts(told) | {"tiny-batch": "tells"} == verdicts(told)
+    told, code = here.experiment(incident, "--only", "lr-3,other-batches,tiny-batch", "--out", "found")
+    assert (code, told["answer"], told["cures"]) == (0, "cured", ["other-batches"])
     rows = {row["name"]: row for row in told["runs"]}
     assert rows["lr-3"]["why"] == "the step fails before anything is updated"
     assert rows["tiny-batch"]["why"].startswith("row 12 alone fails")
@@ -128,9 +127,7 @@ def test_a_bad_row_is_named_and_other_batches_cure(project: Any) -> None:
         "From the same weights, other batches are fine: it is this batch.",
         "1 of its values is not finite.",
     ]
-    assert told["confirms"] == ["data.nonfinite-input"]
-    findings = json.loads((here.folder / "found" / "findings.json").read_text())["findings"]
-    assert findings[0]["cause"] == "data.nonfinite-input"
+    assert json.loads((here.folder / "found" / "bisect.json").read_text())["runs"] == told["runs"]
     # The curves begin before the step, for the picture; nothing of the script's own was touched.
     assert rows["baseline"]["loss"][0][0] == 0
     assert rows["other-batches"]["loss"][0][0] == told["runs"][0]["failed_at"] == 7
@@ -151,8 +148,8 @@ def test_an_overflow_of_a_bare_loop_is_cured_by_precision_and_outranks_what_was_
     source = {**os.environ, "PYTHONPATH": str(Path(sf.__file__).parents[1])}
     command = [sys.executable, "-m", "surefoot", "run", "--out", "out", "train.py"]
     subprocess.run(command, env=source, check=True, capture_output=True, timeout=300)
-    told, code = here.experiment(incidents_in(here.folder / "out")[0], "--only", "lr-10,fp32,bf16", way=())
-    assert (code, told["cures"], told["confirms"]) == (0, ["fp32", "bf16"], ["precision.fp16-overflow"])
+    told, code = here.experiment(incidents_in(here.folder / "out")[0], "--only", "lr-10,bf16", way=())
+    assert (code, told["cures"], told["confirms"]) == (0, ["bf16"], ["precision.fp16-overflow"])
     assert verdicts(told)["lr-10"] == "does not apply"
     assert "it is the precision" in told["conclusions"][0]
     assert told["findings"][0]["cause"] == "precision.fp16-overflow"
@@ -160,12 +157,11 @@ def test_an_overflow_of_a_bare_loop_is_cured_by_precision_and_outranks_what_was_
 
 def test_a_spike_whose_update_wrecks_the_weights_is_cured_by_what_tames_it(project: Any) -> None:
     here = project(REGRESS, "sgd")
-    told, code = here.experiment(here.train(), "--only", "lr-10,clip")
-    assert (code, told["cures"]) == (0, ["clip"])
+    told, code = here.experiment(here.train(), "--only", "clip,skip-batch")
+    assert (code, told["cures"]) == (0, ["clip", "skip-batch"])
     assert told["runs"][0]["outcome"] == "non-finite"
     assert told["runs"][0]["failed_at"] > int(told["incident"])
-    slow = next(row for row in told["runs"] if row["name"] == "lr-10")
-    assert slow["steps"] > 40  # long enough to come as far as the baseline did
+    assert told["conclusions"] == ["Left out, it does no harm: the harm lies in its update."]
 
 
 def test_a_spike_that_would_have_done_no_harm_is_said_to(project: Any) -> None:

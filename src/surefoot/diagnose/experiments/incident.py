@@ -176,6 +176,8 @@ class _Short:
                 return "the loss scaler leaves the step out already"
         elif change.name == "tiny-batch" and (level is None or first is None or number(first["loss"]) <= level.bar):
             return "the loss of the step itself does not stand out, so no row of it can"
+        if change.name in ("synthetic-inputs", "shuffled-labels") and baseline.reading.outcome == "risen":
+            return "what the loss should be then is not known"
         if change.name == "reset-moments" and not baseline.told["seen"].get("has_state", True):
             return "the optimizer keeps no moments"
         if change.name in ("clip", "skip-batch") and any("closure" in held["series"] for held in self._optimizers):
@@ -212,7 +214,7 @@ class _Short:
             row.title = "rows of the batch"
             row.verdict, row.why = told_by_probe(change.name, None, told)
             return
-        # What a loss on noise should be nobody knows: only what is plain counts there.
+        # What a loss on noise should be is not known: only what is plain counts there.
         level = None if change.name in ("synthetic-inputs", "shuffled-labels") else self.captured.level
         row.reading = read_stretch(facts, run_facts, self.captured.step, level)
         first: dict[str, Any] = next(iter(told.get("trail", [])), {})

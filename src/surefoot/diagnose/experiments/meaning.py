@@ -84,7 +84,7 @@ def _facts(baseline: AppliedAsItWas, rows: dict[str, Row], script: str) -> list[
         if bad:
             found.append(f"{bad} of its values {'is' if bad == 1 else 'are'} not finite.")
     elif _is(rows, "other-batches", "does not") and not precise:
-        if baseline.fails_at_once:
+        if baseline.fails_at_once or _begins_high(rows["other-batches"], baseline):
             found.append("From the same weights, another batch fails too: it is not this batch.")
         if not any(row.verdict == "cures" for row in rows.values()):
             found.append(_earlier(script))
@@ -94,6 +94,12 @@ def _facts(baseline: AppliedAsItWas, rows: dict[str, Row], script: str) -> list[
     if hunted is not None and hunted.verdict == "tells":
         found.append(f"{hunted.why[:1].upper()}{hunted.why[1:]}.")
     return found
+
+
+def _begins_high(row: Row, baseline: AppliedAsItWas) -> bool:
+    """Whether the first loss, before any update, is above all that the run had shown."""
+    level = baseline.captured.level
+    return level is not None and row.reading is not None and row.reading.start > level.bar
 
 
 def _earlier(script: str) -> str:
