@@ -205,18 +205,53 @@ def replay(
     export: Path | None = typer.Option(None, help="Write a script into this folder that fails alike with torch alone."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
     seconds: float = typer.Option(600.0, min=1.0, help="How long one of the two passes may take."),
+    experiments: bool = typer.Option(
+        False, "--experiments", help="Instead, apply the step, go on, and find the single change that cures it."
+    ),
+    budget: float | None = typer.Option(None, min=1.0, help="Seconds that all experiments may take (default: 600)."),
+    jobs: int | None = typer.Option(None, min=0, help="Experiments at the same time (default: half of the cores)."),
+    only: str | None = typer.Option(None, help="Only these changes, with commas between, such as lr-3,clip,fp32."),
+    out: Path | None = typer.Option(None, help="Where experiments go (default: runs/bisect-incident-STEP-DATE-TIME)."),
 ) -> None:
     """Run the step of an incident again, twice, and compare it bit for bit; name the first bad operation.
 
     Exit code 0: reproduced; 3: silent corruption suspected; 4: not deterministic; 5: cannot be compared; 1: reproduced,
-    but nothing could be exported.
+    but nothing could be exported. With --experiments 0: a cure was found, or the step did no harm; 1: neither.
     """
+    given = {"--budget": budget, "--jobs": jobs, "--only": only, "--out": out}
+    if experiments:
+        if export is not None:
+            raise UsageError("--export writes the reproduction of a plain replay; leave out --experiments, or --export")
+        raise typer.Exit(
+            _experiments(incident, script, tuple(arguments or ()), target, budget, jobs, only, out, as_json)
+        )
+    if lost := [name for name, value in given.items() if value is not None]:
+        raise UsageError(f"{lost[0]} belongs to --experiments, which was not given")
     from surefoot.diagnose.replay.command import replay as run_again
     from surefoot.diagnose.replay.show import as_text
 
     found = run_again(incident, script=script, arguments=arguments or (), target=target, seconds=seconds, export=export)
     typer.echo(json.dumps(found.as_json(), indent=2) if as_json else as_text(found))
     raise typer.Exit(found.exit_code)
+
+
+def _experiments(
+    incident: Path,
+    script: str | None,
+    arguments: tuple[str, ...],
+    target: str | None,
+    budget: float | None,
+    jobs: int | None,
+    only: str | None,
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    from surefoot.diagnose.experiments.command import run_on_incident
+    from surefoot.diagnose.replay.command import order_for
+    from surefoot.record.incidents.reading import read_facts
+
+    order = order_for(incident, read_facts(incident), script, arguments, target)
+    return run_on_incident(incident, order, 600.0 if budget is None else budget, jobs or 0, out, only or "", as_json)
 
 
 @app.command()

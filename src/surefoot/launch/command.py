@@ -106,6 +106,8 @@ class Session:
             leave(status)
 
         os._exit = exit_at_once
+        if '"incident"' in os.environ.get("SUREFOOT_EXPERIMENT", ""):  # what is wrapped then must be whole by itself
+            import torch  # noqa: F401
         run(self.request.target, self.ending)
 
     def _attach(self) -> None:

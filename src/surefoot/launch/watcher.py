@@ -70,6 +70,7 @@ class Watcher:
         self.optimizers: list[Watched] = []
         self.schedulers: list[dict[str, Any]] = []
         self.looks: list[dict[str, Any]] = []
+        self.most_looks = MOST_LOOKS
         self.events: list[dict[str, Any]] = []
         self.problems: dict[str, str] = {}
         self.evaluations = Evaluations(self)
@@ -159,7 +160,7 @@ class Watcher:
 
     def begin_look(self) -> None:
         """Look deep from here to the end of the next step."""
-        if self.look is None and len(self.looks) < MOST_LOOKS and "looking" not in self.problems:
+        if self.look is None and len(self.looks) < self.most_looks and "looking" not in self.problems:
             thorough = self.steps in THOROUGH
             plain = not self.compiled
             taped = plain and not has_modes_of_its_own()

@@ -66,14 +66,14 @@ def run_baseline(children: Children, seconds: float, deadline: float) -> Baselin
     """Run the script; it is told to end after `seconds`, and made to after twice that."""
     child = children.start("baseline", {"change": None, "seconds": seconds})
     children.wait(until=min(deadline, time.monotonic() + 2 * seconds))
-    facts, run_facts = _usable_facts(child)
+    facts, run_facts = usable_facts(child)
     diagnosis = diagnose(facts, run_facts)
     reading = _with_findings(read(facts, run_facts, diagnosis.verdict), diagnosis)
     cut_short = facts["experiment"]["ended"] == "time" or run_facts.get("exit_code") is None
     return Baseline(reading, diagnosis, facts, child.seconds, cut_short)
 
 
-def _usable_facts(child: Child) -> tuple[dict[str, Any], dict[str, Any]]:
+def usable_facts(child: Child) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the run left. A script that cannot be experimented with is wrong use, with a way out."""
     log = child.folder / "output.txt"
     try:
@@ -83,6 +83,8 @@ def _usable_facts(child: Child) -> tuple[dict[str, Any], dict[str, Any]]:
             f"the script showed nothing in {child.seconds:.0f} s: see {log}, or give it a larger --budget."
         ) from None
     told, crash, code = facts.get("experiment"), facts.get("crash"), run_facts.get("exit_code")
+    if crash and crash.get("type") == UsageError.__name__:  # said by surefoot itself, inside the run
+        raise UsageError(str(crash.get("message", "")))
     if told is None:
         raise UsageError(f"the script ended (exit code {code}) without importing torch: see {log}.")
     if told.get("refused"):
@@ -90,6 +92,8 @@ def _usable_facts(child: Child) -> tuple[dict[str, Any], dict[str, Any]]:
             f"the script writes to {told['refused']}, which is outside of the working directory and was there before; "
             "experiments would change it. Have the script write inside the working directory."
         )
+    if told.get("problem"):
+        raise UsageError(str(told["problem"]))
     if not facts.get("backwards"):
         why = f"it ended with {crash.get('type')}" if crash else f"exit code {code}"
         raise UsageError(f"the script never called backward ({why}): see {log}.")

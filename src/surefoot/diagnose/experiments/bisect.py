@@ -7,44 +7,24 @@ Then the changes, as many at a time as there are jobs. When the time is over, wh
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from surefoot.diagnose.engine import load
 from surefoot.diagnose.experiments.baseline import Baseline, run_baseline
 from surefoot.diagnose.experiments.causes import speaks_for, weigh
-from surefoot.diagnose.experiments.children import Child, Children, Subject
+from surefoot.diagnose.experiments.children import Children, Subject
 from surefoot.diagnose.experiments.judge import compare, read
-from surefoot.diagnose.experiments.plan import Change, in_turn, nothing_to_change, order_for
+from surefoot.diagnose.experiments.plan import in_turn, nothing_to_change, order_for
 from surefoot.diagnose.experiments.probes import tells
 from surefoot.diagnose.experiments.results import Report, Row, sentence
-from surefoot.errors import UsageError
+from surefoot.diagnose.experiments.trials import BASELINE_SHARE, FLAKY, LEAST_SECONDS, REPEAT, Trials, cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from surefoot.diagnose.experiments.plan import Change
     from surefoot.diagnose.experiments.results import Answer, Verdict
-
-BASELINE_SHARE = 1 / 3
-"""Of the budget, for the first run."""
-LEAST_SECONDS = 20.0
-"""What an experiment may take in any case, if the budget has it."""
-REPEAT = Change("repeat", "repeat", "baseline")
-"""Nothing changed."""
-FLAKY = "the failure does not come again"
-
-
-def default_jobs() -> int:
-    """Half of the cores; one where there is a GPU, whose memory the runs would have to share."""
-    if os.path.exists("/proc/driver/nvidia") or os.path.exists("/dev/nvidia0"):
-        return 1
-    return max(1, _cores() // 2)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def bisect(
@@ -57,13 +37,14 @@ def bisect(
 ) -> Report:
     """Run the experiments and judge them. `tell(name, words)` hears of each run's beginning (no words) and end."""
     began = time.monotonic()
-    with Children(subject, out, threads=max(1, _cores() // jobs)) as children:
+    with Children(subject, out, threads=max(1, cores() // jobs)) as children:
         tell("baseline", "")
         baseline = run_baseline(children, budget_s * BASELINE_SHARE, began + budget_s)
         tell("baseline", baseline.reading.words)
         rows = [_row_of(baseline)]
         if not baseline.why_not:
-            rows += _Experiments(children, baseline, began + budget_s, jobs, tell).run(changes)
+            trials = Trials(children, _Bisection(baseline), began + budget_s, jobs, tell)
+            rows += trials.run(changes, in_turn(changes, baseline.likely_fixes))
     report = _conclude(baseline, rows)
     report.script, report.budget_s, report.jobs = subject.target, budget_s, jobs
     report.seconds = time.monotonic() - began
@@ -96,78 +77,27 @@ def _conclude(baseline: Baseline, rows: list[Row]) -> Report:
     return report
 
 
-class _Experiments:
-    """The repetition and the changes, run side by side and judged as they end."""
+class _Bisection:
+    """Asks of each run whether it learns where the baseline failed."""
 
-    def __init__(
-        self, children: Children, baseline: Baseline, deadline: float, jobs: int, tell: Callable[[str, str], None]
-    ) -> None:
-        self.children, self.baseline, self.deadline = children, baseline, deadline
-        self.jobs, self.tell = jobs, tell
-        self.flaky = False
+    def __init__(self, baseline: Baseline) -> None:
+        self.baseline = baseline
 
-    def run(self, changes: list[Change]) -> list[Row]:
-        """One row per change, in the order they were given; the repetition first."""
-        rows: dict[str, Row] = {}
-        waiting = [REPEAT]
-        for change in in_turn(changes, self.baseline.likely_fixes):
-            why = nothing_to_change(change, self.baseline.run, self.baseline.reading)
-            if why:
-                rows[change.name] = _row(change, "does not apply", why)
-            else:
-                waiting.append(change)
-        started: dict[str, Change] = {}
-        while waiting or self.children.running:
-            while waiting and self._may_start():
-                change = waiting.pop(0)
-                started[change.name] = change
-                self.tell(change.name, "")
-                self.children.start(change.name, self._order(change))
-            child = self.children.wait(until=self.deadline)
-            if child is None:
-                break
-            row = rows[child.name] = self._judge(child, started[child.name])
-            self.tell(child.name, f"{row.verdict}: {row.why}" if row.why else row.verdict)
-            self.flaky = self.flaky or (child.name == REPEAT.name and row.verdict == "healthy")
-        for change in waiting:
-            rows[change.name] = _row(change, "not run", FLAKY if self.flaky else "budget")
-        return [self._settled(rows[change.name]) for change in [REPEAT, *changes]]
+    def nothing_to_change(self, change: Change) -> str | None:
+        return nothing_to_change(change, self.baseline.run, self.baseline.reading)
 
-    def _may_start(self) -> bool:
-        return len(self.children.running) < self.jobs and time.monotonic() < self.deadline and not self.flaky
-
-    def _settled(self, row: Row) -> Row:
-        if self.flaky and row.verdict == "cures":
-            row.verdict, row.why = "cannot tell", "nor did the unchanged script fail again"
-        return row
-
-    def _order(self, change: Change) -> dict[str, Any]:
-        left = self.deadline - time.monotonic()
-        seconds = min(left, max(LEAST_SECONDS, 5 * self.baseline.seconds))
+    def order(self, change: Change, seconds_left: float) -> dict[str, Any]:
+        seconds = min(seconds_left, max(LEAST_SECONDS, 5 * self.baseline.seconds))
         order = order_for(change if change is not REPEAT else None, self.baseline.reading, seconds)
         if self.baseline.cut_short and "steps" not in order:
             order["steps"] = self.baseline.reading.steps
         return order
 
-    def _judge(self, child: Child, change: Change) -> Row:
-        row = _row(change, "not run", "budget")
-        row.seconds = child.seconds
-        try:
-            facts, run_facts = load(child.folder)
-        except UsageError:
-            if time.monotonic() < self.deadline:
-                row.verdict, row.why = "cannot tell", f"left no facts: see {child.folder / 'output.txt'}"
-            return row
-        told = facts.get("experiment", {})
-        if run_facts.get("exit_code") is None and not told.get("ended"):
-            row.why = "stopped: budget"  # killed on its way; what it had written by then proves nothing
-            return row
-        nothing = self._nothing_changed(change, facts)
-        if nothing:
-            row.verdict, row.why = "does not apply", nothing
-            return row
-        row.notes = list(told.get("notes", []))
-        if change.name == "other-seed" and not told.get("acted"):
+    def judge(self, row: Row, change: Change, facts: dict[str, Any], run_facts: dict[str, Any]) -> None:
+        if change.name == "other-batches" and _same_data(self.baseline.facts, facts):
+            row.verdict, row.why, row.notes = "does not apply", "the batches stay the same", []
+            return
+        if change.name == "other-seed" and not facts["experiment"].get("acted"):
             row.notes.append("the script sets no seed of its own")
         row.reading = read(facts, run_facts)
         if change is REPEAT:
@@ -177,40 +107,6 @@ class _Experiments:
             row.verdict, row.why = "tells", tells(change.name, self.baseline.reading, row.reading)
         else:
             row.verdict, row.why = compare(self.baseline.reading, row.reading)
-        return row
-
-    def _nothing_changed(self, change: Change, facts: dict[str, Any]) -> str:
-        """Why the run was no other than the baseline; empty if it was."""
-        told = facts.get("experiment", {})
-        if told.get("problem"):
-            return f"could not be made: {told['problem']}"
-        if change.name in _NOTHING and not told.get("acted"):
-            return _NOTHING[change.name]
-        if change.name == "other-batches" and _same_data(self.baseline.facts, facts):
-            return "the batches stay the same"
-        return ""
-
-
-_NOTHING = {
-    "lr-3": "no optimizer has a learning rate",
-    "lr-10": "no optimizer has a learning rate",
-    "warm-up": "no optimizer has a learning rate",
-    "clip": "no gradient norm is above 1.0",
-    "fp32": "no autocast and no half precision in the script",
-    "bf16": "no fp16 in the script",
-    "other-batches": "no optimizer was made",
-    "skip-batch": "no step had to be skipped",
-    "reset-moments": "there were no moments to reset",
-    "eps": "the optimizer has no eps",
-    "tiny-batch": "rows are drawn in a way that is out of reach",
-    "synthetic-inputs": "the model is given no floating-point inputs",
-    "shuffled-labels": "the loss is not one of torch's own functions",
-}
-"""Why a change never acted."""
-
-
-def _row(change: Change, verdict: Verdict, why: str) -> Row:
-    return Row(change.name, change.title, change.kind, verdict, why)
 
 
 def _same_data(one: dict[str, Any], other: dict[str, Any]) -> bool:

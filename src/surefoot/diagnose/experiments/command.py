@@ -1,5 +1,6 @@
-"""`surefoot bisect`: checks what was asked for, runs it, prints the answer. Exit code 0: healthy, or a cure was
-found.
+"""`surefoot bisect` and `surefoot replay --experiments`: check what was asked for, run it, print the answer.
+
+Exit code 0: nothing to cure, or a cure was found. 1: none was. 2: wrong use.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.diagnose.experiments import plan
-from surefoot.diagnose.experiments.bisect import bisect, default_jobs
+from surefoot.diagnose.experiments.bisect import bisect
 from surefoot.diagnose.experiments.children import Subject
 from surefoot.diagnose.experiments.show import progress, show
+from surefoot.diagnose.experiments.trials import default_jobs
 from surefoot.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from surefoot.diagnose.experiments.results import Report
+    from surefoot.diagnose.replay.passes import Order
 
 
 def run(
@@ -36,10 +41,36 @@ def run(
     changes = plan.chosen(only)
     if not is_module and not os.path.exists(script):
         raise UsageError(f"no script at {script}: expected a file, such as train.py, or -m and a module.")
-    folder = _folder(out, script)
+    folder = _folder(out, Path(script).stem or "script")
     subject = Subject(script, arguments, is_module)
     with _ended_by_signals(), progress(len(changes) + 2, budget_s) as tell:
         report = bisect(subject, folder, changes, budget_s, jobs or default_jobs(), tell)
+    return _answer(report, folder, as_json)
+
+
+def run_on_incident(
+    incident: Path,
+    order: Order,
+    budget_s: float,
+    jobs: int,
+    out: Path | None,
+    only: str,
+    as_json: bool,
+) -> int:
+    """The same for the step of an incident; `order` says which script or target plays it."""
+    from surefoot.diagnose.experiments.incident import Captured, experiment_on
+    from surefoot.record.incidents.reading import read_facts
+
+    changes = plan.chosen(only)
+    captured = Captured(incident, read_facts(incident), order.target)
+    folder = _folder(out, f"incident-{incident.resolve().name}")
+    subject = Subject(order.script or "", order.arguments, order.module)
+    with _ended_by_signals(), progress(len(changes) + 2, budget_s) as tell:
+        report = experiment_on(captured, subject, folder, changes, budget_s, jobs or default_jobs(), tell)
+    return _answer(report, folder, as_json)
+
+
+def _answer(report: Report, folder: Path, as_json: bool) -> int:
     if as_json:
         from surefoot.launch.folder import as_json as text
 
@@ -49,12 +80,11 @@ def run(
 
         console = Console()
         show(report, _short(folder), console if console.is_terminal else Console(width=160))
-    return 0 if report.answer in ("healthy", "cured") else 1
+    return 0 if report.answer in ("healthy", "no harm", "cured") else 1
 
 
-def _folder(out: Path | None, script: str) -> Path:
-    stem = Path(script).stem or "script"
-    folder = out if out is not None else Path("runs") / f"bisect-{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+def _folder(out: Path | None, name: str) -> Path:
+    folder = out if out is not None else Path("runs") / f"bisect-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = Path(os.path.abspath(folder))
     if (folder / "bisect.json").exists():
         raise UsageError(f"{folder} already holds a bisection; give --out another folder.")

@@ -19,7 +19,10 @@ from surefoot.diagnose.run import Run
 if TYPE_CHECKING:
     from surefoot.diagnose.run import Curve
 
-Outcome = Literal["learned", "slow", "stuck", "diverged", "non-finite", "crashed", "thrown", "too short"]
+Outcome = Literal[
+    "learned", "slow", "stuck", "diverged", "non-finite", "crashed", "thrown", "too short", "calm", "risen"
+]
+"""The last two are those of a short stretch: see `stretch`."""
 
 _NOT_NUMERIC = ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "NameError", "AttributeError",
                 "KeyError", "TypeError", "FileNotFoundError", "PermissionError", "OSError", "OutOfMemoryError",
@@ -59,7 +62,7 @@ class Reading:
     @property
     def fails(self) -> bool:
         """Whether there is something to cure."""
-        return self.outcome not in ("learned", "too short")
+        return self.outcome not in ("learned", "too short", "calm")
 
 
 def read(facts: dict[str, Any], run_facts: dict[str, Any], verdict: str = "broken") -> Reading:
@@ -68,7 +71,7 @@ def read(facts: dict[str, Any], run_facts: dict[str, Any], verdict: str = "broke
     run = Run(_without(facts, skipped) if skipped else facts, run_facts)
     curve = run.curve
     bad = _first_bad(run, curve, forgiving=bool(skipped))
-    crash = _crash(run, run_facts)
+    crash = crash_of(facts, run_facts)
     thrown = _worst(curve)
     outcome, failed_at, words = _outcome(run, curve, bad, crash, verdict, thrown)
     share = len(skipped) / max(1, len(skipped) + len(curve.values))
@@ -112,13 +115,14 @@ def _first_bad(run: Run, curve: Curve, forgiving: bool) -> int | None:
     return min(steps, default=None)
 
 
-def _crash(run: Run, run_facts: dict[str, Any]) -> str:
+def crash_of(facts: dict[str, Any], run_facts: dict[str, Any]) -> str:
     """What it died of, in words; empty if it ended normally or was ended."""
-    if run.facts.get("experiment", {}).get("ended"):
+    if facts.get("experiment", {}).get("ended"):
         return ""
-    if run.crash is not None:
-        message = str(run.crash.get("message", "")).strip().splitlines()
-        return f"{run.crash.get('type')}: {message[0][:120] if message else ''}".rstrip(": ")
+    crash = facts.get("crash")
+    if crash is not None:
+        message = str(crash.get("message", "")).strip().splitlines()
+        return f"{crash.get('type')}: {message[0][:120] if message else ''}".rstrip(": ")
     code = run_facts.get("exit_code")
     return f"exit code {code}" if code else ""
 

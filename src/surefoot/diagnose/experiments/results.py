@@ -19,7 +19,7 @@ POINTS = 300
 """So many points of each loss curve are kept for the report."""
 
 Verdict = Literal["cures", "does not", "cannot tell", "does not apply", "tells", "not run", "fails", "healthy"]
-Answer = Literal["healthy", "cured", "not cured", "flaky", "undecided"]
+Answer = Literal["healthy", "no harm", "cured", "not cured", "flaky", "undecided"]
 
 
 @dataclass
@@ -74,6 +74,10 @@ class Report:
     """Causes of the baseline's diagnosis that the experiments confirm."""
     speaks_for: list[str] = field(default_factory=list)
     """Causes whose fixes cured the run, whatever the diagnosis said."""
+    conclusions: list[str] = field(default_factory=list)
+    """What the runs say together, for people."""
+    incident: str = ""
+    """The name of the incident's folder, where the experiments were on one."""
     budget_s: float = 0.0
     seconds: float = 0.0
     jobs: int = 1
@@ -88,8 +92,10 @@ class Report:
         return {
             "schema": SCHEMA,
             "script": self.script,
+            "incident": self.incident or None,
             "answer": self.answer,
             "sentence": self.sentence,
+            "conclusions": self.conclusions,
             "cures": self.cures,
             "confirms": self.confirms,
             "speaks_for": self.speaks_for,

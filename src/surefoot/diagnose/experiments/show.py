@@ -60,6 +60,8 @@ def show(report: Report, folder: str, console: Console) -> None:
         table.add_row(*_cells(row), verdict + (f": {escape(_why(row))}" if _why(row) else ""))
     console.print(table, highlight=False)
     console.print(f"\n[bold]{escape(_capital(report.sentence))}[/bold]", highlight=False)
+    for words in report.conclusions:
+        console.print(escape(words), highlight=False)
     if report.confirms:
         console.print(f"That confirms {', '.join(report.confirms)}.", highlight=False)
     elif report.speaks_for:

@@ -40,11 +40,7 @@ def replay(
     """
     folder = Path(incident)
     facts = read_facts(folder)
-    if script is not None and target is not None:
-        raise UsageError("give --script or --target, not both")
-    order = Order(folder, target=target, seconds=seconds)
-    if target is None:
-        order = _script_order(folder, facts, script, tuple(arguments), seconds)
+    order = order_for(folder, facts, script, tuple(arguments), target, seconds)
     with tempfile.TemporaryDirectory(prefix="surefoot-replay-", ignore_cleanup_errors=True) as scratch:
         kept = Path(scratch) / "incident"
         shutil.copytree(folder, kept, copy_function=_link)
@@ -56,6 +52,22 @@ def replay(
             if not folder.exists():  # many a script begins by clearing away its last run, incidents included
                 shutil.copytree(kept, folder)
     return judge(facts, first, second)
+
+
+def order_for(
+    folder: Path,
+    facts: dict[str, Any],
+    script: str | None,
+    arguments: tuple[str, ...],
+    target: str | None,
+    seconds: float = 600.0,
+) -> Order:
+    """What plays the step: the target, the script, or the recorded one."""
+    if script is not None and target is not None:
+        raise UsageError("give --script or --target, not both")
+    if target is not None:
+        return Order(folder, target=target, seconds=seconds)
+    return _script_order(folder, facts, script, arguments, seconds)
 
 
 def _link(source: str, place: str) -> None:

@@ -35,8 +35,11 @@ def _wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     setattr(owner, name, functools.wraps(original)(make(original)))
 
 
-def install(stage: Stage, scratch: Path) -> None:
-    """Put the hooks in place, those for the kind of loop that was captured."""
+def install(stage: Stage, scratch: Path, **settings: Any) -> None:
+    """Put the hooks in place, those for the kind of loop that was captured.
+
+    `settings` take the place of those that the script gives to a stabilizer.
+    """
     listen(stage)
     _wrap(_Drawn, "__next__", lambda original: lambda self: stage.loader_drew(original(self)))
     if stage.incident.facts["configuration"].get("loop") == "bare":
@@ -46,19 +49,20 @@ def install(stage: Stage, scratch: Path) -> None:
         loop = _GuardedLoop(stage)
         loop.install()
         made = loop.made
-    _quieten(scratch, made)
+    _quieten(scratch, made, settings)
 
 
-def _quieten(scratch: Path, made: Callable[[Any], None]) -> None:
+def _quieten(scratch: Path, made: Callable[[Any], None], settings: dict[str, Any]) -> None:
     """Nothing that surefoot itself writes in this script goes where it would have gone."""
 
     def init(original: Any) -> Any:
-        def quiet(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **{**kwargs, "log": None, "checkpoints": None, "incidents": IncidentKeeper(scratch)})
+        def made_quiet(self: Any, *args: Any, **kwargs: Any) -> None:
+            quiet = {"log": None, "checkpoints": None, "incidents": IncidentKeeper(scratch)}
+            original(self, *args, **{**kwargs, **quiet, **settings})
             self._capture.note_everything()
             made(self)
 
-        return quiet
+        return made_quiet
 
     def logged(original: Any) -> Any:
         return lambda self, folder, **settings: original(self, scratch / "log", **{**settings, "sinks": ()})
@@ -115,12 +119,14 @@ class _GuardedLoop:
         def step(stabilizer: Any, closure: Any = None) -> Any:
             if not self._ours(stabilizer):
                 return original(stabilizer, closure)
-            if self._stage.ready:
+            if self._stage.ready and not self._stage.goes_on:
                 if closure is not None:
                     stabilizer._window.evaluate(closure)
                 self._close(stabilizer)
             outcome = original(stabilizer, closure)
-            if self._stage.ready:
+            if self._stage.ready and self._stage.goes_on and self._stage.is_last:
+                self._stage.finish()
+            elif self._stage.ready:
                 self._stage.next_microbatch()
             elif not outcome.accumulating:
                 self._stage.between_steps()
@@ -130,9 +136,13 @@ class _GuardedLoop:
 
     def _flush(self, original: Any) -> Any:
         def flush(stabilizer: Any) -> Any:
-            if self._ours(stabilizer) and self._stage.ready:
+            ours = self._ours(stabilizer) and self._stage.ready
+            if ours and not self._stage.goes_on:
                 self._close(stabilizer)
-            return original(stabilizer)
+            outcome = original(stabilizer)
+            if ours and self._stage.goes_on:
+                self._stage.finish()
+            return outcome
 
         return flush
 

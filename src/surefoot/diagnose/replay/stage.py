@@ -11,6 +11,9 @@ when it steps, and does four things there:
 - when the last captured microbatch has run, the step is over: nothing is applied;
 - from then on the script does not go on. It is not told to stop either, which would run its `finally` and `except`
   clauses: `over` is called from inside its own call of `step` or `backward`, and never returns there.
+
+An experiment (`rehearsal`) lets the script apply the step and go on (`goes_on`), and may let it keep its own batch
+(`gives`), give it another one (`choose`), set other random streams (`place_streams`), or play the step again.
 """
 
 from __future__ import annotations
@@ -74,6 +77,16 @@ class Stage:
         """Called when the step is complete; must not return."""
         self.begins: Callable[[], None] = lambda: None
         """Called when the step begins, the state in place."""
+        self.goes_on = False
+        """Whether the script applies the step and goes on after it."""
+        self.gives = True
+        """Whether the captured batch takes the place of the script's own."""
+        self.choose: Callable[[dict[str, Any]], dict[str, Any]] = lambda plain: plain
+        """What of a captured batch is handed out, both as plain data."""
+        self.place_streams: Callable[[Any], None] = set_streams
+        """Puts the random streams where the step needs them."""
+        self.drawing: Callable[[Any], Any] = lambda batch: batch
+        """Given every batch that the script draws with gradients on; what it returns is drawn instead."""
         self.find_actor: Callable[[], Actor | None] = lambda: None
         """Set by the hooks: looks for what trains, each time a batch is drawn."""
         self.start()
@@ -102,7 +115,7 @@ class Stage:
 
     def loader_drew(self, batch: Any) -> Any:
         """A loader hands out a batch: the captured one instead, if it is for the step."""
-        return self.feed(batch, "drawn")
+        return self.feed(self.drawing(batch) if torch.is_grad_enabled() else batch, "drawn")
 
     def feed(self, batch: Any, kind: str) -> Any:
         """What to hand to the script in place of `batch`."""
@@ -118,13 +131,20 @@ class Stage:
         if self._given >= len(captured) or captured[0] is None:
             return batch
         self.begin()
-        with _disable_current_modes():  # what is done here is no operation of the script's
-            fed = decode(captured[self._given], batch)
-            if microbatch["streams"] is not None:
-                set_streams(microbatch["streams"])
+        fed = batch
+        if self.gives:
+            with _disable_current_modes():  # what is done here is no operation of the script's
+                fed = decode(self.choose(captured[self._given]), batch)
+                if microbatch["streams"] is not None:
+                    self.place_streams(microbatch["streams"])
         self._given += 1
         self._last_fed = fed
         return fed
+
+    def play_again(self, microbatch: int) -> None:
+        """The next batch that is drawn is once more that of the captured step, from the captured state."""
+        self.is_over = self.ready = False
+        self._number, self._given, self._calls = microbatch, 0, 0
 
     def begin(self) -> None:
         """Put the captured state in place, once."""
@@ -139,7 +159,7 @@ class Stage:
 
     def _replace_inputs(self, module: Any, args: Any, kwargs: Any) -> Any:
         """The model is called: with what it was called with, where the script made something else."""
-        if not self.ready or self.is_over or not torch.is_grad_enabled():
+        if not self.ready or self.is_over or not self.gives or not torch.is_grad_enabled():
             return None
         captured = self._microbatches[min(self._number, len(self._microbatches) - 1)]["calls"]
         number, self._calls = self._calls, self._calls + 1
@@ -165,8 +185,8 @@ class Stage:
         """A step of the script's own is over: where no batch is known, the moment to begin."""
         if not self.feeds and not self.ready:
             self.begin()
-            if self._start is not None:
-                set_streams(self._start)
+            if self._start is not None and self.gives:
+                self.place_streams(self._start)
 
     def finish(self) -> None:
         """The step is over, and so is the script."""

@@ -21,6 +21,7 @@ from surefoot.diagnose.doctor.trial import scalar
 from surefoot.diagnose.locate.names import Names
 from surefoot.diagnose.replay.state import put_in_place, set_modes
 from surefoot.errors import UsageError
+from surefoot.keep.staging import map_tensors
 from surefoot.observe.layout import Layout
 from surefoot.observe.parameters import named_parameters
 from surefoot.record.incidents.prints import print_of
@@ -44,29 +45,33 @@ class TargetStep:
         if missing := incident.missing("models", "window"):
             raise UsageError(f"the incident {incident.folder} lacks {' and '.join(missing)}: it cannot be replayed")
         self._incident, self._facts = incident, incident.facts
-        self.models, self.optimizer, how = _built(load_function(target), target)
-        self.notes = put_in_place(incident, self.models, self.optimizer)
+        self.models, self.optimizer, how, self.loader = _built(load_function(target), target)
+        self.notes = self.put_back()
         set_modes(self.models, incident.state.get("modes", []))
         self.home = next(self.models[0].parameters()).device
-        self._microbatches = incident.state["window"]["microbatches"]
-        if not self._microbatches:
+        self.microbatches = incident.state["window"]["microbatches"]
+        self.accumulate = int(self._facts["configuration"].get("accumulate") or 1)
+        if not self.microbatches:
             raise UsageError(f"the incident {incident.folder} holds no batch: it cannot be replayed with --target")
-        self._loss_of = how if how is not None else _own_call()
+        self.loss_of: LossOfBatch = how if how is not None else _own_call()
         self._inputs: list[list[list[dict[str, Any]]]] = []
         self._losses: list[list[Tensor]] = []
-        if isinstance(self._loss_of, _Guessed):
-            self._loss_of = self._loss_of.settled(self._batch(self._microbatches[0]))
+        if isinstance(self.loss_of, _Guessed):
+            self.loss_of = self.loss_of.settled(self.batch(self.microbatches[0]))
+
+    def put_back(self) -> list[str]:
+        """The captured state again; returns what could not be loaded."""
+        return put_in_place(self._incident, self.models, self.optimizer)
 
     def run(self) -> Tensor:
         """Forward and backward of every microbatch, from the captured state; returns the last loss."""
         self._inputs, self._losses = [], []
-        for parameter in self._parameters():
-            parameter.grad = None
-        window = AccumulationWindow(int(self._facts["configuration"].get("accumulate") or 1))
+        self.drop_gradients()
+        window = AccumulationWindow(self.accumulate)
         loss = torch.zeros(())
         hooks = [model.register_forward_pre_hook(self._called, with_kwargs=True) for model in self.models]
         try:
-            for microbatch in self._microbatches:
+            for microbatch in self.microbatches:
                 loss = self._run_one(microbatch, window)
         finally:
             for hook in hooks:
@@ -75,11 +80,11 @@ class TargetStep:
 
     def _run_one(self, microbatch: Mapping[str, Any], window: AccumulationWindow) -> Tensor:
         self._inputs.append([])
-        batch = self._batch(microbatch)
+        batch = self.batch(microbatch)
         if microbatch["streams"] is not None:
             set_streams(microbatch["streams"])
-        with self._autocast():
-            loss = scalar(self._loss_of(batch))
+        with self.autocast():
+            loss = scalar(self.loss_of(batch))
         weight = next(iter(microbatch["weights"]), None)
         scaled = window.scaled(loss, weight)
         scale = self._facts["configuration"].get("loss_scale")
@@ -91,7 +96,8 @@ class TargetStep:
         self._losses.append([loss.detach()])
         return loss
 
-    def _batch(self, microbatch: Mapping[str, Any]) -> Any:
+    def batch(self, microbatch: Mapping[str, Any]) -> Any:
+        """A captured batch, on the model's device."""
         if microbatch["drawn"]:
             return decode(microbatch["drawn"][-1], device=self.home)
         if microbatch["given"] is not None:
@@ -105,7 +111,17 @@ class TargetStep:
         if torch.is_grad_enabled():
             self._inputs[-1].append([print_of(tensor) for tensor in tensors_in((args, kwargs))])
 
-    def _autocast(self) -> AbstractContextManager[Any]:
+    def placed(self, batch: Any) -> Any:
+        """A batch of the target's own loader on the model's device."""
+        return map_tensors(batch, lambda tensor: tensor.to(self.home))
+
+    def drop_gradients(self) -> None:
+        """Forget all gradients."""
+        for parameter in self._parameters():
+            parameter.grad = None
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision of the record."""
         dtype = _AUTOCAST.get(str(self._facts["configuration"].get("precision")))
         return nullcontext() if dtype is None else torch.autocast(self.home.type, dtype=dtype)
 
@@ -137,24 +153,24 @@ def _own_call() -> LossOfBatch:
     raise UsageError("the target gives no way to a loss: return model, loader, loss_fn, optimizer, or a step")
 
 
-def _built(function: Any, target: str) -> tuple[list[nn.Module], Any, Any]:
-    """Models, optimizer, and the way from a batch to its loss."""
+def _built(function: Any, target: str) -> tuple[list[nn.Module], Any, Any, Any]:
+    """Models, optimizer, the way from a batch to its loss, and batches."""
     returned = function()
     if isinstance(returned, Mapping) and callable(returned.get("step")):
-        return _models_in(returned["model"]), returned.get("optimizer"), returned["step"]
+        return _models_in(returned["model"]), returned.get("optimizer"), returned["step"], returned.get("loader", ())
     if callable(returned) and not isinstance(returned, nn.Module):
         names = Names(returned, None)
         if not names.modules:
             raise UsageError(
                 f"{target!r} returned a step whose model cannot be found: return a dict with `model` and `step`"
             )
-        return list(names.modules.values()), next(iter(names.optimizers), None), returned
+        return list(names.modules.values()), next(iter(names.optimizers), None), returned, ()
     if isinstance(returned, Mapping) and "loader" not in returned:
         returned = {**returned, "loader": ()}
     subject = subject_of(returned, target)
     model, loss_fn = subject["model"], subject.get("loss_fn")
     loss_of = subject.get("loss_of") or (loss_fn if loss_fn is not None and takes_model(loss_fn) else None)
-    return _models_in(model), subject.get("optimizer"), _Guessed(model, loss_fn, loss_of)
+    return _models_in(model), subject.get("optimizer"), _Guessed(model, loss_fn, loss_of), subject["loader"]
 
 
 def _models_in(model: Any) -> list[nn.Module]:

@@ -67,7 +67,7 @@ def judge(facts: dict[str, Any], first: Pass, second: Pass) -> Replayed:
     changed = _surroundings(facts, second)
     common: dict[str, Any] = {
         "step": int(facts["step"]),
-        "fails_again": _fails(second.prints),
+        "fails_again": fails(second.prints),
         "surroundings": changed,
         "notes": list(dict.fromkeys([*first.notes, *second.notes])),
         "origin": second.origin,
@@ -147,7 +147,8 @@ def _different(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _fails(prints: dict[str, Any]) -> bool:
+def fails(prints: dict[str, Any]) -> bool:
+    """Whether a loss or a gradient is not finite."""
     bad_loss = any(not math.isfinite(value) for value in map(number, _losses(prints)))
     return bad_loss or any(each.get("nonfinite") for each in prints["gradients"].values())
 

@@ -1,9 +1,10 @@
 """One change, made to a script from outside: what `surefoot bisect` does to the runs it compares.
 
-A run under `surefoot bisect` finds an order in its environment: which change to make (none in the baseline), when to
-end, which folder to write in. `begin` reads it, before the watcher wraps anything, so that the changes lie inside of
-what is watched; `follow` comes after, so that the watcher sees gradients as the script made them. Every change says how
-often it could do something: one that found nothing to change is no experiment.
+A run under `surefoot bisect`, or under `surefoot replay --experiments`, finds an order in its environment: which change
+to make (none in the baseline), when to end, which folder to write in. `begin` reads it, before the watcher wraps
+anything, so that the changes lie inside of what is watched; `follow` comes after, so that the watcher sees gradients as
+the script made them. Every change says how often it could do something: one that found nothing to change is no
+experiment.
 
 `rates`, `gradients`, `state`, `precision`, `order`, `inputs` and `kernels` hold the changes, `outputs` keeps the
 script's files safe, `experiment` counts and ends the run. Without the order in the environment nothing of this is
@@ -37,6 +38,11 @@ def begin(watcher: Watcher) -> Experiment | None:
     experiment = Experiment(watcher, order)
     watcher.experiment = experiment
     protect(experiment)
-    if order.get("change"):
+    made = False
+    if order.get("incident"):  # `surefoot replay --experiments`: the run begins at the step of an incident
+        from surefoot.diagnose.replay.rehearsal import rehearse
+
+        made = rehearse(experiment)
+    if order.get("change") and not made:
         install(order["change"], experiment)
     return experiment

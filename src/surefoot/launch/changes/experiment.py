@@ -59,6 +59,10 @@ class Experiment:
         """A file of the user's that the script wanted to write to."""
         self.outside: list[str] = []
         """New files outside of the scratch folder."""
+        self.first_step = 0
+        """How many steps had gone by where the experiment began: at the captured step of an incident, or at 0."""
+        self.found: dict[str, Any] = {}
+        """What else was learned on the way, for the facts."""
         self.ended = ""
         self.has_closure = False
         """Whether the optimizer that is about to step computes its gradients inside the step."""
@@ -79,6 +83,10 @@ class Experiment:
     def after_step(self, call: Callable[[Optimizer], None]) -> None:
         """Have something done after each step, after the watcher has looked at the result."""
         self._after.append(call)
+
+    def number(self, optimizer: Optimizer) -> int:
+        """Which step of the experiment an optimizer is in, counted from 0."""
+        return self.watcher.watched(optimizer).series.count - self.first_step
 
     def alter(self, owner: Any, name: str, change: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> None:
         """Let `change(args, kwargs)` give a function other arguments; `None` leaves them."""
@@ -199,4 +207,5 @@ class Experiment:
             "outside": self.outside,
             "ended": self.ended,
             "seen": self._seen,
+            **self.found,
         }

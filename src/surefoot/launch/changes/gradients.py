@@ -51,14 +51,15 @@ def skip_batches(experiment: Experiment) -> None:
         held = experiment.watcher.watched(optimizer)
         numbers = [held.row.get("grad_norm"), *experiment.watcher.losses_since_step()]
         level: list[tuple[Tensor, Tensor]] = []
-        bad = held.series.count in named or any(_is_broken(value) for value in numbers)
+        number = experiment.number(optimizer)
+        bad = number in named or any(_is_broken(value) for value in numbers)
         if bad and not experiment.has_closure:
             for group in optimizer.param_groups:
                 level += [(tensor, tensor.grad) for tensor in group["params"] if tensor.grad is not None]
             for tensor, _ in level:
                 tensor.grad = None
             experiment.acted += 1
-            experiment.skipped.append(held.series.count)
+            experiment.skipped.append(number)
         hidden.append(level)
 
     def after(optimizer: Optimizer) -> None:

@@ -35,7 +35,7 @@ def _scale_steps(experiment: Experiment, factor: Callable[[int], float]) -> None
 
     def before(optimizer: Optimizer) -> None:
         changed = {id(group) for level in stack for group, _ in level}
-        step = experiment.watcher.watched(optimizer).series.count
+        step = max(0, experiment.number(optimizer))
         level = []
         for group in optimizer.param_groups:
             rate = group.get("lr")

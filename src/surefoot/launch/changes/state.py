@@ -22,7 +22,7 @@ def reset_moments(experiment: Experiment) -> None:
     at = experiment.order.get("reset_at")
 
     def before(optimizer: Optimizer) -> None:
-        if at is not None and experiment.watcher.watched(optimizer).series.count == at:
+        if at is not None and experiment.number(optimizer) == at:
             experiment.acted += _forget(optimizer)
 
     def loaded(result: Any, args: Any, kwargs: Any) -> None:
