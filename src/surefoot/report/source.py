@@ -9,36 +9,23 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import UsageError
+from surefoot.record.reading import RunTables, load_run
 from surefoot.report.diagnosis import findings_of, serious, verdict_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import pyarrow as pa
-
-    from surefoot.record.messages import Event
-
 
 @dataclass(frozen=True)
-class Source:
-    """What a page is made of."""
+class Source(RunTables):
+    """What a page is made of: the tables of a run, and what lies around them."""
 
-    folder: Path
-    run: dict[str, Any]
-    events: Sequence[Event]
-    findings: dict[str, Any] | None
-    scalars: pa.Table
-    layers: pa.Table
-    histograms: pa.Table
-    device: pa.Table
-    dropped: int = 0
-    problems: Sequence[str] = ()
-    ranks: Sequence[dict[str, Any]] = field(default_factory=tuple)
+    ranks: Sequence[dict[str, Any]] = ()
     """One entry per rank of a run of several: its name and its verdict."""
     experiments: dict[str, Any] | None = None
     """What `surefoot bisect` tried, where the folder is one of its."""
@@ -98,19 +85,4 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _recorded(path: Path, ranks: tuple[dict[str, Any], ...]) -> Source:
-    from surefoot.record.reading import load_run
-
-    tables = load_run(path)
-    return Source(
-        folder=path,
-        run=tables.run or {},
-        events=tables.events,
-        findings=tables.findings,
-        scalars=tables.scalars,
-        layers=tables.layers,
-        histograms=tables.histograms,
-        device=tables.device,
-        dropped=tables.dropped,
-        problems=tables.problems,
-        ranks=ranks,
-    )
+    return Source(**vars(load_run(path)), ranks=ranks)
