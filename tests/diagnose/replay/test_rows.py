@@ -29,7 +29,6 @@ def hunted(fails: Any, rows: int = 32, turns: int = 200) -> dict[str, Any]:
     for _ in range(turns):
         if not hunt.take_turn():
             break
-        assert not hunt.take_turn()  # a second batch for the same step
         x, rest = decode(hunt.chosen(plain))
         assert len(x) == rows
         assert torch.equal(rest["y"], x * 10)
@@ -67,6 +66,14 @@ def test_a_loop_that_ends_early_leaves_what_was_narrowed_down() -> None:
     found = hunted(lambda rows: 17 in rows, turns=5)
     assert not found["done"]
     assert found["narrowed"] == [16, 23]
+
+
+def test_a_loop_that_draws_ahead_is_noticed() -> None:
+    hunt = RowHunt(incident(torch.zeros(8, 1)), None)
+    assert hunt.take_turn()
+    assert not hunt.take_turn()  # and no backward in between, though a step takes one batch
+    assert hunt.is_over
+    assert hunt.found["ahead"]
 
 
 def test_rows_need_a_first_dimension_in_common() -> None:

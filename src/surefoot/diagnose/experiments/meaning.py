@@ -178,6 +178,8 @@ def told_by_probe(name: str, changed: Reading | None, told: dict[str, Any]) -> t
 
 def _rows(found: dict[str, Any]) -> tuple[Verdict, str]:
     """Which rows of the batch fail."""
+    if found.get("ahead"):
+        return "cannot tell", "the script draws batches ahead of their steps, so that parts cannot be told apart"
     if not found.get("tries"):
         return "cannot tell", "the script ended before a part of the batch had been tried"
     single, together = sorted(found["single"]), found["together"]

@@ -41,6 +41,8 @@ def main(target: str) -> None:
     scaler = torch.amp.GradScaler(step.home.type, init_scale=scale, enabled=used is not None)
     held.begin(step.optimizer)
     for batches in _steps(step, held):
+        if held.hunt is not None:  # each part with the captured scale
+            scaler = torch.amp.GradScaler(step.home.type, init_scale=scale, enabled=used is not None)
         for batch in batches:
             with step.autocast():
                 loss = scalar(step.loss_of(batch))

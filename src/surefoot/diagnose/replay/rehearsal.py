@@ -53,8 +53,9 @@ def rehearse(experiment: Experiment) -> bool:
         incident = read_incident(experiment.order["incident"])
         current = Rehearsal(experiment, incident)
         return current.prepare()
-    except SurefootError as error:
-        experiment.problem = " ".join(str(error).split())
+    except Exception as error:  # the run ends at its first step and says so: a script left alone would run for hours
+        told = str(error) if isinstance(error, SurefootError) else f"{type(error).__name__}: {error}"
+        experiment.problem = " ".join(told.split())
         return True
 
 

@@ -5,6 +5,8 @@ the loop is one try and one process suffices. A part is repeated until it is as 
 that need a certain number of rows do not notice. Parts that fail are halved until single rows are left; where neither
 half fails alone, the rows fail only together. If every eighth of the batch fails, single rows are not the matter.
 
+A loop that draws its batches ahead of their steps is noticed, and left alone: nobody could tell which part failed.
+
 A part fails if its loss or a gradient is not finite, or, for a spike, if its loss is above a given bar.
 """
 
@@ -64,17 +66,27 @@ class RowHunt:
         self._is_trying = False
         self._failed: bool | None = None
         """Whether the try under way failed, as far as was heard."""
-        nothing: dict[str, Any] = {"fails": None, "single": [], "together": [], "everywhere": False, "done": False}
+        self._drawn, self._of_a_step = 0, len(parts)
+        nothing: dict[str, Any] = {
+            "ahead": False,
+            "fails": None,
+            "single": [],
+            "together": [],
+            "everywhere": False,
+            "done": False,
+        }
         self.found: dict[str, Any] = {"of": self.rows, "tries": 0, **nothing}
         self.found["microbatch"] = number_of_it if len(microbatches) > 1 else None
 
     def take_turn(self) -> bool:
         """A batch is drawn: judge the try before it, if there was one. Returns whether a new one begins."""
         if self._is_trying and self._failed is None:
-            return False  # one more batch for the same step
+            self._drawn += 1  # one more batch for the same step, if that had so many
+            self.found["ahead"] = self._drawn > self._of_a_step
+            return False
         if self._failed is not None:
             self._judge(self._parts.pop(0), self._failed)
-        self._failed, self._is_trying = None, not self.is_over
+        self._failed, self._is_trying, self._drawn = None, not self.is_over, 1
         return self._is_trying
 
     def hear(self, loss: float, finite_gradients: bool) -> None:
@@ -85,7 +97,7 @@ class RowHunt:
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to try."""
-        return bool(self.found["done"]) or self.found["tries"] >= MOST_TRIES
+        return bool(self.found["done"] or self.found["ahead"]) or self.found["tries"] >= MOST_TRIES
 
     def chosen(self, plain: dict[str, Any]) -> dict[str, Any]:
         """The part of a captured batch that is up, repeated to its old length."""
