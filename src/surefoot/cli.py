@@ -52,7 +52,10 @@ def _surefoot(context: typer.Context) -> None:
         raise typer.Exit(2)
 
 
-@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    short_help="Run a script unmodified, watch it, diagnose it.",
+)
 def run(
     script: str = typer.Argument(help="The script, or with -m a module. What follows it belongs to it."),
     arguments: list[str] | None = typer.Argument(None, metavar="[ARGS]...", help="The script's own arguments."),
@@ -94,7 +97,10 @@ def diagnose(
         )
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
+@app.command(
+    context_settings={"allow_interspersed_args": False},
+    short_help="Find the single change that cures a failing script.",
+)
 def bisect(
     script: str = typer.Argument(help="The script, or with -m a module. What follows it belongs to it."),
     arguments: list[str] | None = typer.Argument(None, metavar="[ARGS]...", help="The script's own arguments."),
@@ -122,7 +128,7 @@ def watch(
     follow(folder, once)
 
 
-@app.command()
+@app.command(short_help="Write one HTML page about a run, readable offline.")
 def report(
     folder: Path = typer.Argument(help="A run folder."),
     out: Path | None = typer.Option(
@@ -151,7 +157,7 @@ def serve(
     answer(folder, host, port, say=lambda words: typer.echo(words, err=True))
 
 
-@app.command()
+@app.command(short_help="Train clean, bare and guarded while four things go wrong.")
 def demo(
     steps: int = typer.Option(400, min=180, help="Optimizer steps of each run."),
     seed: int = typer.Option(0, help="Seed of the data order and the weights."),
@@ -168,7 +174,7 @@ def demo(
         raise typer.Exit(1) from None
 
 
-@app.command()
+@app.command(short_help="Examine a training setup before it runs.")
 def doctor(
     target: str = typer.Argument(
         help="module:function or file.py:function; returns model, loader, loss_fn, optimizer."
@@ -194,7 +200,10 @@ def doctor(
     raise typer.Exit(0 if examination.ok else 1)
 
 
-@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True})
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True},
+    short_help="Run a captured step again, bit for bit; find its cause.",
+)
 def replay(
     incident: Path = typer.Argument(help="The folder of an incident, such as runs/exp1/incidents/000000123."),
     arguments: list[str] | None = typer.Argument(None, metavar="[ARGS]...", help="The script's own arguments."),
@@ -254,7 +263,7 @@ def _experiments(
     return run_on_incident(incident, order, 600.0 if budget is None else budget, jobs or 0, out, only or "", as_json)
 
 
-@app.command()
+@app.command(short_help="What a cause looks like, what proves it, what fixes it.")
 def explain(
     code: str | None = typer.Argument(None, help="A cause, such as lr.too-high. Without one, all are listed."),
 ) -> None:

@@ -46,7 +46,7 @@ UNTIL_40 = EXPECTED[: EXPECTED.index("straight to the descriptor 40") + 1]
 
 
 def is_waiting(screen):
-    return any("step 40 / 60" in row for row in screen.rows)
+    return any("steps 41 / 60" in row for row in screen.rows)
 
 
 def is_given_back(screen):
@@ -64,7 +64,7 @@ def test_everything_the_script_wrote_is_there_in_order_and_the_terminal_is_given
         screen = terminal.screen
     assert user_lines(screen) == EXPECTED
     assert is_given_back(screen)
-    assert any(line.startswith("surefoot: step 59/60") for line in screen.everything) == (how == "end")
+    assert any(line.startswith("surefoot: steps 60/60") for line in screen.everything) == (how == "end")
 
 
 LOGGED = """
@@ -101,7 +101,7 @@ def test_while_it_runs_the_strip_is_at_the_bottom_and_the_output_above_it():
         terminal.read_until(is_waiting)
         rows = terminal.screen.rows
     bar = next(index for index, row in enumerate(rows) if row.startswith("── surefoot"))
-    assert "step 40 / 60" in rows[bar + 1]
+    assert "steps 41 / 60" in rows[bar + 1]
     assert "grad 2.5" in "\n".join(rows[bar:])
     assert not [row for row in rows[bar:] if "user line" in row]
     assert user_lines(terminal.screen) == UNTIL_40
@@ -147,7 +147,7 @@ def test_a_line_that_is_not_finished_is_not_written_over():
     with InTerminal(TRAINING, arguments=["unfinished"]) as terminal:
         terminal.read_to_end()
     lines = terminal.screen.everything
-    last = next(index for index, line in enumerate(lines) if line.startswith("surefoot: step 40/60"))
+    last = next(index for index, line in enumerate(lines) if line.startswith("surefoot: steps 41/60"))
     assert lines[last - 1] == "half a line"
 
 
@@ -156,7 +156,7 @@ def test_stdout_in_a_file_has_the_scripts_bytes_alone(tmp_path):
     with out.open("wb") as file, InTerminal(TRAINING, stdout=file, arguments=["end"]) as terminal:
         assert terminal.read_to_end() == 0
     assert out.read_text() == "".join(f"{line}\n" for line in EXPECTED)
-    assert "surefoot: step 59/60" in terminal.raw.decode()
+    assert "surefoot: steps 60/60" in terminal.raw.decode()
 
 
 @pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"PYTHONIOENCODING": "ascii"}])
@@ -184,7 +184,7 @@ def test_in_a_pipe_there_are_plain_lines_on_stderr():
     assert done.stdout == "".join(f"{line}\n" for line in EXPECTED)
     assert "\x1b" not in done.stderr
     assert "\r" not in done.stderr
-    assert "step 59/60 · loss 0.01667" in done.stderr.splitlines()[-1]
+    assert "steps 60/60 · loss 0.01667" in done.stderr.splitlines()[-1]
 
 
 # ---- in this process ------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def shown(view, width, **more):
 def test_it_says_all_that_matters_at_the_usual_widths(width):
     lines = shown(a_run(), width)
     text = "\n".join(lines)
-    for words in ("step 300 / 1,000", "30%", "10 steps/s", "31s elapsed", "1:09 left", "loss 0.01", "smoothed 0.0105"):
+    for words in ("steps 301 / 1,000", "30%", "10 steps/s", "31s elapsed", "1:09 left", "loss 0.01", "smoothed 0.0105"):
         assert words in text
     for words in ("grad 1.25", "lr 0.0003", "clipped 20%", "skips 1", "alarms 0", "step 300 skip"):
         assert words in text

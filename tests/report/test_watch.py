@@ -137,7 +137,7 @@ def test_once_prints_one_view(tmp_path):
     write_run(tmp_path / "run")
     said = once(tmp_path / "run")
     assert said.exit_code == 0
-    for words in ("step 19 / 40", "loss 2", "skips 1", "ended", "the loop is over"):
+    for words in ("steps 20 / 40", "loss 2", "skips 1", "ended", "the loop is over"):
         assert words in said.stdout
     assert max(map(len, said.stdout.splitlines())) <= 100
 

@@ -92,8 +92,8 @@ class PlainLines:
 
 def summary(view: RunView, now: float, at_end: bool = False) -> str:
     """Everything that counts, on one line."""
-    of = f"/{view.total_steps:,}" if view.total_steps else ""
-    items = [f"{_step(view.step)}{of}"]
+    counted = view.total_steps and view.step is not None
+    items = [f"steps {view.step + 1:,}/{view.total_steps:,}" if counted else _step(view.step)]  # type: ignore[operator]
     several = len(view.parts) > 1
     items += [_part(one_line(name) or "main" if several else "", part) for name, part in view.parts.items()]
     items += [pace(view.steps_per_second)] if view.steps_per_second is not None else []

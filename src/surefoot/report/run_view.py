@@ -233,7 +233,7 @@ class RunView:
         pace = self.steps_per_second
         if not pace or self.total_steps is None or self.step is None or self.state != "running":
             return None
-        return max(0, self.total_steps - self.step) / pace
+        return max(0, self.total_steps - self.step - 1) / pace
 
     def elapsed(self, now: float) -> float | None:
         """Seconds since the run began; a run that is over stands still."""

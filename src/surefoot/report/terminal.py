@@ -80,11 +80,12 @@ def finished_lines(lines: Sequence[Line], width: int, ascii_only: bool) -> list[
 
 def _progress(view: RunView, now: float) -> list[Line]:
     """How far, how fast, how long."""
-    step = view.step
-    planned = f" / {view.total_steps:,}" if view.total_steps else ""
-    chips: list[Line] = [[("step ", "dim"), ("–" if step is None else f"{step:,}", "bold cyan"), (planned, "dim")]]
-    if view.total_steps and step is not None:
-        chips.append([(f"{min(100, 100 * step // view.total_steps)}%", "")])
+    step, total = view.step, view.total_steps
+    chips: list[Line] = [[("step ", "dim"), ("–" if step is None else f"{step:,}", "bold cyan")]]
+    if total and step is not None:  # steps are numbered from 0: after step 599, all 600 are done
+        done = step + 1
+        chips = [[("steps ", "dim"), (f"{done:,}", "bold cyan"), (f" / {total:,}", "dim")]]
+        chips.append([(f"{min(100, 100 * done // total)}%", "")])
     if view.steps_per_second is not None:
         chips.append([(pace(view.steps_per_second), "")])
     chips.append([(duration(view.elapsed(now)), ""), (" elapsed", "dim")])

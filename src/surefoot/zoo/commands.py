@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 SEEDS = "100,101,102"
 
-app = typer.Typer(
-    help="Scripts whose cause is known: list them, run one, score the diagnosis on all.", rich_markup_mode=None
-)
+app = typer.Typer(help="Scripts with a known cause: list, run, score the diagnosis.", rich_markup_mode=None)
 
 
 @app.callback(invoke_without_command=True)
