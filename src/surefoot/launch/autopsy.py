@@ -66,7 +66,8 @@ def _first_culprit(order: list[Any]) -> tuple[Any, dict[str, Any]] | None:
             words = f"a factor of {float(outside[1]):g}"
             return node, {"kind": "operation", "op": op, "dtype": _dtype(held), "undefined_at": words, "bad": 1}
         if outside is not None and op != "Where":
-            return node, {"kind": "data", "op": op, "tensor": outside[0]} | _bad_rows(outside[1])
+            dtype = str(outside[1].dtype).removeprefix("torch.")
+            return node, {"kind": "data", "op": op, "tensor": outside[0], "dtype": dtype} | _bad_rows(outside[1])
         if bad_given:
             below = [n for n, _ in node.next_functions if n is not None and graph.leaf(n) is None]
             maker = below[0] if below else node

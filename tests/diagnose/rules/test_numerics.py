@@ -38,6 +38,25 @@ def test_a_product_beyond_65504_is_named_with_its_line(watch: Nursery) -> None:
     assert found.evidence["overflows"][0]["infinite"] > 0
 
 
+AUTOCAST = """
+for step in range(60):
+    rows = torch.randint(len(x), (32,))
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = loss_of(model(x[rows]), y[rows])
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+def test_a_finite_input_that_overflows_in_the_cast_is_no_fault_of_the_data(watch: Nursery) -> None:
+    run = watch(START, "x[:, 3] *= 3e4", NET, AUTOCAST)
+    assert run.first.cause == "precision.fp16-overflow"
+    assert "data.nonfinite-input" not in run.causes
+
+
+def test_an_input_that_was_infinite_before_the_cast_is(watch: Nursery) -> None:
+    assert watch(START, "x[:, 3] = torch.inf", NET, AUTOCAST).first.cause == "data.nonfinite-input"
+
+
 def test_half_weights_that_stay_in_range_do_not_overflow(watch: Nursery) -> None:
     run = watch(START, HALF.replace("SCALED", "hidden"), LOOP)
     assert not {"precision.fp16-overflow", "precision.fp16-underflow"} & set(run.causes)

@@ -49,6 +49,8 @@ def nonfinite_input(run: Run) -> Claim | None:
     if bad is not None and bad.get("kind") == "parameter":
         return None
     step = bad.get("step") if bad is not None else run.steps if first_bad is None else first_bad
+    if bad is not None and _half_infinite(bad):  # what the graph holds was cast: only the batch itself is a witness
+        return _seen_in_pass(run, step)
     return _seen_in_pass(run, step) or _seen_in_stream(run, step)
 
 
@@ -59,7 +61,7 @@ def _overflowed(run: Run) -> bool:
 
 
 def _half_infinite(bad: dict[str, Any]) -> bool:
-    return bad.get("dtype") in ("float16", "bfloat16") and not bad.get("nan")
+    return bad.get("dtype") == "float16" and not bad.get("nan")
 
 
 def _claim_autopsy(bad: dict[str, Any]) -> Claim:

@@ -50,6 +50,17 @@ def fp16_overflow(run: Run) -> Claim | None:
             where=(str(bad.get("site") or ""), str(bad.get("module") or "")),
             evidence={k: v for k, v in bad.items() if k != "event"},
         )
+    if bad.get("kind") == "data" and bad.get("dtype") == "float16" and not bad.get("nan"):
+        return Claim(
+            0.8,
+            f"What {bad.get('call') or bad.get('op')} at {bad.get('site') or 'the model'} was given in fp16 at step "
+            f"{bad.get('step', run.steps)} holds {bad.get('inf', 0)} infinite values. The batch was not seen to hold "
+            "any: values beyond 65504 become infinite in the cast.",
+            step=bad.get("step"),
+            where=(str(bad.get("site") or ""), str(bad.get("module") or "")),
+            evidence={k: v for k, v in bad.items() if k != "event"},
+            fixes=("Scale the inputs, or keep this layer in float32: fp16 ends at 65504.",),
+        )
     if bad and bad.get("kind") != "data":
         peak = _largest_half(run)
         if bad.get("kind") in ("unknown", "operation") or peak > 3e4:
