@@ -236,10 +236,14 @@ def replay(
         )
     if lost := [name for name, value in given.items() if value is not None]:
         raise UsageError(f"{lost[0]} belongs to --experiments, which was not given")
+    from surefoot.diagnose.experiments.command import ended_by_signals
     from surefoot.diagnose.replay.command import replay as run_again
     from surefoot.diagnose.replay.show import as_text
 
-    found = run_again(incident, script=script, arguments=arguments or (), target=target, seconds=seconds, export=export)
+    with ended_by_signals():
+        found = run_again(
+            incident, script=script, arguments=arguments or (), target=target, seconds=seconds, export=export
+        )
     typer.echo(json.dumps(found.as_json(), indent=2) if as_json else as_text(found))
     raise typer.Exit(found.exit_code)
 

@@ -65,3 +65,9 @@ def test_a_working_directory_at_the_top_has_a_shadow_too(tmp_path, monkeypatch):
     top = tmp_path.__class__(tmp_path.anchor)
     monkeypatch.setattr(shadow, "_entries", lambda folder: [])
     assert shadow.make(top, tmp_path / "scratch", leave_out=tmp_path).is_dir()
+
+
+def test_a_shadow_inside_the_working_directory_does_not_hold_itself(real):
+    made = shadow.make(real, real / "surefoot-replay-1" / "shadow", leave_out=real / "none")
+    assert (made / "train.py").exists()
+    assert not (made / "surefoot-replay-1").exists()

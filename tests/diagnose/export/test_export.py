@@ -184,3 +184,16 @@ def test_a_step_that_does_something_else_each_time_is_told(tmp_path):
         surefoot.export_reproduction(lambda: next(ways)(torch.zeros(3)).sum(), tmp_path)
     with pytest.raises(SettingError, match="must be a function"):
         surefoot.export_reproduction(torch.zeros(3), tmp_path)
+
+
+def test_no_name_of_the_program_s_gets_out_of_its_comment(tmp_path):
+    model = torch.nn.Module()
+    ran = tmp_path / "ran"
+    hostile = f"a\"'\r\nopen({str(ran).replace('.', '')!r}, 'w')\n\x0c\x00\u2028\u202e"
+    model.register_parameter(hostile, torch.nn.Parameter(torch.full((2, 2), float("nan"))))
+    weight = model.get_parameter(hostile)
+    made = surefoot.export_reproduction(lambda: (torch.ones(1, 2) @ weight).sum(), tmp_path / "out", model=model)
+    assert made.title == "torch.matmul"
+    text = (tmp_path / "out" / "reproduce.py").read_text(encoding="utf-8")
+    assert all(each.isprintable() for line in text.splitlines() for each in line)
+    assert not ran.exists()

@@ -1,6 +1,7 @@
 """The script that trained, unmodified, runs the captured step again, and nothing else of it."""
 
 import json
+import timeit
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,85 @@ def broken_incident(tmp_path_factory):
     (folder / "train.py").write_text(BROKEN)
     run(folder, "train.py").check_returncode()
     return incidents_in(folder / "out")[0]
+
+
+CARELESS = """
+import os, shutil, subprocess, sys
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+shutil.rmtree("old", ignore_errors=True)
+log = open("losses.csv", "w")
+torch.manual_seed(0)
+model = nn.Linear(4, 1)
+torch.save(model.state_dict(), "model.pt")
+save_file(model.state_dict(), "large.safetensors")
+if "--child" in sys.argv:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    open(os.environ["PID_FILE"], "w").write(str(child.pid))
+x, y = torch.randn(24, 4), torch.randn(24, 1)
+x[13, 2] = float("inf")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for a, b in DataLoader(TensorDataset(x, y), batch_size=8):
+    optimizer.zero_grad()
+    loss = (model(a) - b).square().mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture
+def careless(tmp_path):
+    """A script that begins by clearing away, its incident, and results that are worth keeping."""
+    (tmp_path / "train.py").write_text(CARELESS)
+    ended = run(tmp_path, "-m", "surefoot", "run", "--out", "runs/one", "train.py")
+    assert "is kept" in ended.stderr, ended.stderr
+    (tmp_path / "old").mkdir()
+    for name in ("old/results", "losses.csv", "model.pt"):
+        (tmp_path / name).write_text("precious")
+    (tmp_path / "large.safetensors").write_bytes(b"precious" * 600_000)
+    return tmp_path
+
+
+def contents(folder):
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_replay_leaves_every_file_as_it_was_and_no_process(careless, monkeypatch, tmp_path_factory):
+    pid_file = tmp_path_factory.mktemp("pid") / "pid"
+    monkeypatch.setenv("PID_FILE", str(pid_file))
+    before = contents(careless)
+    ended = run(careless, "-m", "surefoot", "replay", "runs/one/incidents/000000001", "--", "--child")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert contents(careless) == before
+    assert not alive(int(pid_file.read_text()))
+
+
+@pytest.mark.parametrize("how", ["module", "library", "shipped", "outside"])
+def test_an_incident_cannot_choose_what_is_run(careless, how):
+    folder = careless / "runs" / "one" / "incidents" / "000000001"
+    code = "open('ran', 'w').close()"
+    (folder / "evil.py").write_text(code)
+    (careless.parent / "evil.py").write_text(code)
+    named = {
+        "module": {"path": None, "module": "timeit", "arguments": ["-n1", "-r1", code]},
+        "library": {"path": timeit.__file__, "module": None, "arguments": ["-n1", "-r1", code]},
+        "shipped": {"path": str((folder / "evil.py").relative_to(careless)), "module": None, "arguments": []},
+        "outside": {"path": "../evil.py", "module": None, "arguments": []},
+    }
+    facts = json.loads((folder / "incident.json").read_text())
+    (folder / "incident.json").write_text(json.dumps(facts | {"script": named[how]}))
+    ended = run(careless, "-m", "surefoot", "replay", str(folder))
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    assert "--script" in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1
+    assert not list(careless.rglob("ran"))

@@ -59,6 +59,11 @@ def test_the_tensor_file_is_one_that_the_library_reads(tmp_path):
     assert header_bytes % 8 == 0
 
 
+def test_one_value_expanded_is_written_in_full(tmp_path):
+    write(tmp_path / "one", {"mask": torch.full((1,), 2.0).expand(3, 4)}, {}, step=0)
+    assert torch.equal(read(tmp_path / "one")[1]["mask"], torch.full((3, 4), 2.0))
+
+
 def test_a_tensor_of_many_chunks_is_written_and_judged_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(tensor_file, "CHUNK_BYTES", 64)
     long = torch.randn(1_000)

@@ -12,6 +12,9 @@ from torch import nn
 
 import surefoot as sf
 from captured import capture, incidents_in
+from surefoot.diagnose.replay.passes import Pass
+from surefoot.diagnose.replay.show import as_text
+from surefoot.diagnose.replay.verdict import judge
 from surefoot.errors import UsageError
 from surefoot.record.incidents.reading import read_incident
 from surefoot.record.incidents.redact import Redactor
@@ -59,7 +62,11 @@ def test_what_is_cut_off_is_refused(folder, name):
 
 def test_facts_of_another_kind_are_refused_by_name(folder):
     facts = json.loads((folder / "incident.json").read_text())
-    for wrong in ({"schema": 7}, {"fingerprints": []}, {"exact": "yes"}):
+    prints = facts["fingerprints"]
+    named = [{"schema": 7}, {"fingerprints": []}, {"exact": "yes"}]
+    named += [{"fingerprints": prints | {part: each}} for part in ("losses", "gradients") for each in (None, "x", [1])]
+    named += [{"fingerprints": prints | {"losses": [[{"value": 1}]]}}, {"fingerprints": {}}]
+    for wrong in named:
         (folder / "incident.json").write_text(json.dumps(facts | wrong))
         with pytest.raises(UsageError, match=next(iter(wrong))):
             read_incident(folder)
@@ -132,3 +139,11 @@ class Noting:
 )
 def test_paths_are_reduced_to_file_names_and_nothing_else_is(text, shown):
     assert Redactor()(text) == shown
+
+
+def test_an_incident_cannot_give_orders_to_the_terminal(folder):
+    facts = read_incident(folder).facts
+    now = {name: facts[name] for name in ("versions", "hardware", "switches")}
+    once = Pass(facts["fingerprints"], {}, **now)
+    facts["versions"] = {**facts["versions"], "torch": "\x1b]0;owned\x07\x1b[2J"}
+    assert "\x1b" not in as_text(judge(facts, once, once))

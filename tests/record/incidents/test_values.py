@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from surefoot.record.incidents.streams import QuickStreams
-from surefoot.record.incidents.values import ALIGNMENT, decode, encode
+from surefoot.record.incidents.values import ALIGNMENT, MOST_VALUES, decode, encode, tensors_in
 from surefoot.streams import set_streams
 
 Pair = namedtuple("Pair", "x y")
@@ -51,6 +51,32 @@ def test_a_class_of_the_script_s_own_is_filled_from_a_batch_of_its_own(kind):
     assert torch.equal(found[kind](), x)
     alone, _ = there_and_back(made[kind](x))
     assert torch.equal(alone["nodes" if kind == "dataclass" else "x"], x)
+
+
+class Node:
+    def __init__(self, above=None, levels=4):
+        self.above, self.value = above, torch.zeros(1)
+        self.below = [Node(self, levels - 1) for _ in range(4)] if levels else []
+
+
+def test_what_refers_to_itself_is_walked_through_once():
+    itself = [torch.zeros(1)]
+    itself += [itself, itself]
+    assert len(tensors_in(itself)) == 1
+    assert len(tensors_in(Node())) == 1 + 4 + 16 + 64 + 256
+    back, left_out = there_and_back({"x": torch.ones(1), "graph": Node(), "list": itself})
+    assert torch.equal(back["x"], torch.ones(1))
+    assert any("list" in line for line in left_out)
+
+
+def test_a_batch_that_leads_to_a_whole_dataset_is_not_walked_to_its_end():
+    lattice = torch.zeros(1)
+    for _ in range(18):
+        lattice = [lattice, lattice, lattice]
+    assert len(tensors_in(lattice)) <= MOST_VALUES
+    back, left_out = there_and_back({"x": torch.ones(1), "lattice": lattice})
+    assert torch.equal(back["x"], torch.ones(1))
+    assert len(left_out) == 1
 
 
 def test_what_is_no_data_is_described_and_left_out():

@@ -43,7 +43,7 @@ def run(
         raise UsageError(f"no script at {script}: expected a file, such as train.py, or -m and a module.")
     folder = _folder(out, Path(script).stem or "script")
     subject = Subject(script, arguments, is_module)
-    with _ended_by_signals(), progress(len(changes) + 2, budget_s) as tell:
+    with ended_by_signals(), progress(len(changes) + 2, budget_s) as tell:
         report = bisect(subject, folder, changes, budget_s, jobs or default_jobs(), tell)
     return _answer(report, folder, as_json)
 
@@ -65,7 +65,7 @@ def run_on_incident(
     captured = Captured(incident, read_facts(incident), order.target)
     folder = _folder(out, f"incident-{incident.resolve().name}")
     subject = Subject(order.script or "", order.arguments, order.module)
-    with _ended_by_signals(), progress(len(changes) + 2, budget_s) as tell:
+    with ended_by_signals(), progress(len(changes) + 2, budget_s) as tell:
         report = experiment_on(captured, subject, folder, changes, budget_s, jobs or default_jobs(), tell)
     return _answer(report, folder, as_json)
 
@@ -101,7 +101,7 @@ def _short(folder: Path) -> str:
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def ended_by_signals() -> Iterator[None]:
     """A request to end is an exception here, so that no run is left behind."""
 
     def leave(number: int, frame: Any) -> None:

@@ -24,10 +24,15 @@ MOST_BESIDE = 500
 _RESULTS = {"runs", "logs", "log", "out", "output", "outputs", "results", "checkpoints", "checkpoint", "ckpt", "ckpts",
             "saved", "models", "weights", "wandb", "mlruns", "lightning_logs", "tb_logs", "artifacts"}  # fmt: skip
 _LEVELS_ABOVE = 2
+SCRATCH = ("surefoot-bisect-", "surefoot-replay-")
+"""How the names of the folders begin that shadows are in."""
 
 
 def make(source: Path, scratch: Path, leave_out: Path) -> Path:
-    """Make a shadow of `source` below `scratch`, without the folder `leave_out`, and return where it is."""
+    """Make a shadow of `source` below `scratch`, without the folder `leave_out`, and return where it is.
+
+    Neither is there another shadow in it, should the working directory be that of temporary files.
+    """
     above = list(source.parents)[:_LEVELS_ABOVE][::-1]
     place = scratch
     for folder, inner in zip(above, [*above, source][1:], strict=True):
@@ -50,7 +55,7 @@ class _Shadow:
     def fill(self, real: Path, place: Path) -> None:
         for entry in _entries(real):
             path, made = Path(entry.path), place / entry.name
-            if path == self.leave_out or entry.name == "__pycache__":
+            if path == self.leave_out or entry.name == "__pycache__" or entry.name.startswith(SCRATCH):
                 continue
             if entry.is_dir(follow_symlinks=False):
                 self._folder(path, made)

@@ -84,7 +84,7 @@ def _script(program: Program, seen: Seen, origin: NonFiniteOrigin, large: dict[s
     words = stored(large)[1]
     told = [_headline(program, seen), "", *_where(origin, redact), ""]
     told += ["Needs torch alone. Exit code 1: it failed as recorded; 0: it did not."]
-    lines = [*(f"# {line}".rstrip() for line in told), ""]  # in comments, no text of the program's can end or escape
+    lines = [*(f"# {_printable(line)}".rstrip() for line in told), ""]  # no text of the program's can end a comment
     body = "\n".join(line.text for line in program.lines)
     imports = ["sys"] + (["json"] if large else [])
     lines += [f"import {name}" for name in sorted(imports)]
@@ -134,7 +134,12 @@ def _settings() -> list[str]:
 def _annotated(line: Line, redact: Redactor) -> str:
     if line.ran is None or line.ran.place is None:
         return line.text
-    return f"{line.text}  # {_place(line.ran.place, redact)}"
+    return f"{line.text}  # {_printable(_place(line.ran.place, redact))}"
+
+
+def _printable(text: str) -> str:
+    """Without what ends a line, ends the file (a zero byte) or turns the way it is read."""
+    return "".join(each if each.isprintable() else " " for each in text)
 
 
 def _place(place: Place, redact: Redactor) -> str:

@@ -1,18 +1,27 @@
-"""Start the passes of a replay, each in a fresh process, and read their answers."""
+"""Start the passes of a replay, each in a fresh process, and read their answers.
+
+A pass works in a shadow of the working directory, as an experiment does: a script that begins by emptying its log or
+by clearing away its last run does so to a copy.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from surefoot.diagnose.experiments import shadow
 from surefoot.errors import UsageError
 
 _OUTPUT_SHOWN = 20
+_LONGEST_TAIL = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -29,6 +38,8 @@ class Order:
     """How long one pass may take."""
     export: Path | None = None
     """Where a reproduction of the failure goes, if one is wanted."""
+    began: float = field(default_factory=time.time)
+    """Files that are older are the user's."""
 
 
 @dataclass(frozen=True)
@@ -50,49 +61,88 @@ class Pass:
 def run_pass(order: Order, scratch: Path, number: int, locate: bool) -> Pass:
     """One pass. Raises `UsageError` if the step could not be run."""
     answer, output = scratch / f"answer-{number}.json", scratch / f"output-{number}.txt"
+    temporary = scratch / f"tmp-{number}"
+    work = shadow.make(Path.cwd(), scratch / f"shadow-{number}", leave_out=scratch.resolve())
+    temporary.mkdir()
     paper = {
         "incident": str(order.incident.resolve()),
-        "script": order.script,
-        "module": order.module,
+        "script": None if order.script is None or order.module else _below_here(order.script),
+        "module": order.script if order.module else None,
         "arguments": list(order.arguments),
         "target": order.target,
         "locate": locate,
         "export": None if order.export is None else str(order.export.resolve()),
         "answer": str(answer),
+        "scratch": str(scratch),
+        "began": order.began,
     }
     letter = scratch / f"order-{number}.json"
     letter.write_text(json.dumps(paper))
     command = [sys.executable, "-m", "surefoot.diagnose.replay.worker", str(letter)]
     with output.open("wb") as sink:
-        try:
-            ended = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                timeout=order.seconds,
-                env=_environment(),
-            )
-        except subprocess.TimeoutExpired:
-            raise UsageError(
-                f"the step was not reached within {order.seconds:g} seconds. Give more with --seconds.{_tail(output)}"
-            ) from None
+        code = _run(command, order.seconds, cwd=work, env=_environment(temporary), stdout=sink)
+    told = _Told(str(work), str(Path.cwd()))
+    if code is None:
+        raise UsageError(
+            f"the step was not reached within {order.seconds:g} seconds. Give more with --seconds.{told(_tail(output))}"
+        )
     if not answer.is_file():
-        raise UsageError(f"the replay ended with exit code {ended.returncode} before the step.{_tail(output)}")
-    found = json.loads(answer.read_text())
+        raise UsageError(f"the replay ended with exit code {code} before the step.{told(_tail(output))}")
+    found = told(json.loads(answer.read_text()))
     if found["status"] != "ran":
-        raise UsageError(f"{found['error']}.{_tail(output)}")
+        raise UsageError(f"{found['error']}.{told(_tail(output))}")
     names = Pass.__dataclass_fields__
     return Pass(**{name: value for name, value in found.items() if name in names})
 
 
-def _environment() -> dict[str, str]:
-    """The same surefoot as here, wherever it is imported from."""
+def _run(command: list[str], seconds: float, **settings: Any) -> int | None:
+    """The exit code, or `None` if the time was over. Whatever it started goes with it."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True, **settings
+    )
+    try:
+        return process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if hasattr(os, "killpg"):
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+        process.wait()
+
+
+def _below_here(script: str) -> str:
+    """The script as seen from the shadow."""
+    path, here = Path(os.path.abspath(script)), Path.cwd()
+    return str(path.relative_to(here)) if here in path.parents else str(path)
+
+
+class _Told:
+    """What a pass says, with the working directory where it says its shadow."""
+
+    def __init__(self, shadow: str, real: str) -> None:
+        self._shadow, self._real = shadow, real
+
+    def __call__(self, said: Any) -> Any:
+        if isinstance(said, str):
+            return said.replace(self._shadow, self._real)
+        if isinstance(said, list):
+            return [self(each) for each in said]
+        return {key: self(value) for key, value in said.items()} if isinstance(said, dict) else said
+
+
+def _environment(temporary: Path) -> dict[str, str]:
+    """The same surefoot as here, wherever it is imported from; temporary files among those that are thrown away."""
     root = str(Path(sys.modules["surefoot"].__file__ or "").parent.parent)
     before = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{before}" if before else root}
+    paths = f"{root}{os.pathsep}{before}" if before else root
+    return {**os.environ, "PYTHONPATH": paths, "TMPDIR": str(temporary)}
 
 
 def _tail(output: Path) -> str:
-    lines = output.read_text(errors="replace").rstrip().splitlines()[-_OUTPUT_SHOWN:]
+    with output.open("rb") as file:  # of a script that prints for ever, the end alone
+        file.seek(max(0, output.stat().st_size - _LONGEST_TAIL))
+        lines = file.read().decode(errors="replace").rstrip().splitlines()[-_OUTPUT_SHOWN:]
     return "" if not lines else "\n" + "\n".join(f"    {line}" for line in lines)

@@ -31,7 +31,12 @@ def as_text(found: Replayed) -> str:
         lines += ["", "Not as it was:", *(f"  {each}" for each in found.surroundings)]
     if found.notes:
         lines += ["", *(f"note: {note}" for note in found.notes)]
-    return "\n".join(lines)
+    return _printable("\n".join(lines))
+
+
+def _printable(text: str) -> str:
+    """Text of a stranger's must not write to the terminal what a terminal obeys."""
+    return "".join(each if each.isprintable() or each == "\n" else f"\\x{ord(each):02x}" for each in text)
 
 
 def _reproduction(about: dict[str, Any]) -> list[str]:

@@ -143,7 +143,10 @@ def _different(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         if a is None or b is None:
             found[name] = {"norms": [a and a.get("norm"), b and b.get("norm")]}
         elif a.get("sha256") != b.get("sha256"):
-            found[name] = {"norms": [a.get("norm"), b.get("norm")], "nonfinite": [a["nonfinite"], b["nonfinite"]]}
+            found[name] = {
+                "norms": [a.get("norm"), b.get("norm")],
+                "nonfinite": [a.get("nonfinite"), b.get("nonfinite")],
+            }
     return found
 
 

@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 import traceback
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,6 +24,7 @@ from surefoot.diagnose.locate.recorder import Recorder
 from surefoot.diagnose.replay.origin import as_data
 from surefoot.diagnose.replay.values import differences
 from surefoot.errors import SurefootError
+from surefoot.launch.changes.outputs import protect
 from surefoot.launch.execute import Target, clean
 from surefoot.record.incidents.bundle import as_plain
 from surefoot.record.incidents.reading import StoredIncident, read_incident
@@ -35,6 +37,15 @@ if TYPE_CHECKING:
     from surefoot.diagnose.locate.find import Run
     from surefoot.diagnose.locate.flow import Record
     from surefoot.diagnose.replay.stage import Stage
+
+
+@dataclass
+class _Files:
+    """What the script may write to, and what it wanted to."""
+
+    order: dict[str, Any]
+    refused: str | None = None
+    outside: list[str] = field(default_factory=list)
 
 
 class Answer:
@@ -90,8 +101,10 @@ def main(order_path: str) -> NoReturn:
     """Carry out one order."""
     order = json.loads(Path(order_path).read_text())
     answer = Answer(Path(order["answer"]))
+    files = _Files({"scratch": order["scratch"], "began": order["began"], "out": order["export"]})
     try:
         incident = read_incident(order["incident"])
+        protect(files)
         _use_threads(incident)
         if order["target"] is not None:
             _run_target(order, incident, answer)
@@ -100,6 +113,11 @@ def main(order_path: str) -> NoReturn:
     except SurefootError as error:
         answer.fail(" ".join(str(error).split()))
     except BaseException as error:
+        if files.refused:
+            answer.fail(
+                f"the script writes to {files.refused}, which is outside of the working directory and was there "
+                "before; a replay would change it. Have it write elsewhere: its arguments may follow `--script`"
+            )
         error.__traceback__ = clean(error.__traceback__)
         traceback.print_exception(error)
         line = (str(error).strip().splitlines() or [""])[0]
@@ -140,7 +158,7 @@ def _run_script(order: dict[str, Any], incident: StoredIncident, answer: Answer)
     from surefoot.diagnose.replay.script import ScriptRuns
     from surefoot.diagnose.replay.stage import Stage
 
-    target = Target(order["script"], tuple(order["arguments"]), is_module=order["module"])
+    target = Target(order["script"] or order["module"], tuple(order["arguments"]), is_module=order["script"] is None)
     scratch = Path(tempfile.mkdtemp(prefix="surefoot-replay-", dir=Path(order["answer"]).parent))
     stage = Stage(incident)
     install(stage, scratch)

@@ -139,7 +139,7 @@ def _host_chunks(tensor: Tensor, ferries: dict[torch.device, _Ferry]) -> Iterato
         yield from ferries[tensor.device].chunks(tensor)
         return
     for piece in _pieces(tensor):
-        yield piece.cpu()
+        yield piece.cpu().contiguous()  # of one value expanded, every piece is a view of that value
 
 
 def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:

@@ -5,9 +5,9 @@ there is thrown away. Two things are left to do here. A large file of the scratc
 one: it becomes a file of its own before it is written to. And a file elsewhere that was there before the experiments
 began is not written to, renamed or removed: the script gets a `PermissionError`, and `surefoot bisect` says why.
 
-This is done by an audit hook, which hears of every file that Python opens, and by a look at `torch.save`, which opens
-files by itself. Files that other native libraries open under absolute paths, and those of processes that the script
-starts, are not seen. Caches may be written.
+This is done by an audit hook, which hears of every file that Python opens, and by a look at `torch.save` and at
+safetensors, which open files by themselves. Files that other native libraries open under absolute paths, and those of
+processes that the script starts, are not seen. Caches may be written.
 """
 
 from __future__ import annotations
@@ -15,38 +15,55 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+import safetensors.numpy
+import safetensors.torch
 import torch
 
+from surefoot.launch.patches.wrapping import around
+
 if TYPE_CHECKING:
-    from surefoot.launch.changes.experiment import Experiment
+    from collections.abc import Callable
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CACHES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "MPLCONFIGDIR")
 
 
-def protect(experiment: Experiment) -> None:
+class Protected(Protocol):
+    """A run whose files are looked after."""
+
+    order: dict[str, Any]
+    """`scratch` and `out` are folders that may be written to; `began` is when the first run was started."""
+    refused: str | None
+    """The first file that the script was not allowed to change."""
+    outside: list[str]
+    """New files elsewhere."""
+
+
+def protect(run: Protected) -> None:
     """Watch over every file that is written from now on."""
-    guard = Guard(experiment)
+    guard = Guard(run)
     sys.addaudithook(guard.hear)
 
-    def saving(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        guard.before_writing(args[1] if len(args) > 1 else kwargs.get("f"), keeps=False)
+    def saves(position: int, name: str) -> Callable[..., Any]:
+        def call(original: Any, args: Any, kwargs: Any) -> Any:
+            guard.before_writing(args[position] if len(args) > position else kwargs.get(name), keeps=False)
+            return original(*args, **kwargs)
 
-    def call(original: Any, args: Any, kwargs: Any) -> Any:
-        saving(args, kwargs)
-        return original(*args, **kwargs)
+        return call
 
-    experiment.wrapping.around(torch.serialization, "save", call)
+    around(torch.serialization, "save", saves(1, "f"))
+    for module in (safetensors, safetensors.torch, safetensors.numpy):  # written in Rust, which no hook hears of
+        around(module, "serialize_file", saves(1, "filename"))
 
 
 class Guard:
     """Knows which files are whose."""
 
-    def __init__(self, experiment: Experiment) -> None:
-        order = experiment.order
-        self._experiment = experiment
+    def __init__(self, run: Protected) -> None:
+        order = run.order
+        self._run = run
         self._scratch = os.path.realpath(order["scratch"]) if order.get("scratch") else None
         self._began = float(order.get("began") or 0.0)
         homes = [order.get("out"), "/dev", "/proc", os.path.expanduser("~/.cache"), *map(os.environ.get, _CACHES)]
@@ -98,14 +115,14 @@ class Guard:
         try:
             found = os.lstat(path)
         except OSError:
-            if len(self._experiment.outside) < 8:
-                self._experiment.outside.append(path)
+            if len(self._run.outside) < 8:
+                self._run.outside.append(path)
             return
         if max(found.st_ctime, found.st_mtime) < self._began:
-            self._experiment.refused = self._experiment.refused or path
+            self._run.refused = self._run.refused or path
             raise PermissionError(
-                f"{path} was there before `surefoot bisect` began, and experiments must not change it. Have the script "
-                "write inside its working directory."
+                f"{path} was there before surefoot ran this script again, and must not be changed by that. Have the "
+                "script write inside its working directory."
             )
 
 

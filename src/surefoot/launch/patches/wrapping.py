@@ -20,6 +20,24 @@ if TYPE_CHECKING:
     from surefoot.launch.watcher import Watcher
 
 
+def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
+    """Let `call(original, args, kwargs)` stand in for a function."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(*args, **kwargs)
+        return call(original, args, kwargs)
+
+    if isinstance(original, types.BuiltinMethodType):  # pickled by reference: it must be found where it says
+        wrapper.__module__, wrapper.__qualname__ = owner.__name__, name
+    setattr(owner, name, wrapper)
+    builtin = _find_builtin(original)  # type: ignore[no-untyped-call]
+    if builtin is not None:  # TorchScript knows its functions by identity
+        _register_builtin(wrapper, builtin)
+
+
 class Wrapping:
     """Wraps functions on behalf of one watcher."""
 
@@ -28,20 +46,7 @@ class Wrapping:
 
     def around(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
         """Let `call(original, args, kwargs)` stand in for a function."""
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
-                return original(*args, **kwargs)
-            return call(original, args, kwargs)
-
-        if isinstance(original, types.BuiltinMethodType):  # pickled by reference: it must be found where it says
-            wrapper.__module__, wrapper.__qualname__ = owner.__name__, name
-        setattr(owner, name, wrapper)
-        builtin = _find_builtin(original)  # type: ignore[no-untyped-call]
-        if builtin is not None:  # TorchScript knows its functions by identity
-            _register_builtin(wrapper, builtin)
+        around(owner, name, call)
 
     def after(self, owner: Any, name: str, probe: str, observe: Callable[..., None]) -> None:
         """Call the original, then let `observe(result, args, kwargs)` look."""

@@ -63,9 +63,22 @@ def read_facts(folder: Path) -> dict[str, Any]:
         found = facts.get("schema") if isinstance(facts, dict) else None
         raise UsageError(f"{path} is of schema {found!r}; this surefoot reads schema {SCHEMA}")
     wrong = [name for name, kind in _NEEDED.items() if type(facts.get(name)) is not kind]
+    wrong += [] if wrong or _are_prints(facts["fingerprints"]) else ["fingerprints"]
     if wrong:
         raise UsageError(f"{path} lacks {', '.join(wrong)}, or has another kind of value there")
     return facts
+
+
+def _are_prints(found: dict[str, Any]) -> bool:
+    """Whether they are built as `prints_of` builds them."""
+    try:
+        losses = [each for losses in found["losses"] for each in losses]
+        inputs = [each for calls in found["inputs"] for call in calls for each in call]
+        gradients = list(found["gradients"].values())
+        named = all(type(each["sha256"]) is str for each in [*losses, *inputs])
+        return named and all("value" in each for each in losses) and all(type(each) is dict for each in gradients)
+    except (KeyError, TypeError, AttributeError):
+        return False
 
 
 def read_incident(folder: str | Path) -> StoredIncident:
@@ -85,5 +98,5 @@ def number(value: Any) -> float:
     """A number of `incident.json`, where NaN and infinities are words; NaN if it is none."""
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return math.nan

@@ -13,7 +13,7 @@ first value lies within 64 bytes, come back as they were.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ from surefoot.keep.checkpoint.tree import odd_kind
 
 ALIGNMENT = 64
 _PLAIN = (type(None), bool, int, float, complex, bytes, torch.dtype, torch.device, torch.Size)
+MOST_VALUES = 50_000
+"""So many are looked at in one batch. A batch has not as many; what it refers to (a dataset, a document) may."""
 _DEEPEST = 20
 _IS = "is"
 
@@ -31,24 +33,42 @@ _IS = "is"
 def tensors_in(value: Any) -> list[Tensor]:
     """Every tensor in a nesting of containers, mappings and objects that hold data."""
     found: list[Tensor] = []
-    _collect(value, found, 0)
+    _collect(value, found, [], _Room())
     return found
 
 
-def _collect(value: Any, found: list[Tensor], depth: int) -> None:
-    """The commonest kinds first: this runs at every step."""
+class _Room:
+    """How many values may still be looked at: an object may lead to all of a program's."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = MOST_VALUES
+
+
+def _collect(value: Any, found: list[Tensor], around: list[int], room: _Room) -> None:
+    """The commonest kinds first: this runs at every step. What holds itself is looked at once."""
     if isinstance(value, Tensor):
         found.append(value)
-    elif depth < _DEEPEST and type(value) not in _PLAIN and type(value) is not str:
-        if isinstance(value, (list, tuple)):
-            for item in value:
-                _collect(item, found, depth + 1)
-        elif type(value) is dict or isinstance(value, Mapping):
-            for item in value.values():
-                _collect(item, found, depth + 1)
-        elif _has_parts(value):
-            for item in vars(value).values():
-                _collect(item, found, depth + 1)
+    elif len(around) < _DEEPEST and type(value) not in _PLAIN and type(value) is not str:
+        parts = _parts_of(value)
+        if parts is None or id(value) in around:
+            return
+        around.append(id(value))
+        for item in parts:
+            if room.left <= 0:
+                break
+            room.left -= 1
+            _collect(item, found, around, room)
+        around.pop()
+
+
+def _parts_of(value: Any) -> Iterable[Any] | None:
+    if isinstance(value, (list, tuple)):
+        return value
+    if type(value) is dict or isinstance(value, Mapping):
+        return value.values()
+    return vars(value).values() if _has_parts(value) else None
 
 
 def versions_of(value: Any) -> list[int]:
@@ -61,41 +81,59 @@ def versions_of(value: Any) -> list[int]:
 
 def encode(value: Any, redact: Callable[[str], str], left_out: list[str], path: str = "batch") -> dict[str, Any]:
     """The value as plain data; what is left out is described in `left_out`."""
-    if isinstance(value, Tensor):
-        return _encode_tensor(value, left_out, path)
-    if isinstance(value, str):
-        return _encode_text(value, redact, left_out, path)
-    if type(value) in _PLAIN or isinstance(value, np.generic):
-        return {_IS: "plain", "value": value}
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        return {_IS: "plain", "value": value}
-    if path.count("[") + path.count(".") < _DEEPEST:
-        found = _encode_container(value, redact, left_out, path)
-        if found is not None:
-            return found
-    left_out.append(f"{path}: a {_kind(value)}, which is neither a tensor nor a plain value")
-    return {_IS: "left out", "type": _kind(value)}
+    return _Encoder(redact, left_out).value(value, path)
 
 
-def _encode_container(
-    value: Any, redact: Callable[[str], str], left_out: list[str], path: str
-) -> dict[str, Any] | None:
-    if isinstance(value, Mapping):
-        keys = [key for key in value if isinstance(key, (str, int, float, bool))]
-        if len(keys) < len(value):
-            left_out.append(f"{path}: {len(value) - len(keys)} entries whose keys are neither text nor numbers")
-        items = [[key, encode(value[key], redact, left_out, f"{path}[{key!r}]")] for key in keys]
-        return {_IS: "mapping", "type": _kind(value), "items": items}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        fields = [[name, encode(getattr(value, name), redact, left_out, f"{path}.{name}")] for name in value._fields]
-        return {_IS: "fields", "type": _kind(value), "items": fields}
-    if isinstance(value, (list, tuple)):
-        parts = [encode(item, redact, left_out, f"{path}[{i}]") for i, item in enumerate(value)]
-        return {_IS: "tuple" if isinstance(value, tuple) else "list", "items": parts}
-    if _has_parts(value):
-        own = [[name, encode(item, redact, left_out, f"{path}.{name}")] for name, item in vars(value).items()]
-        return {_IS: "object", "type": _kind(value), "items": own}
-    return None
+class _Encoder:
+    """Encodes one batch; what holds itself, and what is beyond all measure, is left out."""
+
+    def __init__(self, redact: Callable[[str], str], left_out: list[str]) -> None:
+        self._redact, self._left_out = redact, left_out
+        self._around: list[int] = []
+        self._room = MOST_VALUES
+
+    def value(self, value: Any, path: str) -> dict[str, Any]:
+        self._room -= 1
+        if self._room < 0:
+            if self._room == -1:
+                self._left_out.append(f"{path} and what comes after it: there are more than {MOST_VALUES:,} values")
+            return {_IS: "left out", "type": _kind(value)}
+        if isinstance(value, Tensor):
+            return _encode_tensor(value, self._left_out, path)
+        if isinstance(value, str):
+            return _encode_text(value, self._redact, self._left_out, path)
+        if type(value) in _PLAIN or isinstance(value, np.generic):
+            return {_IS: "plain", "value": value}
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            return {_IS: "plain", "value": value}
+        if len(self._around) < _DEEPEST and id(value) not in self._around:
+            self._around.append(id(value))
+            found = self._container(value, path)
+            self._around.pop()
+            if found is not None:
+                return found
+        self._left_out.append(f"{path}: a {_kind(value)}, which is neither a tensor nor a plain value")
+        return {_IS: "left out", "type": _kind(value)}
+
+    def _container(self, value: Any, path: str) -> dict[str, Any] | None:
+        if isinstance(value, Mapping):
+            keys = [key for key in value if isinstance(key, (str, int, float, bool))]
+            if len(keys) < len(value):
+                self._left_out.append(
+                    f"{path}: {len(value) - len(keys)} entries whose keys are neither text nor numbers"
+                )
+            items = [[key, self.value(value[key], f"{path}[{key!r}]")] for key in keys]
+            return {_IS: "mapping", "type": _kind(value), "items": items}
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            fields = [[name, self.value(getattr(value, name), f"{path}.{name}")] for name in value._fields]
+            return {_IS: "fields", "type": _kind(value), "items": fields}
+        if isinstance(value, (list, tuple)):
+            parts = [self.value(item, f"{path}[{i}]") for i, item in enumerate(value)]
+            return {_IS: "tuple" if isinstance(value, tuple) else "list", "items": parts}
+        if _has_parts(value):
+            own = [[name, self.value(item, f"{path}.{name}")] for name, item in vars(value).items()]
+            return {_IS: "object", "type": _kind(value), "items": own}
+        return None
 
 
 def _has_parts(value: Any) -> bool:
