@@ -64,3 +64,30 @@ def test_a_healthy_run_has_no_incident(tmp_path):
     surefoot(tmp_path, "train.py").check_returncode()
     assert incidents_in(tmp_path / "run") == []
     assert json.loads((tmp_path / "run" / "findings.json").read_text())["verdict"]
+
+
+def test_a_norm_that_overflows_is_not_taken_for_a_bad_gradient(tmp_path):
+    (tmp_path / "train.py").write_text(
+        """
+import torch
+torch.manual_seed(0)
+x = torch.randn(512, 10) * torch.tensor([1, 2, 5, 1, 1, 3, 1, 1, 1, 10.0])
+y = x.sum(1, keepdim=True)
+model = torch.nn.Sequential(torch.nn.Linear(10, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+for step in range(40):
+    rows = torch.randperm(512)[:32]
+    loss = ((model(x[rows]) - y[rows]) ** 2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+    )
+    surefoot(tmp_path, "train.py").check_returncode()
+    (folder,) = incidents_in(tmp_path / "run")
+    facts = read_incident(folder).facts
+    assert facts["signals"][-1]["grad_norm"] > 1e20, "its squares are beyond float32"
+    assert facts["summary"] == "the loss is inf"
+    assert [each["cause"] for each in json.loads((tmp_path / "run" / "findings.json").read_text())["findings"]] == [
+        "lr.too-high"
+    ]

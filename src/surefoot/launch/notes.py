@@ -408,6 +408,8 @@ class Notes:
         """How near an operation came to where it, or its derivative, is not defined."""
         if len(self.risky) >= 150 or not args:
             return
+        if entry.name == "pow" and len(args) > 1 and _is_whole(args[1]):
+            return  # a square has a derivative everywhere
         if entry.name == "div":
             edge = args[1] if len(args) > 1 else None
         elif entry.name in ("norm", "normalize", "std", "var", "where", "cdist", "softmax"):
@@ -428,6 +430,10 @@ class Notes:
                 "dtype": entry.out_dtype,
             }
         )
+
+
+def _is_whole(exponent: Any) -> bool:
+    return isinstance(exponent, (int, float)) and exponent >= 1 and float(exponent).is_integer()
 
 
 def _fan_in(name: str, first: Tensor, given: list[Tensor]) -> int | None:

@@ -6,6 +6,7 @@ parameters are described.
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
@@ -81,6 +82,9 @@ def gradient_norm(optimizer: torch.optim.Optimizer, scale: float | None) -> Any:
         total = torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
     if first.type == "cpu":
         value = float(total)
+        if value == math.inf:  # squares beyond float32 can add up to it while every entry is finite
+            with Unnoticed():
+                value = math.hypot(*(float(torch.linalg.vector_norm(grad, dtype=torch.float64)) for grad in grads))
         return value / scale if scale else value
     return total / scale if scale else total
 

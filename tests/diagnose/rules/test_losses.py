@@ -228,6 +228,18 @@ def test_a_loss_that_may_be_negative_is_healthy(watch: Nursery, name: str) -> No
     assert watch(VALUES, FALLING_BELOW_ZERO[name], LOOP).causes == []
 
 
+def test_a_density_that_falls_to_its_floor_has_no_flipped_sign(watch: Nursery) -> None:
+    density = """
+        model = nn.Linear(8, 40)
+        optimizer = torch.optim.Adam(model.parameters(), lr=3e-2)
+        def loss_of(given, target):
+            mean, variance = given[:, :20], F.softplus(given[:, 20:]) + 1e-2
+            return 0.5 * (torch.log(variance) + mean ** 2 / variance).sum(1).mean()
+        """
+    run = watch(VALUES, density, LOOP.replace("60", "400"))
+    assert run.causes == []
+
+
 def test_a_critic_that_maximises_its_loss_has_no_flipped_sign(watch: Nursery) -> None:
     run = watch(
         """

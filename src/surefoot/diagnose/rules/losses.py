@@ -173,7 +173,7 @@ def sign_flipped(run: Run) -> Claim | None:
     curve = run.curve
     if curve.count < 10 or any(True for _ in run.notes("ratios")) or run.facts.get("policy") or _has_advantages(run):
         return None
-    falling = curve.start < 0 and curve.end < 10 * curve.start and curve.end < -10
+    falling = curve.start < 0 and curve.end < 10 * curve.start and curve.end < -10 and not _settles(curve.finite)
     plunging = curve.end < -1e3 * max(1.0, abs(curve.start))
     if falling or plunging:
         root = next(iter(run.roots()), {})
@@ -186,6 +186,14 @@ def sign_flipped(run: Run) -> Claim | None:
             evidence={"first": curve.start, "last": curve.end, "operations": root.get("operations", [])[:6]},
         )
     return None
+
+
+def _settles(losses: list[float]) -> bool:
+    """Whether it fell far less in its second half than in its first: a density has a floor, a flipped sign has none."""
+    size = max(1, len(losses) // 20)
+    middle = len(losses) // 2
+    first, half, last = (median(losses[at : at + size]) for at in (0, middle, len(losses) - size))
+    return half - last < 0.5 * (first - half)
 
 
 def _has_advantages(run: Run) -> bool:

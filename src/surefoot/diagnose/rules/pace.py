@@ -35,10 +35,11 @@ def too_high(run: Run) -> Claim | None:
     rate = run.lr[0] if run.lr else math.nan
     confidence = 0.9 if early > 0.3 else 0.8 if early > 0.1 else 0.65
     ends = "is not finite" if curve.first_bad is not None else f"ends at {curve.end:.3g}"
+    moved = f"{early:.0%} of" if early < 10 else f"{early:.2g} times"
     return Claim(
         confidence,
         f"At a learning rate of {max(run.lr or [rate]):.3g} one step of {run.main['type']} changes the weights by up "
-        f"to {early:.0%} of their norm in the first looks (1 % is large), and the loss, {curve.start:.3g} at first, "
+        f"to {moved} their norm in the first looks (1 % is large), and the loss, {curve.start:.3g} at first, "
         f"peaks at {curve.peak:.3g} and {ends}.",
         step=curve.first_bad if curve.first_bad is not None else 0,
         where=(run.main["site"],),
