@@ -25,7 +25,7 @@ demo: $(READY)
 	$(BIN)/python -m surefoot demo
 
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses 2
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 check: $(READY)
 	$(BIN)/ruff format --check .
