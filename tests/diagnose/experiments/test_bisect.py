@@ -199,3 +199,10 @@ def test_wrong_use_is_one_line_and_exit_code_two(tmp_path, arguments, words):
     assert ended.returncode == 2
     assert words in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
+
+
+def test_an_option_after_the_script_is_said_to_be_the_scripts(tmp_path):
+    (tmp_path / "train.py").write_text("import torch\n")
+    ended, _ = bisect(tmp_path, "train.py", "--budget", "20")
+    assert "--budget comes after train.py and is given to it" in ended.stderr
+    assert ended.returncode == 2

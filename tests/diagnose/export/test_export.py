@@ -96,6 +96,13 @@ def test_the_check_runs_in_a_process_that_has_no_surefoot(tmp_path):
     assert "must not need surefoot" in said
 
 
+def test_a_folder_may_be_given_as_a_relative_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = export("exp_overflow", "here/made", check=True)
+    assert made.folder == tmp_path / "here" / "made"
+    assert made.script.exists()
+
+
 def test_a_cured_script_says_that_it_is_not_reproduced(exported):
     _, code, printed = exported["cured"]
     assert code == 0

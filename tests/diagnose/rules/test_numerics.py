@@ -62,6 +62,25 @@ def test_half_weights_that_stay_in_range_do_not_overflow(watch: Nursery) -> None
     assert not {"precision.fp16-overflow", "precision.fp16-underflow"} & set(run.causes)
 
 
+def test_a_mask_that_overflows_on_purpose_is_healthy(watch: Nursery) -> None:
+    masked = """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner, self.scores, self.outer = nn.Linear(8, 32), nn.Linear(8, 32), nn.Linear(32, 3)
+
+            def forward(self, given):
+                mask = (torch.arange(32) > 20).half() * 1e9
+                weights = (self.scores(given).half() - mask).softmax(-1).float()
+                return self.outer(F.relu(self.inner(given)) * weights * 20)
+
+        model = Net()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        """
+    run = watch(START, masked, LOOP)
+    assert run.causes == []
+
+
 def test_gradients_below_the_smallest_half_are_named_with_their_share(watch: Nursery) -> None:
     small = "loss_of = lambda given, target: F.cross_entropy(given, target) * 1e-7"
     run = watch(START, small, HALF.replace("SCALED", "hidden").replace("lr=0.1", "lr=1e5"), LOOP)

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from surefoot.diagnose.experiments.results import Report
     from surefoot.diagnose.replay.passes import Order
 
+_OUR_OPTIONS = ("--budget", "--jobs", "--only")
+"""Options that hardly a script has."""
+
 
 def run(
     script: str,
@@ -42,6 +45,10 @@ def run(
     if not is_module and not os.path.exists(script):
         raise UsageError(f"no script at {script}: expected a file, such as train.py, or -m and a module.")
     folder = _folder(out, Path(script).stem or "script")
+    if late := [each for each in arguments if each.partition("=")[0] in _OUR_OPTIONS]:
+        print(
+            f"surefoot: {late[0]} comes after {script} and is given to it; bisect's own go before it", file=sys.stderr
+        )
     subject = Subject(script, arguments, is_module)
     with ended_by_signals(), progress(len(changes) + 2, budget_s) as tell:
         report = bisect(subject, folder, changes, budget_s, jobs or default_jobs(), tell)

@@ -132,7 +132,7 @@ def export_reproduction(
 
 def export_found(run: Run, origin: Record, execute: Execute, folder: str | Path, *, check: bool) -> Reproduction:
     """Write the reproduction of a failure that has been found; `execute` runs the step with a recorder."""
-    place = usable(Path(folder))
+    place = usable(Path(folder).absolute())  # the check runs elsewhere
     result = result_of(run, origin)
     at = _operation_of(run, origin)
     tape = _captured(run, at, execute)

@@ -24,6 +24,8 @@ def _uses(run: Run, dtype: str) -> bool:
 def fp16_overflow(run: Run) -> Claim | None:
     """The first infinite value appeared in a half-precision tensor."""
     notes = list(run.notes("overflows"))
+    harmless = {note["site"] for note in notes if _did_no_harm(run, note["step"])}
+    notes = [note for note in notes if note["site"] not in harmless]
     often = len({n["step"] for n in notes}) >= max(2, 0.3 * len(run.looks))
     if notes and (often or not run.curve.learned):
         note = notes[0]
@@ -82,6 +84,15 @@ def fp16_overflow(run: Run) -> Claim | None:
             evidence=event,
         )
     return None
+
+
+def _did_no_harm(run: Run, step: int) -> bool:
+    """Whether the step was taken with a finite loss, by a run that learned or broke elsewhere: the -inf of a mask."""
+    curve, skipped = run.curve, (run.facts.get("scaler") or {}).get("skip_steps", [])
+    loss = dict(zip(curve.steps, curve.values, strict=True)).get(step, math.nan)
+    broke = any(event["step"] == step for event in run.events("nonfinite-gradient"))
+    taken = math.isfinite(loss) and step not in skipped and not broke
+    return taken and (curve.learned or curve.first_bad is not None)
 
 
 def _largest_half(run: Run) -> float:
