@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from surefoot.diagnose.experiments import children
+
 SOURCE = str(Path(__file__).parents[3] / "src")
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE}
 
@@ -199,3 +201,15 @@ def test_wrong_use_is_one_line_and_exit_code_two(tmp_path, arguments, words):
     assert ended.returncode == 2
     assert words in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
+
+
+def test_a_run_that_prints_for_ever_does_not_fill_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(children, "LARGEST_OUTPUT", 1 << 20)
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "train.py").write_text("while True:\n    print('x' * 10_000)\n")
+    subject = children.Subject("train.py", folder=work)
+    with children.Children(subject, tmp_path / "out", threads=1) as runs:
+        child = runs.start("baseline", {})
+        runs.wait(until=time.monotonic() + 5)
+    assert (child.folder / children.OUTPUT).stat().st_size < 100 << 20
