@@ -91,3 +91,32 @@ for step in range(40):
     assert [each["cause"] for each in json.loads((tmp_path / "run" / "findings.json").read_text())["findings"]] == [
         "lr.too-high"
     ]
+
+
+TWO = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+x = torch.randn(32, 4)
+x[21, 1] = float("inf")
+first, second = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1)), nn.Linear(4, 4)
+optimizers = [torch.optim.SGD(each.parameters(), lr=0.01) for each in (first, second)]
+for (a,) in DataLoader(TensorDataset(x), batch_size=8):
+    optimizers[1].zero_grad()
+    second(a).square().mean().backward()
+    optimizers[1].step()
+    optimizers[0].zero_grad()
+    first(a.clamp(-9, 9)).square().mean().backward()
+    optimizers[0].step()
+"""
+
+
+def test_of_two_optimizers_the_one_with_the_bad_gradients_is_kept(tmp_path):
+    (tmp_path / "train.py").write_text(TWO)
+    surefoot(tmp_path, "train.py")
+    (folder,) = incidents_in(tmp_path / "run")
+    facts = read_incident(folder).facts
+    assert facts["configuration"]["models"] == ["Linear"]
+    assert all(each["nonfinite"] for each in facts["fingerprints"]["gradients"].values())

@@ -23,6 +23,7 @@ from surefoot.record.incidents.bundle import write_incident
 from surefoot.record.incidents.contents import faults_of, model_parts, prints_of, window_part
 from surefoot.record.incidents.keeper import IncidentKeeper
 from surefoot.record.incidents.notes import StepNotes
+from surefoot.record.incidents.prints import plain_values
 from surefoot.record.incidents.redact import Redactor
 from surefoot.record.incidents.surroundings import hardware, script, switches, versions
 
@@ -77,9 +78,12 @@ class BlackBox:
         self._notes.begin(self._watcher.steps)
 
     def _owner(self) -> torch.optim.Optimizer | None:
-        """The optimizer that has gradients now."""
-        alive = [held.ref() for held in self._watcher.optimizers]
-        return next((o for o in alive if o is not None and any(p.grad is not None for p in _parameters(o))), None)
+        """The optimizer that the bad loss belongs to. Of several, one whose gradients are bad: others keep old ones."""
+        alive = [optimizer for held in self._watcher.optimizers if (optimizer := held.ref()) is not None]
+        able = [optimizer for optimizer in alive if any(p.grad is not None for p in _parameters(optimizer))]
+        return next(
+            (optimizer for optimizer in able if len(able) > 1 and _is_bad(optimizer)), able[0] if able else None
+        )
 
     def _remember_buffers(self, models: Sequence[nn.Module]) -> None:
         for _, buffer in _other_buffers(models):
@@ -181,6 +185,12 @@ class BlackBox:
 
 def _parameters(optimizer: Any) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _is_bad(optimizer: Any) -> bool:
+    """Whether a gradient is not finite."""
+    gradients = (parameter.grad for parameter in _parameters(optimizer) if parameter.grad is not None)
+    return any(not bool(plain_values(gradient).isfinite().all()) for gradient in gradients)
 
 
 def _other_buffers(models: Sequence[nn.Module]) -> list[tuple[str, Tensor]]:

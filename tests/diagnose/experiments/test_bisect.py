@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from surefoot.diagnose.experiments import children
+
 SOURCE = str(Path(__file__).parents[3] / "src")
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE}
 
@@ -206,3 +208,15 @@ def test_an_option_after_the_script_is_said_to_be_the_scripts(tmp_path):
     ended, _ = bisect(tmp_path, "train.py", "--budget", "20")
     assert "--budget comes after train.py and is given to it" in ended.stderr
     assert ended.returncode == 2
+
+
+def test_a_run_that_prints_for_ever_does_not_fill_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(children, "LARGEST_OUTPUT", 1 << 20)
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "train.py").write_text("while True:\n    print('x' * 10_000)\n")
+    subject = children.Subject("train.py", folder=work)
+    with children.Children(subject, tmp_path / "out", threads=1) as runs:
+        child = runs.start("baseline", {})
+        runs.wait(until=time.monotonic() + 5)
+    assert (child.folder / children.OUTPUT).stat().st_size < 100 << 20

@@ -190,3 +190,13 @@ def test_an_incident_cannot_choose_what_is_run(careless, how):
     assert "--script" in ended.stderr
     assert len(ended.stderr.strip().splitlines()) == 1
     assert not list(careless.rglob("ran"))
+
+
+def test_another_input_is_not_the_same_step_though_all_is_nan_in_both(careless):
+    folder = careless / "runs" / "one" / "incidents" / "000000001"
+    noisy = CARELESS.replace("model(a)", "model(a + torch.rand((), generator=torch.Generator().manual_seed(5)))")
+    (careless / "train.py").write_text(noisy)
+    ended = run(careless, "-m", "surefoot", "replay", str(folder), "--json")
+    found = json.loads(ended.stdout)
+    assert (ended.returncode, found["kind"], found["fails_again"]) == (5, "inconclusive", True)
+    assert "other inputs" in found["summary"]

@@ -233,3 +233,11 @@ def test_no_batch_outlives_the_next_one(tmp_path):
         stabilizer.step()
         seen = [weakref.ref(batch)]
         del batch
+
+
+def test_what_a_killed_run_left_half_written_is_cleared_away(tmp_path):
+    left = tmp_path / "incidents" / ".000000007.4194304-1-0123abcd.part"
+    left.mkdir(parents=True)
+    (left / "tensors.safetensors").write_bytes(b"half of it")
+    capture(tmp_path, "mlp", step=2)
+    assert [path.name for path in (tmp_path / "incidents").iterdir()] == ["000000002"]

@@ -25,6 +25,10 @@ from surefoot.launch.changes import ORDER
 if TYPE_CHECKING:
     from types import TracebackType
 
+OUTPUT = "output.txt"
+"""What a run has printed."""
+LARGEST_OUTPUT = 64 << 20
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -62,6 +66,12 @@ class Child:
         """How long it has been running, or ran."""
         return (self.ended or time.monotonic()) - self.began
 
+    def shorten_output(self) -> None:
+        """Begin anew when it has printed more than anybody will read: it would fill the disk."""
+        with suppress(OSError):
+            if os.path.getsize(self.folder / OUTPUT) > LARGEST_OUTPUT:
+                os.truncate(self.folder / OUTPUT, 0)
+
 
 class Children:
     """Starts runs, waits for them, and sees to it that none is left."""
@@ -86,14 +96,14 @@ class Children:
         """Start one run in a shadow of the working directory."""
         folder = self.out / name
         folder.mkdir(parents=True, exist_ok=True)
-        for old in ("facts.json", "run.json", "findings.json"):  # of an earlier command that was killed
+        for old in ("facts.json", "run.json", "findings.json", OUTPUT):  # of an earlier command that was killed
             (folder / old).unlink(missing_ok=True)
         scratch = self._scratch / name
         work = shadow.make(self.subject.folder, scratch / "shadow", leave_out=self.out)
         (scratch / "tmp").mkdir()
         order = order | {"parent": os.getpid(), "scratch": str(scratch), "out": str(self.out), "began": self._began}
         command = [sys.executable, "-m", "surefoot", "run", "--out", str(folder)]
-        with open(folder / "output.txt", "wb") as log:
+        with open(folder / OUTPUT, "ab") as log:  # to be appended to wherever it is cut
             process = subprocess.Popen(
                 [*command, *self.subject.command(work)],
                 cwd=work,
@@ -127,6 +137,7 @@ class Children:
         """The next run that ends, by itself or because the clock has come to `until`; `None` if none is on its way."""
         while self.running:
             for child in self.running:
+                child.shorten_output()
                 if child.process.poll() is not None:
                     return self._done(child)
             if time.monotonic() >= until:

@@ -2,12 +2,13 @@
 
 | the passes | and the record | verdict | exit code |
 |---|---|---|---|
-| are equal | is the same | `reproduced`: the failure is deterministic | 0 |
+| are equal | is the same, inputs included | `reproduced`: the failure is deterministic | 0 |
 | are equal | differs, with the same inputs, versions, device and settings | `silent-corruption`: suspected | 3 |
 | differ | - | `nondeterministic` | 4 |
 | are equal | cannot be compared bit for bit, or something else differs too | `inconclusive` | 5 |
 
-Equal is bit for bit: every loss and every gradient.
+Equal is bit for bit: every loss and every gradient. Where all of them are NaN that says little, since any NaN is as
+good as another: so the inputs of the model count too.
 """
 
 from __future__ import annotations
@@ -83,11 +84,11 @@ def judge(facts: dict[str, Any], first: Pass, second: Pass) -> Replayed:
         return Replayed(kind="nondeterministic", different=between, summary=_unsteady(between, second), **common)
     apart = _different(record, second.prints)
     comparable = _comparable(facts, record)
-    if not apart and comparable:
+    same_inputs = _same_inputs(record, second.prints)
+    if not apart and comparable and same_inputs:
         again = "The same failure again" if common["fails_again"] else "The same numbers again, all of them finite"
         what = f"{again}: every loss and all {len(second.prints['gradients'])} gradients bit for bit as recorded."
         return Replayed(kind="reproduced", summary=f"{what} The failure is deterministic.", **common)
-    same_inputs = _same_inputs(record, second.prints)
     obstacles = _obstacles(facts, comparable, same_inputs, changed, common["notes"])
     details = {name: {**both, **second.differences.get(name, {})} for name, both in apart.items()}
     if obstacles:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from surefoot.errors import UsageError
 from surefoot.keep.checkpoint import storage
-from surefoot.keep.checkpoint.folders import new_folder
+from surefoot.keep.checkpoint.folders import new_folder, sweep
 from surefoot.keep.checkpoint.tensor_file import HashedFile
 from surefoot.keep.checkpoint.tree import Flattened
 from surefoot.keep.staging import map_leaves
@@ -61,6 +61,8 @@ def write_incident(
     facts = {"schema": SCHEMA, **facts, "parts": sorted(kept), "left_out": left_out}
     kept_words = {name: facts[name] for name in NOT_FREE_TEXT if name in facts}
     plain = as_plain(redact.inside(facts) | kept_words)
+    if place.parent.is_dir():
+        sweep(place.parent, lambda name: True)  # a run that was killed while it wrote one left gigabytes out of sight
     with new_folder(place) as hidden:
         storage.write(hidden / STATE, kept, {}, step=int(facts["step"]), unchecked=tuple(kept))
         _write_text(hidden / FACTS, json.dumps(plain, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
