@@ -88,6 +88,19 @@ def test_a_fixed_order_without_a_shuffle_is_fine() -> None:
     assert data_order.repeated_batches(run(**facts)) is None
 
 
+def test_rows_that_occur_several_times_in_the_data_are_no_repeats_of_the_loader() -> None:
+    alike = drawn([i % 40 for i in range(240)], 240)
+    once = loader(sampler="RandomSampler", rows=240, batches=240, batch_size=1)
+    assert data_order.repeated_batches(run(loaders=[once], batches=alike)) is None
+    stream = loader(sampler="_InfiniteConstantSampler", rows=None, batches=None, workers=6)
+    assert data_order.repeated_batches(run(loaders=[stream], batches=alike)) is not None
+
+
+def test_a_dataset_that_ignores_its_index_is_found() -> None:
+    same = loader(sampler="RandomSampler", rows=240, batches=240, batch_size=1)
+    assert data_order.repeated_batches(run(loaders=[same], batches=drawn([7] * 240, 240))) is not None
+
+
 def test_a_shuffle_that_is_drawn_again_every_epoch_is_a_repeat() -> None:
     shuffles = [{"step": 20 * e, "length": 1400, "print": 99} for e in range(5)]
     facts = {

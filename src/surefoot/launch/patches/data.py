@@ -18,10 +18,14 @@ from surefoot.launch.sites import site
 from surefoot.launch.tape import tensors_in
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from surefoot.launch.patches.wrapping import Wrapping
     from surefoot.launch.watcher import Watcher
 
 MOST_BATCHES = 3_000
+MOST_PRINTED = 4
+"""Tensors of a batch that go into its print: the same inputs with other labels are another batch."""
 
 
 def wrap_data(watcher: Watcher, wrapping: Wrapping) -> None:
@@ -44,15 +48,13 @@ def wrap_data(watcher: Watcher, wrapping: Wrapping) -> None:
         tensors = list(tensors_in(result))
         if not tensors or not tensors[0].dim():
             return
-        first = tensors[0].detach().reshape(-1)
-        ends = [*first[:8].tolist(), *first[-8:].tolist(), float(first[: 1 << 12].double().sum())]
         note = {
             "loader": facts["number"],
             "iteration": facts["iterations"],
             "step": watcher.steps,
             "backward": watcher.backwards,
             "size": len(tensors[0]),
-            "print": hash((tuple(tensors[0].shape), tuple(ends))),
+            "print": hash(tuple(map(_print_of, tensors[:MOST_PRINTED]))),
             "grad": torch.is_grad_enabled(),
         }
         labels = next((t for t in reversed(tensors[1:]) if not t.is_floating_point() and t.dim() == 1), None)
@@ -64,6 +66,11 @@ def wrap_data(watcher: Watcher, wrapping: Wrapping) -> None:
         watcher.batches.append(note)
 
     wrapping.after(_BaseDataLoaderIter, "__next__", "batches", drawn)
+
+
+def _print_of(tensor: Tensor) -> tuple[Any, ...]:
+    flat = tensor.detach().reshape(-1)
+    return (*tensor.shape, *flat[:8].tolist(), *flat[-8:].tolist(), float(flat[: 1 << 12].double().sum()))
 
 
 def _loader_facts(watcher: Watcher, loader: DataLoader[Any]) -> dict[str, Any]:
