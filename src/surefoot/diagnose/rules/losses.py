@@ -285,7 +285,7 @@ def undefined_op(run: Run) -> Claim | None:
                 step=step,
                 where=(str(bad.get("site") or ""), str(bad.get("module") or "")),
                 evidence={k: v for k, v in bad.items() if k not in ("event",)},
-                fixes=(f"Keep the input of {bad.get('call') or op.lower()} inside its domain: add an eps or clamp.",),
+                fixes=(_domain_fix(str(bad.get("call") or op.lower()), str(at)),),
             )
     events = run.events("nonfinite-gradient")
     if events and events[0].get("loss_finite"):
@@ -304,6 +304,14 @@ def undefined_op(run: Run) -> Claim | None:
             )
         return _likely_backward(run, event)
     return None
+
+
+def _domain_fix(call: str, at: str) -> str:
+    if at.startswith("a factor"):
+        return f"Look for where the number that goes into {call} comes from, and why it is not finite."
+    if call in ("exp", "expm1"):
+        return f"Bound what goes into {call}, or stay in logarithms: `log_input=True`, `log_softmax`, `logsumexp`."
+    return f"Keep the input of {call} inside its domain: add an eps or clamp."
 
 
 _DOMAIN = {"log", "log2", "log10", "log1p", "sqrt", "rsqrt", "div", "pow", "acos", "asin", "linalgvectornorm", "norm",
