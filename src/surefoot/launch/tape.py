@@ -6,6 +6,7 @@ during a look only. Tensors are held weakly, so nothing lives longer than it wou
 
 from __future__ import annotations
 
+import heapq
 import sys
 import weakref
 from dataclasses import dataclass, field
@@ -101,6 +102,8 @@ class Tape(TorchFunctionMode):
         self.paused = 0
         self.in_step = False
         """While an optimizer works: its operations are not the script's."""
+        self.has_closure = False
+        """Whether the optimizer calls the script back; what it does itself, it does without gradients."""
         self.module = ""
         self._watch = watch
         self._made_by: dict[int, tuple[weakref.ref[Tensor], int]] = {}
@@ -110,7 +113,9 @@ class Tape(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        if self.paused or self.in_step or len(self.entries) >= MOST_ENTRIES or not is_calm():
+        if self.paused or len(self.entries) >= MOST_ENTRIES or not is_calm():
+            return out
+        if self.in_step and not (self.has_closure and torch.is_grad_enabled()):
             return out
         name = self._names.get(func)
         if name is None or name not in _SILENT:
@@ -180,16 +185,17 @@ class Tape(TorchFunctionMode):
 
     def history(self, start: int | None, limit: int = 400) -> Iterator[Entry]:
         """The entries a result was made from, nearest first, itself included."""
-        waiting = [] if start is None else [start]
+        waiting = [] if start is None else [-start]  # a heap gives the smallest first
         seen: set[int] = set()
         while waiting and len(seen) < limit:
-            index = max(waiting)
-            waiting.remove(index)
+            index = -heapq.heappop(waiting)
             if index in seen:
                 continue
             seen.add(index)
             yield self.entries[index]
-            waiting.extend(i for i in self.entries[index].inputs if i not in seen)
+            for made_from in self.entries[index].inputs:
+                if made_from not in seen:
+                    heapq.heappush(waiting, -made_from)
 
 
 def leave_every_tape() -> None:

@@ -242,7 +242,7 @@ class Watcher:
         self.backwards += 1
         where = user_frame(3)
         if self.look is not None and self.look.tape is not None:
-            self.look.tape.in_step = False
+            self.look.tape.in_step = self.look.tape.has_closure and self.look.tape.in_step
         value: Any = root.detach()
         if self.unscaled is not None:
             ref, original = self.unscaled
@@ -336,7 +336,7 @@ class Watcher:
                 watched.looked += 1
                 self.safely("gradients", self.look.updates.before_step, watched.number, optimizer)
                 if self.look.tape is not None:
-                    self.look.tape.in_step = not has_closure
+                    self.look.tape.in_step, self.look.tape.has_closure = True, has_closure
         if self._backwards_at_zero == self.backwards and self._pending and not has_closure:
             watched.zeroed_before_step += 1
             watched.zero_site = self._zero_site
