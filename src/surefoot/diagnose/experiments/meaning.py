@@ -37,6 +37,7 @@ def conclude(baseline: AppliedAsItWas, rows: list[Row], before: Diagnosis, scrip
     if any(row.name == REPEAT.name and row.verdict == "healthy" for row in rows):
         return Report("flaky", f"{FLAKY} when nothing is changed: no experiment can tell a cure.", rows, before)
     by_name = {row.name: row for row in rows}
+    _doubt_luck(by_name)
     cures = [row.name for row in rows if row.verdict == "cures"]
     failed = {row.name: row.reading.failed_at for row in rows if row.verdict == "does not" and row.reading}
     unmoved = [name for name, step in failed.items() if step == baseline.reading.failed_at]
@@ -66,6 +67,16 @@ def _harmless(baseline: AppliedAsItWas, rows: list[Row], before: Diagnosis) -> R
     if answer == "flaky":
         report.conclusions = ["`surefoot replay` without --experiments says what differs from the record."]
     return report
+
+
+def _doubt_luck(rows: dict[str, Row]) -> None:
+    """Other batches come with other random numbers: where those alone may save the step, they cure nothing."""
+    chance = next((row.draws for row in rows.values() if _by_chance(row.draws)), None)
+    others = rows.get("other-batches")
+    if chance is None or others is None or others.verdict != "cures":
+        return
+    others.verdict = "cannot tell"
+    others.why += f"; but this batch fails with only {chance[0]} of {chance[1]} other draws of random numbers"
 
 
 def _facts(baseline: AppliedAsItWas, rows: dict[str, Row], script: str) -> list[str]:
@@ -176,8 +187,39 @@ def told_by_probe(name: str, changed: Reading | None, told: dict[str, Any]) -> t
     return "tells", again if changed.fails else not_again
 
 
+def other_draws(told: dict[str, Any], crash: str = "") -> tuple[int, int] | None:
+    """With how many other draws of random numbers the step failed, and how many were tried; `None` if none was."""
+    found = told.get("rows") or {}
+    draws = found.get("draws") or {"tries": 0, "failed": 0}
+    died = bool(
+        crash and draws["tries"] and not found["done"]
+    )  # a script that ends at a bad loss, in the try under way
+    tries, failed = draws["tries"] + died, draws["failed"] + died
+    return (failed, tries) if tries else None
+
+
+def told_by_draws(draws: tuple[int, int], is_random: bool) -> tuple[Verdict, str]:
+    """The line of `other-seed`."""
+    failed, tries = draws
+    if failed and not is_random:
+        return "does not apply", "the step draws no random numbers"
+    if failed == tries:
+        return "tells", f"fails with {tries} of {tries} other draws of random numbers"
+    number = failed or "none"
+    return "tells", f"fails with {number} of {tries} other draws of random numbers: it depends on chance"
+
+
+def _by_chance(draws: tuple[int, int] | None) -> bool:
+    """Whether the step, repeated with other random numbers, does not always fail."""
+    return draws is not None and draws[0] < draws[1]
+
+
 def _rows(found: dict[str, Any]) -> tuple[Verdict, str]:
     """Which rows of the batch fail."""
+    draws = other_draws({"rows": found})
+    if draws is not None and _by_chance(draws):
+        words = f"fails with {draws[0] or 'none'} of {draws[1]} other draws: rows cannot be told apart"
+        return "tells", f"the step draws random numbers, and {words}"
     if found.get("ahead"):
         return "cannot tell", "the script draws batches ahead of their steps, so that parts cannot be told apart"
     if not found.get("tries"):

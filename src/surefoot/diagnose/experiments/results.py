@@ -34,6 +34,8 @@ class Row:
     reading: Reading | None = None
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
+    draws: tuple[int, int] | None = None
+    """With how many other draws of random numbers the step failed, and how many were tried, where that is known."""
 
     @property
     def applied(self) -> bool:
@@ -52,6 +54,7 @@ class Row:
             "verdict": self.verdict,
             "why": self.why,
             "notes": self.notes,
+            "draws": None if self.draws is None else {"failed": self.draws[0], "tried": self.draws[1]},
             "steps": held.steps if held else 0,
             "failed_at": held.failed_at if held else None,
             "final_loss": held.end if held else None,
