@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ def concluded(first: AppliedAsItWas, before: tuple[Finding, ...] = (), **verdict
             rows.append(Row(change, change, "probe", "tells", draws=verdict))
             continue
         reading = {"cures": CALM, "does not": first.reading, "healthy": CALM}.get(verdict)
+        if change == "skip-batch" and reading is CALM:
+            reading = replace(CALM, left_out=14)
         title = BY_NAME[change].title if change in BY_NAME else change
         rows.append(Row(change, title, "cure", verdict, "", reading))
     return conclude(first, rows, Diagnosis("broken", 100, before), "train.py")
@@ -152,4 +155,26 @@ def test_other_batches_that_may_have_been_lucky_are_no_cure() -> None:
     assert not any("it is this batch" in words for words in found.conclusions)
     assert concluded(baseline(BROKEN, loss="nan"), other_batches="cures", other_seed=(10, 10)).cures == [
         "other-batches"
+    ]
+
+
+def test_where_other_batches_fail_leaving_out_bad_steps_only_hides_it() -> None:
+    found = concluded(baseline(BROKEN, loss="nan"), other_batches="does not", skip_batch="cures")
+    assert (found.answer, found.cures) == ("not cured", [])
+    assert found.sentence == "no single change that was tried cures it; other batches and batch skipped do not."
+    assert found.conclusions[:2] == [
+        "Leaving out bad steps hides it (14 of 21 steps were left out).",
+        "From the same weights, another batch fails too: it is not this batch.",
+    ]
+    assert "`surefoot bisect train.py`" in found.conclusions[2]
+    by_chance = concluded(baseline(BROKEN, loss="nan"), skip_batch="cures", other_seed=(3, 10))
+    assert by_chance.answer == "not cured"
+
+
+def test_leaving_out_one_of_several_broken_batches_is_a_cure() -> None:
+    first = baseline(BROKEN, loss="nan", batch={"nonfinite": 2})
+    found = concluded(first, other_batches="does not", skip_batch="cures")
+    assert found.cures == ["skip-batch"]
+    assert found.conclusions == [
+        "2 of this batch's values are not finite; from the same weights, another batch fails too."
     ]

@@ -37,7 +37,9 @@ def conclude(baseline: AppliedAsItWas, rows: list[Row], before: Diagnosis, scrip
     if any(row.name == REPEAT.name and row.verdict == "healthy" for row in rows):
         return Report("flaky", f"{FLAKY} when nothing is changed: no experiment can tell a cure.", rows, before)
     by_name = {row.name: row for row in rows}
-    _doubt_luck(by_name)
+    chance = next((row.draws for row in rows if _by_chance(row.draws)), None)
+    _doubt_luck(by_name, chance)
+    hidden = _hides(baseline, by_name, by_chance=chance is not None)
     cures = [row.name for row in rows if row.verdict == "cures"]
     failed = {row.name: row.reading.failed_at for row in rows if row.verdict == "does not" and row.reading}
     unmoved = [name for name, step in failed.items() if step == baseline.reading.failed_at]
@@ -45,7 +47,7 @@ def conclude(baseline: AppliedAsItWas, rows: list[Row], before: Diagnosis, scrip
     report = Report("not cured", sentence(rows), rows, weigh(before, cures, list(failed), unmoved))
     broken = baseline.told.get("state", {})
     report.answer = "cured" if cures else "not cured" if failed or broken else "undecided"
-    report.conclusions = _facts(baseline, by_name, script)
+    report.conclusions = [*hidden, *_facts(baseline, by_name, script)]
     report.speaks_for = _causes(baseline, by_name, speaks_for(cures, unmoved))
     if len(report.speaks_for) == 1:
         report.diagnosis = _with(report.diagnosis, report.speaks_for[0], baseline, cures, report.conclusions)
@@ -69,14 +71,35 @@ def _harmless(baseline: AppliedAsItWas, rows: list[Row], before: Diagnosis) -> R
     return report
 
 
-def _doubt_luck(rows: dict[str, Row]) -> None:
+def _doubt_luck(rows: dict[str, Row], chance: tuple[int, int] | None) -> None:
     """Other batches come with other random numbers: where those alone may save the step, they cure nothing."""
-    chance = next((row.draws for row in rows.values() if _by_chance(row.draws)), None)
-    others = rows.get("other-batches")
-    if chance is None or others is None or others.verdict != "cures":
-        return
-    others.verdict = "cannot tell"
-    others.why += f"; but this batch fails with only {chance[0]} of {chance[1]} other draws of random numbers"
+    if chance is not None and _is(rows, "other-batches", "cures"):
+        others = rows["other-batches"]
+        others.verdict = "cannot tell"
+        others.why += f"; but this batch fails with only {chance[0]} of {chance[1]} other draws of random numbers"
+
+
+def _hides(baseline: AppliedAsItWas, rows: dict[str, Row], by_chance: bool) -> list[str]:
+    """Where other batches fail as well, leaving out bad steps cures nothing. That is put into the row, and said.
+
+    One bad batch among others with values that are not finite is a matter of data, and leaving it out is its cure. So
+    it is for a batch whose update does the harm, if the steps after it can stay.
+    """
+    if not _is(rows, "skip-batch", "cures"):
+        return []
+    skipped = rows["skip-batch"]
+    count = skipped.reading.left_out if skipped.reading else 0
+    elsewhere = _is(rows, "other-batches", "does not") and not _nonfinite_in_batch(baseline)
+    if not by_chance and not (elsewhere and (baseline.fails_at_once or count > 1)):
+        return []
+    steps = skipped.reading.steps if skipped.reading else 0
+    words = f"leaving out bad steps hides it ({count} of {steps} steps {'was' if count == 1 else 'were'} left out)"
+    skipped.verdict, skipped.why = "does not", words
+    return [f"{words[:1].upper()}{words[1:]}."]
+
+
+def _nonfinite_in_batch(baseline: AppliedAsItWas) -> int:
+    return int(baseline.told.get("batch", {}).get("nonfinite", 0))
 
 
 def _facts(baseline: AppliedAsItWas, rows: dict[str, Row], script: str) -> list[str]:
@@ -89,11 +112,14 @@ def _facts(baseline: AppliedAsItWas, rows: dict[str, Row], script: str) -> list[
     precise = [rows[name].title for name in ("fp32", "bf16") if _is(rows, name, "cures")]
     if precise:
         found.append(f"With {' or '.join(precise)} the same weights and the same batch are fine: it is the precision.")
+    bad = _nonfinite_in_batch(baseline)
+    are = f"{'is' if bad == 1 else 'are'} not finite"
     if _is(rows, "other-batches", "cures"):
         found.append("From the same weights, other batches are fine: it is this batch.")
-        bad = told.get("batch", {}).get("nonfinite", 0)
         if bad:
-            found.append(f"{bad} of its values {'is' if bad == 1 else 'are'} not finite.")
+            found.append(f"{bad} of its values {are}.")
+    elif _is(rows, "other-batches", "does not") and not precise and bad:
+        found.append(f"{bad} of this batch's values {are}; from the same weights, another batch fails too.")
     elif _is(rows, "other-batches", "does not") and not precise:
         if baseline.fails_at_once or _begins_high(rows["other-batches"], baseline):
             found.append("From the same weights, another batch fails too: it is not this batch.")
@@ -131,7 +157,7 @@ def _causes(baseline: AppliedAsItWas, rows: dict[str, Row], spoken_for: list[str
         possible -= {"data.nonfinite-input", "data.bad-batch", "loss.no-valid-targets"}
     elif not baseline.fails_at_once:
         possible = {"data.bad-batch"}  # whatever tames its update cures it too
-    nonfinite = bool(baseline.told.get("batch", {}).get("nonfinite"))
+    nonfinite = bool(_nonfinite_in_batch(baseline))
     possible.discard("data.bad-batch" if nonfinite else "data.nonfinite-input")
     if nonfinite or "tiny-batch" not in rows or not rows["tiny-batch"].why.startswith(_EVERYWHERE):
         possible.discard("loss.no-valid-targets")
