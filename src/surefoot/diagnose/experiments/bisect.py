@@ -74,7 +74,22 @@ def _conclude(baseline: Baseline, rows: list[Row]) -> Report:
     report = Report("cured" if cures else "not cured" if failed else "undecided", sentence(rows), rows, found)
     report.confirms = [f.cause for f in found.findings if f.evidence.get("experiments", {}).get("confirmed")]
     report.speaks_for = speaks_for(cures, unmoved)
+    report.conclusions = _chance(rows, report.confirms)
     return report
+
+
+def _chance(rows: list[Row], confirmed: list[str]) -> list[str]:
+    """Whether the failure goes away when only the draw of the data, or of everything, is another one."""
+    held = {row.name: row.reading for row in rows if row.applied and row.reading is not None}
+    seed = "other-seed" in held and held["other-seed"].outcome == "learned"
+    order = any(row.name == "other-batches" and row.verdict == "cures" for row in rows)
+    if confirmed or not (seed or order):
+        return []
+    if not seed:
+        fails = " (with another seed it fails too)" if "other-seed" in held and held["other-seed"].fails else ""
+        return [f"With the same data in another order it does not fail{fails}: it depends on the order, or on chance."]
+    nor = ", nor with the data in another order" if order else ""
+    return [f"With another seed it does not fail{nor}: it depends on chance."]
 
 
 class _Bisection:
