@@ -36,7 +36,7 @@ def concluded(first: AppliedAsItWas, before: tuple[Finding, ...] = (), **verdict
     for name, verdict in verdicts.items():
         change = name.replace("_", "-")
         if isinstance(verdict, tuple):
-            rows.append(Row(change, change, "probe", "tells", draws=verdict))
+            rows.append(Row(change, change, "probe", *told_by_draws(verdict, True), draws=verdict))
             continue
         reading = {"cures": CALM, "does not": first.reading, "healthy": CALM}.get(verdict)
         if change == "skip-batch" and reading is CALM:
@@ -169,6 +169,9 @@ def test_where_other_batches_fail_leaving_out_bad_steps_only_hides_it() -> None:
     assert "`surefoot bisect train.py`" in found.conclusions[2]
     by_chance = concluded(baseline(BROKEN, loss="nan"), skip_batch="cures", other_seed=(3, 10))
     assert by_chance.answer == "not cured"
+    assert by_chance.conclusions[1:] == [
+        "The step fails with 3 of 10 other draws of random numbers: it depends on chance."
+    ]
 
 
 def test_leaving_out_one_of_several_broken_batches_is_a_cure() -> None:

@@ -105,8 +105,8 @@ def _chance(rows: list[Row], confirmed: list[str]) -> list[str]:
         return []
     if not seed:
         fails = " (with another seed it fails too)" if "other-seed" in held and held["other-seed"].fails else ""
-        return [f"With the same data in another order it does not fail{fails}: it depends on the order, or on chance."]
-    nor = ", nor with the data in another order" if order else ""
+        return [f"With other batches it does not fail{fails}: it depends on the order of the data, or on chance."]
+    nor = ", nor with other batches" if order else ""
     return [f"With another seed it does not fail{nor}: it depends on chance."]
 
 

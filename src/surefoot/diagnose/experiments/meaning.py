@@ -127,9 +127,11 @@ def _facts(baseline: AppliedAsItWas, rows: dict[str, Row], script: str) -> list[
             found.append(_earlier(script))
     if not baseline.fails_at_once and _is(rows, "skip-batch", "cures"):
         found.append("Left out, it does no harm: the harm lies in its update.")
-    hunted = rows.get("tiny-batch")
+    hunted, seeded = rows.get("tiny-batch"), rows.get("other-seed")
     if hunted is not None and hunted.verdict == "tells":
         found.append(f"{hunted.why[:1].upper()}{hunted.why[1:]}.")
+    elif seeded is not None and _by_chance(seeded.draws):
+        found.append(f"The step {seeded.why}.")
     return found
 
 
