@@ -132,3 +132,12 @@ def test_other_batches_hold_no_row_of_the_captured_one() -> None:
     same = torch.tensor([[2.0], [1.0]])
     assert others.of(same) is same
     assert others.take_kept() == 2
+
+
+def test_the_captured_batch_dealt_again_gives_way_to_the_one_before() -> None:
+    others = OtherRows(incident(torch.tensor([[1.0], [2.0]])))
+    before = torch.tensor([[3.0], [4.0]])
+    assert others.of(before) is before
+    before.zero_()  # the loop may work in place
+    assert others.of(torch.tensor([[1.0], [2.0]])).flatten().tolist() == [3.0, 4.0]
+    assert others.take_kept() == 0

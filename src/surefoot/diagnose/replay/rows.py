@@ -210,14 +210,20 @@ class OtherRows:
         for microbatch in incident.state["window"]["microbatches"]:
             self._known.update(_row_prints([microbatch["drawn"], microbatch["given"]]))
         self._kept = 0
+        self._last: Any = None
+        """A copy of the last batch without captured rows, for one that has no others: the captured one, dealt again."""
 
     def of(self, batch: Any) -> Any:
-        """The batch, captured rows replaced by others of it. Where there are no others it is as it was."""
+        """The batch, captured rows replaced by others: of its own, or those of a batch before. If there are none, it is
+        as it was."""
         prints = _row_prints(batch)
         known = [row in self._known for row in prints]
         others = [i for i, is_known in enumerate(known) if not is_known]
         if len(others) == len(prints):
+            self._last = map_tensors(batch, Tensor.clone)
             return batch
+        if not others and self._last is not None:
+            return map_tensors(self._last, Tensor.clone)
         if not others:
             self._kept += len(prints)
             return batch
