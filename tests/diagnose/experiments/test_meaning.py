@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from surefoot.diagnose.experiments.incident import AppliedAsItWas, Captured, _Short
 from surefoot.diagnose.experiments.judge import Reading
-from surefoot.diagnose.experiments.meaning import conclude, told_by_probe
+from surefoot.diagnose.experiments.meaning import conclude, other_draws, told_by_draws, told_by_probe
 from surefoot.diagnose.experiments.plan import BY_NAME
 from surefoot.diagnose.experiments.results import Row
 from surefoot.diagnose.findings import Diagnosis, Finding
@@ -30,13 +31,18 @@ def baseline(reading: Reading, loss: Any = 1.0, history: int = 30, **told: Any) 
     return AppliedAsItWas(Captured(Path(), facts), reading, {"experiment": inside, "optimizers": [held]}, 3.0)
 
 
-def concluded(first: AppliedAsItWas, before: tuple[Finding, ...] = (), **verdicts: str) -> Any:
+def concluded(first: AppliedAsItWas, before: tuple[Finding, ...] = (), **verdicts: Any) -> Any:
     rows = [Row("baseline", "baseline", "baseline", "fails", "", first.reading)]
     for name, verdict in verdicts.items():
         change = name.replace("_", "-")
+        if isinstance(verdict, tuple):
+            rows.append(Row(change, change, "probe", *told_by_draws(verdict, True), draws=verdict))
+            continue
         reading = {"cures": CALM, "does not": first.reading, "healthy": CALM}.get(verdict)
+        if change == "skip-batch" and reading is CALM:
+            reading = replace(CALM, left_out=14)
         title = BY_NAME[change].title if change in BY_NAME else change
-        rows.append(Row(change, title, "cure", verdict, "", reading))  # type: ignore[arg-type]
+        rows.append(Row(change, title, "cure", verdict, "", reading))
     return conclude(first, rows, Diagnosis("broken", 100, before), "train.py")
 
 
@@ -122,3 +128,56 @@ def test_rows_are_told_as_far_as_they_are_known() -> None:
     words = told_by_probe("tiny-batch", None, {"rows": early})[1]
     assert words.startswith("rows 16 to 23 fail; the script ended before they could be told apart (of microbatch 1's")
     assert told_by_probe("tiny-batch", None, {"rows": found | {"tries": 0}})[0] == "cannot tell"
+
+
+def drawn(failed: int, tries: int, done: bool = True) -> dict[str, Any]:
+    return {"rows": {"tries": 1, "done": done, "draws": {"random": True, "tries": tries, "failed": failed}}}
+
+
+def test_where_chance_decides_no_row_is_spoken_of() -> None:
+    assert told_by_probe("tiny-batch", None, drawn(3, 10))[1] == (
+        "the step draws random numbers, and fails with 3 of 10 other draws: rows cannot be told apart"
+    )
+    assert told_by_draws((3, 10), True)[1] == "fails with 3 of 10 other draws of random numbers: it depends on chance"
+    assert told_by_draws((10, 10), True)[1] == "fails with 10 of 10 other draws of random numbers"
+    assert told_by_draws((1, 1), False) == ("does not apply", "the step draws no random numbers")
+
+
+def test_a_script_that_dies_of_a_draw_has_failed_with_it() -> None:
+    assert other_draws(drawn(0, 2, done=False), "ValueError: NaN") == (1, 3)
+    assert other_draws(drawn(3, 10)) == (3, 10)
+    assert other_draws(drawn(0, 0, done=False), "ValueError: NaN") is None
+
+
+def test_other_batches_that_may_have_been_lucky_are_no_cure() -> None:
+    found = concluded(baseline(BROKEN, loss="nan"), other_batches="cures", other_seed=(3, 10))
+    assert (found.cures, found.speaks_for) == ([], [])
+    assert not any("it is this batch" in words for words in found.conclusions)
+    assert concluded(baseline(BROKEN, loss="nan"), other_batches="cures", other_seed=(10, 10)).cures == [
+        "other-batches"
+    ]
+
+
+def test_where_other_batches_fail_leaving_out_bad_steps_only_hides_it() -> None:
+    found = concluded(baseline(BROKEN, loss="nan"), other_batches="does not", skip_batch="cures")
+    assert (found.answer, found.cures) == ("not cured", [])
+    assert found.sentence == "no single change that was tried cures it; other batches and batch skipped do not."
+    assert found.conclusions[:2] == [
+        "Leaving out bad steps hides it (14 of 21 steps were left out).",
+        "From the same weights, another batch fails too: it is not this batch.",
+    ]
+    assert "`surefoot bisect train.py`" in found.conclusions[2]
+    by_chance = concluded(baseline(BROKEN, loss="nan"), skip_batch="cures", other_seed=(3, 10))
+    assert by_chance.answer == "not cured"
+    assert by_chance.conclusions[1:] == [
+        "The step fails with 3 of 10 other draws of random numbers: it depends on chance."
+    ]
+
+
+def test_leaving_out_one_of_several_broken_batches_is_a_cure() -> None:
+    first = baseline(BROKEN, loss="nan", batch={"nonfinite": 2})
+    found = concluded(first, other_batches="does not", skip_batch="cures")
+    assert found.cures == ["skip-batch"]
+    assert found.conclusions == [
+        "2 of this batch's values are not finite; from the same weights, another batch fails too."
+    ]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from surefoot.diagnose.replay.rows import OtherRows, RowHunt, suspect
+from surefoot.diagnose.replay.rows import OTHER_DRAWS, OtherRows, RowHunt, suspect
 from surefoot.record.incidents.reading import StoredIncident
 from surefoot.record.incidents.values import decode, encode
 
@@ -62,6 +62,43 @@ def test_a_batch_that_does_not_fail_alone_ends_the_hunt() -> None:
     assert (found["fails"], found["tries"], found["done"]) == (False, 1, True)
 
 
+def played(fails: Any, halves: bool = True) -> dict[str, Any]:
+    """Play a loop whose step draws random numbers; `fails` is asked with the number of the draw."""
+    hunt = RowHunt(incident(torch.arange(16)), None, halves)
+    while hunt.take_turn():
+        hunt.begins()
+        torch.rand(1)
+        hunt.hear(1.0, finite_gradients=not fails(hunt.draw))
+    assert hunt.found["done"]
+    return hunt.found
+
+
+def test_a_step_that_fails_with_some_draws_only_is_not_taken_apart() -> None:
+    found = played(lambda draw: draw % 3 == 0)
+    assert found["draws"] == {"random": True, "tries": OTHER_DRAWS, "failed": 3}
+    assert (found["tries"], found["everywhere"], found["together"]) == (1, False, [])
+
+
+def test_a_step_that_fails_with_every_draw_is_taken_apart_with_the_captured_one() -> None:
+    found = played(lambda draw: True)
+    assert found["draws"]["failed"] == OTHER_DRAWS
+    assert (found["everywhere"], found["tries"]) == (True, 15)
+
+
+def test_other_draws_are_tried_on_the_whole_batch_alone_if_nothing_else_is_asked() -> None:
+    found = played(lambda draw: draw == 2, halves=False)
+    assert (found["tries"], found["draws"]) == (0, {"random": True, "tries": OTHER_DRAWS, "failed": 1})
+
+
+def test_a_step_without_random_numbers_is_not_repeated() -> None:
+    hunt = RowHunt(incident(torch.arange(16)), None, halves=False)
+    assert hunt.take_turn()
+    hunt.begins()
+    hunt.hear(float("nan"), finite_gradients=True)
+    assert not hunt.take_turn()
+    assert hunt.found["draws"] == {"random": False, "tries": 1, "failed": 1}
+
+
 def test_a_loop_that_ends_early_leaves_what_was_narrowed_down() -> None:
     found = hunted(lambda rows: 17 in rows, turns=5)
     assert not found["done"]
@@ -95,3 +132,12 @@ def test_other_batches_hold_no_row_of_the_captured_one() -> None:
     same = torch.tensor([[2.0], [1.0]])
     assert others.of(same) is same
     assert others.take_kept() == 2
+
+
+def test_the_captured_batch_dealt_again_gives_way_to_the_one_before() -> None:
+    others = OtherRows(incident(torch.tensor([[1.0], [2.0]])))
+    before = torch.tensor([[3.0], [4.0]])
+    assert others.of(before) is before
+    before.zero_()  # the loop may work in place
+    assert others.of(torch.tensor([[1.0], [2.0]])).flatten().tolist() == [3.0, 4.0]
+    assert others.take_kept() == 0

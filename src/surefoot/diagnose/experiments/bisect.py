@@ -11,11 +11,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from surefoot.diagnose.experiments.baseline import Baseline, run_baseline
-from surefoot.diagnose.experiments.causes import speaks_for, weigh
+from surefoot.diagnose.experiments.causes import confirm, speaks_for, weigh
 from surefoot.diagnose.experiments.children import Children, Subject
 from surefoot.diagnose.experiments.judge import compare, read
 from surefoot.diagnose.experiments.plan import in_turn, nothing_to_change, order_for
-from surefoot.diagnose.experiments.probes import tells
+from surefoot.diagnose.experiments.probes import not_learned, tells
 from surefoot.diagnose.experiments.results import Report, Row, sentence
 from surefoot.diagnose.experiments.trials import BASELINE_SHARE, FLAKY, LEAST_SECONDS, REPEAT, Trials, cores
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from surefoot.diagnose.experiments.plan import Change
     from surefoot.diagnose.experiments.results import Answer, Verdict
+    from surefoot.diagnose.findings import Diagnosis
 
 
 def bisect(
@@ -71,10 +72,42 @@ def _conclude(baseline: Baseline, rows: list[Row]) -> Report:
     exact = baseline.reading.outcome != "slow"  # how fast is a matter of degree, and refutes nothing
     unmoved = [name for name, step in failed.items() if exact and step == baseline.reading.failed_at]
     found = weigh(baseline.diagnosis, cures, list(failed), unmoved)
+    scale = _scale(rows, cures, found)
+    if scale:
+        found = confirm(found, "data.unscaled-input", "synthetic-inputs")
     report = Report("cured" if cures else "not cured" if failed else "undecided", sentence(rows), rows, found)
     report.confirms = [f.cause for f in found.findings if f.evidence.get("experiments", {}).get("confirmed")]
     report.speaks_for = speaks_for(cures, unmoved)
+    report.conclusions = [*scale, *_chance(rows, report.confirms)]
     return report
+
+
+def _scale(rows: list[Row], cures: list[str], found: Diagnosis) -> list[str]:
+    """Whether nothing but other inputs helps. That a few rows are learned is taken back where noise shows otherwise."""
+    probes = {row.name: row for row in rows if row.verdict == "tells" and row.reading is not None}
+    noise, few = probes.get("synthetic-inputs"), probes.get("tiny-batch")
+    if noise is None or noise.reading is None:
+        return []
+    if few is not None and few.reading is not None and not few.reading.fails:
+        few.why = not_learned(few.reading, noise.reading) or few.why
+    broken = any(each.cause == "data.nonfinite-input" and each.severity != "info" for each in found.findings)
+    if cures or broken or noise.reading.outcome != "learned":
+        return []
+    return ["With inputs of mean 0 and deviation 1 it learns: look at the scale of the inputs."]
+
+
+def _chance(rows: list[Row], confirmed: list[str]) -> list[str]:
+    """Whether the failure goes away when only the draw of the data, or of everything, is another one."""
+    held = {row.name: row.reading for row in rows if row.applied and row.reading is not None}
+    seed = "other-seed" in held and held["other-seed"].outcome == "learned"
+    order = any(row.name == "other-batches" and row.verdict == "cures" for row in rows)
+    if confirmed or not (seed or order):
+        return []
+    if not seed:
+        fails = " (with another seed it fails too)" if "other-seed" in held and held["other-seed"].fails else ""
+        return [f"With other batches it does not fail{fails}: it depends on the order of the data, or on chance."]
+    nor = ", nor with other batches" if order else ""
+    return [f"With another seed it does not fail{nor}: it depends on chance."]
 
 
 class _Bisection:

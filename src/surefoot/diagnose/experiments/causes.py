@@ -73,6 +73,19 @@ def weigh(diagnosis: Diagnosis, cures: list[str], failures: list[str], unmoved: 
     return replace(diagnosis, findings=tuple(judged[i] for i in order))
 
 
+def confirm(diagnosis: Diagnosis, cause: str, probe: str) -> Diagnosis:
+    """The findings, one of which a probe confirms, if it is among the serious ones: that comes first."""
+    judged = [_confirmed(each, probe) if each.cause == cause else each for each in diagnosis.findings]
+    order = sorted(range(len(judged)), key=lambda i: (-_standing(judged[i]), i))
+    return replace(diagnosis, findings=tuple(judged[i] for i in order))
+
+
+def _confirmed(finding: Finding, probe: str) -> Finding:
+    told: dict[str, Any] = {"confirmed": True, "refuted": False, "cured_by": [probe], "not_cured_by": []}
+    confidence = min(0.99, 1.0 - (1.0 - finding.confidence) * _DOUBT_LEFT)
+    return replace(finding, confidence=confidence, evidence={**finding.evidence, "experiments": told})
+
+
 def _weigh_one(finding: Finding, cures: list[str], failures: list[str], unmoved: list[str]) -> Finding:
     fixes = FIXES.get(finding.cause, {})
     cured = [name for name in cures if name in fixes]

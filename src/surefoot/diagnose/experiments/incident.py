@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.diagnose.experiments.baseline import usable_facts
 from surefoot.diagnose.experiments.children import Children, Subject
-from surefoot.diagnose.experiments.judge import is_numeric
-from surefoot.diagnose.experiments.meaning import conclude, told_by_probe
+from surefoot.diagnose.experiments.judge import crash_of, is_numeric
+from surefoot.diagnose.experiments.meaning import conclude, other_draws, told_by_draws, told_by_probe
 from surefoot.diagnose.experiments.results import Report, Row
 from surefoot.diagnose.experiments.stretch import (
     FOLLOW_STEPS,
@@ -196,6 +196,8 @@ class _Short:
         seconds = min(seconds_left, max(LEAST_SECONDS, 5 * self.baseline.seconds))
         name = None if change is REPEAT else change.name
         order = self.captured.order(name, seconds, self._follow(change))
+        if name == "other-seed":
+            order["draws"] = self.baseline.fails_at_once  # what fails later takes a run, not a step
         if name == "tiny-batch":
             level = self.captured.level
             order["bar"] = None if self.baseline.fails_at_once or level is None else level.bar
@@ -210,6 +212,10 @@ class _Short:
 
     def judge(self, row: Row, change: Change, facts: dict[str, Any], run_facts: dict[str, Any]) -> None:
         told = facts["experiment"]
+        row.draws = other_draws(told, crash_of(facts, run_facts))
+        if change.name == "other-seed" and row.draws is not None:
+            row.verdict, row.why = told_by_draws(row.draws, told["rows"]["draws"]["random"])
+            return
         if change.name == "tiny-batch":
             row.title = "rows of the batch"
             row.verdict, row.why = told_by_probe(change.name, None, told)

@@ -54,6 +54,8 @@ class Reading:
     """Steps whose batch threw the loss, or made it non-finite, and the step before those."""
     travelled: float = 0.0
     """The sum of the learning rates up to the failure, or to the end."""
+    left_out: int = 0
+    """Steps that were left out on purpose."""
     words: str = ""
     """What happened, for the table."""
     losses: list[tuple[int, float]] = field(default_factory=list)
@@ -74,10 +76,11 @@ def read(facts: dict[str, Any], run_facts: dict[str, Any], verdict: str = "broke
     crash = crash_of(facts, run_facts)
     thrown = _worst(curve)
     outcome, failed_at, words = _outcome(run, curve, bad, crash, verdict, thrown)
-    share = len(skipped) / max(1, len(skipped) + len(curve.values))
-    if skipped and outcome in ("learned", "too short"):
-        words = f"{words}, {share:.0%} of the steps left out"
-        outcome = "stuck" if share > _MOST_SKIPPED else outcome
+    every = len(skipped) + len(curve.values)
+    if skipped:
+        words = f"{words}, {len(skipped)} of {every} steps left out"
+        many = len(skipped) > _MOST_SKIPPED * every
+        outcome = "stuck" if many and outcome in ("learned", "too short") else outcome
     return Reading(
         outcome,
         steps=max(run.steps, int(facts.get("backwards", 0)) if run.main is None else 0),
@@ -87,6 +90,7 @@ def read(facts: dict[str, Any], run_facts: dict[str, Any], verdict: str = "broke
         noise=curve.noise,
         bad_steps=_bad_steps(run, bad, thrown),
         travelled=_travelled(run, failed_at),
+        left_out=len(skipped),
         words=words,
         losses=list(zip(curve.steps, curve.values, strict=True)),
         crash=crash,

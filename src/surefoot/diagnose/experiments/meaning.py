@@ -37,6 +37,9 @@ def conclude(baseline: AppliedAsItWas, rows: list[Row], before: Diagnosis, scrip
     if any(row.name == REPEAT.name and row.verdict == "healthy" for row in rows):
         return Report("flaky", f"{FLAKY} when nothing is changed: no experiment can tell a cure.", rows, before)
     by_name = {row.name: row for row in rows}
+    chance = next((row.draws for row in rows if _by_chance(row.draws)), None)
+    _doubt_luck(by_name, chance)
+    hidden = _hides(baseline, by_name, by_chance=chance is not None)
     cures = [row.name for row in rows if row.verdict == "cures"]
     failed = {row.name: row.reading.failed_at for row in rows if row.verdict == "does not" and row.reading}
     unmoved = [name for name, step in failed.items() if step == baseline.reading.failed_at]
@@ -44,7 +47,7 @@ def conclude(baseline: AppliedAsItWas, rows: list[Row], before: Diagnosis, scrip
     report = Report("not cured", sentence(rows), rows, weigh(before, cures, list(failed), unmoved))
     broken = baseline.told.get("state", {})
     report.answer = "cured" if cures else "not cured" if failed or broken else "undecided"
-    report.conclusions = _facts(baseline, by_name, script)
+    report.conclusions = [*hidden, *_facts(baseline, by_name, script)]
     report.speaks_for = _causes(baseline, by_name, speaks_for(cures, unmoved))
     if len(report.speaks_for) == 1:
         report.diagnosis = _with(report.diagnosis, report.speaks_for[0], baseline, cures, report.conclusions)
@@ -68,6 +71,37 @@ def _harmless(baseline: AppliedAsItWas, rows: list[Row], before: Diagnosis) -> R
     return report
 
 
+def _doubt_luck(rows: dict[str, Row], chance: tuple[int, int] | None) -> None:
+    """Other batches come with other random numbers: where those alone may save the step, they cure nothing."""
+    if chance is not None and _is(rows, "other-batches", "cures"):
+        others = rows["other-batches"]
+        others.verdict = "cannot tell"
+        others.why += f"; but this batch fails with only {chance[0]} of {chance[1]} other draws of random numbers"
+
+
+def _hides(baseline: AppliedAsItWas, rows: dict[str, Row], by_chance: bool) -> list[str]:
+    """Where other batches fail as well, leaving out bad steps cures nothing. That is put into the row, and said.
+
+    One bad batch among others with values that are not finite is a matter of data, and leaving it out is its cure. So
+    it is for a batch whose update does the harm, if the steps after it can stay.
+    """
+    if not _is(rows, "skip-batch", "cures"):
+        return []
+    skipped = rows["skip-batch"]
+    count = skipped.reading.left_out if skipped.reading else 0
+    elsewhere = _is(rows, "other-batches", "does not") and not _nonfinite_in_batch(baseline)
+    if not by_chance and not (elsewhere and (baseline.fails_at_once or count > 1)):
+        return []
+    steps = skipped.reading.steps if skipped.reading else 0
+    words = f"leaving out bad steps hides it ({count} of {steps} steps {'was' if count == 1 else 'were'} left out)"
+    skipped.verdict, skipped.why = "does not", words
+    return [f"{words[:1].upper()}{words[1:]}."]
+
+
+def _nonfinite_in_batch(baseline: AppliedAsItWas) -> int:
+    return int(baseline.told.get("batch", {}).get("nonfinite", 0))
+
+
 def _facts(baseline: AppliedAsItWas, rows: dict[str, Row], script: str) -> list[str]:
     told = baseline.told
     if told.get("state"):
@@ -78,11 +112,14 @@ def _facts(baseline: AppliedAsItWas, rows: dict[str, Row], script: str) -> list[
     precise = [rows[name].title for name in ("fp32", "bf16") if _is(rows, name, "cures")]
     if precise:
         found.append(f"With {' or '.join(precise)} the same weights and the same batch are fine: it is the precision.")
+    bad = _nonfinite_in_batch(baseline)
+    are = f"{'is' if bad == 1 else 'are'} not finite"
     if _is(rows, "other-batches", "cures"):
         found.append("From the same weights, other batches are fine: it is this batch.")
-        bad = told.get("batch", {}).get("nonfinite", 0)
         if bad:
-            found.append(f"{bad} of its values {'is' if bad == 1 else 'are'} not finite.")
+            found.append(f"{bad} of its values {are}.")
+    elif _is(rows, "other-batches", "does not") and not precise and bad:
+        found.append(f"{bad} of this batch's values {are}; from the same weights, another batch fails too.")
     elif _is(rows, "other-batches", "does not") and not precise:
         if baseline.fails_at_once or _begins_high(rows["other-batches"], baseline):
             found.append("From the same weights, another batch fails too: it is not this batch.")
@@ -90,9 +127,11 @@ def _facts(baseline: AppliedAsItWas, rows: dict[str, Row], script: str) -> list[
             found.append(_earlier(script))
     if not baseline.fails_at_once and _is(rows, "skip-batch", "cures"):
         found.append("Left out, it does no harm: the harm lies in its update.")
-    hunted = rows.get("tiny-batch")
+    hunted, seeded = rows.get("tiny-batch"), rows.get("other-seed")
     if hunted is not None and hunted.verdict == "tells":
         found.append(f"{hunted.why[:1].upper()}{hunted.why[1:]}.")
+    elif seeded is not None and _by_chance(seeded.draws):
+        found.append(f"The step {seeded.why}.")
     return found
 
 
@@ -120,7 +159,7 @@ def _causes(baseline: AppliedAsItWas, rows: dict[str, Row], spoken_for: list[str
         possible -= {"data.nonfinite-input", "data.bad-batch", "loss.no-valid-targets"}
     elif not baseline.fails_at_once:
         possible = {"data.bad-batch"}  # whatever tames its update cures it too
-    nonfinite = bool(baseline.told.get("batch", {}).get("nonfinite"))
+    nonfinite = bool(_nonfinite_in_batch(baseline))
     possible.discard("data.bad-batch" if nonfinite else "data.nonfinite-input")
     if nonfinite or "tiny-batch" not in rows or not rows["tiny-batch"].why.startswith(_EVERYWHERE):
         possible.discard("loss.no-valid-targets")
@@ -176,8 +215,39 @@ def told_by_probe(name: str, changed: Reading | None, told: dict[str, Any]) -> t
     return "tells", again if changed.fails else not_again
 
 
+def other_draws(told: dict[str, Any], crash: str = "") -> tuple[int, int] | None:
+    """With how many other draws of random numbers the step failed, and how many were tried; `None` if none was."""
+    found = told.get("rows") or {}
+    draws = found.get("draws") or {"tries": 0, "failed": 0}
+    died = bool(
+        crash and draws["tries"] and not found["done"]
+    )  # a script that ends at a bad loss, in the try under way
+    tries, failed = draws["tries"] + died, draws["failed"] + died
+    return (failed, tries) if tries else None
+
+
+def told_by_draws(draws: tuple[int, int], is_random: bool) -> tuple[Verdict, str]:
+    """The line of `other-seed`."""
+    failed, tries = draws
+    if failed and not is_random:
+        return "does not apply", "the step draws no random numbers"
+    if failed == tries:
+        return "tells", f"fails with {tries} of {tries} other draws of random numbers"
+    number = failed or "none"
+    return "tells", f"fails with {number} of {tries} other draws of random numbers: it depends on chance"
+
+
+def _by_chance(draws: tuple[int, int] | None) -> bool:
+    """Whether the step, repeated with other random numbers, does not always fail."""
+    return draws is not None and draws[0] < draws[1]
+
+
 def _rows(found: dict[str, Any]) -> tuple[Verdict, str]:
     """Which rows of the batch fail."""
+    draws = other_draws({"rows": found})
+    if draws is not None and _by_chance(draws):
+        words = f"fails with {draws[0] or 'none'} of {draws[1]} other draws: rows cannot be told apart"
+        return "tells", f"the step draws random numbers, and {words}"
     if found.get("ahead"):
         return "cannot tell", "the script draws batches ahead of their steps, so that parts cannot be told apart"
     if not found.get("tries"):

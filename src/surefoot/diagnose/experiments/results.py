@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 POINTS = 300
 """So many points of each loss curve are kept for the report."""
+SURE = 0.9
+"""A finding of such confidence needs no guesses beside it."""
 
 Verdict = Literal["cures", "does not", "cannot tell", "does not apply", "tells", "not run", "fails", "healthy"]
 Answer = Literal["healthy", "no harm", "cured", "not cured", "flaky", "undecided"]
@@ -34,6 +36,8 @@ class Row:
     reading: Reading | None = None
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
+    draws: tuple[int, int] | None = None
+    """With how many other draws of random numbers the step failed, and how many were tried, where that is known."""
 
     @property
     def applied(self) -> bool:
@@ -52,6 +56,7 @@ class Row:
             "verdict": self.verdict,
             "why": self.why,
             "notes": self.notes,
+            "draws": None if self.draws is None else {"failed": self.draws[0], "tried": self.draws[1]},
             "steps": held.steps if held else 0,
             "failed_at": held.failed_at if held else None,
             "final_loss": held.end if held else None,
@@ -86,6 +91,16 @@ class Report:
     def cures(self) -> list[str]:
         """Names of the changes that cure it, cheapest first."""
         return [row.name for row in self.rows if row.verdict == "cures"]
+
+    @property
+    def guesses(self) -> list[str]:
+        """Of the causes that the cures speak for, what is worth saying: nothing beside a finding that is sure.
+
+        Many changes make a failure come later or not at all; what the facts show by line and value is not outweighed by
+        that, unless an experiment speaks against it.
+        """
+        sure = (f for f in self.diagnosis.findings if f.severity != "info" and f.confidence >= SURE)
+        return [] if any("experiments" not in finding.evidence for finding in sure) else self.speaks_for
 
     def as_json(self) -> dict[str, Any]:
         """The whole result."""

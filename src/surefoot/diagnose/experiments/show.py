@@ -64,12 +64,24 @@ def show(report: Report, folder: str, console: Console) -> None:
         console.print(escape(words), highlight=False)
     if report.confirms:
         console.print(f"That confirms {', '.join(report.confirms)}.", highlight=False)
-    elif report.speaks_for:
-        console.print(f"That speaks for {', '.join(report.speaks_for[:4])}.", highlight=False)
-    serious = [finding for finding in report.diagnosis.findings if finding.severity != "info"]
-    for finding in serious[:3]:
-        console.print(f"  {finding.cause} · {finding.confidence:.2f} · {escape(finding.summary)}", highlight=False)
+    elif report.guesses:
+        console.print(f"That speaks for {', '.join(report.guesses[:4])}.", highlight=False)
+    for words in _findings(report):
+        console.print(escape(words), highlight=False)
     console.print(f"{report.seconds:.0f} s of {report.budget_s:g} s · {folder}", style="dim", highlight=False)
+
+
+def _findings(report: Report) -> list[str]:
+    """The diagnosis, with what to do about its first finding."""
+    serious = [finding for finding in report.diagnosis.findings if finding.severity != "info"]
+    lines = [f"  {finding.cause} · {finding.confidence:.2f} · {finding.summary}" for finding in serious[:3]]
+    first = next((each for each in serious[:1] if not each.evidence.get("experiments", {}).get("refuted")), None)
+    if first is not None:
+        fix = [f"    Fix: {first.fixes[0]}"] if first.fixes else []
+        lines[1:1] = [*fix, f"    surefoot explain {first.cause}"]
+    elif report.guesses:
+        lines.append(f"    surefoot explain {report.guesses[0]}")
+    return lines
 
 
 def _cells(row: Row) -> tuple[str, ...]:

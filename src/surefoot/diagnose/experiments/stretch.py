@@ -100,8 +100,12 @@ def read_stretch(facts: dict[str, Any], run_facts: dict[str, Any], step: int, le
         words = f"goes on at {end:.3g}{_before(level)}"
     else:
         words = f"finite, and over after {len(rows)} steps"
+    left_out = len(rows) - len(kept)
+    if left_out and outcome != "non-finite":
+        words += f", {left_out} of {len(rows)} steps left out"
     return Reading(
         outcome,  # type: ignore[arg-type]
+        left_out=left_out,
         steps=len(rows),
         failed_at=None if k is None else step + k,
         start=losses[0][1] if losses else math.nan,

@@ -81,9 +81,10 @@ def _parts(step: TargetStep, held: Rehearsal) -> Iterator[list[Any]]:
         chosen = {**microbatch, "drawn": [held.hunt.chosen(each) for each in microbatch["drawn"]]}
         if microbatch["given"] is not None:
             chosen["given"] = held.hunt.chosen(microbatch["given"])
+        batch = step.batch(chosen)
         if microbatch["streams"] is not None:
-            set_streams(microbatch["streams"])
-        yield [step.batch(chosen)]
+            held.place_streams(microbatch["streams"])
+        yield [batch]
     held.experiment.end("rows")
 
 

@@ -31,6 +31,7 @@ from surefoot.errors import SurefootError
 from surefoot.launch.changes.order import OTHER, change_order
 from surefoot.record.incidents.reading import StoredIncident, number, read_incident
 from surefoot.record.incidents.values import tensors_in
+from surefoot.streams import set_streams
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -112,7 +113,10 @@ class Rehearsal:
             if stage is not None and not stage.feeds:
                 self._does_not_apply("the script makes its data from the same random numbers")
                 return True
-            if stage is not None:
+            captured = self.incident.state["window"]["microbatches"][suspect(self.incident)]
+            if experiment.order.get("draws") and captured["drawn"] and captured["streams"] is not None:
+                self._hunt(halves=False)
+            elif stage is not None:
                 stage.place_streams = lambda _: seed_otherwise()
             experiment.acted += 1
             return True
@@ -125,10 +129,11 @@ class Rehearsal:
         self.experiment.found["why_not"] = why
         self.experiment.patience = 0
 
-    def _hunt(self) -> None:
-        self.hunt = hunt = RowHunt(self.incident, self.experiment.order.get("bar"))
+    def _hunt(self, halves: bool = True) -> None:
+        """Play the captured batch again and again: parts of it, or the whole with other random numbers."""
+        self.hunt = hunt = RowHunt(self.incident, self.experiment.order.get("bar"), halves)
         self.experiment.found["rows"] = hunt.found
-        if hunt.why_not:
+        if halves and hunt.why_not:
             self._does_not_apply(hunt.why_not)
             return
         self.experiment.acted += 1
@@ -138,11 +143,29 @@ class Rehearsal:
             def draw(batch: Any) -> Any:
                 if hunt.take_turn():
                     stage.play_again(microbatch)
+                elif hunt.found["ahead"] and not halves:
+                    self._play_once()
                 elif hunt.is_over:
                     self.experiment.end("rows")
                 return batch
 
             stage.choose, stage.drawing = hunt.chosen, draw
+            stage.place_streams = self.place_streams
+
+    def _play_once(self) -> None:
+        """The script draws batches ahead of their steps, so that tries cannot be told apart: it goes on after one."""
+        assert self.stage is not None
+        self.hunt, self.stage.drawing = None, lambda batch: batch
+
+    def place_streams(self, captured: Any) -> None:
+        """The random numbers of a try: the captured ones, or others."""
+        if self.hunt is None:
+            return
+        if self.hunt.draw:
+            seed_otherwise(self.hunt.draw)
+        else:
+            set_streams(captured)
+        self.hunt.begins()
 
     # ---- the run --------------------------------------------------------------------------------------------------
 
@@ -239,11 +262,11 @@ class Rehearsal:
         )
 
 
-def seed_otherwise() -> None:
-    """Other random numbers than those of the captured step."""
-    torch.manual_seed(OTHER)
-    random.seed(OTHER)
-    np.random.seed(OTHER)
+def seed_otherwise(draw: int = 0) -> None:
+    """Other random numbers than those of the captured step, and others for each `draw`."""
+    torch.manual_seed(OTHER + draw)
+    random.seed(OTHER + draw)
+    np.random.seed(OTHER + draw)
 
 
 def _without_guard() -> dict[str, Any]:

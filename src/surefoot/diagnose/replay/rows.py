@@ -8,6 +8,11 @@ half fails alone, the rows fail only together. If every eighth of the batch fail
 A loop that draws its batches ahead of their steps is noticed, and left alone: nobody could tell which part failed.
 
 A part fails if its loss or a gradient is not finite, or, for a spike, if its loss is above a given bar.
+
+A step that draws random numbers (noise, dropout) may fail by an unlucky draw. So the whole batch is first played with
+`OTHER_DRAWS` other draws; unless it fails with every one of them, nothing is said about rows, each of which would have
+drawn numbers of its own. The same tries are all that the probe `other-seed` makes. Generators that the script keeps to
+itself are not noticed.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from torch import Tensor
 from surefoot.keep.staging import map_tensors
 from surefoot.record.incidents.reading import number
 from surefoot.record.incidents.values import tensors_in
+from surefoot.streams import read_streams
 
 if TYPE_CHECKING:
     from surefoot.record.incidents.reading import StoredIncident
@@ -30,6 +36,8 @@ MOST_ROWS = 8
 """So many single rows are looked for."""
 MANY_PARTS = 8
 """If the batch is in so many parts and all of them fail, it is not single rows."""
+OTHER_DRAWS = 10
+"""So many other draws of random numbers; a failure of every third escapes notice once in 60,000 times."""
 
 
 def suspect(incident: StoredIncident) -> int:
@@ -40,10 +48,13 @@ def suspect(incident: StoredIncident) -> int:
 
 
 class RowHunt:
-    """Halves the batch; told of each draw and of each backward, it judges a part when the next one is drawn."""
+    """Halves the batch; told of each draw and of each backward, it judges a part when the next one is drawn.
 
-    def __init__(self, incident: StoredIncident, bar: float | None) -> None:
-        self._bar = bar
+    Without `halves` it plays the whole batch with other random numbers, and nothing else.
+    """
+
+    def __init__(self, incident: StoredIncident, bar: float | None, halves: bool = True) -> None:
+        self._bar, self._halves = bar, halves
         microbatches, number_of_it = incident.state["window"]["microbatches"], suspect(incident)
         microbatch = microbatches[number_of_it]
         parts = microbatch["drawn"] or ([microbatch["given"]] if microbatch["given"] else [])
@@ -56,6 +67,10 @@ class RowHunt:
             self.why_not = "the tensors of the batch share no first dimension"
         elif self.rows < 2:
             self.why_not = "the batch has a single row"
+        self.draw = 0 if halves else 1
+        """Which random numbers the try under way has: 0 are the captured ones."""
+        self._streams: Any = None
+        """Where they were before the step."""
         self._parts: list[list[int]] = [list(range(self.rows))]
         """Parts still to be tried in this round."""
         self._failing: list[list[int]] = []
@@ -69,13 +84,14 @@ class RowHunt:
         self._drawn, self._of_a_step = 0, len(parts)
         nothing: dict[str, Any] = {
             "ahead": False,
-            "fails": None,
+            "fails": None if halves else True,
             "single": [],
             "together": [],
             "everywhere": False,
             "done": False,
         }
-        self.found: dict[str, Any] = {"of": self.rows, "tries": 0, **nothing}
+        draws = {"random": False, "tries": 0, "failed": 0}
+        self.found: dict[str, Any] = {"of": self.rows, "tries": 0, "draws": draws, **nothing}
         self.found["microbatch"] = number_of_it if len(microbatches) > 1 else None
 
     def take_turn(self) -> bool:
@@ -89,8 +105,14 @@ class RowHunt:
         self._failed, self._is_trying, self._drawn = None, not self.is_over, 1
         return self._is_trying
 
+    def begins(self) -> None:
+        """The random streams are where the try begins."""
+        self._streams = read_streams()
+
     def hear(self, loss: float, finite_gradients: bool) -> None:
         """Backward was run. A step may have several, and fails with any of them."""
+        if self._streams is not None and not _same(self._streams, read_streams()):
+            self.found["draws"]["random"] = True
         bad = not finite_gradients or not math.isfinite(loss) or (self._bar is not None and loss > self._bar)
         self._failed = bad or bool(self._failed)
 
@@ -106,9 +128,17 @@ class RowHunt:
         return plain if len(part) == self.rows else _selected(plain, index, self.rows)
 
     def _judge(self, part: list[int], fails: bool) -> None:
-        self.found["tries"] += 1
-        self._note(part, fails)
-        if not self._parts:
+        draws = self.found["draws"]
+        if self.draw:
+            draws["tries"], draws["failed"] = draws["tries"] + 1, draws["failed"] + fails
+        else:
+            self.found["tries"] += 1
+            self._note(part, fails)
+        is_open = draws["random"] and self.found["fails"] and draws["tries"] < OTHER_DRAWS
+        self.draw = draws["tries"] + 1 if is_open else 0
+        if self.draw:
+            self._parts = [list(range(self.rows))]
+        elif not self._parts and self._halves and draws["failed"] == draws["tries"]:
             self._next_round()
         self.found["done"] = not self._parts
 
@@ -135,6 +165,17 @@ class RowHunt:
         self._halved, self._failing = self._failing, []
         self._parts = [half for part in self._halved for half in _halves(part)]
         self._tried = len(self._parts)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two states of the random streams are the same."""
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return all(_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other)
 
 
 def _halves(part: list[int]) -> tuple[list[int], list[int]]:
@@ -169,14 +210,20 @@ class OtherRows:
         for microbatch in incident.state["window"]["microbatches"]:
             self._known.update(_row_prints([microbatch["drawn"], microbatch["given"]]))
         self._kept = 0
+        self._last: Any = None
+        """A copy of the last batch without captured rows, for one that has no others: the captured one, dealt again."""
 
     def of(self, batch: Any) -> Any:
-        """The batch, captured rows replaced by others of it. Where there are no others it is as it was."""
+        """The batch, captured rows replaced by others: of its own, or those of a batch before. If there are none, it is
+        as it was."""
         prints = _row_prints(batch)
         known = [row in self._known for row in prints]
         others = [i for i, is_known in enumerate(known) if not is_known]
         if len(others) == len(prints):
+            self._last = map_tensors(batch, Tensor.clone)
             return batch
+        if not others and self._last is not None:
+            return map_tensors(self._last, Tensor.clone)
         if not others:
             self._kept += len(prints)
             return batch
