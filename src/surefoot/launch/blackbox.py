@@ -4,9 +4,11 @@ The watcher hears of a bad loss right after its backward and of bad gradients ri
 In both cases the weights are still those before the step, so nothing has to be copied until then; which batch it was
 and where the random streams stood is noted as steps go by, see `record/incidents/notes.py`.
 
-Two things differ from a run with a stabilizer. Buffers that the forward itself writes, batch norm's running statistics,
-are as they were after it; a forward in training mode does not read those. Where another buffer was written to, the
-replay is not exact, and the incident says so. And only the first bad step is kept: nobody puts this run right again.
+Some things differ from a run with a stabilizer. Buffers that the forward itself writes, batch norm's running
+statistics, are as they were after it; a forward in training mode does not read those. Where another buffer was written
+to, the replay is not exact, and the incident says so. Where several optimizers take turns, a step is what lies between
+two calls of `step`: the models that take part in it are kept, and the optimizer that the bad loss or gradient is for.
+And only the first bad step is kept: nobody puts this run right again.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from surefoot.launch import graph
+from surefoot.launch.door import Door
 from surefoot.observe.layout import Layout
 from surefoot.record.incidents.bundle import write_incident
 from surefoot.record.incidents.contents import faults_of, model_parts, prints_of, window_part
@@ -31,10 +35,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from surefoot.launch.watched import Watched
     from surefoot.launch.watcher import Watcher
+    from surefoot.record.incidents.notes import Window
 
 SIGNALS_KEPT = 50
 _NAMES_TOLD = 20
+_ALL_MET = 2
+"""After so many steps every model that is part of one is taken to have been called."""
 
 
 class BlackBox:
@@ -45,6 +53,39 @@ class BlackBox:
         self._notes: StepNotes | None = StepNotes([], torch.device("cpu"), between_steps=False)
         self._written: dict[int, int] = {}
         self._bad_loss: float | None = None
+        self._door = Door(self._entered)
+        self._parts: set[int] | None = None
+        self._reached: set[int] = set()
+        """The parameters under a bad loss."""
+        self._after: int | None = None
+        """The number of the optimizer that stepped last."""
+
+    def optimizer_made(self) -> None:
+        """Something will train: from here on calls of models are of interest."""
+        self._open()
+
+    def _open(self) -> None:
+        if self._notes is not None and not self._watcher.compiled:
+            self._door.open()
+
+    def _entered(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """A module is called, and it may be the first model of this step."""
+        if self._notes is None or self._watcher.compiled or "incidents" in self._watcher.problems:
+            self._door.shut()
+        elif torch.is_grad_enabled() and self._watcher.here():
+            self._watcher.safely("incidents", self._meet, self._notes, module, args, kwargs)
+
+    def _meet(self, notes: StepNotes, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not notes.knows(module):
+            if self._parts is None:
+                self._parts = notes.parts()
+            if id(module) in self._parts or not any(each.requires_grad for each in module.parameters()):
+                return
+            notes.know([module])
+            self._parts = None
+        notes.met(module, args, kwargs)
+        if self._watcher.steps >= _ALL_MET:
+            self._door.shut()
 
     def before_backward(self, root: Tensor, value: Any) -> None:
         """`backward` is about to run; the loss is known as a number unless reading it would wait for the device."""
@@ -52,6 +93,8 @@ class BlackBox:
             return
         self._notes.ran_backward(root, None)
         self._bad_loss = value if isinstance(value, float) and not math.isfinite(value) else None
+        if self._bad_loss is not None:
+            self._reached = {id(leaf) for leaf in graph.leaves(root.grad_fn)}
 
     def after_backward(self) -> None:
         """`backward` is done: what follows is the next microbatch, or the step."""
@@ -62,28 +105,42 @@ class BlackBox:
             owner = self._owner()
             if owner is not None:
                 self._keep(owner, f"the loss is {self._bad_loss}", "backward")
+        self._open()
 
     def bad_step(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to apply gradients that are not finite."""
         if self._notes is not None:
             self._keep(optimizer, "", "step")
 
-    def after_step(self) -> None:
+    def after_step(self, watched: Watched) -> None:
         """An optimizer has stepped."""
         if self._notes is None:
             return
+        self._after = watched.number
         models = self._watcher.book.models_now()
         self._notes.know(models)
+        self._parts = None
         self._remember_buffers(models)
         self._notes.begin(self._watcher.steps)
+        self._open()
 
     def _owner(self) -> torch.optim.Optimizer | None:
-        """The optimizer that the bad loss belongs to. Of several, one whose gradients are bad: others keep old ones."""
-        alive = [optimizer for held in self._watcher.optimizers if (optimizer := held.ref()) is not None]
-        able = [optimizer for optimizer in alive if any(p.grad is not None for p in _parameters(optimizer))]
-        return next(
-            (optimizer for optimizer in able if len(able) > 1 and _is_bad(optimizer)), able[0] if able else None
-        )
+        """The optimizer that the bad loss is for: one whose parameters it reaches, others keep old gradients.
+
+        A generator's loss reaches the discriminator too. So of several it is the one that has stepped with a backward
+        of this line before, or else one whose turn it is.
+        """
+        alive = [(held, optimizer) for held in self._watcher.optimizers if (optimizer := held.ref()) is not None]
+        able = [(held, o) for held, o in alive if any(p.grad is not None for p in _parameters(o))]
+        reached = [(held, o) for held, o in alive if any(id(p) in self._reached for p in _parameters(o))]
+
+        def likeliness(candidate: tuple[Watched, torch.optim.Optimizer]) -> tuple[bool, bool, bool]:
+            held, optimizer = candidate
+            line_known = bool(held.lines & self._watcher.stream.recent)
+            return line_known, self._watcher.is_its_turn(held), _is_bad(optimizer)
+
+        candidates = reached or able
+        return max(candidates, key=likeliness)[1] if candidates else None
 
     def _remember_buffers(self, models: Sequence[nn.Module]) -> None:
         for _, buffer in _other_buffers(models):
@@ -93,19 +150,20 @@ class BlackBox:
 
     def _keep(self, optimizer: torch.optim.Optimizer, summary: str, ended: str) -> None:
         notes, self._notes = self._notes, None  # the first is the last
+        self._door.shut()
         assert notes is not None
-        models = self._models(optimizer)
+        window = notes.window(self._watcher.steps)
+        models = self._models(optimizer, window)
         if not models:
             notes.close()
             return
-        redact, left_out = Redactor(), list[str]()
-        window, layout = notes.window(self._watcher.steps), Layout(models, optimizer)
+        redact, left_out, layout = Redactor(), list[str](), Layout(models, optimizer)
         named, gradients = layout.with_gradient()
         by_name = {name: gradient for (name, _), gradient in zip(named, gradients, strict=True)}
         prints = prints_of(window, None, by_name, {})
         bad = [name for name, each in prints["gradients"].items() if each.get("nonfinite")]
         summary = summary or f"{len(bad)} of {len(by_name)} gradients are not finite, first {bad[0] if bad else '?'}"
-        inexact = [*faults_of(window), *self._faults(models)]
+        inexact = [*faults_of(window), *self._faults(models, window, optimizer)]
         keeper = IncidentKeeper(self._place(), most=1_000_000)  # the folder is this process's own, its rank included
         place = keeper.place(self._watcher.steps)
         facts = {
@@ -140,14 +198,44 @@ class BlackBox:
         notes.close()
         self._watcher.incident = str(place)
 
-    def _models(self, optimizer: torch.optim.Optimizer) -> list[nn.Module]:
-        """The models that the optimizer trains."""
-        trained = {id(parameter) for parameter in _parameters(optimizer)}
-        known = self._watcher.book.models_now()
-        return [model for model in known if any(id(parameter) in trained for parameter in model.parameters())]
+    def _models(self, optimizer: torch.optim.Optimizer, window: Window | None) -> list[nn.Module]:
+        """Those that the optimizer trains, those under the bad loss, and trained ones that were called in the step."""
+        wanted = self._reached | {id(parameter) for parameter in _parameters(optimizer)}
+        called = _callers(window)
+        met = [*self._watcher.book.models_now(), *called]
+        inner = {id(part) for model in met for part in model.modules() if part is not model}
+        return [
+            model
+            for model in dict.fromkeys(met)
+            if id(model) not in inner
+            and (
+                any(id(parameter) in wanted for parameter in model.parameters())
+                or (model in called and self._trained_by(model))
+            )
+        ]
 
-    def _faults(self, models: Sequence[nn.Module]) -> list[str]:
+    def _trained_by(self, model: nn.Module) -> list[int]:
+        """The numbers of the optimizers that train a model."""
+        own = {id(parameter) for parameter in model.parameters()}
+        alive = [(held.number, optimizer) for held in self._watcher.optimizers if (optimizer := held.ref()) is not None]
+        return [number for number, optimizer in alive if any(id(p) in own for p in _parameters(optimizer))]
+
+    def _faults(
+        self, models: Sequence[nn.Module], window: Window | None, optimizer: torch.optim.Optimizer
+    ) -> list[str]:
         found = []
+        called = _callers(window)
+        wanted = self._reached or {id(parameter) for parameter in _parameters(optimizer)}
+        earlier = [
+            self._label(model)
+            for model in models
+            if called and model not in called and any(id(p) in wanted for p in model.parameters())
+        ]
+        if earlier and self._after is not None:
+            found.append(
+                f"the forward of {', '.join(earlier)} was run before another optimizer's step, and a replay begins "
+                "after that"
+            )
         written = [name for name, buffer in _other_buffers(models) if self._has_changed(buffer)]
         if written:
             found.append(f"buffers were written to during the step ({', '.join(written[:3])}); they are as after it")
@@ -173,18 +261,39 @@ class BlackBox:
         return {
             "loop": "bare",
             "ended": ended,
-            "models": [type(model).__name__ for model in models],
+            "models": self._names(models),
             "optimizer": type(optimizer).__name__,
             "lr": optimizer.param_groups[0].get("lr"),
             "groups": self._watcher.watched(optimizer).settings,
             "schedulers": [each["type"] for each in self._watcher.schedulers],
             "loss_scale": scale,
             "guard": self._watcher.guard,
+            "turn": {
+                "optimizer": self._watcher.watched(optimizer).number,
+                "after": self._after,
+                "trained_by": [self._trained_by(model) for model in models],
+            },
         }
+
+    def _names(self, models: Sequence[nn.Module]) -> list[str]:
+        """Of several models each with its number, which the names of its parameters begin with."""
+        if len(models) == 1:
+            return [type(models[0]).__name__]
+        return [f"{number}: {self._label(model)}" for number, model in enumerate(models)]
+
+    def _label(self, model: nn.Module) -> str:
+        """A model's name in the script, and its type."""
+        name, kind = self._watcher.book.known_model(model), type(model).__name__
+        return kind if name in (None, kind) else f"{name} ({kind})"
 
 
 def _parameters(optimizer: Any) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _callers(window: Window | None) -> list[nn.Module]:
+    """The models that were called in a step."""
+    return [] if window is None else [caller for each in window.microbatches for caller in each.callers]
 
 
 def _is_bad(optimizer: Any) -> bool:

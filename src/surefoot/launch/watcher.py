@@ -218,6 +218,8 @@ class Watcher:
                 record.optimizers.add(watched.number)
                 if not record.name and not isinstance(tensor, nn.Parameter) and frame is not None:
                     record.name = name_of(tensor, frame)
+        if self.blackbox is not None:
+            self.safely("incidents", self.blackbox.optimizer_made)
         self.look_soon()
 
     def look_soon(self) -> None:
@@ -390,7 +392,7 @@ class Watcher:
             self._round = set()
         self._round.add(watched.number)
         if self.blackbox is not None:
-            self.safely("incidents", self.blackbox.after_step)
+            self.safely("incidents", self.blackbox.after_step, watched)
         for scheduler in self.schedulers:
             self.safely("schedules", follow, scheduler, self.watched)
         if self.look is None:
@@ -406,6 +408,10 @@ class Watcher:
             self.safely("saving", self._save_now_and_then)
         if self.steps % 16 == 0:
             self.safely("kept graphs", self.kept.count, self.steps)
+
+    def is_its_turn(self, watched: Watched) -> bool:
+        """Whether an optimizer has not stepped yet in a round that others have begun."""
+        return watched.number not in self._round
 
     def losses_since_step(self) -> list[Any]:
         """What `backward` was called on since the last step: numbers, or tensors that were not read yet."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import gc
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from surefoot.diagnose.replay.stage import Actor, Stage
 from surefoot.diagnose.replay.state import fits
+from surefoot.launch.door import Door
 from surefoot.lifeline import _Drawn
 from surefoot.record.incidents.draws import listen
 from surefoot.record.incidents.keeper import IncidentKeeper
@@ -158,17 +161,20 @@ class _BareLoop:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._ends_at_backward = stage.incident.facts["configuration"].get("ended") == "backward"
+        self._turn = Turn.read(stage.incident.facts["configuration"].get("turn"))
         self._optimizers: list[torch.optim.Optimizer] = []
+        """Those of this run of the script."""
+        self._run = 0
+        self._door = Door(self._called)
         self._inside = False
 
     def install(self) -> None:
         self._stage.find_actor = self._find
-        optimizers = self._optimizers
 
         def init(original: Any) -> Any:
             def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
                 original(optimizer, *args, **kwargs)
-                optimizers.append(optimizer)
+                self._made(optimizer)
 
             return made
 
@@ -178,17 +184,60 @@ class _BareLoop:
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
 
+    def _made(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._run != self._stage.runs:
+            self._run, self._optimizers = self._stage.runs, []
+            if not self._stage.feeds and self._turn is not None and self._turn.after is None:
+                self._door.open()
+        self._optimizers.append(optimizer)
+
     def _find(self) -> Actor | None:
-        """The models with the captured weights' names and shapes that the newest optimizer trains."""
-        saved = self._stage.incident.state["models"]
-        for optimizer in reversed(self._optimizers):
-            trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-            models = [_model_for(state, trained) for state in saved]
-            if models and all(model is not None for model in models):
-                found = [model for model in models if model is not None]
+        """The models with the captured weights' names and shapes, and the optimizer of the record, or the newest."""
+        if self._turn is not None:
+            known = self._optimizers[self._turn.optimizer : self._turn.optimizer + 1]
+        else:
+            known = self._optimizers[::-1]
+        for optimizer in known:
+            found = self._models_for(optimizer)
+            if found:
                 notes = StepNotes(found, found[0].parameters().__next__().device, step=0)
                 return Actor(found, optimizer, None, notes, lambda: 0, self._set_scale)
         return None
+
+    def _models_for(self, optimizer: torch.optim.Optimizer) -> list[nn.Module]:
+        """A model for each of the captured ones, or none."""
+        found: list[nn.Module] = []
+        for state in self._stage.incident.state["models"]:
+            model = _model_for(state, partial(self._suits, len(found), optimizer), found)
+            if model is None:
+                return []
+            found.append(model)
+        return found
+
+    def _suits(self, place: int, optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
+        """Whether a model is trained by the same optimizers as a captured one, or else by the one at hand."""
+        if self._turn is None or place >= len(self._turn.trained_by):
+            return _trains(optimizer, model)
+        return [i for i, each in enumerate(self._optimizers) if _trains(each, model)] == self._turn.trained_by[place]
+
+    def _called(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """A module is called and no step was made yet: if it is ours, the captured step begins here."""
+        stage = self._stage
+        if stage.ready or stage.is_over or not torch.is_grad_enabled():
+            return None
+        if stage.actor is None and (found := self._find()) is not None:
+            stage.cast(found)
+        if stage.actor is None or not any(module is model for model in stage.actor.models):
+            return None
+        self._door.shut()
+        stage.begin()
+        replaced = stage.replace_inputs(module, args, kwargs)  # its own hooks are on from the next call
+        if replaced is not None:
+            args, given = replaced
+            kwargs.clear()
+            kwargs.update(given)
+        stage.actor.notes.called(module, args, dict(kwargs))
+        return args
 
     def _set_scale(self) -> None:
         used = self._stage.incident.facts["configuration"].get("loss_scale")
@@ -228,18 +277,52 @@ class _BareLoop:
             self._stage.finish()
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._door.shut()
         if self._stage.feeds or self._stage.ready:
             return
-        if self._stage.actor is None and (found := self._find()) is not None and found.optimizer is optimizer:
+        if self._stage.actor is None and (found := self._find()) is not None:
             self._stage.cast(found)
-        if self._stage.actor is not None and self._stage.actor.optimizer is optimizer:
+        actor = self._stage.actor
+        if actor is not None and optimizer is self._step_before(actor):
+            actor.notes.moved_to(actor.step(), under_way=False)  # what was noted up to here is of another step
             self._stage.between_steps()
 
+    def _step_before(self, actor: Actor) -> Any:
+        """The optimizer whose step came right before the captured one."""
+        if self._turn is None or self._turn.after is None or self._turn.after >= len(self._optimizers):
+            return actor.optimizer
+        return self._optimizers[self._turn.after]
 
-def _model_for(state: Any, trained: set[int]) -> nn.Module | None:
+
+@dataclass(frozen=True)
+class Turn:
+    """Where the captured step stands among those of several optimizers, which count in the order they were made."""
+
+    optimizer: int
+    after: int | None
+    """Which one stepped right before; `None` if none had."""
+    trained_by: list[list[int]]
+    """For each model, the optimizers that train it."""
+
+    @classmethod
+    def read(cls, said: Any) -> Turn | None:
+        """Out of an incident; `None` from one that does not say."""
+        try:
+            after = None if said["after"] is None else int(said["after"])
+            return cls(int(said["optimizer"]), after, [[int(n) for n in each] for each in said["trained_by"]])
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return None
+
+
+def _trains(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
+    own = {id(parameter) for parameter in model.parameters()}
+    return any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _model_for(state: Any, suits: Callable[[nn.Module], bool], taken: list[nn.Module]) -> nn.Module | None:
     for found in gc.get_objects():
         if not issubclass(type(found), nn.Module):  # `isinstance` would wake lazy objects of other libraries
             continue
-        if any(id(parameter) in trained for parameter in found.parameters()) and fits([found], [state]):
+        if suits(found) and fits([found], [state]) and not any(found is other for other in taken):
             return found  # type: ignore[no-any-return]
     return None

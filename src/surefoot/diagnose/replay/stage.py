@@ -6,8 +6,8 @@ when it steps, and does four things there:
 - the first batch that is drawn for training is the captured one, and so on for every microbatch. Right before, weights,
   moments and schedule become the captured ones, and right after, the random streams;
 - where no batch was captured, one step of the script's own goes by first, since only between two steps is it known
-  where the data begin. Then the streams are put where the captured step began, and the model's inputs are replaced if
-  they still come out different;
+  where the data begin (one that was the first of all begins with the first call of a model). Then the streams are put
+  where the captured step began, and the models' inputs are replaced if they still come out different;
 - when the last captured microbatch has run, the step is over: nothing is applied;
 - from then on the script does not go on. It is not told to stop either, which would run its `finally` and `except`
   clauses: `over` is called from inside its own call of `step` or `backward`, and never returns there.
@@ -89,6 +89,8 @@ class Stage:
         """Given every batch that the script draws with gradients on; what it returns is drawn instead."""
         self.find_actor: Callable[[], Actor | None] = lambda: None
         """Set by the hooks: looks for what trains, each time a batch is drawn."""
+        self.runs = 0
+        """How often the script was begun."""
         self.start()
 
     def start(self) -> None:
@@ -103,13 +105,14 @@ class Stage:
         self._given = 0  # how many of its batches have been handed out
         self._calls = 0
         self._last_fed: Any = None
+        self.runs += 1
 
     def cast(self, actor: Actor) -> None:
         """Found: what trains."""
         self.actor = actor
-        if not self.feeds:
+        if not self.feeds:  # before the hook that notes them
             for model in actor.models:
-                model.register_forward_pre_hook(self._replace_inputs, with_kwargs=True)
+                model.register_forward_pre_hook(self.replace_inputs, with_kwargs=True, prepend=True)
 
     # ---- what the script does -------------------------------------------------------------------------------------
 
@@ -157,12 +160,16 @@ class Stage:
         actor.layout.drop_gradients()
         self.begins()
 
-    def _replace_inputs(self, module: Any, args: Any, kwargs: Any) -> Any:
+    def replace_inputs(self, module: Any, args: Any, kwargs: Any) -> Any:
         """The model is called: with what it was called with, where the script made something else."""
         if not self.ready or self.is_over or not self.gives or not torch.is_grad_enabled():
             return None
-        captured = self._microbatches[min(self._number, len(self._microbatches) - 1)]["calls"]
+        microbatch = self._microbatches[min(self._number, len(self._microbatches) - 1)]
+        captured = microbatch["calls"]
         number, self._calls = self._calls, self._calls + 1
+        if number == 0 and microbatch["streams"] is not None:  # they were noted at this call
+            with _disable_current_modes():
+                self.place_streams(microbatch["streams"])
         if number >= len(captured):
             return None
         with _disable_current_modes():

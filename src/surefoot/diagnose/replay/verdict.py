@@ -85,11 +85,13 @@ def judge(facts: dict[str, Any], first: Pass, second: Pass) -> Replayed:
     apart = _different(record, second.prints)
     comparable = _comparable(facts, record)
     same_inputs = _same_inputs(record, second.prints)
-    if not apart and comparable and same_inputs:
+    if not apart and comparable and same_inputs is not False:
+        if same_inputs is None and facts["inexact"] and _all_alike(second.prints):
+            return Replayed(kind="inconclusive", summary=_another_batch_perhaps(facts["inexact"]), **common)
         again = "The same failure again" if common["fails_again"] else "The same numbers again, all of them finite"
         what = f"{again}: every loss and all {len(second.prints['gradients'])} gradients bit for bit as recorded."
         return Replayed(kind="reproduced", summary=f"{what} The failure is deterministic.", **common)
-    obstacles = _obstacles(facts, comparable, same_inputs, changed, common["notes"])
+    obstacles = _obstacles(facts, comparable, same_inputs is not False, changed)
     details = {name: {**both, **second.differences.get(name, {})} for name, both in apart.items()}
     if obstacles:
         return Replayed(kind="inconclusive", different=details, summary=_unclear(obstacles, common), **common)
@@ -103,9 +105,16 @@ def _comparable(facts: dict[str, Any], record: dict[str, Any]) -> bool:
     return bool(record["gradients"]) and all("sha256" in each for each in record["gradients"].values())
 
 
-def _obstacles(
-    facts: dict[str, Any], comparable: bool, same_inputs: bool, changed: list[str], notes: list[str]
-) -> list[str]:
+def _all_alike(prints: dict[str, Any]) -> bool:
+    """Whether no value of any loss or gradient is finite: any other batch that fails has the same prints."""
+    losses = map(number, _losses(prints))
+    gradients = prints["gradients"].values()
+    return not any(map(math.isfinite, losses)) and all(
+        each.get("nonfinite") == math.prod(each["shape"]) for each in gradients
+    )
+
+
+def _obstacles(facts: dict[str, Any], comparable: bool, same_inputs: bool, changed: list[str]) -> list[str]:
     """Why a difference from the record proves nothing."""
     found = [str(reason) for reason in facts["inexact"]]
     if not comparable and not found:
@@ -118,10 +127,11 @@ def _obstacles(
     return found + [f"not as it was: {each}" for each in changed]
 
 
-def _same_inputs(record: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Whether the model was called with the same as then, as far as that was noted."""
+def _same_inputs(record: dict[str, Any], now: dict[str, Any]) -> bool | None:
+    """Whether the model was called with the same as then; `None` if that was not noted."""
     pairs = zip(_input_prints(record), _input_prints(now), strict=False)
-    return all(then == here for then, here in pairs if then)
+    same = [then == here for then, here in pairs if then]
+    return all(same) if same else None
 
 
 def _input_prints(prints: dict[str, Any]) -> list[Any]:
@@ -195,6 +205,13 @@ def _unsteady(between: dict[str, Any], second: Pass) -> str:
 def _unclear(obstacles: list[str], common: dict[str, Any]) -> str:
     failing = "It fails again" if common["fails_again"] else "It does not fail again"
     return f"{failing}, but bit for bit it is not the step of the record: {'; '.join(obstacles)}."
+
+
+def _another_batch_perhaps(reasons: list[Any]) -> str:
+    return (
+        "It fails again in the same way. Whether it is the same batch cannot be told: no loss and no gradient has a "
+        f"finite value, one NaN is like another, and {'; '.join(map(str, reasons))}."
+    )
 
 
 def _corrupted(details: dict[str, Any]) -> str:

@@ -81,9 +81,10 @@ def faults_of(window: Window | None) -> list[str]:
         return ["nothing was noted of the step: its batch and its random numbers are not known"]
     found = []
     if not window.drew:
+        inputs = any(each.calls for each in window.microbatches)
         found.append(
             "no batch was seen: the data were not drawn from a DataLoader or from stabilizer.resume. What the model "
-            "was called with is there, its targets may not be"
+            + ("was called with is there, its targets may not be" if inputs else "was called with is not known either")
         )
     if any(seen.changed for each in window.microbatches for seen in _seen(each)):
         found.append("the batch was changed in place after it was drawn; it was captured as it was at the end")

@@ -70,6 +70,8 @@ class Microbatch:
     """What `run_microbatches` was given, if no batch was drawn before."""
     calls: list[tuple[Any, Any]] = field(default_factory=list)
     """Positional and keyword inputs of every call of a model that gradients were on for."""
+    callers: list[nn.Module] = field(default_factory=list)
+    """The models that were called, with gradients or without, each once."""
     losses: list[Tensor] = field(default_factory=list)
     weights: list[Weight] = field(default_factory=list)
 
@@ -127,13 +129,28 @@ class StepNotes:
         fresh = [model for model in models if not any(model is known for known in self._models)]
         if not fresh:
             return
-        self._models += fresh
+        inside = {id(part) for model in fresh for part in model.modules()}
+        self._models = [model for model in self._models if id(model) not in inside] + fresh
         placed = {each.device for model in self._models for each in model.parameters()}
         self._streams = QuickStreams(tuple(sorted({each.index or 0 for each in placed if each.type == "cuda"})))
 
+    def knows(self, module: nn.Module) -> bool:
+        """Whether a module is one of the models."""
+        return any(module is model for model in self._models)
+
+    def parts(self) -> set[int]:
+        """The identities of all that is inside of a model."""
+        return {id(part) for model in self._models for part in model.modules() if part is not model}
+
+    def met(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """A model was heard of by other ways than its hook: from here to the backward, all of them carry theirs."""
+        if not any(module is model for model in self._attached):
+            self.called(module, args, kwargs)
+        self._attach()
+
     def _attach(self) -> None:
         """What `register_forward_pre_hook(hook, with_kwargs=True)` does, without its handle: it runs at every step."""
-        if self._attached:
+        if len(self._attached) == len(self._models):
             return
         # One that is compiled as a whole would be compiled again, with the hook.
         self._attached = [model for model in self._models if getattr(model, "_compiled_call_impl", None) is None]
@@ -186,6 +203,8 @@ class StepNotes:
         if torch.compiler.is_compiling():
             return
         now = self._now
+        if not any(module is caller for caller in now.callers):
+            now.callers.append(module)
         if not torch.is_grad_enabled():
             if not module.training and not now.losses:  # an evaluation: what was drawn was drawn for it
                 now.drawn.clear()
@@ -231,7 +250,8 @@ class StepNotes:
         if self._now.losses or not self._window.microbatches:
             self.close_microbatch()
         drew, self._held_bytes = self._window.drew, 0
-        self._past.append(self._window)
+        if self._between_steps:  # elsewhere the verdict is there before the step is over
+            self._past.append(self._window)
         # A batch drawn ahead of the step that it is for stays with that step.
         self._window = Window(step, None if drew else self._note_streams())
         if not drew and self._between_steps:

@@ -37,7 +37,8 @@ def _replay(facts: dict[str, Any]) -> list[str]:
     if facts["exact"]:
         return ["`surefoot replay` on this folder runs the step again from the state before it."]
     return [
-        "`surefoot replay` on this folder can only come near the step:",
+        "`surefoot replay` on this folder runs the step again as far as it is known, and says whether it comes "
+        "out the same bit for bit. Not exact:",
         "",
         *(f"- {reason}" for reason in facts["inexact"]),
     ]
