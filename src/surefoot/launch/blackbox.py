@@ -64,6 +64,12 @@ class BlackBox:
         """Something will train: from here on calls of models are of interest."""
         self._open()
 
+    def compiled(self) -> None:
+        """Something is compiled, which depends on the hooks that are there."""
+        self._door.shut()
+        if self._notes is not None:
+            self._notes.let_go()
+
     def _open(self) -> None:
         if self._notes is not None and not self._watcher.compiled:
             self._door.open()

@@ -66,6 +66,8 @@ def wrap_compiling(watcher: Watcher, wrapping: Wrapping) -> None:
         if not watcher.compiled:
             watcher.compiled = True
             watcher.safely("looking", watcher.end_look)
+            if watcher.blackbox is not None:
+                watcher.safely("incidents", watcher.blackbox.compiled)
         result = original(*args, **kwargs)
         kind = type(result)
         if kind.__name__ == "OptimizedModule" and kind not in followed:

@@ -158,6 +158,10 @@ class StepNotes:
             model._forward_pre_hooks[self._key] = self._hook
             model._forward_pre_hooks_with_kwargs[self._key] = True
 
+    def let_go(self) -> None:
+        """No model carries a hook until the next batch."""
+        self._detach()
+
     def _detach(self) -> None:
         for model in self._attached:
             model._forward_pre_hooks.pop(self._key, None)
