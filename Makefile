@@ -25,9 +25,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python -m surefoot demo
 
-# Three on two cores: a quarter of the time goes into waiting for processes that tests start.
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 check: $(READY)
 	$(BIN)/ruff format --check .
