@@ -7,6 +7,7 @@ and of telling the person.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections import deque
@@ -19,7 +20,7 @@ from surefoot.state import pack, unpack
 from surefoot.types import Action, Decision, Incident, Severity, StepRecord, format_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from surefoot.decide.escalation import Escalation
     from surefoot.decide.recovery import TrainingRecovery
@@ -40,6 +41,9 @@ SETBACKS_TOLD = 3
 """Setbacks in a row from which on the run is not quiet: a single one is noise."""
 LOUD_INCIDENTS = 20
 """Incidents of one kind that are logged one by one; later ones are only counted."""
+
+_ENDS_THE_STRETCH = ("roll_back", "reset_moments", "take_back", "halt")
+"""Actions after which the steps already taken count for nothing."""
 
 
 class Ledger:
@@ -81,6 +85,33 @@ class Ledger:
         self.by_kind: dict[str, int] = {}
         self.tell: Callable[[Incident], None] = lambda incident: None
         """Who else wants to know of incidents."""
+        self._logs = True
+
+    def ahead(
+        self,
+        records: Iterable[StepRecord],
+        stale_before: float,
+        tell: Callable[[Incident], None] = lambda incident: None,
+    ) -> Ledger:
+        """A copy that has taken in steps whose turn has not come yet, to be looked at.
+
+        The copy logs nothing, and calls `tell` with each new incident. This ledger stays as it is: what the steps call
+        for is done when their turn comes, whether or not somebody has looked. Steps before `stale_before` are only
+        counted, and so are those after a step that calls for a return or a halt.
+        """
+        ahead = copy.copy(self)
+        ahead.history, ahead.incidents = self.history.copy(), self.incidents.copy()
+        ahead.counts, ahead.by_kind = dict(self.counts), dict(self.by_kind)
+        ahead._unrest, ahead._own, ahead._active = self._unrest.copy(), dict(self._own), set(self._active)
+        ahead._look_back_state = copy.deepcopy(self._look_back_state)
+        ahead._agreed = lambda flag: flag  # only this rank may be looking
+        ahead.tell, ahead._logs = tell, False
+        for record in records:
+            if record.signals.step < stale_before:
+                ahead.count(record)
+            elif ahead.account(record).action in _ENDS_THE_STRETCH:
+                stale_before = math.inf
+        return ahead
 
     def account(self, record: StepRecord) -> Decision:
         """Take one step in; returns what is to be done from here on."""
@@ -121,7 +152,7 @@ class Ledger:
         self.by_kind[kind] = seen = self.by_kind.get(kind, 0) + 1
         self.counts["alarms"] += severity != "info"
         self.tell(incident)
-        if severity != "info" and seen <= LOUD_INCIDENTS:
+        if self._logs and severity != "info" and seen <= LOUD_INCIDENTS:
             last = f" (later incidents of kind {kind!r} are counted, not logged)" if seen == LOUD_INCIDENTS else ""
             log.warning("surefoot: %s%s", incident, last)
         return incident
