@@ -218,7 +218,7 @@ class Lifeline:
     def _hand_on(self, waiting: _Waiting, metric_given: bool = False, blocking: bool = False) -> None:
         assert self._checkpoints is not None
         tree, unrest = waiting.staged.tree, waiting.owed.unrest()
-        tree["stabilizer"] = self._parts.own.settle(tree["stabilizer"])
+        self.settle(tree)
         self._checkpoints.save(
             tree,
             waiting.owed.step,
@@ -230,6 +230,13 @@ class Lifeline:
             staged=waiting.staged,
             blocking=blocking,
         )
+
+    def settle(self, tree: dict[str, Any]) -> None:
+        """Wait for the numbers of steps that were still on their way when `gather` gave the tree."""
+        tree["stabilizer"] = self._parts.own.settle(tree["stabilizer"])
+        for name, thing in self._parts.also.items():
+            if hasattr(thing, "_lifeline"):
+                thing._lifeline.settle(tree["also"][name])
 
     def save(self, step: int, unrest: tuple[str, ...], metric: float | None, given: bool = False) -> None:
         """Save now, and come back when it is written."""
