@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.detect.combine import Combined, sustained
 from surefoot.detect.spike import Spike
-from surefoot.state import pack, unpack
+from surefoot.detect.users import tolerated
+from surefoot.judge import BROKEN_SETTING
+from surefoot.state import pack, settings_of, unpack
 from surefoot.types import Action, Decision, Incident, Severity, StepRecord, format_number
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ class Ledger:
         weights_broken: Callable[[], bool],
         agreed: Callable[[bool], bool],
     ) -> None:
-        self._look_back = Combined(checker.look_back, "any") if checker.look_back else None
+        self._look_back = tolerated(Combined(checker.look_back, "any")) if checker.look_back else None
         self._look_back_state = self._look_back.init() if self._look_back else ()
         self.escalation = escalation
         self._escalation_state = escalation.init() if escalation else None
@@ -214,6 +216,8 @@ class Ledger:
         assert self.recovery is not None
         assert self._recovery_state is not None
         step, setback = record.signals.step, "setback" in record.notices
+        if record.reasons == (BROKEN_SETTING,):  # no earlier weights would help
+            return replace(decision, lr_factor=decision.lr_factor * self.recovery.cut(self._recovery_state))
         # Every rank gets here with the same flags, so every rank asks.
         broken = refused and "nonfinite" in record.reasons and self._agreed(self._weights_broken())
         self._recovery_state, advice = self.recovery.update(
@@ -274,6 +278,8 @@ class Ledger:
         counts = signals.layers.nonfinite_counts() if signals.layers else {}
         evidence: dict[str, Any] = {"loss": signals.loss, "grad_norm": signals.grad_norm, "reasons": record.reasons}
         loss = format_number(signals.loss)
+        if record.reasons == (BROKEN_SETTING,):
+            return _explain_settings(record, evidence), evidence
         if stuck:
             evidence["loss_scale"] = signals.loss_scale
             return f"gradients overflow at loss scale {signals.loss_scale:g}, the lowest there is", evidence
@@ -302,11 +308,8 @@ class Ledger:
 
     def settings(self) -> dict[str, str]:
         """What the parts are set to, to tell whether a saved state still fits."""
-        return {
-            "look_back": repr(self._look_back),
-            "escalation": repr(self.escalation),
-            "recovery": repr(self.recovery),
-        }
+        parts = {"look_back": self._look_back, "escalation": self.escalation, "recovery": self.recovery}
+        return {name: settings_of(part) for name, part in parts.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what happens next; the history itself is not part of it."""
@@ -339,6 +342,15 @@ class Ledger:
         self._active = set(state["active"])
         self.counts = dict(state["counts"])
         self.by_kind = dict(state["by_kind"])
+
+
+def _explain_settings(record: StepRecord, evidence: dict[str, Any]) -> str:
+    if not record.settings:
+        return "a setting of another rank's optimizer is not finite"
+    evidence["settings"] = {f"param_groups[{each.group}].{each.key}": each.value for each in record.settings}
+    shown, more = record.settings[:3], len(record.settings) - 3
+    words = ", ".join(map(str, shown)) + (f", and {more} more" if more > 0 else "")
+    return f"{words}: a step with it would break the weights. Look at the schedule, or whatever else sets it"
 
 
 def _times(ratio: float) -> str:

@@ -27,6 +27,7 @@ from surefoot.decide.escalation import Escalation
 from surefoot.decide.recovery import TrainingRecovery
 from surefoot.detect.checker import StabilityChecker
 from surefoot.detect.combine import Combined
+from surefoot.detect.users import tolerated
 from surefoot.errors import UsageError, require
 from surefoot.gradients import GradientWindow
 from surefoot.guarded import GuardedOptimizer, StepFacts
@@ -150,8 +151,8 @@ class TrainingStabilizer:
         checker = checker or StabilityChecker()
         shapers, clipper = split_clip(clip)
         self._judge = Judge(
-            Combined(checker.step_rules, "any") if checker.step_rules else None,
-            checker.setback if recovery else None,
+            tolerated(Combined(checker.step_rules, "any")) if checker.step_rules else None,
+            tolerated(checker.setback) if recovery and checker.setback else None,
             clipper,
             as_scaler(scaler, precision, self._home),
             count=len(self._layout.parameters),
