@@ -44,8 +44,8 @@ SETBACKS_TOLD = 3
 LOUD_INCIDENTS = 20
 """Incidents of one kind that are logged one by one; later ones are only counted."""
 
-_ENDS_THE_STRETCH = ("roll_back", "reset_moments", "take_back", "halt")
-"""Actions after which the steps already taken count for nothing."""
+_RETURNS = ("roll_back", "reset_moments", "take_back")
+"""Actions after which the steps taken since count for nothing."""
 
 
 class Ledger:
@@ -99,7 +99,7 @@ class Ledger:
 
         The copy logs nothing, and calls `tell` with each new incident. This ledger stays as it is: what the steps call
         for is done when their turn comes, whether or not somebody has looked. Steps before `stale_before` are only
-        counted, and so are those after a step that calls for a return or a halt.
+        counted, and so are those after a step that calls for a return.
         """
         ahead = copy.copy(self)
         ahead.history, ahead.incidents = self.history.copy(), self.incidents.copy()
@@ -111,7 +111,7 @@ class Ledger:
         for record in records:
             if record.signals.step < stale_before:
                 ahead.count(record)
-            elif ahead.account(record).action in _ENDS_THE_STRETCH:
+            elif ahead.account(record).action in _RETURNS:
                 stale_before = math.inf
         return ahead
 
