@@ -75,6 +75,14 @@ class Started:
     def until_said(self, word: str, times: int = 1) -> None:
         self.until(lambda: self.said.count(word) >= times)
 
+    @property
+    def is_gone(self) -> bool:
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
     def end(self) -> int:
         return int(self._answers.readline())
 
@@ -179,6 +187,10 @@ def test_a_loader_that_stalls_does_not_keep_the_run_from_stopping(server: Server
     run.until_said("stalled")
     run.until_said("batch", 2)  # a worker loads ahead
     os.kill(run.pid, signal.SIGTERM)
+    try:
+        run.until(lambda: run.is_gone)
+    except AssertionError:
+        os.killpg(run.pid, signal.SIGKILL)
     assert run.end() == 128 + signal.SIGTERM, run.said
     assert "Traceback" not in run.said
     assert run.said.count("batch\n") == 2
