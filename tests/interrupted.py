@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import random
 import signal
 import sys
 import time
@@ -18,11 +19,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import surefoot as sf
-from resumed import Run, seed_all, shuffled
+from resumed import BATCH, Run, data, seed_all, shuffled
 from surefoot.streams import read_streams
 
 EPOCHS = 4
@@ -120,8 +123,47 @@ def with_child(folder: Path) -> None:
             child.kill()
 
 
+class Stalling(torch.utils.data.Dataset[Any]):
+    """Rows with noise. The third batch of the first process to ask for it never comes; half of it is drawn by then."""
+
+    def __init__(self, folder: Path) -> None:
+        self._rows, self._stalled = data(), folder / "stalled"
+        self._own = torch.Generator().manual_seed(3)
+        self._asked = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = self._rows[index]
+        noise = torch.randn(x.shape) + torch.randn(x.shape, generator=self._own) + random.random() + np.random.rand()
+        self._asked += 1
+        if self._asked == 2 * BATCH + 2 and not self._stalled.exists():
+            self._stalled.touch()
+            print("stalled", flush=True)
+            os.read(os.pipe()[0], 1)  # nobody will ever write
+        return x + 0.1 * noise, y
+
+
+def stalled(folder: Path, workers: int = 0) -> None:
+    if folder.name.startswith("undisturbed"):
+        folder.mkdir()
+        (folder / "stalled").touch()
+    run = Slow(folder, loader=lambda: DataLoader(Stalling(folder), BATCH, shuffle=True, num_workers=workers))
+    run.train()
+    run.tell()
+
+
+def stalled_worker(folder: Path) -> None:
+    stalled(folder, workers=1)
+
+
 KINDS = {
-    each.__name__: each for each in (plain, accumulating, workers, writing, epochs, long_step, own_handler, with_child)
+    each.__name__: each
+    for each in (
+        *(plain, accumulating, workers, writing, epochs, long_step, own_handler, with_child),
+        *(stalled, stalled_worker),
+    )
 }
 
 

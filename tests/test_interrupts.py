@@ -75,6 +75,14 @@ class Started:
     def until_said(self, word: str, times: int = 1) -> None:
         self.until(lambda: self.said.count(word) >= times)
 
+    @property
+    def is_gone(self) -> bool:
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
     def end(self) -> int:
         return int(self._answers.readline())
 
@@ -170,6 +178,23 @@ def test_a_second_signal_leaves_at_once(server: Server, tmp_path: Path) -> None:
     os.kill(run.pid, signal.SIGTERM)
     assert run.end() == -signal.SIGTERM
     assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("kind", ["stalled", "stalled_worker"])
+def test_a_loader_that_stalls_does_not_keep_the_run_from_stopping(server: Server, tmp_path: Path, kind: str) -> None:
+    """And the rerun is bitwise the undisturbed one, though half of the batch had been drawn."""
+    run = server.start(kind, tmp_path, 0)
+    run.until_said("stalled")
+    run.until_said("batch", 2)  # a worker loads ahead
+    os.kill(run.pid, signal.SIGTERM)
+    try:
+        run.until(lambda: run.is_gone)
+    except AssertionError:
+        os.killpg(run.pid, signal.SIGKILL)
+    assert run.end() == 128 + signal.SIGTERM, run.said
+    assert "Traceback" not in run.said
+    assert run.said.count("batch\n") == 2
+    check_rerun(server, kind, tmp_path, run.said)
 
 
 def test_a_program_with_a_handler_of_its_own_keeps_it(server: Server, tmp_path: Path) -> None:

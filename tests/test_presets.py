@@ -92,3 +92,41 @@ def test_a_preset_takes_a_run_of_one_step(preset):
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     preset(model, optimizer, total_steps=1)
     assert optimizer.param_groups[0]["lr"] == 1.0
+
+
+@pytest.mark.parametrize("decide_on", ["host", "device"])
+def test_a_gan_is_saved_and_loaded_whole_with_steps_still_on_their_way(decide_on, tmp_path):
+    def made():
+        torch.manual_seed(0)
+        maker, critic = nn.Linear(4, 4), nn.Linear(4, 1)
+        optimizers = [torch.optim.AdamW(m.parameters(), fused=True) for m in (maker, critic)]
+        judge = sf.TrainingStabilizer(critic, optimizers[1], decide_on=decide_on)
+        checkpoints = sf.CheckpointManager(tmp_path, every_steps=5)
+        return (
+            (maker, critic),
+            sf.TrainingStabilizer(
+                maker, optimizers[0], decide_on=decide_on, checkpoints=checkpoints, also_save={"critic": judge}
+            ),
+            judge,
+        )
+
+    def step(models, *pair):
+        for stabilizer in pair:
+            stabilizer.backward(models[1](models[0](torch.randn(8, 4))).square().mean())
+            stabilizer.step()
+
+    models, make, judge = made()
+    for _ in range(12):
+        step(models, judge, make)
+    make.save()
+    again, make_again, judge_again = made()
+    assert make_again.restore() == 12
+    assert judge_again.counts == judge.counts
+    step(models, judge, make)
+    make_again.restore()
+    step(again, judge_again, make_again)
+    assert all(
+        torch.equal(a, b)
+        for m, n in zip(models, again, strict=True)
+        for a, b in zip(m.parameters(), n.parameters(), strict=True)
+    )

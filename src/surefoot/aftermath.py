@@ -74,21 +74,30 @@ class Aftermath:
         self.lifeline.step_over()
 
     def drain(self) -> None:
-        """Wait for every step's numbers. Reading never halts a run: the next step does, if it comes to that."""
+        """Take in every step now. Only for what happens at the same step in every run: a save, a stop.
+
+        Does not halt the run: the next step does, if it comes to that.
+        """
         while self._pending:
             try:
                 self._account(self._pending.popleft())
             except TrainingHalted as halted:
                 self._halted = self._halted or halted
 
-    def look(self) -> None:
-        """Wait for every step's numbers because somebody wants to see them.
+    def seen(self) -> Ledger:
+        """The ledger with every step in it, for whoever wants to look. Waits for numbers still on their way.
 
-        Not with other ranks: taking a step in may change the learning rate or the weights, and only one rank may be
-        looking. The others would follow some steps later, and the ranks would part.
+        Looking changes nothing. Taking a step in may change the learning rate or the weights, and that happens
+        `lag_steps` later, at the same step whether or not anybody looks.
         """
-        if not self._ranks.several:
-            self.drain()
+        pending = list(self._pending)
+        return self.ledger.ahead(map(StepNumbers.record, pending), self._stale_before) if pending else self.ledger
+
+    def tell_rest(self) -> None:
+        """Tell of the steps whose turn has not come yet: nothing is told after this."""
+        for numbers in self._pending:
+            self.tell(numbers.record())
+        self.ledger.ahead(map(StepNumbers.record, self._pending), self._stale_before, self.ledger.tell)
 
     def _account(self, numbers: StepNumbers) -> None:
         record = numbers.record()

@@ -7,7 +7,8 @@ that, and where recovery undoes steps that were applied, the state is the presen
 to it since is written down, and that the replay is not exact unless it is none.
 
 Healthy steps pay for the notes alone (`record/incidents/notes.py`). Of steps refused in a row only the first is
-captured: the others tell the same story. Whatever goes wrong here ends the capturing, with a warning, not the run.
+captured: the others tell the same story. Whatever goes wrong here ends the capturing, with a warning, not the run. A
+disk that fails does not even end the capturing: a later incident is tried again.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("surefoot")
 
 SIGNALS_KEPT = 50
+LONGEST_PAUSE = 1024
+"""Steps that a disk which goes on failing is left alone at most."""
 
 
 def _quietly(method: Method) -> Method:
@@ -60,9 +63,11 @@ def _quietly(method: Method) -> Method:
             return None
         try:
             return method(self, *args, **kwargs)
+        except OSError as error:
+            self._disk_failed(error)
         except Exception as error:
             self._give_up(error)
-            return None
+        return None
 
     return cast("Method", guarded)
 
@@ -106,6 +111,8 @@ class Capture:
         self._scaler_before: Any = None
         self._held: _Held | None = None
         self._last_refused = -2
+        self._disk_failures = 0  # in a row
+        self._asked_at, self._try_from = 0, 0  # steps
         if keeper is not None:
             self._begin_notes()
 
@@ -126,6 +133,19 @@ class Capture:
             " ".join(str(error).split())[:300],
             exc_info=None if isinstance(error, OSError) else error,
         )
+
+    def _disk_failed(self, error: OSError) -> None:
+        """Leave the disk alone for a while: for a step at first, twice as long each time."""
+        self._disk_failures += 1
+        self._try_from = self._asked_at + min(2 ** (self._disk_failures - 1), LONGEST_PAUSE)
+        if self._disk_failures == 1:
+            log.warning(
+                "surefoot: the incident of step %d cannot be written (%s: %s); training goes on, and later incidents "
+                "are tried again.",
+                self._asked_at,
+                type(error).__name__,
+                error,
+            )
 
     def note_everything(self) -> None:
         """Hold on to what the models are called with, whatever it costs: for a replay, which is one step long."""
@@ -196,7 +216,7 @@ class Capture:
     def moved_to(self, step: int, under_way: bool) -> None:
         """A saved run was loaded, which may have stopped in the middle of a step."""
         self.notes.moved_to(step, under_way)  # type: ignore[union-attr]
-        self._last_refused = -2
+        self._last_refused, self._try_from = -2, 0
 
     @_quietly
     def begin(self, step: int) -> None:
@@ -248,12 +268,16 @@ class Capture:
     def _wanted(self, record: StepRecord) -> bool:
         """Whether the step is refused, the first in a row, and has room."""
         step = record.signals.step
-        if not self._run.ledger.refuses(record) or step - self._last_refused == 1:
+        follows = step - self._last_refused == 1 and not self._disk_failures
+        if not self._run.ledger.refuses(record) or follows:
             return False
         return self._has_room(step)
 
     def _has_room(self, step: int) -> bool:
         assert self._keeper is not None
+        if step < self._try_from:
+            return False
+        self._asked_at = step
         return self._keeper.has_room(step, *self._place)
 
     @property
@@ -358,6 +382,7 @@ class Capture:
         }
 
     def _tell(self, place: Path) -> None:
+        self._disk_failures, self._try_from = 0, 0
         log.warning("surefoot: the step is kept in %s; `surefoot replay %s` runs it again", place, place)
 
 

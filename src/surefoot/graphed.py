@@ -116,7 +116,7 @@ class _Recording:
 
 
 def _tensors_of(given: StepInput) -> list[Tensor]:
-    found = [*given.statistics, given.param_norm]
+    found = [*given.statistics, given.param_norm, torch.as_tensor(given.broken_setting)]
     if given.loss is not None:
         found.append(given.loss)
     if isinstance(given.divisor, Tensor):
@@ -125,11 +125,19 @@ def _tensors_of(given: StepInput) -> list[Tensor]:
 
 
 def _with_tensors(given: StepInput, tensors: list[Tensor]) -> StepInput:
-    norm, largest, nonfinite, param_norm, *rest = tensors
+    norm, largest, nonfinite, param_norm, broken, *rest = tensors
     loss = rest.pop(0) if given.loss is not None else None
     divisor = rest.pop(0) if isinstance(given.divisor, Tensor) else given.divisor
     statistics = TensorStatistics(norm, largest, nonfinite)
-    return replace(given, statistics=statistics, loss=loss, divisor=divisor, param_norm=param_norm, own={})
+    return replace(
+        given,
+        statistics=statistics,
+        loss=loss,
+        divisor=divisor,
+        param_norm=param_norm,
+        broken_setting=broken,
+        own={},
+    )
 
 
 def _is_ours(judge: Judge) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from surefoot.act.apply import can_fold, folded_step, lacks_momentum, scale_gradients, scaled_lr
 from surefoot.act.closure import ClosureRefused, StepCopy
+from surefoot.act.optimizer_settings import SettingsOfStep, look_at_settings
 from surefoot.errors import UsageError
 from surefoot.graphed import GraphedJudge
 from surefoot.judge import Judge, Judged, StepInput
@@ -76,6 +77,7 @@ class GuardedOptimizer:
         self._graphed = GraphedJudge(judge)
         self._meter = TensorMeter()
         self._folds = can_fold(optimizer)
+        self._constants: dict[float, Tensor] = {}
         self.param_norm: Tensor | None = None
         """The norm of the parameters when it was last measured: part of a saved run, since rules go by it."""
         self.refused_at_once = False
@@ -120,7 +122,7 @@ class GuardedOptimizer:
             self.optimizer.step()
             self._close_look(facts.step)
             return None
-        given = self._given(facts, measured)
+        given, settings = self._given(facts, measured)
         vector: Tensor | None
         if self._on_device and not self._shapers:
             judged, vector = self._graphed.judge(given)
@@ -132,7 +134,7 @@ class GuardedOptimizer:
         with scaled_lr(self.optimizer, facts.lr_factor):
             self._apply(measured.views, judged)
         self._close_look(facts.step)
-        return self._numbers(facts, judged, vector, measured, updates.columns() if updates else {})
+        return self._numbers(facts, judged, vector, measured, updates.columns() if updates else {}, settings)
 
     def _close_look(self, step: int) -> None:
         if self.portraits is not None:
@@ -148,15 +150,35 @@ class GuardedOptimizer:
             return _Measured(named, gradients, gradients, statistics)
         return _Measured(named, gradients, dense_views(gradients), combine_shards(statistics, gradients))
 
-    def _given(self, facts: StepFacts, measured: _Measured) -> StepInput:
+    def _given(self, facts: StepFacts, measured: _Measured) -> tuple[StepInput, SettingsOfStep]:
+        settings = look_at_settings(self.optimizer, self.layout.home, self._on_device)
         if self.param_norm is None or facts.step % PARAM_NORM_EVERY == 0:
             own = measured.named
             statistics = self._meter.measure([parameter.detach() for _, parameter in own])
             self.param_norm = total_norm(combine_shards(statistics, [parameter for _, parameter in own]).norm)
         positions = self.layout.positions if self.judge.clipper is not None else None
-        return StepInput(
-            facts.step, measured.statistics, facts.loss, facts.divisor, facts.own, self.param_norm, positions
+        given = StepInput(
+            facts.step,
+            measured.statistics,
+            facts.loss,
+            facts.divisor,
+            facts.own,
+            self.param_norm,
+            self._broken(settings),
+            positions,
         )
+        return given, settings
+
+    def _broken(self, settings: SettingsOfStep) -> Scalar:
+        """1 if a setting is not finite, else 0. Reads nothing off a device."""
+        if not self._on_device:
+            return float(bool(settings.broken))
+        if settings.values is not None and not settings.broken:
+            return 1 - (settings.values.abs() < torch.inf).all().to(torch.float32)
+        value = float(bool(settings.broken))
+        if value not in self._constants:
+            self._constants[value] = torch.full((), value, dtype=torch.float32, device=self.layout.home)
+        return self._constants[value]
 
     def _judged_in_pieces(self, given: StepInput, measured: _Measured) -> tuple[Judged, Tensor | None]:
         """Judge with the shapers in between; on the device, with the numbers as one vector."""
@@ -200,13 +222,14 @@ class GuardedOptimizer:
         vector: Tensor | None,
         measured: _Measured,
         watched: Mapping[str, Tensor],
+        settings: SettingsOfStep,
     ) -> StepNumbers:
         rules, notices, named = self.judge.rule_names, self.judge.notice_names, measured.named
         known = {"step": facts.step, "lr": self.lr(facts.lr_factor)}
         if vector is not None:
-            return StepNumbers(Arriving(judged, vector, rules, notices, named, watched, facts.own, **known))
+            return StepNumbers(Arriving(judged, vector, rules, notices, named, watched, facts.own, settings, **known))
         own = {name: float(value) for name, value in facts.own.items()}
-        return StepNumbers(at_hand(judged, rules, notices, named, watched, extra=own, **known))
+        return StepNumbers(at_hand(judged, rules, notices, named, watched, settings, extra=own, **known))
 
     # ---- optimizers that evaluate the loss themselves -------------------------------------------------------------
 
@@ -249,12 +272,13 @@ class GuardedOptimizer:
         if measured is None:
             raise UsageError("the closure left no gradient: it must call `stabilizer.backward(loss)`.")
         states = self.judge.states
-        judged, vector = self._judged_in_pieces(self._given(facts, measured), measured)
+        given, settings = self._given(facts, measured)
+        judged, vector = self._judged_in_pieces(given, measured)
         if judged.factor is not None:
             scale_gradients(measured.views, judged.factor)
         if not first:
             self.judge.states = states
-        return self._numbers(facts, judged, vector, measured, {})
+        return self._numbers(facts, judged, vector, measured, {}, settings)
 
     def parameters_broken(self) -> bool:
         """Whether any parameter has a non-finite entry. Waits for the device."""

@@ -7,6 +7,9 @@ started the run knows that it is not finished.
 
 A terminal and a scheduler send their signal to every process of the run. Data loading workers that it ends are no
 reason to fail in the middle of a step, as torch's own handler would: the run saves what it has.
+
+A loader may wait for a long time, or for ever. While the run does nothing but wait for the next batch, its state is
+whole, and there is no step to finish: the signal ends the waiting with `StopWaiting`, raised from the handler.
 """
 
 from __future__ import annotations
@@ -26,6 +29,10 @@ log = logging.getLogger("surefoot")
 _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 
 
+class StopWaiting(SystemExit):
+    """Raised out of whatever the loader does. Caught by the draw, which saves and exits."""
+
+
 class Interrupts:
     """Remembers that a signal came."""
 
@@ -33,6 +40,17 @@ class Interrupts:
         self._signals = tuple(signals)
         self._process = os.getpid()
         self.received: int | None = None
+        self._waiting = False
+
+    def begin_waiting(self) -> None:
+        """From here on a signal raises `StopWaiting` in the main thread; one that has come already does so at once."""
+        self._waiting = True
+        if self.received is not None:
+            raise StopWaiting(128 + self.received)
+
+    def end_waiting(self) -> None:
+        """There is a batch, or an error: signals are noted again, and no more."""
+        self._waiting = False
 
     @contextmanager
     def heard(self) -> Iterator[None]:
@@ -63,8 +81,12 @@ class Interrupts:
         _let_workers_go()
         # Straight to the descriptor: the handler may have interrupted a `print` or the logger.
         name = signal.Signals(number).name
-        message = f"surefoot: {name}: saving after this step, then exiting. Once more exits at once.\n"
+        when = "" if self._waiting else " after this step"
+        message = f"surefoot: {name}: saving{when}, then exiting. Once more exits at once.\n"
         os.write(2, message.encode())
+        if self._waiting:
+            self._waiting = False
+            raise StopWaiting(128 + number)
 
 
 def _let_workers_go() -> None:

@@ -6,7 +6,6 @@ It works on tensors, without reading one, when steps are decided on the device, 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from surefoot.act.loss_scale import TorchLossScaler
 from surefoot.decide.agreement import agree_and_average
 from surefoot.detect.setback import Setback
 from surefoot.observe.tensors import TensorStatistics, total_norm
-from surefoot.state import choose, grown, leaves, on_device, pack, unpack, with_leaves
+from surefoot.state import choose, grown, leaves, on_device, pack, settings_of, unpack, with_leaves
 from surefoot.types import GradientNorms, Scalar, Signals
 
 if TYPE_CHECKING:
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
     from surefoot.types import Detector
 
 _HEAD = ("loss", "grad_norm", "nonfinite", "clip_factor", "loss_scale")
-_ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")
-"""What differs from one process to the next in how an object prints that has no `repr` of its own."""
+BROKEN_SETTING = "nonfinite-setting"
+"""The reason of a step that is refused for a setting of the optimizer."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,8 @@ class StepInput:
     """The user's own signals."""
     param_norm: Tensor
     """Norm of the parameters, measured now and then."""
+    broken_setting: Scalar
+    """1 if a setting of the optimizer is not finite, else 0; a tensor when steps are decided on the device."""
     positions: Tensor | None = None
     """Where the gradients stand among all parameters, if some have none."""
 
@@ -60,7 +61,7 @@ class Judged:
     skip: Any
     overflow: Any
     flags: tuple[Any, ...]
-    """One per step rule, then one per notice."""
+    """One per step rule, one for the optimizer's settings, then one per notice."""
     loss: Scalar | None
     grad_norm: Scalar
     nonfinite: Scalar
@@ -103,8 +104,8 @@ class Judge:
     ) -> None:
         self.rules, self.setback, self.clipper, self.scaler = rules, setback, clipper, scaler
         self.group = group
-        self.rule_names = tuple(_name_of(rule) for rule in rules.parts) if rules else ()
-        """What the step rules are called, in the order of the flags."""
+        self.rule_names: tuple[str, ...] = ()
+        """What may refuse a step, in the order of the flags: as the verdicts of the last step called themselves."""
         self.notice_names = (*(["setback"] if setback else []), *(["stop"] if group is not None else []))
         """What the flags behind those are called: they refuse nothing, but all ranks learn of them."""
         self.stop_wanted = False
@@ -165,7 +166,7 @@ class Judge:
         divide = self._divide_by(given.divisor)
         statistics = given.statistics if divide is None else given.statistics.rescaled(1 / divide)
         signals = self._signals(given, statistics)
-        skip, overflow, flags = self._verdict(signals)
+        skip, overflow, flags = self._verdict(signals, given.broken_setting > 0)
         seen = statistics
         if reshape is not None and (self._tensors or not skip):  # what is refused is left as it is
             seen, divide = reshape(divide), None
@@ -206,21 +207,23 @@ class Judge:
         loss_now = None if given.loss is None else float(given.loss)
         return Signals(given.step, loss_now, float(total), float(broken), extra=own, param_norm=float(given.param_norm))
 
-    def _verdict(self, signals: Signals) -> tuple[Any, Any, tuple[Any, ...]]:
+    def _verdict(self, signals: Signals, broken_setting: Any) -> tuple[Any, Any, tuple[Any, ...]]:
         """Let the step rules judge, and let the ranks agree: skip, overflow, and a flag per rule and notice."""
         flags: list[Any] = []
         before: tuple[Any, ...] = self.rules_state
+        self.rule_names = (BROKEN_SETTING,)
         if self.rules is not None:
             self.rules_state, verdict = self.rules.update(self.rules_state, signals)
             flags = [part.anomalous for part in verdict.parts]
-        flags, notices, overflow = self._agree(flags, signals)
+            self.rule_names = (*(part.detector for part in verdict.parts), BROKEN_SETTING)
+        flags, notices, overflow = self._agree([*flags, broken_setting], signals)
         skip = overflow
         for flag in flags:
             skip = skip | flag
         # What one rule refused is no baseline for the others: they have not seen it.
         self.rules_state = tuple(
             choose(skip > flag, old, new)  # refused, and not by this one
-            for flag, old, new in zip(flags, before, self.rules_state, strict=True)
+            for flag, old, new in zip(flags[:-1], before, self.rules_state, strict=True)
         )
         return skip, overflow, (*flags, *notices)
 
@@ -279,7 +282,7 @@ class Judge:
     def settings(self) -> dict[str, str]:
         """What the parts are set to, to tell whether a saved state still fits."""
         parts = {"rules": self.rules, "setback": self.setback, "clip": self.clipper, "scaler": self.scaler}
-        return {name: _ADDRESS.sub("", repr(part)) for name, part in parts.items()}
+        return {name: settings_of(part) for name, part in parts.items()}
 
     def state_dict(self, live: bool = False) -> dict[str, Any]:
         """The states of the parts as tensors and plain values; with `live` the tensors are not copied."""
@@ -308,9 +311,3 @@ class Judge:
             self.scale_state = on_device(unpack(self.scaler.init(), state["scaler"]), self._home)
         if isinstance(self.scaler, TorchLossScaler) and state["grad_scaler"] is not None:
             self.scaler.load(state["grad_scaler"])
-
-
-def _name_of(rule: Any) -> str:
-    """The name a rule's verdicts carry, learned by letting a fresh one judge nothing."""
-    _, verdict = rule.update(rule.init(), Signals(0))
-    return str(verdict.detector)

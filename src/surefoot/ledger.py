@@ -7,6 +7,7 @@ and of telling the person.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections import deque
@@ -15,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.detect.combine import Combined, sustained
 from surefoot.detect.spike import Spike
-from surefoot.state import pack, unpack
+from surefoot.detect.users import tolerated
+from surefoot.judge import BROKEN_SETTING
+from surefoot.state import pack, settings_of, unpack
 from surefoot.types import Action, Decision, Incident, Severity, StepRecord, format_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from surefoot.decide.escalation import Escalation
     from surefoot.decide.recovery import TrainingRecovery
@@ -41,6 +44,9 @@ SETBACKS_TOLD = 3
 LOUD_INCIDENTS = 20
 """Incidents of one kind that are logged one by one; later ones are only counted."""
 
+_RETURNS = ("roll_back", "reset_moments", "take_back")
+"""Actions after which the steps taken since count for nothing."""
+
 
 class Ledger:
     """History, alarms and budgets of one run."""
@@ -55,7 +61,7 @@ class Ledger:
         weights_broken: Callable[[], bool],
         agreed: Callable[[bool], bool],
     ) -> None:
-        self._look_back = Combined(checker.look_back, "any") if checker.look_back else None
+        self._look_back = tolerated(Combined(checker.look_back, "any")) if checker.look_back else None
         self._look_back_state = self._look_back.init() if self._look_back else ()
         self.escalation = escalation
         self._escalation_state = escalation.init() if escalation else None
@@ -81,6 +87,33 @@ class Ledger:
         self.by_kind: dict[str, int] = {}
         self.tell: Callable[[Incident], None] = lambda incident: None
         """Who else wants to know of incidents."""
+        self._logs = True
+
+    def ahead(
+        self,
+        records: Iterable[StepRecord],
+        stale_before: float,
+        tell: Callable[[Incident], None] = lambda incident: None,
+    ) -> Ledger:
+        """A copy that has taken in steps whose turn has not come yet, to be looked at.
+
+        The copy logs nothing, and calls `tell` with each new incident. This ledger stays as it is: what the steps call
+        for is done when their turn comes, whether or not somebody has looked. Steps before `stale_before` are only
+        counted, and so are those after a step that calls for a return.
+        """
+        ahead = copy.copy(self)
+        ahead.history, ahead.incidents = self.history.copy(), self.incidents.copy()
+        ahead.counts, ahead.by_kind = dict(self.counts), dict(self.by_kind)
+        ahead._unrest, ahead._own, ahead._active = self._unrest.copy(), dict(self._own), set(self._active)
+        ahead._look_back_state = copy.deepcopy(self._look_back_state)
+        ahead._agreed = lambda flag: flag  # only this rank may be looking
+        ahead.tell, ahead._logs = tell, False
+        for record in records:
+            if record.signals.step < stale_before:
+                ahead.count(record)
+            elif ahead.account(record).action in _RETURNS:
+                stale_before = math.inf
+        return ahead
 
     def account(self, record: StepRecord) -> Decision:
         """Take one step in; returns what is to be done from here on."""
@@ -121,7 +154,7 @@ class Ledger:
         self.by_kind[kind] = seen = self.by_kind.get(kind, 0) + 1
         self.counts["alarms"] += severity != "info"
         self.tell(incident)
-        if severity != "info" and seen <= LOUD_INCIDENTS:
+        if self._logs and severity != "info" and seen <= LOUD_INCIDENTS:
             last = f" (later incidents of kind {kind!r} are counted, not logged)" if seen == LOUD_INCIDENTS else ""
             log.warning("surefoot: %s%s", incident, last)
         return incident
@@ -183,6 +216,8 @@ class Ledger:
         assert self.recovery is not None
         assert self._recovery_state is not None
         step, setback = record.signals.step, "setback" in record.notices
+        if record.reasons == (BROKEN_SETTING,):  # no earlier weights would help
+            return replace(decision, lr_factor=decision.lr_factor * self.recovery.cut(self._recovery_state))
         # Every rank gets here with the same flags, so every rank asks.
         broken = refused and "nonfinite" in record.reasons and self._agreed(self._weights_broken())
         self._recovery_state, advice = self.recovery.update(
@@ -243,6 +278,8 @@ class Ledger:
         counts = signals.layers.nonfinite_counts() if signals.layers else {}
         evidence: dict[str, Any] = {"loss": signals.loss, "grad_norm": signals.grad_norm, "reasons": record.reasons}
         loss = format_number(signals.loss)
+        if record.reasons == (BROKEN_SETTING,):
+            return _explain_settings(record, evidence), evidence
         if stuck:
             evidence["loss_scale"] = signals.loss_scale
             return f"gradients overflow at loss scale {signals.loss_scale:g}, the lowest there is", evidence
@@ -271,11 +308,8 @@ class Ledger:
 
     def settings(self) -> dict[str, str]:
         """What the parts are set to, to tell whether a saved state still fits."""
-        return {
-            "look_back": repr(self._look_back),
-            "escalation": repr(self.escalation),
-            "recovery": repr(self.recovery),
-        }
+        parts = {"look_back": self._look_back, "escalation": self.escalation, "recovery": self.recovery}
+        return {name: settings_of(part) for name, part in parts.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what happens next; the history itself is not part of it."""
@@ -308,6 +342,15 @@ class Ledger:
         self._active = set(state["active"])
         self.counts = dict(state["counts"])
         self.by_kind = dict(state["by_kind"])
+
+
+def _explain_settings(record: StepRecord, evidence: dict[str, Any]) -> str:
+    if not record.settings:
+        return "a setting of another rank's optimizer is not finite"
+    evidence["settings"] = {f"param_groups[{each.group}].{each.key}": each.value for each in record.settings}
+    shown, more = record.settings[:3], len(record.settings) - 3
+    words = ", ".join(map(str, shown)) + (f", and {more} more" if more > 0 else "")
+    return f"{words}: a step with it would break the weights. Look at the schedule, or whatever else sets it"
 
 
 def _times(ratio: float) -> str:

@@ -28,13 +28,14 @@ import torch
 from surefoot.decide.agreement import copies_of_first
 from surefoot.errors import UsageError
 from surefoot.homecoming import NONE, Homecoming
-from surefoot.interrupts import Interrupts
+from surefoot.interrupts import Interrupts, StopWaiting
 from surefoot.keep.buffers import infinite_buffers
 from surefoot.keep.copies import leave_out_copies
 from surefoot.keep.position.data import DataPosition
 from surefoot.keep.restoring import check_fits, load_models, load_moments, load_optimizer
 from surefoot.keep.snapshots import SnapshotRing, TrainedState
 from surefoot.keep.staging import Place, Staged, bytes_of, stage
+from surefoot.record.incidents.streams import QuickStreams
 from surefoot.streams import read_streams, set_streams
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ class Lifeline:
         )
         self._margin = recovery.margin_steps if recovery else None
         self.position = DataPosition()
+        self._quick_streams = QuickStreams() if checkpoints is not None else None
         self.interrupts = Interrupts(checkpoints.signals if checkpoints else ())
         self._waiting: deque[_Waiting] = deque()
         self._streams: dict[str, Any] | None = None
@@ -178,11 +180,38 @@ class Lifeline:
         """All that a step calls for is done."""
         self._drawn, self._stepper = False, threading.get_ident()
 
-    def before_draw(self) -> None:
-        """The next batch is asked for: a moment between two."""
-        if not self._drawn:  # with two loaders side by side, before the first of the two
+    def before_draw(self) -> bool:
+        """The next batch is asked for; returns whether this is a moment between two."""
+        between = not self._drawn  # with two loaders side by side, before the first of the two
+        if between:
             self.stop_here()
         self._drawer, self._drawn = threading.get_ident(), True
+        return between
+
+    def draw(self, batches: Iterator[Any], between: bool) -> Any:
+        """The next batch. The time that it is waited for belongs to the moment before it: a signal is acted upon."""
+        if not (between and self._may_stop_waiting):
+            return next(batches)
+        assert self._quick_streams is not None
+        mark, streams = self.position.mark(), self._quick_streams.note()
+        try:
+            try:
+                self.interrupts.begin_waiting()
+                return next(batches)
+            finally:
+                self.interrupts.end_waiting()
+        except StopWaiting:
+            if self.position.back_to(mark):
+                set_streams(streams.full())
+            self.stop_here()
+            raise
+
+    @property
+    def _may_stop_waiting(self) -> bool:
+        """Whether a signal may end the waiting for a batch: not that of one rank alone, which the others wait for."""
+        if self._quick_streams is None or self._ranks.several or self._stepper not in (None, threading.get_ident()):
+            return False
+        return threading.current_thread() is threading.main_thread() and self.position.can_mark
 
     def stop_here(self) -> None:
         """Save what is due, and stop if asked to, unless this is a thread that draws ahead of the one that trains."""
@@ -218,7 +247,7 @@ class Lifeline:
     def _hand_on(self, waiting: _Waiting, metric_given: bool = False, blocking: bool = False) -> None:
         assert self._checkpoints is not None
         tree, unrest = waiting.staged.tree, waiting.owed.unrest()
-        tree["stabilizer"] = self._parts.own.settle(tree["stabilizer"])
+        self.settle(tree)
         self._checkpoints.save(
             tree,
             waiting.owed.step,
@@ -230,6 +259,13 @@ class Lifeline:
             staged=waiting.staged,
             blocking=blocking,
         )
+
+    def settle(self, tree: dict[str, Any]) -> None:
+        """Wait for the numbers of steps that were still on their way when `gather` gave the tree."""
+        tree["stabilizer"] = self._parts.own.settle(tree["stabilizer"])
+        for name, thing in self._parts.also.items():
+            if hasattr(thing, "_lifeline"):
+                thing._lifeline.settle(tree["also"][name])
 
     def save(self, step: int, unrest: tuple[str, ...], metric: float | None, given: bool = False) -> None:
         """Save now, and come back when it is written."""
@@ -418,9 +454,9 @@ class _Drawn:
         return self
 
     def __next__(self) -> Any:
-        self._lifeline.before_draw()
+        between = self._lifeline.before_draw()
         try:
-            batch = next(self._batches)
+            batch = self._lifeline.draw(self._batches, between)
         except StopIteration:
             self._lifeline.stop_here()  # at the end of the data there may be no step to come
             raise

@@ -13,8 +13,9 @@ from surefoot.types import Layers, Signals, StepRecord
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from surefoot.act.optimizer_settings import SettingsOfStep
     from surefoot.judge import Judged
-    from surefoot.types import NamedParameter, Scalar
+    from surefoot.types import NamedParameter, OptimizerSetting, Scalar
 
 
 class StepNumbers:
@@ -36,13 +37,14 @@ def at_hand(
     notices: Sequence[str],
     named: Sequence[NamedParameter],
     watched: Mapping[str, Tensor],
+    settings: SettingsOfStep,
     **facts: Any,
 ) -> StepRecord:
     """The record of a step that was decided on the host."""
     layers = _layers(named, *judged.statistics, **watched)
     numbers = {name: getattr(judged, name) for name in judged.head}
     signals = Signals(layers=layers, **numbers, **facts)
-    return _record(signals, judged.skip, judged.overflow, rules, notices, judged.flags)
+    return _record(signals, judged.skip, judged.overflow, rules, notices, judged.flags, settings.all_broken(()))
 
 
 class Arriving:
@@ -57,6 +59,7 @@ class Arriving:
         named: Sequence[NamedParameter],
         watched: Mapping[str, Tensor],
         own: Mapping[str, Scalar],
+        settings: SettingsOfStep,
         **facts: Any,
     ) -> None:
         self._head, self._flag_count = judged.head, len(judged.flags)
@@ -64,8 +67,10 @@ class Arriving:
         self._named, self._watched, self._facts = named, tuple(watched), facts
         self._own_floats = {name: value for name, value in own.items() if not isinstance(value, Tensor)}
         self._own_tensors = {name: value for name, value in own.items() if isinstance(value, Tensor)}
+        self._settings = settings
         parts = [vector, *(column.to(vector) for column in watched.values())]
         parts += [value.to(vector).reshape(1) for value in self._own_tensors.values()]
+        parts += [] if settings.values is None else [settings.values.to(vector)]
         self._reading: Reading = begin_reading(vector if len(parts) == 1 else torch.cat(parts))
 
     def record(self) -> StepRecord:
@@ -77,18 +82,26 @@ class Arriving:
         columns, count = 3 + len(self._watched), len(self._named)
         end = scalar_count + columns * count
         table = vector[scalar_count:end].view(columns, count)
-        own = self._own_floats | dict(zip(self._own_tensors, vector[end:].tolist(), strict=True))
+        rest, own_count = vector[end:].tolist(), len(self._own_tensors)
+        own = self._own_floats | dict(zip(self._own_tensors, rest[:own_count], strict=True))
+        settings = self._settings.all_broken(rest[own_count:])
         layers = _layers(self._named, *table[:3], **dict(zip(self._watched, table[3:], strict=True)))
         signals = Signals(layers=layers, **dict(zip(self._head, numbers, strict=True)), extra=own, **self._facts)
-        return _record(signals, skip > 0, overflow > 0, self._rules, self._notices, flags)
+        return _record(signals, skip > 0, overflow > 0, self._rules, self._notices, flags, settings)
 
 
 def _record(
-    signals: Signals, skip: Any, overflow: Any, rules: Sequence[str], notices: Sequence[str], flags: Sequence[Any]
+    signals: Signals,
+    skip: Any,
+    overflow: Any,
+    rules: Sequence[str],
+    notices: Sequence[str],
+    flags: Sequence[Any],
+    settings: tuple[OptimizerSetting, ...],
 ) -> StepRecord:
-    raised = [name for name, flag in zip([*rules, *notices], flags, strict=True) if flag]
-    reasons = tuple(name for name in raised if name in rules)
-    return StepRecord(signals, bool(skip), reasons, bool(overflow), tuple(name for name in raised if name in notices))
+    reasons = tuple(name for name, flag in zip(rules, flags[: len(rules)], strict=True) if flag)
+    raised = tuple(name for name, flag in zip(notices, flags[len(rules) :], strict=True) if flag)
+    return StepRecord(signals, bool(skip), reasons, bool(overflow), raised, settings)
 
 
 def _layers(named: Sequence[NamedParameter], norm: Tensor, largest: Tensor, nonfinite: Tensor, **more: Any) -> Layers:

@@ -27,6 +27,7 @@ from surefoot.decide.escalation import Escalation
 from surefoot.decide.recovery import TrainingRecovery
 from surefoot.detect.checker import StabilityChecker
 from surefoot.detect.combine import Combined
+from surefoot.detect.users import tolerated
 from surefoot.errors import UsageError, require
 from surefoot.gradients import GradientWindow
 from surefoot.guarded import GuardedOptimizer, StepFacts
@@ -150,8 +151,8 @@ class TrainingStabilizer:
         checker = checker or StabilityChecker()
         shapers, clipper = split_clip(clip)
         self._judge = Judge(
-            Combined(checker.step_rules, "any") if checker.step_rules else None,
-            checker.setback if recovery else None,
+            tolerated(Combined(checker.step_rules, "any")) if checker.step_rules else None,
+            tolerated(checker.setback) if recovery and checker.setback else None,
             clipper,
             as_scaler(scaler, precision, self._home),
             count=len(self._layout.parameters),
@@ -198,6 +199,7 @@ class TrainingStabilizer:
         if self.log is not None:
             self._guarded.portraits = Portraits(models)
             self._write_to(Chronicle(self.log, self._guarded.portraits), checkpoints)
+            self.log.before_close(self._aftermath.tell_rest)
 
     def _write_to(self, chronicle: Chronicle, checkpoints: CheckpointManager | None) -> None:
         self._aftermath.tell, self._ledger.tell = chronicle.step, chronicle.incident
@@ -278,7 +280,8 @@ class TrainingStabilizer:
         return self._finish_window() if self._window.close_early() else None
 
     # ---- what happened --------------------------------------------------------------------------------------------
-    # With several processes these are as of `lag_steps` ago, so that a rank may look at them alone.
+    # Looking changes nothing: what a step calls for is done `lag_steps` later, at the same step whether or not anybody
+    # looks. With several processes a rank may look alone.
 
     @property
     def steps(self) -> int:
@@ -288,26 +291,24 @@ class TrainingStabilizer:
     @property
     def incidents(self) -> list[Incident]:
         """What a person should know about, oldest first; the last 200. Waits for numbers still on their way."""
-        self._aftermath.look()
-        return list(self._ledger.incidents)
+        return list(self._aftermath.seen().incidents)
 
     @property
     def history(self) -> list[StepRecord]:
         """The last 1,000 steps, oldest first, the last 100 with their layers. Waits for numbers still on their way."""
-        self._aftermath.look()
-        return list(self._ledger.history)
+        return list(self._aftermath.seen().history)
 
     @property
     def counts(self) -> dict[str, int]:
         """Steps, applied, skipped, clipped, overflows, alarms. Waits for numbers still on their way."""
-        self._aftermath.look()
-        return dict(self._ledger.counts)
+        return dict(self._aftermath.seen().counts)
 
     def summary(self) -> str:
         """A few lines a person can read: counts, the last incidents, the largest gradients of the last step."""
-        lines = [", ".join(f"{count:,} {name}" for name, count in self.counts.items())]
-        lines += [str(incident) for incident in self.incidents[-5:]]
-        layers = self.history[-1].signals.layers if self.history else None
+        seen = self._aftermath.seen()
+        lines = [", ".join(f"{count:,} {name}" for name, count in seen.counts.items())]
+        lines += [str(incident) for incident in list(seen.incidents)[-5:]]
+        layers = seen.history[-1].signals.layers if seen.history else None
         if layers is not None:
             rows = sorted(layers.rows(), key=lambda row: (-row["nonfinite"], -row["grad_norm"]))
             lines += ["", format_table(rows[:10])]

@@ -7,6 +7,7 @@ same part, which knows the types.
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.types import Layers, Signals, StepRecord
+from surefoot.types import Layers, OptimizerSetting, Signals, StepRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")
+"""What differs from one process to the next in how an object prints that has no `repr` of its own."""
+
+
+def settings_of(part: Any) -> str:
+    """What a part is set to, to tell whether a saved state still fits."""
+    return _ADDRESS.sub("", repr(part))
 
 
 def pack(state: Any, live: bool = False) -> Any:
@@ -30,6 +39,8 @@ def pack(state: Any, live: bool = False) -> Any:
         return {key: pack(value, live) for key, value in state._asdict().items()}
     if isinstance(state, (tuple, list)):
         return [pack(value, live) for value in state]
+    if isinstance(state, dict):
+        return {key: pack(value, live) for key, value in state.items()}
     return state
 
 
@@ -42,9 +53,12 @@ def unpack(template: Any, packed: Any) -> Any:
     if hasattr(template, "_asdict"):
         return type(template)(**{key: unpack(value, packed[key]) for key, value in template._asdict().items()})
     if isinstance(packed, list):
+        kind = list if isinstance(template, list) else tuple
         if template and len(template) == len(packed):
-            return tuple(unpack(inner, value) for inner, value in zip(template, packed, strict=True))
-        return tuple(packed)
+            return kind(unpack(inner, value) for inner, value in zip(template, packed, strict=True))
+        return kind(packed)
+    if isinstance(template, dict):
+        return {key: unpack(template.get(key), value) for key, value in packed.items()}
     return packed
 
 
@@ -111,6 +125,7 @@ def pack_record(record: StepRecord) -> dict[str, Any]:
         "reasons": list(record.reasons),
         "overflow": record.overflow,
         "notices": list(record.notices),
+        "settings": [list(setting) for setting in record.settings],
     }
 
 
@@ -121,5 +136,10 @@ def unpack_record(packed: dict[str, Any]) -> StepRecord:
         layers = dict(signals["layers"])
         signals["layers"] = Layers(**layers | {"names": tuple(layers["names"]), "ranks": tuple(layers["ranks"])})
     return StepRecord(
-        Signals(**signals), packed["skipped"], tuple(packed["reasons"]), packed["overflow"], tuple(packed["notices"])
+        Signals(**signals),
+        packed["skipped"],
+        tuple(packed["reasons"]),
+        packed["overflow"],
+        tuple(packed["notices"]),
+        tuple(OptimizerSetting(*setting) for setting in packed.get("settings", ())),
     )

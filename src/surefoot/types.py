@@ -210,6 +210,17 @@ class Incident:
         return f"step {self.step}: {self.kind}: {self.summary} ({_DONE[self.action]})"
 
 
+class OptimizerSetting(NamedTuple):
+    """A setting of an optimizer: which parameter group, which key, which value."""
+
+    group: int
+    key: str
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.key} of parameter group {self.group} is {self.value:g}"
+
+
 @dataclass(frozen=True)
 class StepRecord:
     """One step as the host sees it, once its numbers have arrived."""
@@ -223,6 +234,8 @@ class StepRecord:
     """Whether fp16 gradients overflowed, which costs a step and lowers the loss scale, and is no incident."""
     notices: tuple[str, ...] = ()
     """What all ranks were told about the step beside its verdict: `setback`, `stop`."""
+    settings: tuple[OptimizerSetting, ...] = ()
+    """Settings of the optimizer that are not finite, on this rank: such a step is not applied."""
 
 
 class Outcome:
@@ -283,7 +296,8 @@ class Outcome:
         if self.accumulating:
             return f"Outcome(step={self.step}, accumulating)"
         record = self.record
-        state = f"skipped: {', '.join(record.reasons) or 'overflow'}" if record.skipped else "applied"
+        why = [", ".join(record.reasons) or "overflow", *map(str, record.settings)]
+        state = f"skipped: {', '.join(why)}" if record.skipped else "applied"
         numbers = ", ".join(f"{key}={format_number(record.signals.get(key))}" for key in ("loss", "grad_norm"))
         return f"Outcome(step={self.step}, {state}, {numbers})"
 

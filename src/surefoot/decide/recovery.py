@@ -208,5 +208,9 @@ class TrainingRecovery:
             f"the loss was above what the run had reached in {state.unhealthy} steps, and did not settle between them"
         )
 
+    def cut(self, state: RecoveryState) -> float:
+        """What the learning rate is multiplied by."""
+        return float(self.lr_factor**state.cuts)
+
     def _decision(self, action: Action, state: RecoveryState, reason: str = "", before: int | None = None) -> Decision:
-        return Decision(action, reason, self.lr_factor**state.cuts, before)
+        return Decision(action, reason, self.cut(state), before)

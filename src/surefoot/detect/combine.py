@@ -17,7 +17,7 @@ from surefoot.detect.arrays import library_of
 from surefoot.errors import require
 from surefoot.types import Detector, Severity, Signals, Verdict
 
-_SEVERITIES: tuple[Severity, ...] = ("info", "warning", "error")
+SEVERITIES: tuple[Severity, ...] = ("info", "warning", "error")
 
 
 def require_detector(where: str, part: object) -> None:
@@ -62,7 +62,7 @@ class Combined:
 def _worst(verdicts: tuple[Verdict, ...], known: bool) -> Severity:
     """The worst severity among the verdicts that are anomalous; among all, where that is not known on the host."""
     told = [verdict for verdict in verdicts if verdict.anomalous] if known else []
-    return _SEVERITIES[max(_SEVERITIES.index(verdict.severity) for verdict in told or verdicts)]
+    return SEVERITIES[max(SEVERITIES.index(verdict.severity) for verdict in told or verdicts)]
 
 
 def any_of(*detectors: Detector) -> Combined:

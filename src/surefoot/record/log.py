@@ -104,6 +104,13 @@ class RunLog:
         """Say that something happened."""
         self.take(Event(event, step, summary, time.time(), severity, cause, action, self._part, evidence or {}))
 
+    def before_close(self, tell: Callable[[], None]) -> None:
+        """Call a method before the log is closed: what it has to log is the last that is taken.
+
+        The log does not keep the method's object alive. What the method raises is not raised into training.
+        """
+        self._writer.last_words.append(weakref.WeakMethod(tell))
+
     @property
     def closed(self) -> bool:
         """Whether it takes nothing any more."""

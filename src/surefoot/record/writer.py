@@ -23,6 +23,7 @@ from surefoot.record.messages import Batch, DeviceRow, Event, Histogram, LayerRo
 from surefoot.record.sinks.runner import SinkRunner, close_all
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
@@ -74,6 +75,8 @@ class Writer:
         self.close_at_exit = True
         """Off where whoever opened the log has more to write at the end of the program."""
         self.sources: list[Source] = []
+        self.last_words: list[weakref.WeakMethod[Callable[[], None]]] = []
+        """Called before the log is closed."""
         self._counting = threading.RLock()  # a signal handler may log as well, in the middle of counting
         self._process = os.getpid()
         self._disk = Disk(folder, limits)
@@ -125,10 +128,23 @@ class Writer:
         self._error = self._error or error
         if not self._is_ours() or self._ended.is_set():
             return
+        self._hear_last_words()
         self.end_soon(timeout)
         self._wake.set()
         if threading.current_thread() is not self._thread and not self._ended.wait(timeout):
             log.warning("The run log in %s was not finished within %g s: it may lack its end.", self.folder, timeout)
+
+    def _hear_last_words(self) -> None:
+        callbacks, self.last_words = self.last_words, []
+        for reference in callbacks:
+            callback = reference()
+            try:
+                if callback is not None:
+                    callback()
+            except Exception as error:
+                log.warning(
+                    "The run log in %s lacks its last steps (%s: %s).", self.folder, type(error).__name__, error
+                )
 
     def end_soon(self, timeout: float) -> None:
         """The end of `close`, without the wait. Takes no lock: the garbage collector calls it, wherever it is."""

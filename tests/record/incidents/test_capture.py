@@ -175,7 +175,39 @@ def test_a_disk_that_cannot_be_written_to_costs_one_warning_and_no_step(tmp_path
     with caplog.at_level(logging.WARNING, logger="surefoot"):
         _, stabilizer = capture(tmp_path, "mlp", step=(2, 5), steps=8)
     assert stabilizer.counts["applied"] == 6
-    assert sum("no longer captured" in record.message for record in caplog.records) == 1
+    assert sum("cannot be written" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("decide_on", ["host", "device"])
+def test_incidents_are_captured_again_once_the_disk_works(tmp_path, caplog, decide_on):
+    model = nn.Linear(4, 1)
+    stabilizer = sf.TrainingStabilizer(
+        model, torch.optim.AdamW(model.parameters(), fused=True), incidents=tmp_path, decide_on=decide_on, lag_steps=1
+    )
+    (tmp_path / "incidents").write_text("in the way")
+    for step in range(12):
+        if step == 7:
+            (tmp_path / "incidents").unlink()
+        stabilizer.backward(model(torch.randn(8, 4)).mean() * (math.nan if step in (2, 4, 9) else 1.0))
+        stabilizer.step()
+    assert [folder.name for folder in incidents_in(tmp_path)] == ["000000009"]
+    assert sum("cannot be written" in record.message for record in caplog.records) == 1
+
+
+def test_a_disk_that_goes_on_failing_is_asked_less_and_less_often(tmp_path, caplog):
+    """Every step is refused: the disk is asked at steps 0, 1, 3, 7, 15; it works from step 10 on."""
+    model = nn.Linear(4, 1)
+    stabilizer = sf.TrainingStabilizer(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), incidents=tmp_path, escalation=None
+    )
+    (tmp_path / "incidents").write_text("in the way")
+    for step in range(20):
+        if step == 10:
+            (tmp_path / "incidents").unlink()
+        stabilizer.backward(model(torch.randn(8, 4)).mean() * math.nan)
+        stabilizer.step()
+    assert [folder.name for folder in incidents_in(tmp_path)] == ["000000015"]
+    assert sum("cannot be written" in record.message for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn"])

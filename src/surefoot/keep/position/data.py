@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -125,6 +125,30 @@ class DataPosition:
         self._target = state
         self._waiting = {saved["number"] for saved in state["open"]}
 
+    @property
+    def can_mark(self) -> bool:
+        """Whether a draw that is broken off can be undone. A loader with a state of its own may be in the middle."""
+        return self._target is None and all(each.current.loader["kind"] != "stateful" for each in self._open.values())
+
+    def mark(self) -> Mark:
+        """Where the data are, cheaply, before a batch is drawn that may never come."""
+        passes = [(each.current, each.current.count, each.current.failed) for each in self._open.values()]
+        return Mark(passes, self._generators.read())
+
+    def back_to(self, mark: Mark) -> bool:
+        """The draw was broken off: undo it. What it handed out, if anything, has reached nobody.
+
+        Returns whether all of it is undone. If a pass has ended and the next begun since the mark, the position is
+        before the first batch of that one, and the random numbers drawn for this batch stay drawn.
+        """
+        passes = {id(current): (count, failed) for current, count, failed in mark.passes}
+        for each in self._open.values():
+            each.current.count, each.current.failed = passes.get(id(each.current), (0, 0))
+        same = len(passes) == len(self._open) and all(id(each.current) in passes for each in self._open.values())
+        if same:
+            self._generators.set(mark.generators)
+        return same
+
     # ---- called by the iterators ----------------------------------------------------------------------------------
 
     def left(self, offset: int, length: int) -> int:
@@ -188,6 +212,14 @@ class DataPosition:
         self._generators.put_back()
         if after_positioning is not None:
             after_positioning()
+
+
+class Mark(NamedTuple):
+    """A position between two batches."""
+
+    passes: list[tuple[Pass, int, int]]
+    """Each pass under way, with its batches handed out and failed."""
+    generators: dict[int, Any]
 
 
 class FollowedLoader:

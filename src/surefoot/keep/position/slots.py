@@ -94,9 +94,18 @@ class GeneratorSlots:
         for slot, references in self._slots.bound.items():
             set_generators(_alive(references), self._slots.saved.get(slot, {}))
 
-    def state_dict(self) -> dict[str, Any]:
+    def read(self) -> dict[int, Any]:
         """Where every generator is now; one that is gone is left out."""
-        return self._slots.state_dict({slot: read_generators(_alive(to)) for slot, to in self._slots.bound.items()})
+        return {slot: read_generators(_alive(to)) for slot, to in self._slots.bound.items()}
+
+    def set(self, states: dict[int, Any]) -> None:
+        """Set generators to where they were read."""
+        for slot, state in states.items():
+            set_generators(_alive(self._slots.bound[slot]), state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where every generator is now, and those saved that have not been met again."""
+        return self._slots.state_dict(self.read())
 
 
 class WorkerSlots:
