@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import patience
 
 HERE = Path(__file__).parent
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes are forked")
 def test_a_run_that_is_killed_again_and_again_ends_as_if_it_never_had_been() -> None:
-    done = subprocess.run(
+    done = patience.run(
         [sys.executable, str(HERE.parent / "benchmarks" / "torture.py"), "--kills=12", "--seed=1", "--epochs=5"],
         env={**os.environ, "PYTHONPATH": str(HERE.parent / "src"), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^kills +12$", done.stdout, re.MULTILINE)

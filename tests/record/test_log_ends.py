@@ -2,10 +2,10 @@
 
 import gc
 import threading
-import time
 
 import pytest
 
+from patience import wait_until
 from quiet_log import QuietLog
 from runlogs import run, step_row
 from surefoot import load_run
@@ -27,10 +27,7 @@ def test_a_log_that_nobody_holds_ends_by_itself_and_is_whole(tmp_path):
     critic.take(step_row(1))
     del critic
     gc.collect()
-    until = time.monotonic() + 5
-    while len(writers()) > before and time.monotonic() < until:
-        time.sleep(0.02)
-    assert len(writers()) == before
+    wait_until(lambda: len(writers()) == before)
     tables = load_run(tmp_path)
     assert tables.scalars.num_rows == 2
     assert [event.event for event in tables.events] == ["end"]
