@@ -3,7 +3,7 @@
 Compared bit for bit: what the script printed, how it ended, and at its end every parameter, buffer and optimizer state
 of every module and optimizer it ever made, and the Python, NumPy and torch random streams.
 
-    python benchmarks/bitwise.py [--device cuda] [--jobs 16] [--only PART] [--odd | --zoo] [--json]
+    python benchmarks/bitwise.py [--device cuda] [--jobs 16] [--only PART] [--odd | --zoo] [--json FILE]
 
 Each script runs twice as it is and twice watched. Where the two plain runs agree, the watched ones must agree with
 them; what differs between plain runs (on a GPU, sums whose order is not fixed) is listed and not compared. A difference
@@ -28,6 +28,7 @@ import platform
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
 DEADLINE_SECONDS = 240.0
+GPU = "cuda"
 
 
 def digest_of(value) -> str:
@@ -125,7 +127,7 @@ class Census:
 
 def on_cuda() -> None:
     """What a user might write at the top of a script for the CPU to have it run on the GPU."""
-    torch.set_default_device("cuda")
+    torch.set_default_device(GPU)
     generator, from_numpy, numpy, array = torch.Generator, torch.from_numpy, Tensor.numpy, Tensor.__array__
 
     class Kind(type(generator)):
@@ -135,11 +137,11 @@ def on_cuda() -> None:
     class CudaGenerator(generator, metaclass=Kind):
         """Draws on the GPU unless another device is named."""
 
-        def __new__(cls, device="cuda"):
+        def __new__(cls, device=GPU):
             return generator.__new__(cls, device)
 
     torch.Generator = CudaGenerator
-    torch.from_numpy = lambda values: from_numpy(values).cuda()
+    torch.from_numpy = lambda values: from_numpy(values).to(GPU)
     Tensor.numpy = lambda self, **options: numpy(self.cpu(), **options)
     Tensor.__array__ = lambda self, *dtype: array(self.cpu(), *dtype)
     for kind in (torch.autocast, torch.amp.GradScaler):
@@ -149,9 +151,9 @@ def on_cuda() -> None:
 def _on_the_gpu(kind: type) -> None:
     original = kind.__init__
 
-    def made(self, device_type="cuda", *args, **kwargs):
+    def made(self, device_type=GPU, *args, **kwargs):
         kwargs.pop("device", None)
-        original(self, "cuda", *args, **kwargs)
+        original(self, GPU, *args, **kwargs)
 
     kind.__init__ = made
 
@@ -407,18 +409,25 @@ def scripts(only: str, odd: bool, zoo: bool, seed: int, scratch: Path) -> Iterat
 
 
 def machine(device: str) -> str:
-    """What it ran on. The GPU is asked for its name by a process of its own."""
+    """What it runs on. The GPU is asked for its name by a process of its own; empty if there is none."""
     words = [f"Python {platform.python_version()}", f"torch {torch.__version__}", f"{os.cpu_count()} cores"]
     if device == "cuda":
-        with os.popen(f"{sys.executable} -c 'import torch; print(torch.cuda.get_device_name())' 2>&1") as told:
-            words.insert(0, (told.read().strip().splitlines() or ["no GPU"])[-1])
+        ask = [
+            sys.executable,
+            "-c",
+            f"import torch; torch.ones(1, device={GPU!r}); print(torch.cuda.get_device_name())",
+        ]
+        told = subprocess.run(ask, capture_output=True, text=True)
+        if told.returncode:
+            return ""
+        words.insert(0, told.stdout.strip())
     return ", ".join(words)
 
 
 VERDICTS = ("equal", "differs", "varies", "cannot run")
 
 
-def report(results: list[Result], left_out: int, facts: dict[str, Any]) -> None:
+def report(results: list[Result], facts: dict[str, Any]) -> None:
     """A table by kind of script, then everything that is not plainly equal."""
     kinds: dict[str, list[Result]] = {}
     for result in results:
@@ -435,7 +444,7 @@ def report(results: list[Result], left_out: int, facts: dict[str, Any]) -> None:
             print(f"VARIES {result.name}: {len(result.varying)} of its plain values by themselves ({shown})")
     compared = [result for result in results if result.verdict in ("equal", "differs")]
     equal, unwatched = sum(not each.differences for each in compared), sum(bool(each.unwatched) for each in results)
-    left = f"; {left_out} not run for lack of time" if left_out else ""
+    left = f"; {facts['left_out']} not run for lack of time" if facts["left_out"] else ""
     print(f"{facts['date']}, {facts['machine']}, device {facts['device']}, {facts['jobs']} at a time")
     took = f"{facts['seconds']:.0f} s{left}"
     print(f"bitwise equal: {equal} of {len(compared)} scripts; probes failed in {unwatched}; {took}")
@@ -452,10 +461,12 @@ def main() -> None:
     parser.add_argument("--zoo", action="store_true", help="only the zoo")
     parser.add_argument("--deadline", type=float, default=DEADLINE_SECONDS, help="seconds that one run may take")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no script after so many")
-    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    parser.add_argument("--json", type=Path, help="also write the results into this file")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    facts = {"date": time.strftime("%Y-%m-%d"), "machine": machine(asked.device)}
+    facts: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "machine": machine(asked.device)}
+    if not facts["machine"]:
+        parser.error("no CUDA device here: use `--device cpu`")
     facts |= {"device": asked.device, "jobs": asked.jobs, "times": asked.times}
     began, found, every = time.monotonic(), [], not asked.odd and not asked.zoo
     with tempfile.TemporaryDirectory() as scratch:
@@ -466,13 +477,12 @@ def main() -> None:
             said = [f"DIFFERS {result.name}: {difference}" for difference in result.differences[:6]]
             said += [f"UNWATCHED {result.name}: {probe}: {why}" for probe, why in result.unwatched.items()]
             for line in said:
-                print(line, file=sys.stderr if asked.json else sys.stdout, flush=True)
+                print(line, flush=True)
     found.sort(key=lambda result: result.name)
     facts |= {"seconds": round(time.monotonic() - began, 1), "left_out": len(wanted) - len(found)}
     if asked.json:
-        print(json.dumps({**facts, "results": [asdict(result) for result in found]}, indent=1))
-    else:
-        report(found, len(wanted) - len(found), facts)
+        asked.json.write_text(json.dumps({**facts, "results": [asdict(result) for result in found]}, indent=1))
+    report(found, facts)
     sys.exit(any(result.differences for result in found))
 
 
