@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import patience
+from patience import HANG_SECONDS as HANG_SECONDS
 from surefoot.record.messages import Event, LayerRows, StepRow
 
 if TYPE_CHECKING:

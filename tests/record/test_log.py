@@ -131,7 +131,7 @@ def test_taking_a_message_is_a_handful_of_calls_and_takes_no_lock(tmp_path):
 
 def test_what_does_not_fit_is_dropped_counted_and_told(tmp_path):
     log = QuietLog(tmp_path)
-    log.flush()
+    log.flush(HANG_SECONDS)
     hold = threading.Event()
     log.sample(lambda: hold.wait(HANG_SECONDS) and (), every_seconds=1e9)  # the writer waits here
     wait_until(lambda: log._writer.sources[0].due != 0.0)
@@ -147,7 +147,7 @@ def test_what_does_not_fit_is_dropped_counted_and_told(tmp_path):
 
 def test_an_event_still_fits_when_rows_do_not(tmp_path):
     log = QuietLog(tmp_path)
-    log.flush()
+    log.flush(HANG_SECONDS)
     hold = threading.Event()
     log.sample(lambda: hold.wait(HANG_SECONDS) and (), every_seconds=1e9)  # the writer waits here
     wait_until(lambda: log._writer.sources[0].due != 0.0)
@@ -163,7 +163,7 @@ def test_an_event_still_fits_when_rows_do_not(tmp_path):
 def test_layers_that_wait_are_bounded_by_their_rows(tmp_path, monkeypatch):
     monkeypatch.setattr("surefoot.record.log.WAITING_LAYER_ROWS", 1000)
     log = QuietLog(tmp_path)
-    log.flush()
+    log.flush(HANG_SECONDS)
     for step in range(12):
         log.take(layer_rows(step, layers=100))
     taken = 12 - log.dropped
@@ -226,7 +226,7 @@ def test_a_source_is_asked_now_and_then_and_one_that_raises_no_more(tmp_path, ca
     log.sample(lambda: asked.append(1) or [DeviceRow(float(len(asked)), "host")], every_seconds=0.0)
     log.sample(lambda: 1 / 0, every_seconds=0.0)
     for _ in range(3):
-        log.flush()
+        log.flush(HANG_SECONDS)
     log.close()
     assert load_run(tmp_path).device.num_rows == len(asked) >= 3
     assert len(warnings(caplog)) == 1
@@ -274,7 +274,7 @@ def test_a_fork_neither_writes_nor_waits(tmp_path):
     code = """
     log = RunLog(sys.argv[1])
     log.take(step_row(0))
-    log.flush()
+    log.flush(HANG_SECONDS)
     log.take(step_row(1))
     if (child := os.fork()) == 0:
         log.take(step_row(2))
@@ -324,5 +324,5 @@ def test_sources_are_asked_once_more_at_the_end(tmp_path, monkeypatch):
     asked = []
     with surefoot.RunLog(tmp_path / "run", device_seconds=None) as log:
         log.sample(lambda: asked.append(1) or [DeviceRow(float(len(asked)), "host")], every_seconds=1e9)
-        log.flush()
+        log.flush(HANG_SECONDS)
     assert surefoot.load_run(tmp_path / "run").device.num_rows == len(asked) == 2

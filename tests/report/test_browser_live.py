@@ -6,6 +6,7 @@ import pytest
 
 import report_runs
 import surefoot
+from patience import HANG_SECONDS
 from surefoot.record.messages import StepRow
 from surefoot.report.serve import LiveServer
 
@@ -29,7 +30,7 @@ def write(log, first, last):
         log.take(
             StepRow(step=step, time=report_runs.BEGAN + step, loss=3.0 / (1 + step / 50), grad_norm=1.0 + step % 3)
         )
-    log.flush()
+    log.flush(HANG_SECONDS)
 
 
 def test_the_page_moves_as_the_run_writes_and_keeps_the_zoom(open_page, serving, tmp_path):
@@ -49,7 +50,7 @@ def test_the_page_moves_as_the_run_writes_and_keeps_the_zoom(open_page, serving,
         page.wait_for_function(f"() => ({LAST})() === 299")
         assert page.evaluate("surefoot.view.now") == [50, 80]  # who has zoomed stays
         log.event("skip", 250, "Step 250 was left out.", severity="warning", cause="nonfinite")
-        log.flush()
+        log.flush(HANG_SECONDS)
         page.wait_for_selector('#told [data-kind="skip"]')
     report_runs.describe(tmp_path / "run", exit_code=0)
     page.wait_for_function("() => document.getElementById('live').textContent === 'finished'")

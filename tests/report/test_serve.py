@@ -162,13 +162,13 @@ def test_a_page_is_sent_only_what_changed_since_it_last_asked(tmp_path):
     with surefoot.RunLog(tmp_path) as log:
         log.take(StepRow(step=0, time=0.0, loss=2.0))
         log.take(StepRow(step=1, time=1.0, loss=1.5))
-        log.flush()
+        log.flush(patience.HANG_SECONDS)
         first = _after_a_while(run, waiting["cursor"])
         assert set(first["sections"]) >= {"head", "charts"}
         assert "maps" not in first["sections"]
         assert json.loads(run.news(first["cursor"]))["sections"] == {}
         log.take(StepRow(step=2, time=2.0, loss=1.0))
-        log.flush()
+        log.flush(patience.HANG_SECONDS)
         second = _after_a_while(run, first["cursor"])
         assert second["sections"]["charts"][0]["series"][0]["x"] == [0, 1, 2]
         assert "findings" not in second["sections"]

@@ -1,9 +1,7 @@
 """Real trouble: processes killed while writing, full disks, vanished and read-only folders, damaged files."""
 
 import logging
-import os
 import shutil
-import sys
 import textwrap
 import threading
 
@@ -13,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import patience
+from forked import Forked
 from surefoot import CheckpointError, CheckpointManager, UsageError
 from surefoot.keep.checkpoint.storage import MANIFEST, STATE, TENSORS, verify
 from surefoot.keep.staging import Staged
@@ -30,12 +29,21 @@ def warnings(caplog):
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
-def run(code, *arguments, **options):
-    """A real process of its own, with the parts that every script below needs."""
-    head = "import os, sys, signal, random, time, logging, torch\nfrom pathlib import Path\n"
-    head += "from surefoot import CheckpointManager\nlogging.basicConfig(level='INFO')\ntorch.set_num_threads(1)\n"
-    script = [sys.executable, "-c", head + textwrap.dedent(code), *map(str, arguments)]
-    return patience.run(script, **options)
+HEAD = """
+import os, sys, signal, random, time, logging, torch
+from pathlib import Path
+from surefoot import CheckpointManager
+logging.basicConfig(level='INFO')
+torch.set_num_threads(1)
+"""
+
+
+@pytest.fixture(scope="module")
+def run():
+    """Runs a script in a real process of its own, with the parts that every script below needs."""
+    forked = Forked()
+    yield lambda code, *arguments: forked(HEAD + textwrap.dedent(code), *arguments)
+    forked.close()
 
 
 # ---- killed ---------------------------------------------------------------------------------------------------------
@@ -90,7 +98,7 @@ print("cut short", cut_short, "reached", loaded.step)
 """
 
 
-def test_a_process_killed_twenty_times_while_writing_never_leaves_a_corrupt_checkpoint(tmp_path):
+def test_a_process_killed_twenty_times_while_writing_never_leaves_a_corrupt_checkpoint(run, tmp_path):
     done = run(KILLED, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
@@ -99,7 +107,7 @@ def test_a_process_killed_twenty_times_while_writing_never_leaves_a_corrupt_chec
     assert reached >= 10
 
 
-def test_a_script_that_ends_waits_for_its_last_checkpoint_and_one_more_at_exit(tmp_path):
+def test_a_script_that_ends_waits_for_its_last_checkpoint_and_one_more_at_exit(run, tmp_path):
     code = """
     import atexit
     at_exit, last = (CheckpointManager(folder) for folder in sys.argv[1:])
@@ -112,7 +120,7 @@ def test_a_script_that_ends_waits_for_its_last_checkpoint_and_one_more_at_exit(t
         assert CheckpointManager(tmp_path / name).load().tree["w"].sum() == 2_000_000
 
 
-def test_after_a_fork_the_copy_refuses_to_save_and_does_not_hang(tmp_path):
+def test_after_a_fork_the_copy_refuses_to_save_and_does_not_hang(run, tmp_path):
     code = """
     from surefoot import UsageError
     manager = CheckpointManager(sys.argv[1])
@@ -134,7 +142,7 @@ def test_after_a_fork_the_copy_refuses_to_save_and_does_not_hang(tmp_path):
 # ---- no place to write ----------------------------------------------------------------------------------------------
 
 
-def test_a_disk_that_is_full_costs_one_warning_and_no_checkpoint(tmp_path):
+def test_a_disk_that_is_full_costs_one_warning_and_no_checkpoint(run, tmp_path):
     code = """
     import resource
     manager = CheckpointManager(sys.argv[1], every_steps=1)
@@ -158,7 +166,7 @@ def test_a_disk_that_is_full_costs_one_warning_and_no_checkpoint(tmp_path):
     assert "step 5 is on the disk" in told[1]
 
 
-def test_a_read_only_folder_costs_one_warning_and_no_checkpoint(tmp_path):
+def test_a_read_only_folder_costs_one_warning_and_no_checkpoint(run, tmp_path):
     code = """
     import permissions
     folder = Path(sys.argv[1])
@@ -171,7 +179,7 @@ def test_a_read_only_folder_costs_one_warning_and_no_checkpoint(tmp_path):
     assert manager.due(4) and manager.load().step == 1
     (folder / "checkpoints").chmod(0o755)
     """
-    done = run(code, tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+    done = run(code, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("WARNING") == 1
     assert "Permission denied" in done.stderr

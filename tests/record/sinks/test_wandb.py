@@ -164,7 +164,10 @@ def test_a_run_of_the_users_own_is_not_touched(tmp_path):
 SCRIPT = """
 import sys, time
 import surefoot as sf
+import surefoot.record.log
+import surefoot.record.writer
 from surefoot.record.messages import StepRow
+surefoot.record.log.EXIT_SECONDS = surefoot.record.writer.SINK_SECONDS = 1e6  # W&B takes its time on a busy machine
 log = sf.RunLog(sys.argv[1] + "/log", sinks=[sf.WandbSink(dir=sys.argv[1])])
 for number in range(20):
     log.take(StepRow(number, time.time(), loss=1.0))
