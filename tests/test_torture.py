@@ -12,12 +12,13 @@ import pytest
 import patience
 
 HERE = Path(__file__).parent
+UNHURRIED = ["--minutes=1000"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes are forked")
 def test_a_run_that_is_killed_again_and_again_ends_as_if_it_never_had_been() -> None:
     done = patience.run(
-        [sys.executable, str(HERE.parent / "benchmarks" / "torture.py"), "--kills=12", "--seed=1", "--epochs=5"],
+        [sys.executable, HERE.parent / "benchmarks" / "torture.py", "--kills=12", "--seed=1", "--epochs=5", *UNHURRIED],
         env={**os.environ, "PYTHONPATH": str(HERE.parent / "src"), "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
