@@ -5,8 +5,9 @@
 A small network with dropout and batch norm is trained with AdamW, a warm-up and cosine schedule, a shuffling loader and
 two microbatches a step, and saves every few steps. One process after another does so; each is ended with SIGKILL at a
 random moment, and the next goes on from what it finds on the disk. A part of the kills is aimed: the parent watches for
-the hidden folder that a checkpoint is written in, and kills then. What such a kill has hit is told by what it left
-behind. Whenever the run reaches its end, it is compared, and begun anew in another folder.
+the hidden folder that a checkpoint is written in, stops the process then, and kills it if the folder is still there.
+What such a kill has hit is told by what it left behind. Whenever the run reaches its end, it is compared, and begun
+anew in another folder.
 
 Importing torch takes seconds, so this process imports it, starts no thread, and forks every life. What is killed is a
 real process with its files, its threads and its page cache; the machine itself stays up, so a power cut is not tried.
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 EVERY, ROWS, BATCH = 5, 264, 8
 WIDTH = 192
 AIMED = 0.55
-"""The share of kills that are aimed at a checkpoint being written. Not all of them hit."""
+"""The share of kills that are aimed at a checkpoint being written."""
 STEP = struct.Struct("<iid")
 """What a life notes of each step: its number, whether a checkpoint was being written, its loss."""
 
@@ -264,6 +265,12 @@ def listed(place: Path) -> list[str]:
         return []
 
 
+def _stop(child: int) -> bool:
+    """Have it stand still, so that it cannot finish before it is killed; `False` if it came to its end before."""
+    os.kill(child, signal.SIGSTOP)
+    return os.waitid(os.P_PID, child, os.WSTOPPED | os.WEXITED | os.WNOWAIT).si_code == os.CLD_STOPPED
+
+
 class Killer:
     """Lets a life live for a while."""
 
@@ -285,14 +292,17 @@ class Killer:
             return False
         self._start_seconds += 0.1 * (time.monotonic() - began - self._start_seconds)
         first = STEP.size * self._chance.randrange(3 * EVERY)
-        if not self._until(child, lambda: book.trace.stat().st_size > first and bool(hidden(place))):
-            return False
-        seen = time.monotonic()
-        share = self._chance.random()
-        alive = self._until(child, lambda: time.monotonic() - seen > share * self._write_seconds or not hidden(place))
-        if not hidden(place):  # it was too quick
-            self._write_seconds += 0.1 * (time.monotonic() - seen - self._write_seconds)
-        return alive
+        while self._until(child, lambda: book.trace.stat().st_size > first and bool(hidden(place))):
+            seen = time.monotonic()
+            due = seen + self._chance.random() * self._write_seconds
+            self._until(child, lambda due=due: time.monotonic() > due or not hidden(place))
+            if not _stop(child):
+                return False
+            if hidden(place):
+                return True
+            self._write_seconds += 0.1 * (time.monotonic() - seen - self._write_seconds)  # it was too quick
+            os.kill(child, signal.SIGCONT)
+        return False
 
     def _until(self, child: int, reached: Callable[[], bool]) -> bool:
         while not reached():

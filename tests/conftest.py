@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 
 from watched import Nursery
+
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:  # the tests of the GPU run without it: see CONTRIBUTING.md
+    settings = None
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,14 +25,15 @@ if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # as under `nohup`: the programs that tests interrupt would be deaf
     signal.signal(signal.SIGINT, signal.default_int_handler)
-settings.register_profile(
-    "surefoot",
-    derandomize=True,
-    deadline=None,
-    max_examples=30,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile("surefoot")
+if settings is not None:
+    settings.register_profile(
+        "surefoot",
+        derandomize=True,
+        deadline=None,
+        max_examples=30,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("surefoot")
 
 
 @pytest.fixture(scope="session")

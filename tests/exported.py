@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from nonfinite_faults import FAULTS
 
+import patience
 import surefoot
 
 if TYPE_CHECKING:
@@ -56,6 +56,6 @@ def export(name: str, folder: Path, **settings: Any) -> surefoot.Reproduction:
 def run_alone(*scripts: Path) -> dict[Path, tuple[Any, str]]:
     """What each script exits with (0, or a sentence) and prints, in a process that has torch alone."""
     command = [sys.executable, "-I", "-c", _RUN_ALL, *map(str, scripts)]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    told = patience.run(command, check=True).stdout
     answers = json.loads(told.splitlines()[-1])
     return {script: tuple(answers[str(script)]) for script in scripts}

@@ -1,9 +1,10 @@
 """A program that imports torch once and forks a training process for every line it is given.
 
-    {"kind": "plain", "folder": "...", "out": "..."}
+    {"kind": "plain", "folder": "...", "out": "...", "seed": 0, "held": false}
 
 Each child leads a process group of its own, writes what it prints to `out`, and leaves as a Python program does. The
-parent answers with its number at once, and with its exit status when it has ended.
+parent answers with its number at once, and with its exit status when it has ended. A child that is `held` does not end
+before a file says that its signal was sent, however late that is.
 """
 
 from __future__ import annotations
@@ -25,10 +26,21 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import surefoot as sf
-from resumed import BATCH, Run, data, seed_all, shuffled
+from resumed import BATCH, PASS, Run, data, seed_all, shuffled
 from surefoot.streams import read_streams
 
 EPOCHS = 4
+HOLD_BATCH = EPOCHS * PASS - 5
+"""The batch that a child which is held waits at."""
+SENT = ".sent"
+"""Ends the name of the file beside its output that lets it go."""
+held_by: list[Path] = []
+
+
+def wait_for_the_signal() -> None:
+    """Returns when the signal has been sent, or at once in a child that is not held."""
+    while held_by and not held_by[0].exists():
+        time.sleep(0.005)
 
 
 class Slow(Run):
@@ -36,6 +48,7 @@ class Slow(Run):
 
     def __init__(self, folder: Path, **parts: Any) -> None:
         self.average: Any = None
+        self.taken = 0
         schedule = {"epochs": EPOCHS, "scheduler": lambda o: sf.warmup_cosine(o, 5, 30)}
         super().__init__(folder, also=Slow.averaged, **schedule, **parts)
 
@@ -48,6 +61,10 @@ class Slow(Run):
         time.sleep(0.02)
         self.average.update_parameters(self.model)
         print("batch", flush=True)
+        self.taken += 1
+        if self.taken == HOLD_BATCH:
+            print("held", flush=True)
+            wait_for_the_signal()
 
     def tell(self) -> None:
         tensors = [*self.model.state_dict().values(), *self.average.state_dict().values(), read_streams()["torch"]]
@@ -91,6 +108,8 @@ def epochs(folder: Path) -> None:
         for _ in range(10):
             time.sleep(0.02)
             run.model(torch.randn(4, 6))
+        if run.taken == 2 * PASS:
+            wait_for_the_signal()
     run.tell()
 
 
@@ -100,12 +119,17 @@ def long_step(folder: Path) -> None:
         run.step(batch)
         if run.stabilizer.steps == 3:
             print("asleep", flush=True)
-            time.sleep(60)
+            time.sleep(1e6)
 
 
 def own_handler(folder: Path) -> None:
     signal.signal(signal.SIGTERM, lambda *_: print("mine", flush=True))
     plain(folder)
+
+
+def begin_and_sleep(begun: Any) -> None:
+    begun.set()
+    time.sleep(1e6)
 
 
 def with_child(folder: Path) -> None:
@@ -114,11 +138,13 @@ def with_child(folder: Path) -> None:
     for batch in run.batches():
         run.step(batch)
         if run.stabilizer.steps == 3:
-            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+            context = multiprocessing.get_context("fork")
+            begun = context.Event()
+            child = context.Process(target=begin_and_sleep, args=(begun,))
             child.start()
-            time.sleep(0.2)
+            begun.wait()
             child.terminate()
-            child.join(10)
+            child.join()
             print("child", child.exitcode, flush=True)
             child.kill()
 
@@ -184,6 +210,8 @@ def serve() -> None:
             os.dup2(out, 2)
             signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever started the tests may ignore it
             seed_all(int(command["seed"]))
+            if command["held"]:
+                held_by.append(Path(command["out"] + SENT))
             KINDS[command["kind"]](Path(command["folder"]))
             return
         print(child, flush=True)

@@ -1,14 +1,16 @@
 """Starts scenarios on several ranks: real processes over gloo, forked from a server that has torch loaded already.
 
-Many short lives are quick that way. A deadlock is a failure: whoever has not ended in time is killed.
+Many short lives are quick that way. A deadlock is a failure: whoever hangs is ended, and shows its stacks.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 import time
 import traceback
@@ -18,10 +20,10 @@ import torch
 import torch._dynamo  # torch imports it at the first optimizer step: once is enough
 import torch.distributed as dist
 
+from patience import HANG_SECONDS
+
 if TYPE_CHECKING:
     from pathlib import Path
-
-TIMEOUT_S = 60
 
 
 class Ranks:
@@ -58,18 +60,19 @@ class Ranks:
 
 
 def end_of(processes: list[Any]) -> list[int]:
-    """Wait for the ranks, and give their exit status. Those that do not end are killed, which their status shows."""
-    deadline = time.monotonic() + TIMEOUT_S
+    """Wait for the ranks, and give their exit status. Those that hang are aborted, which their status shows."""
+    deadline = time.monotonic() + HANG_SECONDS
     for process in processes:
         process.join(max(deadline - time.monotonic(), 0.1))
         if process.is_alive():
-            process.kill()
+            os.kill(process.pid, signal.SIGABRT)
             process.join()
     return [process.exitcode for process in processes]
 
 
 def enter(play: Any, rank: int, count: int, store: Path, folder: Path, settings: dict[str, Any]) -> None:
     """One rank: joins the others, plays, and leaves what it says in a file."""
+    faulthandler.enable()
     torch.set_num_threads(1)
     logging.basicConfig(filename=folder / f"log-{rank}", level=logging.INFO)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)

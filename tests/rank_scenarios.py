@@ -73,11 +73,15 @@ def summary(model: nn.Module, optimizer: Any) -> dict[str, Any]:
 
 # ---- runs that are stopped and started again --------------------------------------------------------------------
 
+SLOW_STEPS = 15
+"""Where a slow run waits until the signals have been sent."""
+
 
 def train(
     rank: int, folder: Path, kind: str = "ddp", at: int = -1, what: str = "", who: int = -1, slow: float = 0
 ) -> dict[str, Any]:
-    """A run of 24 steps; at one of them something happens to one rank, or to all."""
+    """A run of 24 steps; at one of them something happens to one rank, or to all. A slow one waits for signals."""
+    checkpoints = sf.CheckpointManager(folder, every_steps=5)
     random.seed(rank)
     np.random.seed(rank)
     model = built(kind)
@@ -87,7 +91,7 @@ def train(
         model,
         optimizer,
         scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 7),
-        checkpoints=sf.CheckpointManager(folder, every_steps=5),
+        checkpoints=checkpoints,
         recovery=sf.TrainingRecovery(every_steps=5),
     )
     sampler = DistributedSampler(rows(), shuffle=True, seed=3)
@@ -104,8 +108,12 @@ def train(
                 happen(what, rank, folder)
             stabilizer.backward(loss)
             stabilizer.step()
+            if what:
+                checkpoints.wait()  # what happens next finds it on the disk, however slow that is
             (folder / f"at-{rank}").write_text(str(stabilizer.steps))
             time.sleep(slow)
+            while slow and stabilizer.steps >= SLOW_STEPS and not (folder / "sent").exists():
+                time.sleep(slow)  # signals are on their way
     return {**summary(model, optimizer), "first": first, "seen": seen, "steps": stabilizer.steps}
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional as F
 
+import patience
 import surefoot as sf
 from captured import MODELS
+
+if TYPE_CHECKING:
+    import subprocess
 
 
 def _built(name: str) -> tuple[Any, Any, Any, Any]:
@@ -98,4 +101,4 @@ def write_script(folder: Path) -> Path:
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(Path(sf.__file__).parent.parent), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return patience.run(command, cwd=folder, env=environment)

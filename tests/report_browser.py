@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from patience import HANG_SECONDS
+
 
 class Opened:
     """A page, with everything it said and asked for."""
 
     def __init__(self, page: Any) -> None:
         self.page = page
+        page.set_default_timeout(1000 * HANG_SECONDS)
         self.said: list[str] = []
         self.asked: list[str] = []
         page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
@@ -19,7 +22,7 @@ class Opened:
 
     def go(self, url: str) -> Any:
         self.page.goto(url)
-        self.page.wait_for_selector("html[data-drawn]", state="attached", timeout=20_000)
+        self.page.wait_for_selector("html[data-drawn]", state="attached")
         # A plot is laid out and drawn in a microtask after it is made.
         self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         return self.page

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+import patience
+from patience import HANG_SECONDS as HANG_SECONDS
 from surefoot.record.messages import Event, LayerRows, StepRow
+
+if TYPE_CHECKING:
+    import subprocess
 
 SOURCE = Path(__file__).parents[1] / "src"
 HEAD = """
@@ -49,7 +54,7 @@ def run(code: str, *arguments: object, **options: object) -> subprocess.Complete
     """A real process of its own."""
     environment = {"PYTHONPATH": f"{SOURCE}:{Path(__file__).parent}", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
     script = [sys.executable, "-W", "error", "-c", HEAD + textwrap.dedent(code), *map(str, arguments)]
-    return subprocess.run(script, capture_output=True, text=True, timeout=120, check=False, env=environment, **options)
+    return patience.run(script, env=environment, **options)
 
 
 def warnings(caplog) -> list[str]:

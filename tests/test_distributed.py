@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from distributed_scenarios import SCENARIOS
+from patience import HANG_SECONDS, start
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
 
@@ -19,17 +21,14 @@ pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_avai
 def played(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     script = Path(__file__).with_name("distributed_scenarios.py")
-    ranks = [
-        subprocess.Popen([sys.executable, str(script), str(rank), str(folder)], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
+    ranks = [start([sys.executable, script, rank, folder], stderr=subprocess.PIPE) for rank in range(2)]
     errors = []
     for rank in ranks:
         try:
-            errors.append(rank.communicate(timeout=120)[1])
+            errors.append(rank.communicate(timeout=HANG_SECONDS)[1])
         except subprocess.TimeoutExpired:
-            rank.kill()
-            errors.append("timed out\n" + rank.communicate()[1])
+            rank.send_signal(signal.SIGABRT)
+            errors.append("it hangs\n" + rank.communicate()[1])
     results = []
     for rank in range(2):
         file = folder / f"rank{rank}.json"

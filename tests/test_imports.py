@@ -1,12 +1,12 @@
 """Who may import whom, and what importing surefoot costs."""
 
 import ast
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import patience
 import surefoot
 
 ROOT = Path(surefoot.__file__).parent
@@ -66,7 +66,7 @@ def test_an_import_of_another_stage_would_be_found(line):
 def modules_after(statement):
     """The top-level modules that are loaded in a fresh interpreter after a statement."""
     code = f"import sys; {statement}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    found = patience.run([sys.executable, "-c", code], check=True)
     return set(found.stdout.split())
 
 
@@ -95,4 +95,4 @@ def test_the_stub_for_type_checkers_names_what_the_package_exports():
 def test_help_does_not_import_torch():
     code = "import sys; from typer.testing import CliRunner; from surefoot.cli import app; "
     code += "assert CliRunner().invoke(app, ['--help']).exit_code == 0; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    patience.run([sys.executable, "-c", code], check=True)

@@ -17,11 +17,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from patience import HANG_SECONDS, ended
+
 if TYPE_CHECKING:
     from surefoot.diagnose.findings import Diagnosis, Finding
 
 SOURCE = str(Path(__file__).parents[1] / "src")
-LIMIT_SECONDS = 60
 
 CLASSES = """
 import torch
@@ -181,7 +182,7 @@ class Nursery:
             assert self._process.stdin is not None
             assert self._process.stdout is not None
             self._process.stdin.close()
-            self._process.wait(timeout=30)
+            ended(self._process)
             self._process.stdout.close()
         self._scratch.cleanup()
 
@@ -220,6 +221,7 @@ def _serve() -> None:
 
 def _run_here(folder: str, arguments: list[str]) -> None:
     """In the child: `surefoot ARGUMENTS`, or the script as `surefoot run --out run train.py` would."""
+    import faulthandler
     import signal
 
     import torch
@@ -227,10 +229,11 @@ def _run_here(folder: str, arguments: list[str]) -> None:
     from surefoot.launch import voice
 
     leave, code = os._exit, 0
-    signal.alarm(LIMIT_SECONDS)
     os.chdir(folder)
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+    faulthandler.register(signal.SIGALRM, file=2, chain=True)  # one that hangs shows where, and ends
+    signal.alarm(int(HANG_SECONDS))
     sys.stdin = open(os.devnull)  # noqa: SIM115 (it lives as long as the child)
     voice._stream = sys.stderr
     torch.set_num_threads(1)

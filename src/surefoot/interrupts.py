@@ -23,9 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from types import FrameType
 
 log = logging.getLogger("surefoot")
 
+_HAND_OVER = ("multiprocessing.reduction", "multiprocessing.resource_sharer", "torch.multiprocessing.reductions")
+"""Where tensors of a worker are received."""
 _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 
 
@@ -69,7 +72,7 @@ class Interrupts:
                 if signal.getsignal(number) == self._note:
                     signal.signal(number, handler)
 
-    def _note(self, number: int, frame: object) -> None:
+    def _note(self, number: int, frame: FrameType | None) -> None:
         forked = os.getpid() != self._process  # a child that has these handlers with the rest of its memory
         if self.received is not None or (forked and number == signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
@@ -81,12 +84,27 @@ class Interrupts:
         _let_workers_go()
         # Straight to the descriptor: the handler may have interrupted a `print` or the logger.
         name = signal.Signals(number).name
-        when = "" if self._waiting else " after this step"
+        stops_now = self._waiting and not _is_receiving(frame)
+        when = "" if stops_now else " after this step"
         message = f"surefoot: {name}: saving{when}, then exiting. Once more exits at once.\n"
         os.write(2, message.encode())
-        if self._waiting:
+        if stops_now:
             self._waiting = False
             raise StopWaiting(128 + number)
+
+
+def _is_receiving(frame: FrameType | None) -> bool:
+    """Whether a worker is handing over a batch right now.
+
+    To leave in the middle of that would make the worker fail on its side of the connection. The batch is about to
+    arrive, so the run stops after the step with it.
+    """
+    while frame is not None:
+        name = frame.f_globals.get("__name__")
+        if name in _HAND_OVER or (name == "multiprocessing.connection" and "recv" in frame.f_code.co_name):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _let_workers_go() -> None:

@@ -4,23 +4,21 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import patience
+
 STEPS = 180  # as few as it takes
 
 
 def demo(folder, *arguments):
-    return subprocess.run(
+    return patience.run(
         [sys.executable, "-m", "surefoot", "demo", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "COLUMNS": "100"},
-        capture_output=True,
-        text=True,
-        timeout=900,
     )
 
 

@@ -1,17 +1,15 @@
 """`surefoot explain` as a user types it: a real process."""
 
-import subprocess
 import sys
 
 import pytest
 
+import patience
 from surefoot.diagnose.catalogue import CATALOGUE
 
 
 def explain(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "surefoot", "explain", *arguments], capture_output=True, text=True, timeout=120
-    )
+    return patience.run([sys.executable, "-m", "surefoot", "explain", *arguments])
 
 
 def flat(text):
@@ -55,4 +53,4 @@ def test_nonsense_is_refused_without_a_guess():
 def test_explaining_does_not_import_torch(arguments):
     code = "import sys; from typer.testing import CliRunner; from surefoot.cli import app; "
     code += f"CliRunner().invoke(app, {['explain', *arguments]!r}); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    patience.run([sys.executable, "-c", code], check=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import time
 
 import pytest
 import torch
 
+import patience
 from surefoot.observe.device import DeviceMonitor
 
 pytestmark = [
@@ -45,23 +44,20 @@ def test_the_driver_tells_the_rest_in_the_units_of_the_log():
     monitor.close()
 
 
-def test_reading_never_waits_for_the_device_and_is_quick():
+def test_reading_never_waits_for_the_device():
     torch.ones(1, device="cuda")
     monitor = DeviceMonitor()
     card(monitor)
-    times = []
+    is_idle = torch.cuda.Event()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        torch.cuda._sleep(4_000_000_000)  # seconds of work that a wait would have to sit through
-        for _ in range(20):
-            start = time.perf_counter()
-            card(monitor)
-            times.append(time.perf_counter() - start)
+        torch.cuda._sleep(10_000_000_000)  # seconds of work that a wait would have to sit through
+        is_idle.record()
+        card(monitor)
+        assert not is_idle.query()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    print(f"\na reading of host and card: median {sorted(times)[10] * 1e3:.2f} ms")
-    assert sorted(times)[10] < 50e-3
 
 
 def test_a_process_that_does_not_use_cuda_is_not_made_to():
@@ -69,4 +65,4 @@ def test_a_process_that_does_not_use_cuda_is_not_made_to():
         "import torch; from surefoot.observe.device import DeviceMonitor; "
         "assert [r.source for r in DeviceMonitor().read()] == ['host']; assert not torch.cuda.is_initialized()"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    patience.run([sys.executable, "-c", code], check=True)

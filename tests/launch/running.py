@@ -1,9 +1,10 @@
 """A script under `python` and under `surefoot run`, in real processes."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
+
+import patience
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 ENVIRONMENT = {
@@ -22,15 +23,12 @@ def surefoot(folder, *arguments, **options):
     return _run([sys.executable, "-m", "surefoot", "run", "--out", "run", *arguments], folder, **options)
 
 
-def _run(command, folder, environment=None, given="", timeout=300):
-    return subprocess.run(
+def _run(command, folder, environment=None, given=""):
+    return patience.run(
         command,
         cwd=folder,
         env={**ENVIRONMENT, **(environment or {})},
         input=given,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
     )
 
 

@@ -2,7 +2,6 @@
 
 import math
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -11,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import surefoot
+from counted import calls
+from patience import HANG_SECONDS, wait_until
 from quiet_log import QuietLog
 from runlogs import event, layer_rows, run, step_row, warnings
 from surefoot import load_run
@@ -120,27 +121,20 @@ def test_a_part_shares_the_log_and_names_what_it_takes(tmp_path):
     assert run.events[0].part == "critic"
 
 
-def test_taking_a_message_costs_about_a_microsecond(tmp_path):
+def test_taking_a_message_is_a_handful_of_calls_and_takes_no_lock(tmp_path):
     row = step_row(1)
-    with QuietLog(tmp_path) as log:
-        quickest = math.inf
-        for _ in range(30):
-            log.flush()
-            began = time.perf_counter()
-            for _ in range(1000):
-                log.take(row)
-            quickest = min(quickest, (time.perf_counter() - began) / 1000)
-    assert quickest < 2e-6
+    with QuietLog(tmp_path) as log, calls() as made:
+        log.take(row)
+    assert made[: made.index("append") + 1] == ["take", "len", "append"]
     assert log.dropped == 0
 
 
 def test_what_does_not_fit_is_dropped_counted_and_told(tmp_path):
     log = QuietLog(tmp_path)
-    log.flush()
+    log.flush(HANG_SECONDS)
     hold = threading.Event()
-    log.sample(lambda: hold.wait(20) and (), every_seconds=1e9)  # the writer waits here
-    while log._writer.sources[0].due == 0.0:
-        time.sleep(0.01)
+    log.sample(lambda: hold.wait(HANG_SECONDS) and (), every_seconds=1e9)  # the writer waits here
+    wait_until(lambda: log._writer.sources[0].due != 0.0)
     for step in range(WAITING_MESSAGES + 500):
         log.take(step_row(step))
     assert log.dropped == 500
@@ -153,11 +147,10 @@ def test_what_does_not_fit_is_dropped_counted_and_told(tmp_path):
 
 def test_an_event_still_fits_when_rows_do_not(tmp_path):
     log = QuietLog(tmp_path)
-    log.flush()
+    log.flush(HANG_SECONDS)
     hold = threading.Event()
-    log.sample(lambda: hold.wait(20) and (), every_seconds=1e9)  # the writer waits here
-    while log._writer.sources[0].due == 0.0:
-        time.sleep(0.01)
+    log.sample(lambda: hold.wait(HANG_SECONDS) and (), every_seconds=1e9)  # the writer waits here
+    wait_until(lambda: log._writer.sources[0].due != 0.0)
     for step in range(WAITING_MESSAGES + 1):
         log.take(step_row(step))
     for step in range(WAITING_EVENTS + 1):
@@ -170,7 +163,7 @@ def test_an_event_still_fits_when_rows_do_not(tmp_path):
 def test_layers_that_wait_are_bounded_by_their_rows(tmp_path, monkeypatch):
     monkeypatch.setattr("surefoot.record.log.WAITING_LAYER_ROWS", 1000)
     log = QuietLog(tmp_path)
-    log.flush()
+    log.flush(HANG_SECONDS)
     for step in range(12):
         log.take(layer_rows(step, layers=100))
     taken = 12 - log.dropped
@@ -233,7 +226,7 @@ def test_a_source_is_asked_now_and_then_and_one_that_raises_no_more(tmp_path, ca
     log.sample(lambda: asked.append(1) or [DeviceRow(float(len(asked)), "host")], every_seconds=0.0)
     log.sample(lambda: 1 / 0, every_seconds=0.0)
     for _ in range(3):
-        log.flush()
+        log.flush(HANG_SECONDS)
     log.close()
     assert load_run(tmp_path).device.num_rows == len(asked) >= 3
     assert len(warnings(caplog)) == 1
@@ -281,14 +274,12 @@ def test_a_fork_neither_writes_nor_waits(tmp_path):
     code = """
     log = RunLog(sys.argv[1])
     log.take(step_row(0))
-    log.flush()
+    log.flush(HANG_SECONDS)
     log.take(step_row(1))
     if (child := os.fork()) == 0:
-        began = time.monotonic()
         log.take(step_row(2))
-        assert not log.flush(5)
-        log.close()
-        assert time.monotonic() - began < 2
+        assert not log.flush(1e6)
+        log.close(1e6)
         sys.exit(0)  # runs what is registered for the end of the program, which must not write
     assert os.waitpid(child, 0)[1] == 0
     log.take(step_row(3))
@@ -303,15 +294,14 @@ def test_a_sink_that_hangs_cannot_hold_the_end_of_the_program(tmp_path):
     import surefoot.record.log as module
     module.EXIT_SECONDS = 1.0
     class Hangs:
-        def write(self, batch): time.sleep(60)
+        def write(self, batch): time.sleep(1e6)
         def close(self): pass
     log = RunLog(sys.argv[1], sinks=[Hangs()])
     log.take(step_row(1))
     """
-    began = time.monotonic()
     done = run(code, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - began < 20
+    assert "Hangs did not finish in time and is left behind" in done.stderr
     assert load_run(tmp_path).scalars.num_rows == 1
 
 
@@ -329,10 +319,10 @@ def test_the_columns_of_an_empty_run_are_there(tmp_path):
     assert surefoot.RunTables is type(run)
 
 
-def test_sources_are_asked_once_more_at_the_end(tmp_path):
+def test_sources_are_asked_once_more_at_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("surefoot.record.writer.LAST_READING_SECONDS", 0.0)
     asked = []
     with surefoot.RunLog(tmp_path / "run", device_seconds=None) as log:
         log.sample(lambda: asked.append(1) or [DeviceRow(float(len(asked)), "host")], every_seconds=1e9)
-        log.flush()
-        time.sleep(0.6)
+        log.flush(HANG_SECONDS)
     assert surefoot.load_run(tmp_path / "run").device.num_rows == len(asked) == 2

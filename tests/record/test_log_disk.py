@@ -1,11 +1,10 @@
 """Disks that fail: training goes on, one warning says so, and what can be kept is kept."""
 
-import os
 import shutil
-from pathlib import Path
 
 import pytest
 
+from patience import HANG_SECONDS
 from quiet_log import QuietLog
 from runlogs import event, layer_rows, run, step_row, warnings
 from surefoot import load_run
@@ -25,7 +24,7 @@ def test_a_disk_that_is_full_costs_one_warning_and_the_rows_of_that_time(tmp_pat
     log = RunLog(folder, device_seconds=None)
     for step in range(100):
         log.take(step_row(step))
-    assert log.flush()
+    assert log.flush(HANG_SECONDS)
     full = max(path.stat().st_size for path in (folder / "telemetry").iterdir())
     resource.setrlimit(resource.RLIMIT_FSIZE, (full, resource.RLIM_INFINITY))
     for step in range(100, 200):
@@ -34,14 +33,14 @@ def test_a_disk_that_is_full_costs_one_warning_and_the_rows_of_that_time(tmp_pat
         if step % 10 == 0:
             log.event("spike", step, "a spike " + "x" * 2000)
         if step % 20 == 0:
-            assert not log.flush()
+            assert not log.flush(HANG_SECONDS)
     assert log.dropped
     before = load_run(folder)
     assert before.scalars["step"].to_pylist()[:100] == list(range(100)), "what was there stays"
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     for step in range(200, 300):
         log.take(step_row(step))
-    assert log.flush()
+    assert log.flush(HANG_SECONDS)
     """
     done = run(code, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -60,32 +59,26 @@ def test_a_read_only_folder_costs_one_warning(tmp_path):
     code = """
     import surefoot.record.writer as writer
     writer.RETRY_SECONDS = 0.01
+    import permissions
     folder = Path(sys.argv[1])
-    if os.getuid() == 0:
-        os.chown(folder, 65534, 65534)
-        os.setgid(65534)
-        os.setuid(65534)
+    RunLog(folder / "before", device_seconds=None).close()  # imports all that a log needs
+    permissions.obey()
     folder.chmod(0o555)
     log = RunLog(folder / "run", device_seconds=None)
     for step in range(5):
         log.take(step_row(step))
-        assert not log.flush()
+        assert not log.flush(HANG_SECONDS)
     assert log.dropped == 5
     folder.chmod(0o755)
     log.take(step_row(5))
-    assert log.flush()
+    assert log.flush(HANG_SECONDS)
     """
-    home = Path("/tmp") / f"surefoot-read-only-{os.getpid()}"  # pytest's own folders are closed to others
-    home.mkdir()
-    try:
-        done = run(code, home)
-        assert done.returncode == 0, done.stderr
-        assert done.stderr.count("WARNING") == 1
-        assert "Permission denied" in done.stderr
-        assert load_run(home / "run").scalars["step"].to_pylist() == [5]
-        assert load_run(home / "run").dropped == 5
-    finally:
-        shutil.rmtree(home)
+    done = run(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("WARNING") == 1
+    assert "Permission denied" in done.stderr
+    assert load_run(tmp_path / "run").scalars["step"].to_pylist() == [5]
+    assert load_run(tmp_path / "run").dropped == 5
 
 
 @pytest.mark.parametrize("what", ["run", "run/telemetry"])
@@ -93,12 +86,12 @@ def test_a_folder_that_vanishes_is_begun_anew_and_that_is_said(tmp_path, caplog,
     log = QuietLog(tmp_path / "run")
     for step in (1, 2):
         log.take(step_row(step))
-        assert log.flush()
+        assert log.flush(HANG_SECONDS)
     shutil.rmtree(tmp_path / what)
     for step in (3, 4):
         log.take(step_row(step))
         log.take(event(step))
-        assert log.flush()
+        assert log.flush(HANG_SECONDS)
     log.close()
     tables = load_run(tmp_path / "run")
     assert tables.scalars["step"].to_pylist() == [3, 4]
@@ -113,12 +106,12 @@ def test_a_file_in_the_folders_place_costs_one_warning_until_it_is_gone(tmp_path
     for step in range(3):
         log.take(step_row(step))
         log.take(layer_rows(step))
-        assert not log.flush()
+        assert not log.flush(HANG_SECONDS)
     assert len(warnings(caplog)) == 1
     assert (tmp_path / "run").read_text() == "mine"
     (tmp_path / "run").unlink()
     log.take(step_row(3))
-    assert log.flush()
+    assert log.flush(HANG_SECONDS)
     log.close()
     assert load_run(tmp_path / "run").scalars["step"].to_pylist() == [3]
     assert log.dropped == 6
@@ -135,7 +128,7 @@ def test_trying_again_and_again_leaves_nothing_behind(tmp_path):
         log.take(step_row(step))
         log.take(layer_rows(step))
         log.event("spike", step, "a spike")
-        assert not log.flush()
+        assert not log.flush(HANG_SECONDS)
     left = [path.name for path in Path(sys.argv[1]).rglob("*") if path.is_file()]
     assert len(left) <= 2, left
     """

@@ -2,10 +2,10 @@
 
 import gc
 import threading
-import time
 
 import pytest
 
+from patience import HANG_SECONDS, wait_until
 from quiet_log import QuietLog
 from runlogs import run, step_row
 from surefoot import load_run
@@ -22,15 +22,12 @@ def test_a_log_that_nobody_holds_ends_by_itself_and_is_whole(tmp_path):
     del log
     gc.collect()
     critic.take(step_row(0))
-    assert critic.flush()
+    assert critic.flush(HANG_SECONDS)
     assert len(writers()) == before + 1, "a part still writes into it"
     critic.take(step_row(1))
     del critic
     gc.collect()
-    until = time.monotonic() + 5
-    while len(writers()) > before and time.monotonic() < until:
-        time.sleep(0.02)
-    assert len(writers()) == before
+    wait_until(lambda: len(writers()) == before)
     tables = load_run(tmp_path)
     assert tables.scalars.num_rows == 2
     assert [event.event for event in tables.events] == ["end"]
@@ -78,7 +75,7 @@ def test_where_there_is_no_thread_training_goes_on_without_a_log(tmp_path):
         def close(self): ...
     log = RunLog(sys.argv[1], sinks=[Sink()])
     log.take(step_row(0))
-    print(log.dropped, log.closed, log.flush())
+    print(log.dropped, log.closed, log.flush(HANG_SECONDS))
     log.close()
     """
     done = run(code, tmp_path)

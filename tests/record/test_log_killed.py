@@ -24,8 +24,13 @@ def killed_at_a_random_moment(folder, step, limits):
         finally:
             os._exit(1)
     os.close(writer)
-    said = os.read(reader, 65536)
-    time.sleep(random.uniform(0.0, 0.1))
+    said, reached = b"", step - 1
+    while reached < step + LEAST:
+        more = os.read(reader, 65536)
+        assert more, "the child has ended by itself"
+        said += more
+        reached = max([int(line) for line in said.split(b"\\n")[:-1]], default=step - 1)
+    time.sleep(random.uniform(0.0, 0.05))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     while more := os.read(reader, 65536):
@@ -34,7 +39,7 @@ def killed_at_a_random_moment(folder, step, limits):
     return max([int(word) for word in said.split() if word.isdigit()], default=step - 1)
 
 home, sizes = Path(sys.argv[1]), sys.argv[2]
-BURST = 30 if sizes == "usual" else 300
+BURST, LEAST = (30, 20) if sizes == "usual" else (300, 500)
 limits = LogLimits() if sizes == "usual" else LogLimits(scalars_bytes=1 << 18, layers_bytes=1 << 19)
 torn = thinned = reached = 0
 for attempt in range(int(sys.argv[3])):

@@ -10,7 +10,7 @@ def test_a_script_that_closes_every_descriptor_keeps_its_own_files_and_most_of_i
     log = RunLog(sys.argv[1])
     for step in range(100):
         log.take(step_row(step))
-    log.flush()
+    log.flush(HANG_SECONDS)
     os.closerange(3, 256)
     mine = [os.open(f"{sys.argv[2]}/{i}", os.O_RDWR | os.O_CREAT) for i in range(40)]
     for number in mine:
@@ -18,7 +18,7 @@ def test_a_script_that_closes_every_descriptor_keeps_its_own_files_and_most_of_i
     for step in range(100, 200):
         log.take(step_row(step))
         if step % 20 == 0:
-            log.flush()
+            log.flush(HANG_SECONDS)
     log.close()
     for number in mine:
         os.write(number, b" still")

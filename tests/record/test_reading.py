@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from patience import HANG_SECONDS
 from quiet_log import QuietLog
 from runlogs import event, layer_rows, loss_at, step_row
 from surefoot import UsageError, load_run
@@ -105,7 +106,7 @@ def test_of_a_step_that_is_logged_twice_the_last_counts(tmp_path):
         for loss in (1.0, 2.0, 3.0):
             log.take(step_row(1, loss=loss))
             log.take(LayerRows(1, ["fc"], {"grad_norm": [loss]}))
-            log.flush()
+            log.flush(HANG_SECONDS)
     run = load_run(tmp_path)
     assert run.scalars["loss"].to_pylist() == run.layers["grad_norm"].to_pylist() == [3.0]
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from screen import Screen
 
+from patience import HANG_SECONDS, ended
+
 SOURCE = Path(__file__).parents[2] / "src"
 TAKE_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
 """The first line of a script here: the terminal on its stdin is the one that Ctrl-C comes from."""
@@ -51,20 +53,20 @@ class InTerminal:
     def resize(self, columns, lines):
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
-    def read_until(self, condition, seconds=90):
+    def read_until(self, condition):
         """Read until the screen is as wanted."""
-        until = time.monotonic() + seconds
+        until = time.monotonic() + HANG_SECONDS
         while not condition(self.screen):
             assert time.monotonic() < until, "the screen shows\n" + "\n".join(self.screen.rows)
             assert self._read(0.2), "the terminal was closed; it showed\n" + "\n".join(self.screen.rows)
 
-    def read_to_end(self, seconds=90):
+    def read_to_end(self):
         """Read until every process has let go of the terminal: the exit status."""
-        until = time.monotonic() + seconds
+        until = time.monotonic() + HANG_SECONDS
         while self._read(0.2):
             assert time.monotonic() < until, "the screen shows\n" + "\n".join(self.screen.rows)
         self.screen.feed(self._pending)
-        return self.process.wait(seconds)
+        return ended(self.process)
 
     def _read(self, seconds):
         if not select.select([self._master], [], [], seconds)[0]:

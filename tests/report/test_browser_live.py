@@ -6,6 +6,7 @@ import pytest
 
 import report_runs
 import surefoot
+from patience import HANG_SECONDS
 from surefoot.record.messages import StepRow
 from surefoot.report.serve import LiveServer
 
@@ -29,7 +30,7 @@ def write(log, first, last):
         log.take(
             StepRow(step=step, time=report_runs.BEGAN + step, loss=3.0 / (1 + step / 50), grad_norm=1.0 + step % 3)
         )
-    log.flush()
+    log.flush(HANG_SECONDS)
 
 
 def test_the_page_moves_as_the_run_writes_and_keeps_the_zoom(open_page, serving, tmp_path):
@@ -38,21 +39,21 @@ def test_the_page_moves_as_the_run_writes_and_keeps_the_zoom(open_page, serving,
     assert page.title() == "Waiting: no run here yet · run"
     with surefoot.RunLog(tmp_path / "run") as log:
         write(log, 0, 100)
-        page.wait_for_function(f"() => ({LAST})() === 99", timeout=15_000)
+        page.wait_for_function(f"() => ({LAST})() === 99")
         assert page.title().startswith("Running: step 99")
         assert page.evaluate("surefoot.view.now") == [0, 99]
         write(log, 100, 200)
-        page.wait_for_function(f"() => ({LAST})() === 199", timeout=15_000)
+        page.wait_for_function(f"() => ({LAST})() === 199")
         assert page.evaluate("surefoot.view.now") == [0, 199]  # who has not zoomed goes along
         page.evaluate("surefoot.zoomTo(50, 80)")
         write(log, 200, 300)
-        page.wait_for_function(f"() => ({LAST})() === 299", timeout=15_000)
+        page.wait_for_function(f"() => ({LAST})() === 299")
         assert page.evaluate("surefoot.view.now") == [50, 80]  # who has zoomed stays
         log.event("skip", 250, "Step 250 was left out.", severity="warning", cause="nonfinite")
-        log.flush()
-        page.wait_for_selector('#told [data-kind="skip"]', timeout=15_000)
+        log.flush(HANG_SECONDS)
+        page.wait_for_selector('#told [data-kind="skip"]')
     report_runs.describe(tmp_path / "run", exit_code=0)
-    page.wait_for_function("() => document.getElementById('live').textContent === 'finished'", timeout=15_000)
+    page.wait_for_function("() => document.getElementById('live').textContent === 'finished'")
     assert opened.said == []
     assert all(url.startswith(serving.url) for url in opened.asked)
     assert {url.removeprefix(serving.url).split("?")[0] for url in opened.asked} <= {"", "data"}
@@ -67,7 +68,7 @@ def test_a_server_that_is_gone_is_told(open_page, tmp_path):
     server.shutdown()
     server.server_close()
     thread.join()
-    page.wait_for_selector(".live.gone", timeout=15_000)
+    page.wait_for_selector(".live.gone")
     assert page.title().startswith("Server gone")
 
 

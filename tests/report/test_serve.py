@@ -10,10 +10,10 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
+import patience
 import report_runs
 import surefoot
 from surefoot.record.messages import StepRow
@@ -33,7 +33,7 @@ def server(tmp_path_factory):
 
 
 def ask(server, path="/", method="GET", **headers):
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=patience.HANG_SECONDS)
     connection.putrequest(method, path, skip_host=True)
     for name, value in {"Host": f"127.0.0.1:{server.port}", **headers}.items():
         connection.putheader(name.replace("_", "-"), value)
@@ -114,7 +114,7 @@ def test_its_own_names_are_answered(server, host):
 
 def test_two_hosts_or_none_are_refused(server):
     for lines in (b"", b"Host: 127.0.0.1:%d\r\nHost: evil.example\r\n" % server.port):
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as wire:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=patience.HANG_SECONDS) as wire:
             wire.sendall(b"GET /data HTTP/1.1\r\n" + lines + b"\r\n")
             assert b" 403 " in wire.makefile("rb").readline()
 
@@ -162,13 +162,13 @@ def test_a_page_is_sent_only_what_changed_since_it_last_asked(tmp_path):
     with surefoot.RunLog(tmp_path) as log:
         log.take(StepRow(step=0, time=0.0, loss=2.0))
         log.take(StepRow(step=1, time=1.0, loss=1.5))
-        log.flush()
+        log.flush(patience.HANG_SECONDS)
         first = _after_a_while(run, waiting["cursor"])
         assert set(first["sections"]) >= {"head", "charts"}
         assert "maps" not in first["sections"]
         assert json.loads(run.news(first["cursor"]))["sections"] == {}
         log.take(StepRow(step=2, time=2.0, loss=1.0))
-        log.flush()
+        log.flush(patience.HANG_SECONDS)
         second = _after_a_while(run, first["cursor"])
         assert second["sections"]["charts"][0]["series"][0]["x"] == [0, 1, 2]
         assert "findings" not in second["sections"]
@@ -177,12 +177,14 @@ def test_a_page_is_sent_only_what_changed_since_it_last_asked(tmp_path):
 
 
 def _after_a_while(run, cursor):
-    for _ in range(100):
-        found = json.loads(run.news(cursor))
-        if found["sections"].get("charts"):
-            return found
-        time.sleep(0.05)
-    raise AssertionError("the rows never arrived")
+    found = {}
+
+    def arrived():
+        found.update(json.loads(run.news(cursor)))
+        return found["sections"].get("charts")
+
+    patience.wait_until(arrived, lambda: "the rows never arrived")
+    return found
 
 
 def test_a_port_in_use_is_one_line_and_exit_code_two(server, tmp_path):
@@ -199,12 +201,12 @@ def test_it_says_where_it_is_waits_for_a_run_and_ends_quietly(tmp_path):
         address = process.stderr.readline()
         port = int(address.split("127.0.0.1:")[1].split("/")[0])
         assert "warning" in process.stderr.readline()  # anybody in the network may read it
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=patience.HANG_SECONDS)
         connection.request("GET", "/data")
         assert json.load(connection.getresponse())["sections"]["head"]["headline"] == "no run here yet"
         connection.close()
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=20)[1].strip() == ""
+        assert process.communicate(timeout=patience.HANG_SECONDS)[1].strip() == ""
         assert process.returncode == 0
     finally:
         process.kill()
@@ -225,4 +227,4 @@ def test_report_prints_the_path_of_the_page(tmp_path):
 def _surefoot(*arguments):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "surefoot", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    return patience.run(command, env=environment)

@@ -4,6 +4,7 @@ import pytest
 
 import report_runs
 import surefoot
+from patience import HANG_SECONDS
 from surefoot.record.messages import Event, StepRow
 from surefoot.report.diagnosis import findings_of, steps_of, verdict_of
 from surefoot.report.live import LiveRun
@@ -46,7 +47,7 @@ def test_of_a_flood_everything_is_counted(tmp_path):
         for step in range(12_345):
             log.event("skip", step, "left out", severity="warning", cause="nonfinite")
             if step % 500 == 0:
-                log.flush()
+                log.flush(HANG_SECONDS)
         log.take(StepRow(step=0, time=0.0, loss=1.0))
     source = read_source(tmp_path)
     assert len(source.events) < 5_000

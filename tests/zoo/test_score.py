@@ -1,11 +1,11 @@
 """The scoreboard counts what it says it counts, and a kept run is scored again without running."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 
+import patience
 from surefoot.errors import UsageError
 from surefoot.zoo import Specimen, find, specimens
 from surefoot.zoo.score import Result, as_json, folder_of, recorded, run_all, summary
@@ -56,7 +56,7 @@ def test_top_one_and_top_three_are_shares_of_the_faulty_runs():
 def test_a_real_run_is_kept_and_scored_again_without_running(tmp_path):
     scripts = a_zoo(tmp_path / "zoo", testing__healthy__line=SCRIPT, tuning__healthy__crash="raise SystemExit(3)")
     done = []
-    results = run_all(scripts, [100], 1, keep=tmp_path / "kept", timeout_s=120, done=done.append)
+    results = run_all(scripts, [100], 1, keep=tmp_path / "kept", timeout_s=patience.HANG_SECONDS, done=done.append)
     assert [result.name for result in results] == ["testing/healthy/line:100", "tuning/healthy/crash:100"]
     assert len(done) == 2
     assert [result.exit_code for result in results] == [0, 3]
@@ -105,7 +105,7 @@ def test_a_part_of_a_name_is_enough_if_only_one_script_has_it(tmp_path):
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_two(arguments, words):
-    result = subprocess.run([sys.executable, "-m", "surefoot", *arguments], capture_output=True, text=True)
+    result = patience.run([sys.executable, "-m", "surefoot", *arguments])
     assert (result.returncode, result.stdout) == (2, "")
     assert words in result.stderr
     assert len(result.stderr.splitlines()) == 1

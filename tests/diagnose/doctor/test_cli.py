@@ -80,7 +80,7 @@ def test_a_plain_script_is_watched_instead(folder, doctor):
     script = "import torch\nscores = torch.randn(4, 3, requires_grad=True)\n"
     script += "torch.nn.functional.cross_entropy(scores, torch.arange(4)).backward()\n"
     (folder / "plain.py").write_text(script)
-    code, out, _ = doctor("plain.py")
+    code, out, _ = doctor("plain.py", "--seconds", "100000")  # it ends by itself
     assert code == 1
     assert "data.label-out-of-range" in out
 

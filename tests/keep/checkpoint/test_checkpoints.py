@@ -8,7 +8,6 @@ import pickle
 import shutil
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import patience
 import surefoot as sf
 from surefoot import CheckpointError, CheckpointManager, SettingError, UsageError
 from surefoot.keep.checkpoint.storage import TENSORS
@@ -43,7 +43,7 @@ class Slow(Staged):
     gate = None
 
     def wait(self):
-        self.gate.wait(20)
+        assert self.gate.wait(patience.HANG_SECONDS)
 
 
 def slow(tree):
@@ -169,10 +169,13 @@ def test_a_resumed_run_does_not_save_at_once_again(tmp_path):
     assert [step for step in range(57, 62) if manager.due(step)] == [60, 61]
 
 
-def test_minutes_count_too(tmp_path):
-    manager = CheckpointManager(tmp_path, every_steps=None, every_minutes=0.001)
+def test_minutes_count_too(tmp_path, monkeypatch):
+    clock = patience.Clock()
+    monkeypatch.setattr("surefoot.keep.checkpoint.due.time", clock)
+    manager = CheckpointManager(tmp_path, every_steps=None, every_minutes=2)
+    clock.now += 119
     assert not manager.due(1)
-    time.sleep(0.07)
+    clock.now += 1
     assert manager.due(1)
     saved(manager, 1)
     assert not manager.due(2)

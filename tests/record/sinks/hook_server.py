@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from sink_batches import event, step
 
+from patience import HANG_SECONDS
 from surefoot.record.messages import Batch
 
 SECRET = "T000-B000-verysecret"
@@ -26,7 +27,7 @@ class Server:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                outer.delay.wait(20)
+                outer.delay.wait(HANG_SECONDS)
                 status, headers = outer.answers.pop(0) if outer.answers else (200, {})
                 outer.paths.append(self.path)
                 if status == 200:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -14,6 +13,7 @@ import pytest
 import torch
 from sink_batches import healthy, strange
 
+import patience
 import surefoot as sf
 from surefoot.errors import SettingError, UsageError
 from surefoot.record.messages import Batch, Sink
@@ -104,7 +104,7 @@ except surefoot.UsageError as error:
 else:
     raise SystemExit('no error')
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    patience.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 
 import pytest
 import wandb
 from sink_batches import INF, NAN, event, healthy, histogram, step
 from wandb.proto import wandb_internal_pb2
 
+import patience
 import surefoot as sf
 from surefoot.record.bins import COUNT, EDGES
 from surefoot.record.messages import Batch
@@ -27,13 +27,14 @@ FULL, LAST = 1, 4
 def records(folder):
     """The records of the one offline run under `folder`, once W&B's helper process has written the last of them."""
     (path,) = folder.glob("wandb/offline-run-*/*.wandb")
-    until = time.monotonic() + 30
-    while True:
-        found = list(framed(path.read_bytes()))
-        if any(record.WhichOneof("record_type") == "exit" for record in found):
-            return found
-        assert time.monotonic() < until, "the run never ended"
-        time.sleep(0.05)
+    found = []
+
+    def is_over():
+        found[:] = framed(path.read_bytes())
+        return any(record.WhichOneof("record_type") == "exit" for record in found)
+
+    patience.wait_until(is_over, lambda: "the run never ended")
+    return found
 
 
 def framed(data):
@@ -163,7 +164,10 @@ def test_a_run_of_the_users_own_is_not_touched(tmp_path):
 SCRIPT = """
 import sys, time
 import surefoot as sf
+import surefoot.record.log
+import surefoot.record.writer
 from surefoot.record.messages import StepRow
+surefoot.record.log.EXIT_SECONDS = surefoot.record.writer.SINK_SECONDS = 1e6  # W&B takes its time on a busy machine
 log = sf.RunLog(sys.argv[1] + "/log", sinks=[sf.WandbSink(dir=sys.argv[1])])
 for number in range(20):
     log.take(StepRow(number, time.time(), loss=1.0))
@@ -178,7 +182,7 @@ def test_offline_nothing_reaches_the_network_and_the_last_rows_are_in_at_exit(tm
             monkeypatch.setenv(name, address)
         monkeypatch.delenv("NO_PROXY")
         monkeypatch.setenv("WANDB_MODE", "offline")
-        subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], check=True, timeout=60, stdin=subprocess.DEVNULL)
+        patience.run([sys.executable, "-c", SCRIPT, tmp_path], check=True, stdin=subprocess.DEVNULL)
         with pytest.raises(TimeoutError):
             server.accept()
     assert [number for number, _ in curve(tmp_path, "loss")] == list(range(20))
@@ -189,6 +193,6 @@ def test_without_credentials_it_says_so_and_asks_for_nothing(tmp_path, monkeypat
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     code = "import surefoot as sf\ntry: sf.WandbSink()\nexcept sf.UsageError as error: print(error)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = patience.run([sys.executable, "-c", code], check=True)
     assert "wandb login" in done.stdout
     assert "mode=" in done.stdout
