@@ -106,6 +106,17 @@ class Derived(Adam):
         return super().step(closure)
 
 
+def has_fused(make):
+    """Whether this torch has a fused kernel of an optimizer for the device."""
+    tensor = torch.zeros(1, device=DEVICE, requires_grad=True)
+    tensor.grad = torch.zeros_like(tensor)
+    try:
+        make([tensor], fused=True).step()
+    except RuntimeError:
+        return False
+    return True
+
+
 def torchs_own():
     """Every optimizer of torch, in every implementation that the device has."""
     kinds = ["Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
@@ -115,7 +126,7 @@ def torchs_own():
         options |= {"momentum": 0.9} if kind in ("SGD", "RMSprop") else {}
         yield kind, make, options | {"foreach": False}
         yield f"{kind} foreach", make, options | {"foreach": True}
-        if kind in ("Adam", "AdamW", "SGD", "Adagrad"):
+        if kind in ("Adam", "AdamW", "SGD") or (kind == "Adagrad" and has_fused(make)):
             yield f"{kind} fused", make, options | {"fused": True}
         if CUDA and kind not in ("SGD", "Adagrad"):
             yield f"{kind} capturable", make, options | {"capturable": True}

@@ -13,7 +13,7 @@ from surefoot.diagnose.run import FEWEST_LOSSES
 if TYPE_CHECKING:
     from surefoot.diagnose.run import Run
 
-_NO_EVIDENCE = frozenset({"run log", "incidents", "saving", "guard", "replicas", "crash"})
+_NO_EVIDENCE = frozenset({"run log", "incidents", "saving", "left-out steps", "replicas", "crash"})
 """Probes that record or protect: no rule goes by what they see."""
 
 

@@ -147,7 +147,7 @@ class StepGuard:
                 del optimizer.found_inf
             else:
                 optimizer.found_inf = found
-        self._watcher.safely("guard", self._watcher.step_judged_on_device, optimizer, ours)
+        self._watcher.safely("left-out steps", self._watcher.step_judged_on_device, optimizer, ours)
         positions = [i for i, parameter in enumerate(_parameters(optimizer)) if parameter.grad is not None]
         self._arriving.append((self._watcher.steps, weakref.ref(optimizer), positions, reading))
         while len(self._arriving) > STEPS_LATER:
@@ -190,7 +190,8 @@ class StepGuard:
         return self._count(optimizer, gradients)
 
     def _is_broken(self, optimizer: Optimizer) -> bool:
-        return _is_any(self._count(optimizer, [p.detach() for p in _parameters(optimizer) if p.is_floating_point()]))
+        able = [p.detach() for p in _parameters(optimizer) if p.is_floating_point() or p.is_complex()]
+        return bool(able) and _is_any(self._count(optimizer, able))
 
     def _count(self, optimizer: Optimizer, tensors: list[Tensor]) -> Tensor | None:
         try:
@@ -234,8 +235,12 @@ class StepGuard:
         return found
 
     def _give_up(self, optimizer: Optimizer, why: str) -> None:
-        name = self._watcher.safely("guard", self._watcher.name_of_optimizer, optimizer) or type(optimizer).__name__
-        if self.unguarded.setdefault(name, why) is why:
+        name = (
+            self._watcher.safely("left-out steps", self._watcher.name_of_optimizer, optimizer)
+            or type(optimizer).__name__
+        )
+        if name not in self.unguarded:
+            self.unguarded[name] = why
             say(f"surefoot: --guard does not guard {name}: {why}")
 
     # ---- what was left out ----------------------------------------------------------------------------------------
@@ -244,7 +249,7 @@ class StepGuard:
         """A step was not applied; a look at the numbers is free by now."""
         held = [each for each in _parameters(optimizer) if each.grad is not None]
         self._note(optimizer, self._watcher.steps, held, nonfinite.tolist())
-        self._watcher.safely("guard", self._watcher.step_left_out, optimizer)
+        self._watcher.safely("left-out steps", self._watcher.step_left_out, optimizer)
 
     def _read_oldest(self) -> None:
         step, ref, positions, reading = self._arriving.popleft()
@@ -256,14 +261,14 @@ class StepGuard:
 
     def _note(self, optimizer: Optimizer | None, step: int, parameters: list[Tensor], counts: list[float]) -> None:
         bad = [each for each, count in zip(parameters, counts, strict=False) if count]
-        names = self._watcher.safely("guard", self._watcher.names_of, bad[:MOST_NAMES]) or []
+        names = self._watcher.safely("left-out steps", self._watcher.names_of, bad[:MOST_NAMES]) or []
         self.left_out += 1
         self.first = step if self.first is None else min(step, self.first)
         self.last = step if self.last is None else max(step, self.last)
         if len(self.tensors) < MOST_NAMES:
             self.tensors |= dict.fromkeys(names)
         facts = {"event": "skip", "step": step, "parameters": names, "of": len(bad)}
-        self._watcher.safely("guard", self._watcher.tell_left_out, optimizer, facts, self.left_out)
+        self._watcher.safely("left-out steps", self._watcher.tell_left_out, optimizer, facts, self.left_out)
 
     def read(self) -> None:
         """Read the answers that are still on a device. Waits for it."""

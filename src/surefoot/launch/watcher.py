@@ -478,7 +478,7 @@ class Watcher:
                 name = self.book.label(self.book.add(tensor))
                 (good if bool(torch.isfinite(dense_views([tensor.grad])[0]).all()) else bad).append(name)
         event = {"event": "nonfinite-gradient", "step": self.steps, "parameters": bad[:20], "finite": good[:20]}
-        event["loss_finite"] = all(isinstance(v, float) and math.isfinite(v) for v in self._pending)
+        event["loss_finite"] = all(math.isfinite(float(v)) for v in self._pending)
         if self.look is not None and self.look.roots:
             event["backward"] = next(
                 (root["backward_nonfinite"] for root in self.look.roots if root.get("backward_nonfinite")), None
