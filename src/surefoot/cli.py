@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+import surefoot
 from surefoot.errors import UsageError
 from surefoot.zoo.commands import app as zoo
 
@@ -23,6 +24,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,  # the pretty help takes as long to import as all the rest
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(zoo, name="zoo")
 # What the parser raises, wherever this release of typer keeps it.
@@ -45,8 +47,13 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 @app.callback(invoke_without_command=True)
-def _surefoot(context: typer.Context) -> None:
+def _surefoot(
+    context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version and exit.")
+) -> None:
     """Keeps PyTorch training on its feet."""
+    if version:
+        typer.echo(f"surefoot {surefoot.__version__}")
+        raise typer.Exit(0)
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit(2)

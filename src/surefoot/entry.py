@@ -7,6 +7,11 @@ import sys
 
 def main() -> None:
     """Hand over to `surefoot run`, or to the other commands."""
+    if sys.argv[1:2] == ["--version"]:
+        from surefoot import __version__
+
+        print(f"surefoot {__version__}")
+        return
     if sys.argv[1:2] == ["run"]:
         from surefoot.launch.command import main as run
 

@@ -33,9 +33,10 @@ def test_findings_are_strict_json_in_the_form_of_the_contract(watch: Nursery, na
 
     text = (run.folder / "run" / "findings.json").read_text()
     content = json.loads(text, parse_constant=refuse)
-    assert set(content) == {"schema", "verdict", "steps", "findings"}
+    assert set(content) == {"schema", "verdict", "steps", "summary", "findings"}
     assert content["schema"] == 1
-    assert content["verdict"] in ("healthy", "unstable", "broken")
+    assert content["verdict"] in ("healthy", "unstable", "broken", "unknown")
+    assert content["summary"].endswith(".")
     for finding in content["findings"]:
         keys = {"cause", "severity", "confidence", "step", "where", "evidence", "summary", "fixes"}
         assert set(finding) == keys

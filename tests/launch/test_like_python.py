@@ -356,4 +356,4 @@ def test_what_cannot_be_written_is_said_and_the_script_is_not_affected(tmp_path)
     watched = surefoot(tmp_path, write(tmp_path, "import torch\nprint(1)"))
     assert (watched.returncode, watched.stdout) == (0, "1\n")
     assert "cannot write" in watched.stderr
-    assert "surefoot: healthy" in watched.stderr
+    assert "surefoot: unknown" in watched.stderr

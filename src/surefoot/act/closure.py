@@ -18,7 +18,7 @@ class ClosureRefused(Exception):
 
 
 class StepCopy:
-    """Parameters and optimizer state as they were before a step.
+    """Parameters, optimizer state and the settings of the groups as they were before a step.
 
     An optimizer with a closure moves the parameters while it looks for a step, so leaving a step out means going back.
     """
@@ -26,6 +26,7 @@ class StepCopy:
     def __init__(self, parameters: Sequence[NamedParameter], optimizer: Any) -> None:
         self._optimizer = optimizer
         self._parameters = [(parameter, parameter.detach().clone()) for _, parameter in parameters]
+        self._groups = [{key: value for key, value in g.items() if key != "params"} for g in optimizer.param_groups]
         self._state = {parameter: deepcopy(state) for parameter, state in optimizer.state.items()}
 
     @torch.no_grad()
@@ -35,3 +36,7 @@ class StepCopy:
             parameter.copy_(value)
         self._optimizer.state.clear()
         self._optimizer.state.update(self._state)
+        for group, settings in zip(self._optimizer.param_groups, self._groups, strict=True):
+            for key in group.keys() - settings.keys() - {"params"}:  # a counter that the step began
+                del group[key]
+            group.update(settings)

@@ -3,6 +3,8 @@
 Each rule is data: a code, the kind of evidence it rests on, a function that finds it, and the codes it explains. The
 engine runs them all, ranks what they claim (a fact about the wiring outranks a value, a value outranks a curve; a cause
 outranks its consequences), and gives the verdict. It reads nothing but the facts.
+
+A run without a finding is `healthy` only if it could be judged; else it is `unknown`, with the reason (`unjudged`).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from surefoot.diagnose.catalogue import CATALOGUE
 from surefoot.diagnose.findings import Diagnosis, Finding, Severity
 from surefoot.diagnose.run import Run
+from surefoot.diagnose.unjudged import why_unknown
 from surefoot.errors import UsageError
 
 if TYPE_CHECKING:
@@ -61,7 +64,12 @@ def diagnose(facts: dict[str, Any], run_facts: dict[str, Any] | None = None, str
     found = _claims(run, RULES)
     if all(claim.severity == "info" for _, claim in found):
         found += _claims(run, LAST_RESORT)[:1]
-    return Diagnosis(*_judge(run, found))
+    diagnosis = Diagnosis(*_judge(run, found))
+    if diagnosis.serious:
+        return diagnosis
+    if reason := why_unknown(run):
+        return replace(diagnosis, verdict="unknown", reason=reason)
+    return replace(diagnosis, reason=f"No fault was found in {run.steps:,} steps.")
 
 
 def _claims(run: Run, rules: Iterable[Rule]) -> list[tuple[Rule, Claim]]:

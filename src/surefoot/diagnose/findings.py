@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Severity = Literal["error", "warning", "info"]
-Outlook = Literal["healthy", "unstable", "broken"]
+Outlook = Literal["healthy", "unstable", "broken", "unknown"]
 SCHEMA = 1
 
 
@@ -47,6 +47,18 @@ class Diagnosis:
     verdict: Outlook
     steps: int
     findings: tuple[Finding, ...]
+    reason: str = ""
+    """Of a run without a serious finding: what it was judged by, or why it cannot be judged."""
+
+    @property
+    def summary(self) -> str:
+        """One sentence: the first finding, or the reason for the verdict where there is none."""
+        return self.serious[0].summary if self.serious else self.reason
+
+    @property
+    def serious(self) -> tuple[Finding, ...]:
+        """The findings that are more than a remark."""
+        return tuple(finding for finding in self.findings if finding.severity != "info")
 
     def as_json(self) -> dict[str, Any]:
         """The contract's form."""
@@ -54,5 +66,6 @@ class Diagnosis:
             "schema": SCHEMA,
             "verdict": self.verdict,
             "steps": self.steps,
+            "summary": self.summary,
             "findings": [finding.as_json() for finding in self.findings],
         }

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+FEWEST_LOSSES = 5
+"""With fewer finite losses no rule can judge a curve."""
+
 
 def number(value: Any) -> float | None:
     """A number of the facts; the words `nan`, `inf` and `-inf` are numbers too."""
@@ -136,7 +139,7 @@ class Curve:
     @property
     def rose(self) -> bool:
         """Whether it ended, or was for long, far above where it began."""
-        if self.count < 5 or self.blind or self.around_zero:
+        if self.count < FEWEST_LOSSES or self.blind or self.around_zero:
             return False
         above = self.end > self.start + max(0.5 * abs(self.start), 3 * self.noise)
         # Never lower than at the end: either the first loss was a fluke, or it was thrown up and never came back.
@@ -151,7 +154,7 @@ class Curve:
     @property
     def blew_up(self) -> bool:
         """Whether it was ever far beyond where it began, even if it came back."""
-        return self.count >= 5 and not self.blind and self.peak > 20 * abs(self.start) + 20 * self.noise
+        return self.count >= FEWEST_LOSSES and not self.blind and self.peak > 20 * abs(self.start) + 20 * self.noise
 
     @property
     def flat(self) -> bool:
@@ -168,7 +171,7 @@ class Curve:
             return False
         if self.blind or self.around_zero or (self.continued and not self.rose):
             return True
-        if self.count < 5 or (self.chance is not None and self.end > 0.97 * self.chance + 1e-6):
+        if self.count < FEWEST_LOSSES or (self.chance is not None and self.end > 0.97 * self.chance + 1e-6):
             return False
         return self.start - self.end > max(0.15 * abs(self.start), 2 * self.noise)
 

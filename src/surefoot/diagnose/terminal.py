@@ -18,6 +18,8 @@ def as_text(diagnosis: Diagnosis, folder: str) -> str:
     serious = [finding for finding in diagnosis.findings if finding.severity != "info"]
     steps = f"{diagnosis.steps:,} step{'s' if diagnosis.steps != 1 else ''}"
     lines = ["", f"surefoot: {diagnosis.verdict} · {steps} · {folder}"]
+    if diagnosis.verdict == "unknown":
+        lines.extend(_wrapped("  ", diagnosis.summary))
     for finding in serious[:SHOWN]:
         lines.extend(_lines(finding))
     if len(serious) > SHOWN:
@@ -33,6 +35,8 @@ def as_full_text(diagnosis: Diagnosis, folder: str) -> str:
     """The verdict and every finding, with its evidence and all its fixes."""
     steps = f"{diagnosis.steps:,} step{'s' if diagnosis.steps != 1 else ''}"
     lines = [f"{diagnosis.verdict} · {steps} · {folder}"]
+    if diagnosis.verdict == "unknown":
+        lines.extend(_wrapped("  ", diagnosis.summary))
     for finding in diagnosis.findings:
         lines.append("")
         lines.extend(_head(finding))
@@ -40,7 +44,7 @@ def as_full_text(diagnosis: Diagnosis, folder: str) -> str:
             lines.extend(_wrapped("    Evidence: ", f"{key.replace('_', ' ')} {_shown(value)}"))
         for number, fix in enumerate(finding.fixes, 1):
             lines.extend(_wrapped(f"    Fix {number}: ", fix))
-    if not diagnosis.findings:
+    if not diagnosis.findings and diagnosis.verdict != "unknown":
         lines.append("  nothing to report")
     return "\n".join(lines)
 

@@ -21,7 +21,6 @@ def assemble(watcher: Watcher) -> dict[str, Any]:
         "schema": 1,
         "steps": watcher.steps,
         "backwards": watcher.backwards,
-        "skipped": watcher.stash.skipped,
         "models": watcher.book.models,
         "parameters": parameters,
         "optimizers": [held.as_facts() for held in watcher.optimizers],
@@ -45,4 +44,5 @@ def assemble(watcher: Watcher) -> dict[str, Any]:
         "retained": watcher.kept.retained,
         "compiled": watcher.compiled,
         "problems": watcher.problems,
+        **({"guarded": watcher.guard.as_facts()} if watcher.guard is not None else {}),
     } | ({"experiment": watcher.experiment.as_facts()} if watcher.experiment is not None else {})

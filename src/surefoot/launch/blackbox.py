@@ -178,7 +178,7 @@ class BlackBox:
             "kind": "nonfinite",
             "severity": "error",
             "summary": summary,
-            "action": "skip" if self._watcher.guard and ended == "step" else "none",
+            "action": "skip" if self._watcher.guard is not None and ended == "step" else "none",
             "evidence": {"parameters": bad[:_NAMES_TOLD]},
             "exact": not inexact,
             "inexact": inexact,
@@ -273,7 +273,7 @@ class BlackBox:
             "groups": self._watcher.watched(optimizer).settings,
             "schedulers": [each["type"] for each in self._watcher.schedulers],
             "loss_scale": scale,
-            "guard": self._watcher.guard,
+            "guard": self._watcher.guard is not None,
             "turn": {
                 "optimizer": self._watcher.watched(optimizer).number,
                 "after": self._after,

@@ -24,6 +24,9 @@ USAGE = (
     "or: surefoot run [...] -m MODULE [ARGS...]"
 )
 
+OPTIONS = {"--out": "DIR", "--guard": "", "--progress": "", "-m": "MODULE"}
+"""Our options, in the order of the usage, and what each takes."""
+
 
 class Request:
     """What the command line asked for."""
@@ -64,6 +67,21 @@ def parse(arguments: list[str]) -> Request | str | None:
     return f"no script given. {USAGE}"
 
 
+def misplaced(target: Target) -> str:
+    """What to say of options of ours that stand behind the script, where they belong to the script."""
+    given = [word for word in target.arguments if word in OPTIONS or word.startswith("--out=")]
+    if not given:
+        return ""
+    found = list(dict.fromkeys(word.partition("=")[0] for word in given))
+    usage = " ".join(f"{name} {OPTIONS[name]}".rstrip() for name in sorted(found, key=list(OPTIONS).index))
+    script = "" if "-m" in found else f" {'-m ' * target.is_module}{target.name}"
+    were = "was" if len(found) == 1 else "were"
+    return (
+        f"surefoot: {', '.join(found)} behind {target.name} {were} passed to it; "
+        f"to give {'it' if len(found) == 1 else 'them'} to surefoot, write: surefoot run {usage}{script} ..."
+    )
+
+
 def main(arguments: list[str]) -> NoReturn:
     """Run the command. Does not return: the process ends the way the script did."""
     request = parse(arguments)
@@ -74,6 +92,8 @@ def main(arguments: list[str]) -> NoReturn:
     if isinstance(request, str):
         print(f"surefoot run: {request}", file=sys.stderr)
         sys.exit(2)
+    if words := misplaced(request.target):
+        say(words)
     Session(request).run()
     sys.exit(0)
 
@@ -170,6 +190,7 @@ class Session:
             "error": type(error).__name__ if error is not None else None,
             "seconds": round(time.monotonic() - self._started, 3),
             "torch": str(getattr(torch, "__version__", "")) or None,
+            **({"guarded": self.watcher.guard.as_facts()} if self.watcher is not None and self.watcher.guard else {}),
         }
 
     def _write_facts(self, facts: dict[str, Any], run_facts: dict[str, Any]) -> Path:
@@ -236,6 +257,10 @@ class Session:
 
             write_json(folder / "findings.json", diagnosis.as_json())
         say(as_text(diagnosis, str(self._folder)))
+        if "guarded" in facts:
+            from surefoot.launch.guard import in_words
+
+            say(f"surefoot: {in_words(facts['guarded'])}")
         if self.watcher.incident is not None:
             say(f"the first bad step is kept: surefoot replay {self.watcher.incident}")
         if folder is not None and diagnosis.steps:

@@ -132,7 +132,8 @@ class Diary:
         if log is None:
             return
         name, severity = _NAMES[facts["event"]]
-        log.event(name, facts["step"], _summary(facts), severity=severity, cause=facts["event"], action=_action(name))
+        told = {"cause": facts["event"], "action": _action(name), "evidence": _evidence(facts)}
+        log.event(name, facts["step"], _summary(facts), severity=severity, **told)
 
     def end(self, diagnosis: Diagnosis, code: int | None) -> None:
         """The script is over and the run diagnosed."""
@@ -195,6 +196,10 @@ def _action(name: str) -> str:
     return "skip" if name == "skip" else ""
 
 
+def _evidence(facts: dict[str, Any]) -> dict[str, Any]:
+    return {"parameters": facts["parameters"]} if facts.get("parameters") else {}
+
+
 def _summary(facts: dict[str, Any]) -> str:
     match facts["event"]:
         case "nonfinite-loss":
@@ -206,7 +211,10 @@ def _summary(facts: dict[str, Any]) -> str:
         case "spike":
             return f"the loss is {facts['value']:.4g}; the steps before it were around {facts['level']:.4g}"
         case "skip":
-            return "the step was left out: its gradients are not finite"
+            names = facts.get("parameters") or []
+            more = f" and {facts['of'] - 1} more" if facts.get("of", 1) > 1 else ""
+            which = f"the gradient of {names[0]}{more} is" if names else "its gradients are"
+            return f"the step was left out: {which} not finite"
         case "overflow":
             scale = facts.get("scale")
             at = f" at loss scale {scale:g}" if isinstance(scale, float) else ""

@@ -81,6 +81,12 @@ class Updates:
                     record.trained_by.add(number)
                 record.last = weight_facts(tensor)
 
+    def drop_step(self, number: int) -> None:
+        """The step was left out: that nothing moved says nothing about the parameters."""
+        held = next((step for step in reversed(self.steps) if step["optimizer"] == number), None)
+        if held is not None:
+            self.steps.remove(held)
+
     def forget(self) -> None:
         """Let go of the samples."""
         self._before = {}

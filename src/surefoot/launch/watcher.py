@@ -22,20 +22,21 @@ from surefoot.launch import graph
 from surefoot.launch.assembly import assemble
 from surefoot.launch.autopsy import autopsy
 from surefoot.launch.book import Book
-from surefoot.launch.calm import has_modes_of_its_own, is_calm, unseen
+from surefoot.launch.calm import Unnoticed, has_modes_of_its_own, is_calm, unseen
 from surefoot.launch.evaluation import Evaluations
+from surefoot.launch.guard import StepGuard
 from surefoot.launch.kept import KeptGraphs
 from surefoot.launch.look import Look
 from surefoot.launch.manual import ManualLoop
 from surefoot.launch.series import Series
 from surefoot.launch.sites import name_of, site, user_frame
 from surefoot.launch.spikes import Levels, data_under
-from surefoot.launch.stash import Stash
 from surefoot.launch.stream import Stream
 from surefoot.launch.tape import leave_every_tape
 from surefoot.launch.turns import Turns, follow
 from surefoot.launch.voice import say
 from surefoot.launch.watched import Watched, gradient_norm, left_share
+from surefoot.observe.tensors import dense_views
 
 if TYPE_CHECKING:
     import weakref
@@ -50,6 +51,8 @@ FIRST_LOOKS = 8
 THOROUGH = (1, 13, 144)
 """Looks that also ask for the gradient of each term and for causality: an extra backward each."""
 MOST_LOOKS = 48
+MOST_SKIPS = 200
+"""Events that are kept of steps that were left out; the run log has its own limit."""
 FIRST_SAVE_S = 15.0
 """After so long the facts are written for the first time, so that a killed run can be diagnosed too."""
 _CARRIERS = frozenset({"looking", "steps", "backward", "optimizers"})
@@ -62,7 +65,7 @@ class Watcher:
     """All that is known about the run so far."""
 
     def __init__(self, guard: bool = False) -> None:
-        self.guard = guard
+        self.guard = StepGuard(self) if guard else None
         self.active = True
         """Off in a forked child, such as a data loader's worker."""
         self._thread: int | None = None
@@ -80,7 +83,6 @@ class Watcher:
         self.levels = Levels()
         self.kept = KeptGraphs()
         self.manual = ManualLoop()
-        self.stash = Stash()
         self.turns = Turns()
         self.permutations: list[dict[str, Any]] = []
         self.clips: list[dict[str, Any]] = []
@@ -348,10 +350,6 @@ class Watcher:
             self.safely("gradients", self._nonfinite_gradient, watched, optimizer)
             if self.blackbox is not None and not self.scaler.get("enabled"):
                 self.safely("incidents", self.blackbox.bad_step, optimizer)
-            if self.guard:
-                self.stash.hide(watched.number, optimizer)
-                self.happened({"event": "skip", "step": self.steps, "optimizer": watched.number})
-                watched_row["skipped"] = True
         watched.row = watched_row
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -359,7 +357,6 @@ class Watcher:
         watched = self.watched(optimizer)
         if self.look is not None and self.look.tape is not None:
             self.look.tape.in_step = False
-        self.stash.give_back(watched.number)
         row, watched.row = watched.row, {}
         losses = self._pending or self._last_losses
         inside = self.backwards - watched.loss_at_start
@@ -398,7 +395,9 @@ class Watcher:
         if self.look is None:
             leave_every_tape()
         if self.look is not None:
-            self.safely("updates", self.look.updates.after_step, watched.number)
+            left_out = row.get("skipped") is True
+            see = self.look.updates.drop_step if left_out else self.look.updates.after_step
+            self.safely("updates", see, watched.number)
             self._cycle.add(watched.number)
             if sum(held.ref() is not None for held in self.optimizers) == 1:
                 self._finish_cycle()
@@ -430,6 +429,37 @@ class Watcher:
         if self.diary is not None:
             self.safely("run log", self.diary.event, {"event": "overflow", "step": self.steps} | self.scaler)
 
+    # Steps that the guard leaves out
+
+    def step_left_out(self, optimizer: torch.optim.Optimizer) -> None:
+        """The guard has left out the step that an optimizer is in: keep what can still be learned from it."""
+        watched = self.watched(optimizer)
+        watched.row["skipped"] = True
+        self.safely("gradients", self._nonfinite_gradient, watched, optimizer)
+        if self.blackbox is not None and self.backwards == watched.loss_at_start and not self.scaler.get("enabled"):
+            self.safely("incidents", self.blackbox.bad_step, optimizer)
+
+    def step_judged_on_device(self, optimizer: torch.optim.Optimizer, nonfinite: Tensor) -> None:
+        """Whether the step that an optimizer is in was left out is known later, with the other numbers of its row."""
+        with Unnoticed():
+            self.watched(optimizer).row["skipped"] = (nonfinite.sum() > 0).float()
+
+    def tell_left_out(self, optimizer: torch.optim.Optimizer | None, facts: dict[str, Any], count: int) -> None:
+        """A step was left out, and this is known now; `count` were until now."""
+        facts["optimizer"] = self.watched(optimizer).number if optimizer is not None else None
+        if count <= MOST_SKIPS:
+            self.events.append(facts)
+        if self.diary is not None:
+            self.safely("run log", self.diary.event, facts)
+
+    def names_of(self, tensors: list[Tensor]) -> list[str]:
+        """The names of parameters."""
+        return [self.book.label(self.book.add(tensor)) for tensor in tensors]
+
+    def name_of_optimizer(self, optimizer: torch.optim.Optimizer) -> str:
+        """What an optimizer is called in a message."""
+        return f"optimizer {self.watched(optimizer).number + 1} ({type(optimizer).__name__})"
+
     def _finish_cycle(self) -> None:
         self.end_look()
         if self.steps >= self._look_at:
@@ -446,9 +476,9 @@ class Watcher:
                 if tensor.grad is None:
                     continue
                 name = self.book.label(self.book.add(tensor))
-                (good if bool(torch.isfinite(tensor.grad).all()) else bad).append(name)
+                (good if bool(torch.isfinite(dense_views([tensor.grad])[0]).all()) else bad).append(name)
         event = {"event": "nonfinite-gradient", "step": self.steps, "parameters": bad[:20], "finite": good[:20]}
-        event["loss_finite"] = all(isinstance(v, float) and math.isfinite(v) for v in self._pending)
+        event["loss_finite"] = all(math.isfinite(float(v)) for v in self._pending)
         if self.look is not None and self.look.roots:
             event["backward"] = next(
                 (root["backward_nonfinite"] for root in self.look.roots if root.get("backward_nonfinite")), None

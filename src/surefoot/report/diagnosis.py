@@ -9,13 +9,18 @@ from surefoot.diagnose.catalogue import CATALOGUE
 _SEVERITIES = ("error", "warning", "info")
 MOST_STEPS = 2**53
 """Beyond this a number is no step of any run, and no browser counts by one there."""
-_VERDICTS = ("broken", "unstable", "healthy")
+_VERDICTS = ("broken", "unstable", "healthy", "unknown")
 
 
 def verdict_of(value: dict[str, Any] | None) -> str:
     """The verdict; empty where there is none."""
     found = (value or {}).get("verdict")
     return found if found in _VERDICTS else ""
+
+
+def reason_of(value: dict[str, Any] | None) -> str:
+    """Why a run could not be judged; empty for any other verdict."""
+    return str((value or {}).get("summary") or "") if verdict_of(value) == "unknown" else ""
 
 
 def steps_of(value: dict[str, Any] | None) -> int | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import UsageError
 from surefoot.record.reading import RunTables, load_run
-from surefoot.report.diagnosis import findings_of, serious, verdict_of
+from surefoot.report.diagnosis import findings_of, reason_of, serious, verdict_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +72,8 @@ def describe_rank(folder: Path) -> dict[str, Any]:
     """The name of a rank, its verdict and its main finding."""
     findings = read_json(folder / "findings.json")
     grave = serious(findings_of(findings))
-    return {"name": folder.name, "verdict": verdict_of(findings), "summary": grave[0]["summary"] if grave else ""}
+    summary = grave[0]["summary"] if grave else reason_of(findings)
+    return {"name": folder.name, "verdict": verdict_of(findings), "summary": summary}
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from surefoot.report.columns import by_part, measured
-from surefoot.report.diagnosis import findings_of, serious, steps_of, verdict_of
+from surefoot.report.diagnosis import findings_of, reason_of, serious, steps_of, verdict_of
 from surefoot.report.thin import smoothed
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _headline(verdict: str, grave: list[dict[str, Any]], source: Source) -> str:
     if grave:
         return str(grave[0]["title"])
     if verdict:
-        return "nothing to worry about" if verdict == "healthy" else ""
+        return "nothing to worry about" if verdict == "healthy" else "not judged" if verdict == "unknown" else ""
     if state(source) == "waiting":
         return "no run here yet"
     told = [card["title"] for card in event_cards(source.events) if card["severity"] != "info"]
@@ -121,6 +121,8 @@ def _calm(source: Source, verdict: str) -> str:
             for part, rows in parts
             if (words := _course(source.scalars.take(rows), part or ("main" if len(parts) > 1 else "")))
         ]
+    if reason := reason_of(source.findings):
+        said.insert(0, reason)
     if verdict == "healthy":
         said.append("No finding above a remark.")
     return " ".join(said)

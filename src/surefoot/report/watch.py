@@ -240,6 +240,8 @@ class Watcher:
             return []
         verdict = one_line(found.findings.get("verdict", "no verdict"))
         lines = [[("finished: ", ""), (verdict, _VERDICT_STYLE.get(verdict, "bold"))]]
+        if verdict == "unknown":
+            lines.append([(f"  {one_line(found.findings.get('summary', ''))}", "")])
         findings = [finding for finding in found.findings.get("findings") or [] if isinstance(finding, dict)]
         for finding in [finding for finding in findings if finding.get("severity") != "info"][:_FINDINGS]:
             cause, words = one_line(finding.get("cause", "")), one_line(finding.get("summary", ""))

@@ -42,6 +42,8 @@ class Result:
     exit_code: int | None = None
     trouble: str = ""
     """Why there is no diagnosis."""
+    unjudged: str = ""
+    """Why the verdict is `unknown`; empty if it is another one."""
     unwatched: dict[str, str] = field(default_factory=dict)
     """Probes that failed while the script ran."""
 
@@ -143,6 +145,7 @@ def read(folder: Path, half: str, truth: str, script: str, seed: int, trouble: s
     serious = [finding for finding in diagnosis.findings if finding.severity != "info"]
     result.named = [finding.cause for finding in serious or diagnosis.findings]
     result.alarms = [f"{f.severity} {f.cause} {f.confidence:.2f}: {f.summary}" for f in serious]
+    result.unjudged = diagnosis.summary if diagnosis.verdict == "unknown" else ""
     result.exit_code = run_facts.get("exit_code")
     result.unwatched = dict(facts.get("problems") or {})
     return result
@@ -169,6 +172,7 @@ def summary(results: list[Result]) -> dict[str, Any]:
         "top1": _share([result.among(1) for result in faulty]),
         "top3": _share([result.among(3) for result in faulty]),
         "false_alarms": sum(bool(result.alarms) for result in healthy),
+        "unjudged": sum(bool(result.unjudged) for result in healthy),
         "codes": codes,
         "confusions": [{"truth": t, "named": n, "runs": count} for (t, n), count in confused.most_common()],
     }
@@ -206,6 +210,7 @@ def show(results: list[Result], console: Any) -> None:
             "the script itself ended with an error",
             [f"{result.name}: exit code {result.exit_code}" for result in results if result.exit_code],
         ),
+        ("not judged", [f"{result.name}: {result.unjudged}" for result in results if result.unjudged]),
         (
             "probes that failed",
             [f"{r.name}: {probe} ({why})" for r in results for probe, why in r.unwatched.items()],

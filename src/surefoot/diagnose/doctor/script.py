@@ -52,6 +52,8 @@ def examine_script(path: Path, seconds: float) -> Examination:
     notes = [f"the script ran for {found.steps} optimizer steps" + ("" if whole else " and was then interrupted")]
     if found.steps < _ENOUGH_STEPS:
         notes.append(f"fewer than {_ENOUGH_STEPS} steps: what shows later was not seen; give --seconds more")
+    if whole and found.verdict == "unknown":
+        notes.append(found.summary)
     return Examination(tuple(_checks(found)), time.monotonic() - started, tuple(notes))
 
 

@@ -53,8 +53,8 @@ class Baseline:
         words = f"nothing needs curing: {self.reading.steps} steps, the loss {self.reading.words}."
         if self.reading.outcome == "too short":
             words = f"nothing to judge: {self.reading.words}."
-        elif self.diagnosis.verdict != "healthy":
-            named = next(finding for finding in self.diagnosis.findings if finding.severity != "info")
+        elif self.diagnosis.serious:
+            named = self.diagnosis.serious[0]
             words = (
                 f"the loss does not fail ({self.reading.words}), so there is nothing to cure by experiment; "
                 f"the diagnosis names {named.cause}."
@@ -68,7 +68,8 @@ def run_baseline(children: Children, seconds: float, deadline: float) -> Baselin
     children.wait(until=min(deadline, time.monotonic() + 2 * seconds))
     facts, run_facts = usable_facts(child)
     diagnosis = diagnose(facts, run_facts)
-    reading = _with_findings(read(facts, run_facts, diagnosis.verdict), diagnosis)
+    verdict = diagnosis.verdict if diagnosis.serious else "healthy"  # as far as it was judged
+    reading = _with_findings(read(facts, run_facts, verdict), diagnosis)
     cut_short = facts["experiment"]["ended"] == "time" or run_facts.get("exit_code") is None
     return Baseline(reading, diagnosis, facts, child.seconds, cut_short)
 

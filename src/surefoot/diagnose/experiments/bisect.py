@@ -55,14 +55,15 @@ def bisect(
 
 def _row_of(baseline: Baseline) -> Row:
     reading = baseline.reading
-    verdict: Verdict = "fails" if reading.fails else "healthy"
+    verdict: Verdict = "fails" if reading.fails else "cannot tell" if reading.outcome == "too short" else "healthy"
     return Row("baseline", "baseline", "baseline", verdict, reading.words, reading, baseline.seconds)
 
 
 def _conclude(baseline: Baseline, rows: list[Row]) -> Report:
     """What the experiments say about the causes."""
     if baseline.why_not:
-        answer: Answer = "undecided" if baseline.reading.fails else "healthy"
+        unjudged = baseline.reading.fails or baseline.reading.outcome == "too short"
+        answer: Answer = "undecided" if unjudged else "healthy"
         return Report(answer, baseline.why_not, rows, baseline.diagnosis)
     if any(row.name == REPEAT.name and row.verdict == "healthy" for row in rows):
         words = f"{FLAKY} when nothing is changed: no experiment can tell a cure."

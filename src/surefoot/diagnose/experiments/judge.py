@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from surefoot.diagnose.run import Run
+from surefoot.diagnose.run import FEWEST_LOSSES, Run
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import Curve
@@ -32,7 +32,7 @@ _MOST_SKIPPED = 0.75
 """A run that left out more of its steps than this was not cured by leaving them out."""
 _FAR = 20.0
 """A loss so many times above its neighbours was thrown there by its batch."""
-_FEWEST = 5
+_FEWEST = FEWEST_LOSSES
 """Losses without which nothing can be said."""
 
 

@@ -1,7 +1,7 @@
 """What to say of a run that ended with a loss that is not finite, when no rule knows why.
 
-Such a run is never healthy. These claims are asked for only if every other rule is silent; they say what was seen and
-how to find the rest, with a confidence to match.
+Such a run is never healthy, nor is one of which `--guard` had to leave steps out. These claims are asked for only if
+every other rule is silent; they say what was seen and how to find the rest, with a confidence to match.
 """
 
 from __future__ import annotations
@@ -23,6 +23,29 @@ _REPLAY = (
 def _ended_badly(run: Run) -> bool:
     """Whether the last loss was not finite: a run that lost a few steps and came back has nothing to explain."""
     return bool(run.curve.values) and not math.isfinite(run.curve.values[-1])
+
+
+def left_out(run: Run) -> Claim | None:
+    """`--guard` left steps out, whose gradients would have gone into the weights."""
+    guarded = run.facts.get("guarded") or {}
+    count, checked = guarded.get("left_out", 0), guarded.get("checked", 0)
+    if not count:
+        return None
+    names = guarded.get("parameters", [])
+    some = f"the gradient of {', '.join(names[:_NAMED])} was" if len(names) == 1 else "the result was"
+    if len(names) > 1:
+        some = f"the gradients of {', '.join(names[:_NAMED])} were"
+    one = count == 1
+    return Claim(
+        0.5,
+        f"`--guard` left out {count:,} of {checked:,} steps, {'' if one else 'the first '}at step {guarded['first']}: "
+        f"{some} not finite. The weights are as if {'that step' if one else 'those steps'} had not been made.",
+        step=guarded["first"],
+        where=tuple(names[:_NAMED]),
+        evidence=guarded,
+        severity="error" if count > 0.5 * checked else "warning",
+        fixes=(_REPLAY,),
+    )
 
 
 def broken_gradient(run: Run) -> Claim | None:
@@ -80,6 +103,7 @@ def broken_loss(run: Run) -> Claim | None:
 
 
 LAST_RESORT = (
+    Rule("loss.undefined-op", "curve", left_out),
     Rule("loss.undefined-op", "curve", broken_gradient),
     Rule("hw.silent-corruption", "curve", broken_weights),
     Rule("loss.undefined-op", "curve", broken_loss),

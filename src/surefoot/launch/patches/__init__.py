@@ -45,3 +45,5 @@ def install(watcher: Watcher) -> None:
     wrap_modes(watcher, wrapping)
     wrap_compiling(watcher, wrapping)
     wrap_policies(watcher, wrapping)
+    if watcher.guard is not None:
+        watcher.guard.install(wrapping)

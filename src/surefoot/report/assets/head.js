@@ -1,6 +1,6 @@
 // The first thing one reads: what is wrong, and with what.
 
-const VERDICTS = { broken: "Broken", unstable: "Unstable", healthy: "Healthy" };
+const VERDICTS = { broken: "Broken", unstable: "Unstable", healthy: "Healthy", unknown: "Unknown" };
 const STATES = { waiting: "waiting", running: "running", finished: "finished", failed: "failed" };
 
 function drawHead(data) {

@@ -1,0 +1,143 @@
+"""`surefoot run --guard`: a step whose gradients are not finite leaves no trace, and the run says what was left out."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from running import ENVIRONMENT, python, surefoot
+
+SCRIPT = Path(__file__).with_name("guarded_steps.py")
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    """Every kind of optimizer with two bad steps each, under the guard."""
+    folder = tmp_path_factory.mktemp("guarded")
+    return folder, surefoot(folder, "--guard", str(SCRIPT), "cpu")
+
+
+def test_a_bad_step_leaves_no_trace_in_any_optimizer(guarded):
+    _, ended = guarded
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    told = json.loads(ended.stdout.splitlines()[-1])
+    assert told["failed"] == {}
+    assert told["cases"] >= 78
+
+
+def test_the_guard_says_what_it_left_out_and_why(guarded):
+    folder, ended = guarded
+    told = json.loads((folder / "run" / "run.json").read_text())["guarded"]
+    cases = json.loads(ended.stdout.splitlines()[-1])["cases"]
+    assert told["left_out"] == 2 * (cases - 5)  # four cases are the scaler's overflows, and one gradient was mended
+    assert told["not_guarded"] == {}
+    assert (told["first"], told["last"] > 0, len(told["parameters"])) == (0, True, 20)
+    words = f"surefoot: --guard checked {told['checked']} steps and left out {told['left_out']} (the first at step 0, "
+    assert words in ended.stderr
+    assert "not finite: the gradients of second.weight" in ended.stderr
+    events = [json.loads(line) for line in (folder / "run" / "events.jsonl").read_text().splitlines()]
+    skips = [event for event in events if event["event"] == "skip"]
+    assert skips[0]["summary"] == "the step was left out: the gradient of second.weight is not finite"
+    found = json.loads((folder / "run" / "findings.json").read_text())
+    assert found["verdict"] == "unstable"
+    assert found["summary"].startswith(f"`--guard` left out {told['left_out']} of {told['checked']} steps, the first")
+
+
+def test_without_a_bad_step_the_guard_changes_no_bit(tmp_path):
+    plain = python(tmp_path, str(SCRIPT), "cpu", "healthy")
+    watched = surefoot(tmp_path, "--guard", str(SCRIPT), "cpu", "healthy")
+    assert plain.returncode == 0, plain.stderr[-2000:]
+    assert json.loads(watched.stdout) == json.loads(plain.stdout)
+    assert "steps and left out none" in watched.stderr
+
+
+RANKS = """
+import json, os, sys
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import AdamW
+
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo", init_method="file://" + os.path.abspath("store"), rank=rank, world_size=2)
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+
+def train(model, optimizer):
+    for step in range(6):
+        optimizer.zero_grad()
+        loss = model(torch.full((2, 4), 1.0 + rank + step)).square().mean()
+        if step == 3 and rank == 0:
+            loss = loss * float("nan")
+        loss.backward()
+        optimizer.step()
+    held = [p.to_local() if hasattr(p, "to_local") else p for p in model.parameters()]
+    return [p.flatten().tolist() for p in held]
+
+replica, zero, sharded = DistributedDataParallel(net()), DistributedDataParallel(net()), net()
+fully_shard(sharded, mesh=init_device_mesh("cpu", (2,)))
+ends = {
+    "replica": train(replica, AdamW(replica.parameters())),
+    "zero": train(zero, ZeroRedundancyOptimizer(zero.parameters(), AdamW)),
+    "sharded": train(sharded, AdamW(sharded.parameters())),
+}
+print(json.dumps(ends))
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_leave_out_the_same_steps_and_what_is_sharded_is_not_guarded(tmp_path):
+    (tmp_path / "train.py").write_text(RANKS)
+    command = [sys.executable, "-m", "surefoot", "run", "--guard", "--out", "run", "train.py"]
+    ranks = [
+        subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env={**ENVIRONMENT, "RANK": str(rank), "WORLD_SIZE": "2"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        told = [rank.communicate(timeout=600) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], told
+    ends = [json.loads(out) for out, _ in told]
+    assert "NaN" not in json.dumps([ends[0]["replica"], ends[0]["zero"]])
+    assert ends[0]["replica"] == ends[1]["replica"]
+    assert ends[0]["zero"] == ends[1]["zero"]
+    assert ends[0]["replica"] == ends[0]["zero"]
+    for rank, (_, errors) in enumerate(told):
+        guarded = json.loads((tmp_path / "run" / f"rank{rank}" / "run.json").read_text())["guarded"]
+        assert (guarded["left_out"], guarded["first"]) == (2, 3)
+        assert len(guarded["not_guarded"]) == 1
+        assert errors.count("does not guard optimizer 4 (AdamW): its gradients may differ between ranks") == 1
+
+
+def test_options_behind_the_script_are_told_to_belong_to_it(tmp_path):
+    (tmp_path / "train.py").write_text("import sys\nprint(sys.argv[1:])")
+    ended = surefoot(tmp_path, "train.py", "--guard", "--lr", "1", "--out=there")
+    assert ended.stdout == "['--guard', '--lr', '1', '--out=there']\n"
+    assert ended.stderr == (
+        "surefoot: --guard, --out behind train.py were passed to it; to give them to surefoot, write: "
+        "surefoot run --out DIR --guard train.py ...\n"
+    )
+    assert surefoot(tmp_path, "--guard", "train.py", "--lr", "1").stderr == ""
+
+
+def test_the_version_is_told_without_torch(tmp_path):
+    for code in ("--version", "-h"):
+        told = python(tmp_path, "-X", "importtime", "-m", "surefoot", code)
+        assert told.returncode == 0, told.stderr[-500:]
+        assert told.stdout.startswith("surefoot 0." if code == "--version" else "Usage: surefoot")
+        assert not any(line.split("|")[-1].strip() == "torch" for line in told.stderr.splitlines())
