@@ -27,6 +27,7 @@ from surefoot.launch.notes import VIEWS, Notes
 from surefoot.launch.passes import Passes
 from surefoot.launch.questions import ask_causality, ask_terms
 from surefoot.launch.tape import Tape, tensors_in
+from surefoot.launch.trail import Trail, trails
 from surefoot.launch.updates import Updates, note_if_moved
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class Look:
         self.updates = Updates(book)
         self.origins: dict[str, list[tuple[str, str, str]]] = {}
         """For each kind of autograd node: the site, module and call of those on the tape, in order."""
+        self.trails: list[Trail] = []
+        """How data came into the graph."""
         self._book, self._safely = book, safely
         self.notes = Notes(book.id_of)
         self.tape: Tape | None = Tape(self._take_note, safely) if use_tape else None
@@ -110,6 +113,7 @@ class Look:
     def _forget(self) -> None:
         """Let go of the graph; keep where in the user's code each kind of node came from."""
         if self.tape is not None:
+            self.trails = self._safely("data of steps", trails, self.tape) or []
             products = {i for e in self.tape.entries if e.name in ("matmul", "einsum", "bmm", "mul") for i in e.inputs}
             for note in self.notes.softmaxes:
                 note.setdefault(

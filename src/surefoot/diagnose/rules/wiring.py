@@ -153,7 +153,7 @@ def frozen_parameters(run: Run) -> Claim | None:
     mine = [p for p in run.parameters.values() if p["optimizers"] and p["model"]]
     frozen = [p for p in mine if not p["requires_grad"] and not p["trained_by"] and not p["loaded"]]
     share = _numel(frozen) / max(1, _numel(mine))
-    if share < 0.5 or not run.optimizers:
+    if share < 0.5 or not run.optimizers or _look_trained(frozen):
         return None
     weak = not run.curve.learned or run.curve.drop < 0.5
     return Claim(
@@ -167,6 +167,22 @@ def frozen_parameters(run: Run) -> Claim | None:
         severity="error" if weak else "info",
         fixes=("Set requires_grad=True on them, or leave them out of the optimizer if they are frozen on purpose.",),
     )
+
+
+def _look_trained(parameters: list[dict[str, Any]]) -> bool:
+    """Whether weights have left the values that layers begin with: then they were learned before, and read from a file.
+
+    Layers of normalization begin with ones and zeros. Without those, weights tell by their tails: the largest of n
+    values drawn at random stays near sqrt(2 ln n) times their spread.
+    """
+    norms = [p for p in parameters if "norm" in p["module_type"].lower() and p["first"].get("norm") is not None]
+    if norms:
+        constant = [math.isclose(p["first"]["norm"], p["first"]["largest"] * math.sqrt(_numel([p])), rel_tol=1e-4)
+                    for p in norms]  # fmt: skip
+        return sum(constant) < 0.5 * len(constant)
+    matrices = [p for p in parameters if p["first"].get("std") and _numel([p]) > 1]
+    tails = [p["first"]["largest"] / p["first"]["std"] - math.sqrt(2 * math.log(_numel([p]))) for p in matrices]
+    return bool(tails) and median(tails) > 2
 
 
 def detached_graph(run: Run) -> Claim | None:
