@@ -51,6 +51,8 @@ class Look:
         self.thorough = thorough
         self.passes = Passes(step, book, keep_outputs=thorough)
         self.roots: list[dict[str, Any]] = []
+        self._claimed_last: list[dict[str, Any]] = []
+        """The roots whose gradients the last step took."""
         self.updates = Updates(book)
         self.origins: dict[str, list[tuple[str, str, str]]] = {}
         """For each kind of autograd node: the site, module and call of those on the tape, in order."""
@@ -224,6 +226,7 @@ class Look:
     def before_backward(self, root: Tensor, facts: dict[str, Any]) -> None:
         """Read the graph under the tensor that `backward` is called on."""
         self._heard = None
+        facts["for"] = []
         with Unnoticed():
             below = list(graph.nodes(root.grad_fn))
             facts["nodes"] = len(below)
@@ -259,6 +262,14 @@ class Look:
             known.append(record.id)
         facts["parameters"] = sorted(known)
         facts["strange"] = strange[:20]
+
+    def claim_roots(self, optimizer: int) -> None:
+        """An optimizer steps: for the backwards since the last step, or, if there were none, for the same as that."""
+        fresh = [root for root in self.roots if not root["for"]]
+        self._claimed_last = fresh or self._claimed_last
+        for root in self._claimed_last:
+            if optimizer not in root["for"]:
+                root["for"].append(optimizer)
 
     def after_backward(self) -> None:
         """Find the first node of the last backward that turned finite gradients into something else."""

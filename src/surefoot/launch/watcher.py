@@ -353,6 +353,7 @@ class Watcher:
         watched = self.watched(optimizer)
         watched.loss_at_start = self.backwards
         if self.look is not None:
+            self.look.claim_roots(watched.number)
             if watched.number in self._cycle and not has_closure:
                 self._finish_cycle()
             if self.look is not None:
@@ -382,6 +383,8 @@ class Watcher:
             self.look.tape.in_step = False
         self.stash.give_back(watched.number)
         row, watched.row = watched.row, {}
+        if self.look is not None and self.backwards > watched.loss_at_start:
+            self.look.claim_roots(watched.number)
         losses, shares = self._pending or self._last_losses, self._shares
         inside = self.backwards - watched.loss_at_start
         if inside:  # a closure: the first evaluation is the loss at the current point
