@@ -8,15 +8,12 @@ knows how many there were. The loss of the step is then the sum of the values ov
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from surefoot.launch import graph
 from surefoot.launch.calm import Unnoticed, listeners
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
 
 _PASSED = ("View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias", "Expand")
 _SUM = 2
@@ -68,12 +65,12 @@ class Accumulation:
         self._size: int | None = None
         """What the script divides by."""
 
-    def loss_of(self, values: list[Any], shares: list[float | None], lines: list[Hashable]) -> Any:
+    def loss_of(self, values: list[Any], shares: list[float | None]) -> Any:
         """The loss of a step from what backward was called on, in numbers or tensors; `None` if it was not called."""
         if not values:
             return None
         known = [share for share in shares if share is not None]
-        if len(known) == len(values) and len(set(lines)) == 1 and self._divides(known):
+        if len(known) == len(values) and self._divides(known):
             return sum(values) / math.fsum(known)
         return values[0] if len(values) == 1 else sum(values) / len(values)
 

@@ -19,6 +19,7 @@ _LIBRARIES = tuple(
 )  # fmt: skip
 _PACKAGES = ("site-packages", "dist-packages")
 _WATCHING = os.path.join(_HERE, "launch") + os.sep
+_WRAPPERS = (os.path.join("torch", "_compile.py"), os.path.join("torch", "_dynamo", "eval_frame.py"))
 _own_files: dict[str, bool] = {}
 
 
@@ -59,9 +60,14 @@ def user_frames(depth: int = 1) -> Iterator[FrameType]:
 
 
 def caller() -> FrameType | None:
-    """The frame that called a function we wrapped: the innermost one outside of what watches the script."""
+    """The frame that called a function we wrapped: the innermost one outside of what watches the script.
+
+    Wrappers of torch's are passed over: importing `torch._dynamo` puts one around functions that we have wrapped.
+    """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_WATCHING):
+    while frame is not None and (
+        frame.f_code.co_filename.startswith(_WATCHING) or frame.f_code.co_filename.endswith(_WRAPPERS)
+    ):
         frame = frame.f_back
     return frame
 

@@ -387,11 +387,12 @@ class Watcher:
             self.look.claim_roots(watched.number)
         losses, shares = self._pending or self._last_losses, self._shares
         inside = self.backwards - watched.loss_at_start
-        if inside:  # a closure: the first evaluation is the loss at the current point
-            losses, shares = losses[-inside:][:1], []
+        if inside:  # a closure: its first evaluation is the loss at the current point, or of the last microbatch
+            first = len(losses) - inside + 1
+            losses, shares = losses[:first], shares[:first]
             row["grad_norm"] = self.safely("gradient norms", gradient_norm, optimizer, self.scaler.get("unscale_by"))
             row["closure"] = inside
-        row["loss"] = self._accumulation.loss_of(losses, shares, self._root_sites_of_step)
+        row["loss"] = self._accumulation.loss_of(losses, shares)
         row["backwards"] = len(self._pending)
         row["lr"] = float(optimizer.param_groups[0]["lr"]) if "lr" in optimizer.param_groups[0] else None
         if self.clip_now is not None:
@@ -449,7 +450,7 @@ class Watcher:
 
     def step_skipped(self) -> None:
         """A scaler left a step out: its losses belong to no row."""
-        loss = self._accumulation.loss_of(self._pending, self._shares, self._root_sites_of_step)
+        loss = self._accumulation.loss_of(self._pending, self._shares)
         self._last_losses, self._pending, self._shares = [] if loss is None else [loss], [], []
         self._root_sites_of_step = []
         if self.diary is not None:

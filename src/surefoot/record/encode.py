@@ -196,7 +196,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:
 
 
 def _array(column: Any, kind: Any = np.float32) -> Array:
-    """An array of a tensor (bfloat16 too, which numpy does not know), an array or a list; `None` in a list is masked."""
+    """An array of a tensor (bfloat16 too, which numpy does not know), an array or a list, where `None` is masked."""
     if hasattr(column, "detach"):
         column = column.detach().cpu()
         column = (column.float() if kind is np.float32 else column).numpy()

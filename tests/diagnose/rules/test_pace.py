@@ -54,6 +54,30 @@ def test_a_second_phase_at_a_tiny_rate_is_fine(watch: Nursery) -> None:
     assert watch(START, NET, LOOP, second, LOOP).causes == []
 
 
+BREAKS_ONCE = """
+for step in range(60):
+    rows = torch.randint(len(x), (32,))
+    optimizer.zero_grad()
+    loss = loss_of(model(x[rows]), y[rows])
+    loss.backward()
+    if step == 40:
+        model[0].weight.grad[0, 0] = torch.nan
+    optimizer.step()
+"""
+
+
+def test_one_nan_in_a_run_that_learned_does_not_make_its_rate_too_high(watch: Nursery) -> None:
+    run = watch(START, paced("5e-2"), "nn.init.zeros_(model[2].weight)", BREAKS_ONCE)
+    assert max(row["ratio"] or 0 for row in run.facts["looks"][1]["steps"][0]["rows"]) > 0.1
+    assert not {"lr.too-high", "init.too-small"} & set(run.causes)
+
+
+def test_a_rate_that_drives_the_loss_up_until_it_breaks_is_too_high(watch: Nursery) -> None:
+    run = watch(FITTED, FIT.replace("Adam", "SGD").replace("1e-2", "0.6"), LOOP.replace("range(60)", "range(200)"))
+    assert run.first.cause == "lr.too-high"
+    assert run.first.severity == "error"
+
+
 def test_a_loss_that_is_not_finite_because_of_its_data_has_no_rate_too_high(watch: Nursery) -> None:
     run = watch(START, "x[7] = torch.inf", paced("0.1"), LOOP)
     assert run.first.cause == "data.nonfinite-input"
