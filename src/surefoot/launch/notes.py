@@ -426,7 +426,7 @@ class Notes:
         note: dict[str, Any] = {"bad": bad, "given_finite": None}
         if bad:
             note |= {"nan": int(torch.isnan(made).sum()), "inf": int(torch.isinf(made).sum()), "of": made.numel()}
-            kept = [value for value in given if value.data_ptr() != made.data_ptr()]
+            kept = [value for value in given if value is not made]
             if kept and len(kept) == len(given):  # else it was written over
                 note["given_finite"] = all(bool(torch.isfinite(value).all()) for value in given)
                 edge = sampled(kept[-1 if entry.name == "div" else 0]).float()

@@ -31,7 +31,8 @@ def share_of(root: Tensor, scaled: bool, may_wait: bool) -> float | None:
     """
     if listeners.saved or root.grad_fn is None or root.numel() != 1:
         return None
-    share, node = 1.0, root.grad_fn.next_functions[0][0] if scaled else root.grad_fn
+    share = 1.0
+    node: Any = root.grad_fn.next_functions[0][0] if scaled else root.grad_fn
     if node is None:
         return None
     with Unnoticed():

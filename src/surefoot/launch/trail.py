@@ -157,7 +157,14 @@ def _were_finite(facts: dict[str, Any], way: Trail | None, drawn: list[Any]) -> 
     batch = [tensor for each in drawn for tensor in tensors_in(each)]
     if any(not is_finite(tensor) for tensor in batch):
         return False
-    return True if any(tensor.numel() >= max(1.0, _NEARLY_AS_MANY * size) for tensor in batch) else None
+    return True if any(_can_be_from(facts.get("shape") or [0], tensor) for tensor in batch) else None
+
+
+def _can_be_from(shape: list[int], batch: Tensor) -> bool:
+    """Whether a tensor of this shape can come from a batch: it has the same rows, and not many more values."""
+    if not batch.dim() or not len(batch) or batch.numel() < _NEARLY_AS_MANY * math.prod(shape):
+        return False
+    return shape[0] == len(batch) or (len(shape) > 1 and shape[0] % len(batch) == 0)
 
 
 def is_finite(value: Tensor) -> bool:
