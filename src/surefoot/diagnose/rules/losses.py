@@ -293,6 +293,8 @@ def undefined_op(run: Run) -> Claim | None:
     if events and events[0].get("loss_finite"):
         event = events[0]
         exact = event.get("backward")
+        if exact and _blown_up(run, {}):
+            return None  # an overflow: where it showed first says nothing
         if exact:
             return Claim(
                 0.95,
