@@ -180,6 +180,13 @@ class Curve:
             return False
         return self.start - self.end > max(0.15 * abs(self.start), 2 * self.noise)
 
+    @property
+    def fell_through_noise(self) -> bool:
+        """Whether the end lies below the beginning by more than the middle of so many noisy losses can err."""
+        if self.rose or (self.chance is not None and self.end > 0.97 * self.chance):
+            return False
+        return self.start - self.end > max(0.15 * abs(self.start), 3 * self.noise / math.sqrt(self.window))
+
 
 class Run:
     """The facts of one run."""

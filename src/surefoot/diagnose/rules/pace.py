@@ -33,7 +33,8 @@ def too_high(run: Run) -> Claim | None:
     before = curve.before_bad
     blown = _climbed(run, early) if run.nonfinite else curve.rose
     shaken = before.peak > 1.5 * abs(before.start) + 1e-9 or _restless(before) or early > 0.1
-    stalled = not before.learned and shaken and before.count >= 8
+    noisy = early < 0.1 and before.fell_through_noise  # small steps, and the jumps are those of the batches
+    stalled = not before.learned and not noisy and shaken and before.count >= 8
     thrown = early > 0.3 and curve.blew_up  # it came back, but from far away
     if not (blown or stalled or thrown) or early < 0.02:
         return None
