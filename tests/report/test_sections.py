@@ -10,7 +10,7 @@ import report_runs
 import surefoot
 from surefoot.errors import UsageError
 from surefoot.record.messages import LayerRows, StepRow
-from surefoot.report.maps import MISSING, MOST_COLUMNS, NONFINITE, ZERO, time_columns
+from surefoot.report.maps import MISSING, MOST_COLUMNS, NONE, NONFINITE, ZERO, time_columns
 from surefoot.report.payload import sections
 from surefoot.report.source import read_source
 
@@ -78,6 +78,21 @@ def test_a_cell_that_was_not_finite_and_one_that_was_zero_have_codes_of_their_ow
     assert cells[0].tolist() == [0, NONFINITE]
     assert cells[1].tolist() == [ZERO, 65_000]
     assert 10 ** norms["high"] == pytest.approx(1e3)
+
+
+def test_a_parameter_without_a_gradient_is_neither_zero_nor_nan(tmp_path):
+    with surefoot.RunLog(tmp_path) as log:
+        for step, norms, odd in [(0, [None, 1.0, None], [None, 0, None]), (5, [1.0, 0.0, None], [0, 0, None])]:
+            columns = {"grad_norm": norms, "nonfinite": odd, "param_norm": [1.0, 1.0, 1.0]}
+            log.take(LayerRows(step, ["late", "zero", "never"], columns))
+    table = surefoot.load_run(tmp_path).layers
+    assert table.column("grad_norm").null_count == 3
+    (norms,) = of(tmp_path)["maps"]
+    cells = codes(norms)
+    assert norms["rows"] == ["late", "zero", "never"]
+    assert cells[0].tolist()[0] == NONE
+    assert cells[1].tolist()[1] == ZERO
+    assert cells[2].tolist() == [NONE, NONE]
 
 
 def test_a_parameter_that_leaves_zero_is_no_trouble_and_one_that_bursts_is(tmp_path):

@@ -83,6 +83,14 @@ class Curve:
         """The first step whose loss is not finite."""
         return next((s for s, v in zip(self.steps, self.values, strict=True) if not math.isfinite(v)), None)
 
+    @cached_property
+    def before_bad(self) -> Curve:
+        """The part before the first step whose loss is not finite: what became of the loss until then."""
+        if self.first_bad is None:
+            return self
+        until = self.steps.index(self.first_bad)
+        return Curve(self.values[:until], self.steps[:until], self.continued, self.blind, self.chance)
+
     @property
     def count(self) -> int:
         """Number of finite losses."""
@@ -174,6 +182,13 @@ class Curve:
         if self.count < FEWEST_LOSSES or (self.chance is not None and self.end > 0.97 * self.chance + 1e-6):
             return False
         return self.start - self.end > max(0.15 * abs(self.start), 2 * self.noise)
+
+    @property
+    def fell_through_noise(self) -> bool:
+        """Whether the end lies below the beginning by more than the middle of so many noisy losses can err."""
+        if self.rose or (self.chance is not None and self.end > 0.97 * self.chance):
+            return False
+        return self.start - self.end > max(0.15 * abs(self.start), 3 * self.noise / math.sqrt(self.window))
 
 
 class Run:
@@ -384,6 +399,12 @@ class Run:
         """Whether a loss or a gradient was ever not finite."""
         seen = self.curve.first_bad is not None or self.bad_value is not None or self.died_of_nonfinite
         return seen or bool(self.events("nonfinite-gradient"))
+
+    @cached_property
+    def first_nonfinite(self) -> int | None:
+        """The first step at which a loss or a gradient was seen not to be finite."""
+        steps = [self.curve.first_bad, *(event["step"] for event in self.events("nonfinite-gradient"))]
+        return min((step for step in steps if step is not None), default=None)
 
     @property
     def failing(self) -> bool:

@@ -28,8 +28,16 @@ _CLOSED = {"Add", "Sub", "Mul", "Neg", "View", "Reshape", "Mean", "Sum", "Select
 """Operations that give finite results for finite inputs, short of overflow."""
 
 
-def autopsy(root: Tensor, book: Book, origins: dict[str, list[tuple[str, str, str]]]) -> dict[str, Any]:
-    """What is known about the origin of a non-finite loss."""
+def autopsy(
+    root: Tensor,
+    book: Book,
+    origins: dict[str, list[tuple[str, str, str]]],
+    follow: Callable[[dict[str, Any], Tensor | None], dict[str, Any]] = lambda facts, tensor: {},
+) -> dict[str, Any]:
+    """What is known about the origin of a non-finite loss.
+
+    Before data is blamed, `follow(facts, tensor)` says what is known of the operations it went through without a graph.
+    """
     with Unnoticed():
         order = graph.leaves_first(root.grad_fn)
         bad_leaves = [
@@ -46,7 +54,7 @@ def autopsy(root: Tensor, book: Book, origins: dict[str, list[tuple[str, str, st
         return {"kind": "unknown", "op": graph.op(root.grad_fn) if root.grad_fn is not None else None}
     node, facts = culprit
     facts |= _origin(node, order, origins)
-    return facts
+    return facts | follow(facts, graph.saved(node).get(facts["tensor"])) if facts["kind"] == "data" else facts
 
 
 def _first_culprit(order: list[Any]) -> tuple[Any, dict[str, Any]] | None:
@@ -256,6 +264,7 @@ def _count(value: Tensor) -> dict[str, Any]:
     return {
         "nan": int(torch.isnan(value).sum()),
         "inf": int(torch.isinf(value).sum()),
+        "minus_inf": int((value == -math.inf).sum()),
         "shape": list(value.shape),
     }
 

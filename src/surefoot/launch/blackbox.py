@@ -102,6 +102,14 @@ class BlackBox:
         if self._bad_loss is not None:
             self._reached = {id(leaf) for leaf in graph.leaves(root.grad_fn)}
 
+    def drawn(self) -> list[Any]:
+        """The batches that data loaders handed out for the step under way, those that are as they were then."""
+        window = None if self._notes is None else self._notes.window(self._watcher.steps)
+        if self._notes is None or window is None:
+            return []
+        now = self._notes.under_way.drawn or [seen for each in window.microbatches for seen in each.drawn]
+        return [seen.value for seen in now if not seen.changed]
+
     def after_backward(self) -> None:
         """`backward` is done: what follows is the next microbatch, or the step."""
         if self._notes is None:

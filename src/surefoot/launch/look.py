@@ -27,6 +27,7 @@ from surefoot.launch.notes import VIEWS, Notes
 from surefoot.launch.passes import Passes
 from surefoot.launch.questions import ask_causality, ask_terms
 from surefoot.launch.tape import Tape, tensors_in
+from surefoot.launch.trail import Trail, trails
 from surefoot.launch.updates import Updates, note_if_moved
 
 if TYPE_CHECKING:
@@ -50,9 +51,13 @@ class Look:
         self.thorough = thorough
         self.passes = Passes(step, book, keep_outputs=thorough)
         self.roots: list[dict[str, Any]] = []
+        self._claimed_last: list[dict[str, Any]] = []
+        """The roots whose gradients the last step took."""
         self.updates = Updates(book)
         self.origins: dict[str, list[tuple[str, str, str]]] = {}
         """For each kind of autograd node: the site, module and call of those on the tape, in order."""
+        self.trails: list[Trail] = []
+        """How data came into the graph."""
         self._book, self._safely = book, safely
         self.notes = Notes(book.id_of)
         self.tape: Tape | None = Tape(self._take_note, safely) if use_tape else None
@@ -110,6 +115,7 @@ class Look:
     def _forget(self) -> None:
         """Let go of the graph; keep where in the user's code each kind of node came from."""
         if self.tape is not None:
+            self.trails = self._safely("data of steps", trails, self.tape) or []
             products = {i for e in self.tape.entries if e.name in ("matmul", "einsum", "bmm", "mul") for i in e.inputs}
             for note in self.notes.softmaxes:
                 note.setdefault(
@@ -220,6 +226,7 @@ class Look:
     def before_backward(self, root: Tensor, facts: dict[str, Any]) -> None:
         """Read the graph under the tensor that `backward` is called on."""
         self._heard = None
+        facts["for"] = []
         with Unnoticed():
             below = list(graph.nodes(root.grad_fn))
             facts["nodes"] = len(below)
@@ -255,6 +262,14 @@ class Look:
             known.append(record.id)
         facts["parameters"] = sorted(known)
         facts["strange"] = strange[:20]
+
+    def claim_roots(self, optimizer: int) -> None:
+        """An optimizer steps: for the backwards since the last step, or, if there were none, for the same as that."""
+        fresh = [root for root in self.roots if not root["for"]]
+        self._claimed_last = fresh or self._claimed_last
+        for root in self._claimed_last:
+            if optimizer not in root["for"]:
+                root["for"].append(optimizer)
 
     def after_backward(self) -> None:
         """Find the first node of the last backward that turned finite gradients into something else."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from surefoot.launch.calm import Unnoticed
 from surefoot.launch.describe import as_distribution, describe, label_counts, rows_of, sampled
+from surefoot.launch.tape import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,6 +58,15 @@ RISKY = {
     "linalg_cholesky", "slogdet", "logdet", "pairwise_distance", "dist", "std_mean", "softmax",
 }  # fmt: skip
 """Operations that are not defined everywhere, or whose derivative is not."""
+_PARTIAL = (RISKY - {"where", "softmax", "cdist", "dist"}) | {
+    "rdiv",
+    "rpow",
+    "mean",
+    "var_mean",
+    "median",
+    "log_softmax",
+}
+"""Operations that can make something non-finite out of finite values; the mean of nothing is one."""
 
 
 class Notes:
@@ -117,6 +127,8 @@ class Notes:
                 self._folded(entry, args, out)
             if entry.out_dtype == "float16" and isinstance(out, Tensor):
                 self._overflow(entry, args, out)
+            if not entry.out_grad and entry.name.rstrip("_") in _PARTIAL:
+                self._domain(entry, args, kwargs, out)
             if name in RISKY and entry.out_grad and isinstance(out, Tensor) and out.is_floating_point():
                 self._risk(entry, args, out)
 
@@ -403,6 +415,23 @@ class Notes:
             self.overflows.append(
                 self._place(entry) | {"infinite": int(torch.isinf(out).sum()), "of": out.numel(), "largest_in": largest}
             )
+
+    def _domain(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Whether an operation without a graph made something non-finite, and whether what it was given was finite."""
+        made = next((value for value in tensors_in(out) if value.is_floating_point()), None)
+        if made is None or made.layout is not torch.strided or made.is_meta:
+            return
+        given = [value for value in (*tensors_in(args), *tensors_in(kwargs)) if value.is_floating_point()]
+        bad = not bool(torch.isfinite(made).all())
+        note: dict[str, Any] = {"bad": bad, "given_finite": None}
+        if bad:
+            note |= {"nan": int(torch.isnan(made).sum()), "inf": int(torch.isinf(made).sum()), "of": made.numel()}
+            kept = [value for value in given if value is not made]
+            if kept and len(kept) == len(given):  # else it was written over
+                note["given_finite"] = all(bool(torch.isfinite(value).all()) for value in given)
+                edge = sampled(kept[-1 if entry.name == "div" else 0]).float()
+                note["lowest"] = _finite(edge.min()) if edge.numel() else None
+        entry.note["domain"] = note
 
     def _risk(self, entry: Entry, args: tuple[Any, ...], out: Tensor) -> None:
         """How near an operation came to where it, or its derivative, is not defined."""

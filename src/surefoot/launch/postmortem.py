@@ -50,7 +50,8 @@ def find_bad_loss(error: BaseException | None, scope: dict[str, Any] | None, wat
             if isinstance(value, Tensor) and value.numel() == 1 and value.grad_fn is not None:
                 number = float(value.detach())
                 if number != number or number in (float("inf"), float("-inf")):
-                    return {"name": name, "value": str(number)} | autopsy(value, watcher.book, watcher.origins)
+                    found = autopsy(value, watcher.book, watcher.origins, watcher.follow_data)
+                    return {"name": name, "value": str(number)} | found
     return None
 
 

@@ -120,10 +120,9 @@ def _bags(ids: Tensor) -> Tensor:
 def breaks(tape: Tape, roots: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Where a value that gradients should flow through was cut off, and whether a loss was made from it."""
     found = []
-    ends = {root["entry"] for root in roots if root.get("entry") is not None}
-    reached: set[int] = set()
-    for end in ends:
-        reached |= {entry.index for entry in tape.history(end, 5000)}
+    ends = {number: root["entry"] for number, root in enumerate(roots) if root.get("entry") is not None}
+    under = {number: {entry.index for entry in tape.history(end, 5000)} for number, end in ends.items()}
+    reached = set().union(*under.values())
     for entry in tape.entries:
         cut = entry.name in BREAKS and any(entry.grads) and not entry.out_grad
         dark = not entry.grad_enabled and entry.index in reached and any(entry.grads)
@@ -134,6 +133,7 @@ def breaks(tape: Tape, roots: list[dict[str, Any]]) -> list[dict[str, Any]]:
                     "site": entry.site,
                     "module": entry.module,
                     "reaches_loss": entry.index in reached,
+                    "roots": [number for number, below in under.items() if entry.index in below],
                     "parameters": sorted(_upstream(tape, entry))[:200],
                 }
             )

@@ -17,6 +17,9 @@ _LIBRARIES = tuple(
      if (path := sysconfig.get_path(key))}
     | {path + os.sep for key in ("stdlib", "purelib") if (path := sysconfig.get_path(key))}
 )  # fmt: skip
+_PACKAGES = ("site-packages", "dist-packages")
+_WATCHING = os.path.join(_HERE, "launch") + os.sep
+_WRAPPERS = (os.path.join("torch", "_compile.py"), os.path.join("torch", "_dynamo", "eval_frame.py"))
 _own_files: dict[str, bool] = {}
 
 
@@ -36,7 +39,7 @@ def _judge(filename: str) -> bool:
         return False
     if filename.startswith(zoo):
         return True
-    return not (filename.startswith(_LIBRARIES) or "site-packages" in filename or "dist-packages" in filename)
+    return not (filename.startswith(_LIBRARIES) or any(folder in filename for folder in _PACKAGES))
 
 
 def user_frame(depth: int = 1) -> FrameType | None:
@@ -54,6 +57,28 @@ def user_frames(depth: int = 1) -> Iterator[FrameType]:
         if is_users(frame.f_code.co_filename):
             yield frame
         frame = frame.f_back
+
+
+def caller() -> FrameType | None:
+    """The frame that called a function we wrapped: the innermost one outside of what watches the script.
+
+    Wrappers of torch's are passed over: importing `torch._dynamo` puts one around functions that we have wrapped.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (
+        frame.f_code.co_filename.startswith(_WATCHING) or frame.f_code.co_filename.endswith(_WRAPPERS)
+    ):
+        frame = frame.f_back
+    return frame
+
+
+def is_library(filename: str) -> bool:
+    """Whether a file belongs to a library that a script may call, this one included: not to Python, torch or NumPy."""
+    if is_users(filename) or filename.startswith("<"):
+        return False
+    packaged = any(folder in filename for folder in _PACKAGES)
+    inside = any(f"{folder}{os.sep}{name}{os.sep}" in filename for folder in _PACKAGES for name in ("torch", "numpy"))
+    return (packaged and not inside) or filename.startswith(_HERE + os.sep)
 
 
 def site(depth: int = 1) -> str:

@@ -48,7 +48,7 @@ class Updates:
         self.stepped.add(record.id)
         if not record.changed + record.unchanged:
             self._book.see_again(record, tensor)
-        row: dict[str, Any] = {"id": record.id}
+        row: dict[str, Any] = {"id": record.id, "grad": None}
         if tensor.grad is not None:
             row |= gradient_facts(tensor.grad)
             record.with_grad += 1

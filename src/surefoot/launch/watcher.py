@@ -29,10 +29,12 @@ from surefoot.launch.kept import KeptGraphs
 from surefoot.launch.look import Look
 from surefoot.launch.manual import ManualLoop
 from surefoot.launch.series import Series
+from surefoot.launch.shares import Accumulation, share_of
 from surefoot.launch.sites import name_of, site, user_frame
 from surefoot.launch.spikes import Levels, data_under
 from surefoot.launch.stream import Stream
 from surefoot.launch.tape import leave_every_tape
+from surefoot.launch.trail import Trail, origin_of_data, trails
 from surefoot.launch.turns import Turns, follow
 from surefoot.launch.voice import say
 from surefoot.launch.watched import Watched, gradient_norm, left_share
@@ -107,11 +109,16 @@ class Watcher:
         self.compiled = False
         self.look: Look | None = None
         self.origins: dict[str, list[tuple[str, str, str]]] = {}
+        self.trails: list[Trail] = []
+        """How data came into the graph at the last look."""
         self.started = time.monotonic()
         self._save_wait = FIRST_SAVE_S
         self._save_at = self.started + FIRST_SAVE_S
         self._look_at = 0
         self._pending: list[Any] = []
+        self._shares: list[float | None] = []
+        """Which part of its microbatch's loss each of them is."""
+        self._accumulation = Accumulation()
         self._last_losses: list[Any] = []
         self._backwards_at_zero = -1
         self._zero_site = ""
@@ -188,6 +195,7 @@ class Watcher:
             if self.diary is not None:
                 self.safely("run log", self.diary.look, facts)
             self.origins = look.origins or self.origins
+            self.trails = look.trails or self.trails
         if len(self.looks) < FIRST_LOOKS or self._extra_looks > 0:
             self._extra_looks -= 1
             self._look_at = self.steps
@@ -248,16 +256,18 @@ class Watcher:
         if self.look is not None and self.look.tape is not None:
             self.look.tape.in_step = self.look.tape.has_closure and self.look.tape.in_step
         value: Any = root.detach()
+        scaled = False
         if self.unscaled is not None:
             ref, original = self.unscaled
             if ref() is root:
-                value = original
+                value, scaled = original, True
         if value.numel() != 1:
             value = value.float().mean()
         eager = value.device.type == "cpu" or self.steps < _EAGER_STEPS
         if eager:
             value = float(value)
         self._pending.append(value)
+        self._shares.append(self.safely("microbatches", share_of, root, scaled, eager))
         if self.blackbox is not None:
             self.safely("incidents", self.blackbox.before_backward, root, value)
         if not self._stepped:
@@ -303,8 +313,19 @@ class Watcher:
                     origins.setdefault(graph.op(entry.node), []).append((entry.site, entry.module, entry.name))
         else:
             origins = self.origins
-        facts = autopsy(root, self.book, origins)
+        facts = autopsy(root, self.book, origins, self.follow_data)
         self.happened({"event": "nonfinite-loss", "step": self.steps, "value": str(value), **facts})
+
+    def follow_data(self, facts: dict[str, Any], tensor: Tensor | None) -> dict[str, Any]:
+        """Where data that an autopsy found not to be finite came from: through which operations, and whether so."""
+        if facts.get("dtype") == "float16" and not facts.get("nan"):
+            return {}  # the cast may have made it
+        drawn = self.blackbox.drawn() if self.blackbox is not None else []
+        if self.look is not None and self.look.tape is not None:
+            known = trails(self.look.tape)
+            if known:
+                return origin_of_data(facts, tensor, known, True, drawn)
+        return origin_of_data(facts, tensor, self.trails, False, drawn)
 
     def _note_spike(self, root: Tensor, value: float) -> None:
         """The data tensors that went into a loss far above the others."""
@@ -334,6 +355,7 @@ class Watcher:
         watched = self.watched(optimizer)
         watched.loss_at_start = self.backwards
         if self.look is not None:
+            self.look.claim_roots(watched.number)
             if watched.number in self._cycle and not has_closure:
                 self._finish_cycle()
             if self.look is not None:
@@ -358,13 +380,16 @@ class Watcher:
         if self.look is not None and self.look.tape is not None:
             self.look.tape.in_step = False
         row, watched.row = watched.row, {}
-        losses = self._pending or self._last_losses
+        if self.look is not None and self.backwards > watched.loss_at_start:
+            self.look.claim_roots(watched.number)
+        losses, shares = self._pending or self._last_losses, self._shares
         inside = self.backwards - watched.loss_at_start
-        if inside:  # a closure: the first evaluation is the loss at the current point
-            losses = losses[-inside:][:1]
+        if inside:  # a closure: its first evaluation is the loss at the current point, or of the last microbatch
+            first = len(losses) - inside + 1
+            losses, shares = losses[:first], shares[:first]
             row["grad_norm"] = self.safely("gradient norms", gradient_norm, optimizer, self.scaler.get("unscale_by"))
             row["closure"] = inside
-        row["loss"] = _mean(losses)
+        row["loss"] = self._accumulation.loss_of(losses, shares)
         row["backwards"] = len(self._pending)
         row["lr"] = float(optimizer.param_groups[0]["lr"]) if "lr" in optimizer.param_groups[0] else None
         if self.clip_now is not None:
@@ -377,7 +402,7 @@ class Watcher:
             watched.leftover = []
         if self._root_sites_of_step:
             row["roots"] = len(set(self._root_sites_of_step))
-        self._last_losses, self._pending = losses, []
+        self._last_losses, self._pending, self._shares = [row["loss"]] if losses else [], [], []
         self._root_sites_of_step = []
         self._stepped = True
         row["at"] = self.steps
@@ -424,7 +449,8 @@ class Watcher:
 
     def step_skipped(self) -> None:
         """A scaler left a step out: its losses belong to no row."""
-        self._last_losses, self._pending = self._pending, []
+        loss = self._accumulation.loss_of(self._pending, self._shares)
+        self._last_losses, self._pending, self._shares = [] if loss is None else [loss], [], []
         self._root_sites_of_step = []
         if self.diary is not None:
             self.safely("run log", self.diary.event, {"event": "overflow", "step": self.steps} | self.scaler)
@@ -518,9 +544,3 @@ class Watcher:
         for watched in self.optimizers:
             self.safely("series", watched.series.read)
         return assemble(self)
-
-
-def _mean(values: list[Any]) -> Any:
-    if not values:
-        return None
-    return values[0] if len(values) == 1 else sum(values) / len(values)

@@ -196,23 +196,28 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:
 
 
 def _array(column: Any, kind: Any = np.float32) -> Array:
-    """An array of a tensor (bfloat16 too, which numpy does not know), an array or a list."""
+    """An array of a tensor (bfloat16 too, which numpy does not know), an array or a list, where `None` is masked."""
     if hasattr(column, "detach"):
         column = column.detach().cpu()
         column = (column.float() if kind is np.float32 else column).numpy()
     with np.errstate(over="ignore"):
+        if isinstance(column, (list, tuple)) and any(value is None for value in column):
+            filled = [0 if value is None else value for value in column]
+            return np.ma.array(filled, dtype=kind, mask=[value is None for value in column])
         return np.asarray(column, dtype=kind)
 
 
 def _stacked(arrays: list[Array | None], counts: list[int]) -> pa.Array:
-    """One column from the pieces of many messages; a piece that is missing is null."""
+    """One column from the pieces of many messages; a piece, or a value of one, that is missing is null."""
     import pyarrow as pa
 
     if all(array is None for array in arrays):
         return pa.nulls(sum(counts), pa.float32())
     values = [np.zeros(n, np.float32) if array is None else array for array, n in zip(arrays, counts, strict=True)]
     missing = np.repeat([array is None for array in arrays], counts)
-    return pa.array(np.concatenate(values), pa.float32(), mask=missing if missing.any() else None)
+    missing |= np.concatenate([np.ma.getmaskarray(array) for array in values])
+    plain = np.concatenate([np.ma.getdata(array) for array in values])
+    return pa.array(plain, pa.float32(), mask=missing if missing.any() else None)
 
 
 def _numbers(values: list[Any]) -> pa.Array:

@@ -56,7 +56,10 @@ class StepRow:
 
 @dataclass(frozen=True)
 class LayerRows:
-    """Per-layer numbers of one step: in each column one value per name, with NaN and Inf kept."""
+    """Per-layer numbers of one step: in each column one value per name, with NaN and Inf kept.
+
+    `None` in a list means that there was nothing to measure: a parameter without a gradient has no `grad_norm`.
+    """
 
     step: int
     names: Sequence[str]

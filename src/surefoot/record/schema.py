@@ -4,7 +4,8 @@ Four tables: `scalars` (one row per optimizer step), `layers` (one row per layer
 On disk each row also carries the number of the session that wrote it: a resumed run continues in the same folder, and
 the reader needs to know which rows the later session has superseded. `load_run` leaves that column out.
 
-A number that nobody measured is null; NaN and Inf are values, and stay what they are.
+A number that nobody measured is null; NaN and Inf are values, and stay what they are. A row of `layers` that has a
+`param_norm` and no `grad_norm` is of a parameter that had no gradient.
 """
 
 from __future__ import annotations

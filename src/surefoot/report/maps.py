@@ -2,7 +2,8 @@
 
 A cell shows the largest value of its steps, so that what stands out is seen at every zoom; a cell in which anything was
 not finite says so. Cells are 16-bit codes between the map's ends, on a logarithmic scale where values span decades; the
-highest codes are for what no scale has a place for.
+highest codes are for what no scale has a place for. A parameter that was looked at and had no gradient is one of them:
+that is neither zero nor NaN.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 MOST_COLUMNS = 600
 _TOP = 65_000
-ZERO, NONFINITE, MISSING = 65_533, 65_534, 65_535
-"""Codes beyond the scale: exactly zero on a logarithmic scale, not finite, and not measured."""
+NONE, ZERO, NONFINITE, MISSING = 65_532, 65_533, 65_534, 65_535
+"""Codes beyond the scale: no gradient, exactly zero on a logarithmic scale, not finite, and not measured."""
 
 _MAPS = (
     ("grad_norm", "Gradient norm by layer", True, "Each cell is the largest of its steps."),
@@ -47,10 +48,19 @@ def layer_maps(table: pa.Table) -> list[dict[str, Any]]:
         here = slice(None) if column[1].all() else column[1]  # millions of rows are not copied for nothing
         if name == "update_ratio":
             here = column[1] & ~_from_zero(table, column[0])
+        none = _without_gradient(table, column[1]) if name == "grad_norm" else np.zeros_like(broken)
+        if none.any():
+            here = column[1] | none
         bad_here = broken[here] if name == "grad_norm" else np.zeros_like(broken[here])
-        cells = _cells(steps[here], rows[here], column[0][here], bad_here, len(names))
+        cells = _cells(steps[here], rows[here], column[0][here], bad_here, none[here], len(names))
         found.append({"id": name, "title": title, "caption": caption, **_as_map(cells, names, logarithmic)})
     return [a_map for a_map in found if a_map["rows"]]
+
+
+def _without_gradient(table: pa.Table, has_gradient: Numbers) -> Numbers:
+    """Parameters that were looked at and had no gradient."""
+    norms = measured(table, "param_norm")
+    return np.zeros_like(has_gradient) if norms is None else norms[1] & ~has_gradient
 
 
 def _from_zero(table: pa.Table, ratios: Numbers) -> Numbers:
@@ -81,17 +91,19 @@ def _rows(table: pa.Table) -> tuple[Numbers, list[str]]:
 
 
 def _cells(
-    steps: Numbers, rows: Numbers, values: Numbers, broken: Numbers, height: int
-) -> tuple[Numbers, Numbers, Numbers]:
-    """Where columns begin, the largest value of each cell, and which cells hold something that is not finite."""
+    steps: Numbers, rows: Numbers, values: Numbers, broken: Numbers, none: Numbers, height: int
+) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Where columns begin, each cell's largest value, whether it holds something not finite, or lacks a gradient."""
     starts, columns = time_columns(steps)
     places = rows * len(starts) + columns
     largest = np.full(height * len(starts), -np.inf)
     finite = np.isfinite(values)
     np.maximum.at(largest, places, np.where(finite, values, -np.inf))
     odd = np.zeros(height * len(starts), dtype=bool)
-    odd[places[~finite | broken]] = True
-    return starts, largest.reshape(height, -1), odd.reshape(height, -1)
+    odd[places[(~finite & ~none) | broken]] = True
+    without = np.zeros(height * len(starts), dtype=bool)
+    without[places[none]] = True
+    return starts, largest.reshape(height, -1), odd.reshape(height, -1), without.reshape(height, -1)
 
 
 def time_columns(steps: Numbers, most: int = MOST_COLUMNS) -> tuple[Numbers, Numbers]:
@@ -115,16 +127,17 @@ def _distinct(values: Numbers) -> tuple[Numbers, Numbers]:
     return values[new], np.cumsum(new, dtype=np.int32) - 1
 
 
-def _as_map(cells: tuple[Numbers, Numbers, Numbers], names: list[str], logarithmic: bool) -> dict[str, Any]:
-    starts, values, odd = cells
-    seen = np.flatnonzero((np.isfinite(values) | odd).any(axis=1))
-    values, odd = values[seen], odd[seen]
+def _as_map(cells: tuple[Numbers, Numbers, Numbers, Numbers], names: list[str], logarithmic: bool) -> dict[str, Any]:
+    starts, values, odd, without = cells
+    seen = np.flatnonzero((np.isfinite(values) | odd | without).any(axis=1))
+    values, odd, without = values[seen], odd[seen], without[seen]
     finite = np.isfinite(values)
     shown = finite & (values > 0) if logarithmic else finite
     scaled = np.where(shown, values, 1.0)
     scaled = np.log10(scaled) if logarithmic else scaled
     low, high = _ends(scaled[shown], logarithmic)
     codes = np.full(values.shape, MISSING, dtype=np.uint16)
+    codes[without] = NONE
     codes[finite] = ZERO if logarithmic else 0
     spread = (scaled - low) / (high - low)
     codes[shown] = np.clip(np.rint(spread[shown] * _TOP), 0, _TOP).astype(np.uint16)

@@ -93,6 +93,25 @@ def test_what_experiments_confirm_comes_first_and_what_they_refute_is_doubted() 
     assert batch.conclusions[1] == "2 of its values are not finite."
 
 
+def test_a_batch_that_came_in_finite_is_not_confirmed_to_be_broken() -> None:
+    blamed = Finding("data.nonfinite-input", "error", 0.97, "…", 100)
+    first = baseline(BROKEN, math.nan, batch={"nonfinite": 0, "handed_out": True})
+    report = concluded(first, (blamed,), other_batches="cures", skip_batch="cures")
+    (found,) = [each for each in report.diagnosis.findings if each.cause == "data.nonfinite-input"]
+    assert "data.nonfinite-input" not in report.confirms
+    assert found.evidence["experiments"]["refuted"]
+    assert found.confidence < 0.5
+
+
+def test_experiments_do_not_blame_the_batch_for_an_operation_that_is_named() -> None:
+    named = Finding("loss.undefined-op", "error", 0.95, "log at train.py:14 …", 100)
+    for handed_out, bad in [(True, 0), (False, 1)]:
+        first = baseline(BROKEN, math.nan, batch={"nonfinite": bad, "handed_out": handed_out})
+        report = concluded(first, (named,), other_batches="cures", skip_batch="cures")
+        assert [each.cause for each in report.diagnosis.findings] == ["loss.undefined-op"]
+        assert report.confirms == []
+
+
 def test_a_rise_that_only_this_batch_brings_is_not_blamed_on_the_rate() -> None:
     found = concluded(baseline(RISEN), lr_10="cures", clip="cures", other_batches="cures", skip_batch="cures")
     assert found.speaks_for == ["data.bad-batch"]

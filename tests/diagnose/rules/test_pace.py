@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from recorded import falling, look, moves, run
+from surefoot.diagnose.rules import pace
 from watched import CLASSES, FIT, LOOP, NET, VALUES
 
 if TYPE_CHECKING:
@@ -52,6 +54,38 @@ def test_usual_rates_are_fine(watch: Nursery, optimizer: str, rate: str) -> None
 def test_a_second_phase_at_a_tiny_rate_is_fine(watch: Nursery) -> None:
     second = "optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)"
     assert watch(START, NET, LOOP, second, LOOP).causes == []
+
+
+BREAKS_ONCE = """
+for step in range(60):
+    rows = torch.randint(len(x), (32,))
+    optimizer.zero_grad()
+    loss = loss_of(model(x[rows]), y[rows])
+    loss.backward()
+    if step == 40:
+        model[0].weight.grad[0, 0] = torch.nan
+    optimizer.step()
+"""
+
+
+def test_one_nan_in_a_run_that_learned_does_not_make_its_rate_too_high(watch: Nursery) -> None:
+    run = watch(START, paced("5e-2"), "nn.init.zeros_(model[2].weight)", BREAKS_ONCE)
+    assert max(row["ratio"] or 0 for row in run.facts["looks"][1]["steps"][0]["rows"]) > 0.1
+    assert not {"lr.too-high", "init.too-small"} & set(run.causes)
+
+
+def test_small_steps_through_noise_that_lead_down_are_no_rate_too_high() -> None:
+    falls = [value + (0.5 if step % 2 else 0.0) for step, value in enumerate(falling(240, 1.2, 0.4))]
+    looks = [look(step, steps=moves(0.03)) for step in range(8)]
+    assert pace.too_high(run(falls, looks=looks)) is None
+    flat = [0.6 + (0.5 if step % 2 else 0.0) for step in range(240)]
+    assert pace.too_high(run(flat, looks=looks)) is not None
+
+
+def test_a_rate_that_drives_the_loss_up_until_it_breaks_is_too_high(watch: Nursery) -> None:
+    run = watch(FITTED, FIT.replace("Adam", "SGD").replace("1e-2", "0.6"), LOOP.replace("range(60)", "range(200)"))
+    assert run.first.cause == "lr.too-high"
+    assert run.first.severity == "error"
 
 
 def test_a_loss_that_is_not_finite_because_of_its_data_has_no_rate_too_high(watch: Nursery) -> None:

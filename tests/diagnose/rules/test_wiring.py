@@ -219,6 +219,48 @@ def test_a_loaded_body_that_is_frozen_is_fine(watch: Nursery) -> None:
     assert "optim.frozen-parameters" not in watch(START, narrow, load, FREEZE, LOOP).causes
 
 
+BODY_AND_HEAD = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16, bias=False), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 2))
+        self.head = nn.Linear(2, 3)
+
+    def forward(self, given):
+        return self.head(self.body(given))
+
+model = Net()
+READ
+model.body.requires_grad_(False)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+"""
+BY_ASSIGNMENT = """
+learned = {name: value + 0.3 * torch.randn_like(value) for name, value in model.body.state_dict().items()}
+for name, value in learned.items():
+    path, _, own = name.rpartition(".")
+    setattr(model.body.get_submodule(path), own, nn.Parameter(value))
+"""
+BY_A_LIBRARY = """
+import os, sys
+os.makedirs("site-packages/models", exist_ok=True)
+with open("site-packages/models/__init__.py", "w") as file:
+    file.write("def read(model):\\n    model.load_state_dict(model.state_dict())\\n")
+sys.path.insert(0, "site-packages")
+import models
+models.read(model.body)
+"""
+
+
+@pytest.mark.parametrize("read", [BY_ASSIGNMENT, BY_A_LIBRARY])
+def test_a_body_that_a_library_read_from_a_file_is_frozen_on_purpose(watch: Nursery, read: str) -> None:
+    found = watch(START, BODY_AND_HEAD.replace("READ", read), LOOP)
+    assert "optim.frozen-parameters" not in [each.cause for each in found.diagnosis.findings]
+
+
+def test_a_body_with_norms_that_was_never_trained_is_named(watch: Nursery) -> None:
+    assert "optim.frozen-parameters" in watch(START, BODY_AND_HEAD.replace("READ", ""), LOOP).causes
+
+
 # The graph
 
 DETACHED = """
@@ -251,6 +293,59 @@ def test_a_backward_that_crashes_on_a_cut_graph_names_the_cut(watch: Nursery) ->
     assert run.exit_code == 1
     found = run.names_first("optim.detached-graph", step=0, at="|loss.backward()", evidence={"message", "cuts"})
     assert run.at("loss.detach()") in found.where
+
+
+ADVERSARIES = """
+maker = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
+judge = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 1))
+of_maker, of_judge = torch.optim.Adam(maker.parameters(), 1e-3), torch.optim.Adam(judge.parameters(), 1e-3)
+bce, ones = F.binary_cross_entropy_with_logits, torch.ones(32, 1)
+"""
+TURNS = {
+    "the judge first": """
+        for step in range(40):
+            made = maker(torch.randn(32, 4))
+            of_judge.zero_grad()
+            (bce(judge(torch.randn(32, 2)), ones) + bce(judge(made.detach()), 0 * ones)).backward()
+            of_judge.step()
+            seen = made.detach()  # FAULT
+            of_maker.zero_grad()
+            bce(judge(seen), ones).backward()
+            of_maker.step()
+        """,
+    "the maker first, the judge twice": """
+        for step in range(40):
+            seen = maker(torch.randn(32, 4)).data  # FAULT
+            of_maker.zero_grad()
+            bce(judge(seen), ones).backward()
+            of_maker.step()
+            for _ in range(2):
+                made = maker(torch.randn(32, 4)).detach()
+                of_judge.zero_grad()
+                (bce(judge(torch.randn(32, 2)), ones) + bce(judge(made), 0 * ones)).backward()
+                of_judge.step()
+        """,
+    "both backwards, then both steps": """
+        for step in range(40):
+            made = maker(torch.randn(32, 4))
+            of_judge.zero_grad(); of_maker.zero_grad()
+            (bce(judge(torch.randn(32, 2)), ones) + bce(judge(made.detach()), 0 * ones)).backward()
+            seen = made.detach()  # FAULT
+            bce(judge(seen), ones).backward()
+            of_judge.step(); of_maker.step()
+        """,
+}
+
+
+@pytest.mark.parametrize("turns", TURNS)
+def test_the_cut_is_that_of_the_loss_the_parameters_are_trained_for(watch: Nursery, turns: str) -> None:
+    run = watch(START, ADVERSARIES, TURNS[turns])
+    found = run.names_first("optim.detached-graph", step=0, at="|# FAULT", evidence={"parameters", "cut", "share"})
+    assert found.evidence["parameters"][0] == "maker.0.weight"
+    missing = [row for look in run.facts["looks"] for step in look["steps"] for row in step["rows"]
+               if step["optimizer"] == 0]  # fmt: skip
+    assert missing
+    assert all(row["grad"] is None for row in missing)
 
 
 STOPPED_ON_PURPOSE = {

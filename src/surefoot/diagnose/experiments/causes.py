@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from surefoot.diagnose.findings import Diagnosis, Finding
 
 FIXES: dict[str, dict[str, str]] = {
@@ -63,12 +65,18 @@ _DOUBT_LEFT = 0.25
 """What is left of the doubt."""
 
 
-def weigh(diagnosis: Diagnosis, cures: list[str], failures: list[str], unmoved: list[str]) -> Diagnosis:
+def weigh(
+    diagnosis: Diagnosis, cures: list[str], failures: list[str], unmoved: list[str], refuted: Sequence[str] = ()
+) -> Diagnosis:
     """The findings in the light of the experiments: the confirmed come first, the refuted are less certain.
 
-    `unmoved` are those failures that came at the very step at which the baseline failed.
+    `unmoved` are those failures that came at the very step at which the baseline failed; `refuted` are causes that
+    something else speaks against.
     """
-    judged = [_weigh_one(finding, cures, failures, unmoved) for finding in diagnosis.findings]
+    judged = [
+        _refuted(each) if each.cause in refuted else _weigh_one(each, cures, failures, unmoved)
+        for each in diagnosis.findings
+    ]
     order = sorted(range(len(judged)), key=lambda i: (-_standing(judged[i]), i))
     return replace(diagnosis, findings=tuple(judged[i] for i in order))
 
@@ -84,6 +92,12 @@ def _confirmed(finding: Finding, probe: str) -> Finding:
     told: dict[str, Any] = {"confirmed": True, "refuted": False, "cured_by": [probe], "not_cured_by": []}
     confidence = min(0.99, 1.0 - (1.0 - finding.confidence) * _DOUBT_LEFT)
     return replace(finding, confidence=confidence, evidence={**finding.evidence, "experiments": told})
+
+
+def _refuted(finding: Finding) -> Finding:
+    told: dict[str, Any] = {"confirmed": False, "refuted": True, "cured_by": [], "not_cured_by": []}
+    evidence = {**finding.evidence, "experiments": told}
+    return replace(finding, confidence=_REFUTED * finding.confidence, evidence=evidence)
 
 
 def _weigh_one(finding: Finding, cures: list[str], failures: list[str], unmoved: list[str]) -> Finding:

@@ -148,7 +148,7 @@ def _outcome(
     if curve.rose:
         onset = _onset(curve)
         return "diverged", onset, f"rose from step {onset}" if onset is not None else "rose"
-    if curve.learned or _fell_through_noise(curve):
+    if curve.learned or curve.fell_through_noise:
         if thrown and verdict != "healthy":
             more = f" and {len(thrown) - 1} more" if len(thrown) > 1 else ""
             return "thrown", thrown[0], f"thrown at step {thrown[0]}{more}"
@@ -159,13 +159,6 @@ def _outcome(
     if curve.chance is not None and curve.end > 0.97 * curve.chance:
         return "stuck", onset, f"at chance ({curve.end:.3g})"
     return "stuck", onset, f"stuck at {curve.end:.3g}"
-
-
-def _fell_through_noise(curve: Curve) -> bool:
-    """Whether the end lies below the beginning by more than the middle of so many noisy losses can err."""
-    if curve.rose or (curve.chance is not None and curve.end > 0.97 * curve.chance):
-        return False
-    return curve.start - curve.end > max(0.15 * abs(curve.start), 3 * curve.noise / math.sqrt(curve.window))
 
 
 def _onset(curve: Curve) -> int | None:

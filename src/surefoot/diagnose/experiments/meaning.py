@@ -43,12 +43,14 @@ def conclude(baseline: AppliedAsItWas, rows: list[Row], before: Diagnosis, scrip
     cures = [row.name for row in rows if row.verdict == "cures"]
     failed = {row.name: row.reading.failed_at for row in rows if row.verdict == "does not" and row.reading}
     unmoved = [name for name, step in failed.items() if step == baseline.reading.failed_at]
-    before = _without_refuted(before, cures)
-    report = Report("not cured", sentence(rows), rows, weigh(before, cures, list(failed), unmoved))
+    refuted = ["data.nonfinite-input"] if _came_in_finite(baseline, cures) else []
+    report = Report("not cured", sentence(rows), rows, weigh(before, cures, list(failed), unmoved, refuted))
     broken = baseline.told.get("state", {})
     report.answer = "cured" if cures else "not cured" if failed or broken else "undecided"
     report.conclusions = [*hidden, *_facts(baseline, by_name, script)]
     report.speaks_for = _causes(baseline, by_name, speaks_for(cures, unmoved))
+    if _names_operation(before, baseline):  # leaving out its batch cures that too
+        report.speaks_for = [code for code in report.speaks_for if not code.startswith("data.")]
     if len(report.speaks_for) == 1:
         report.diagnosis = _with(report.diagnosis, report.speaks_for[0], baseline, cures, report.conclusions)
     report.confirms = [f.cause for f in report.diagnosis.findings if f.evidence.get("experiments", {}).get("confirmed")]
@@ -168,18 +170,16 @@ def _causes(baseline: AppliedAsItWas, rows: dict[str, Row], spoken_for: list[str
     return [code for code in spoken_for if code in possible]
 
 
-def _without_refuted(diagnosis: Diagnosis, cures: list[str]) -> Diagnosis:
-    """Values that were not finite when they came in would be so in any precision."""
-    if not {"fp32", "bf16"} & set(cures):
-        return diagnosis
-    told = {"confirmed": False, "refuted": True, "cured_by": [], "not_cured_by": []}
-    findings = [
-        replace(each, confidence=0.5 * each.confidence, evidence={**each.evidence, "experiments": told})
-        if each.cause == "data.nonfinite-input"
-        else each
-        for each in diagnosis.findings
-    ]
-    return replace(diagnosis, findings=tuple(findings))
+def _came_in_finite(baseline: AppliedAsItWas, cures: list[str]) -> bool:
+    """Whether the values of the batch were finite: they would be so in any precision, and they are looked at."""
+    handed_out = baseline.told.get("batch", {}).get("handed_out", False) and not _nonfinite_in_batch(baseline)
+    return bool({"fp32", "bf16"} & set(cures)) or (handed_out and baseline.fails_at_once)
+
+
+def _names_operation(before: Diagnosis, baseline: AppliedAsItWas) -> bool:
+    """Whether the diagnosis of the run says which operation made the first non-finite value of this step."""
+    here = [each for each in before.findings if each.severity != "info" and each.step == baseline.captured.step]
+    return baseline.fails_at_once and any(each.cause == "loss.undefined-op" for each in here)
 
 
 def _with(diagnosis: Diagnosis, cause: str, baseline: AppliedAsItWas, cures: list[str], facts: list[str]) -> Diagnosis:

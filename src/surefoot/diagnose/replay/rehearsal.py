@@ -292,10 +292,11 @@ def _broken_state(incident: StoredIncident) -> dict[str, int]:
 
 
 def _broken_batch(incident: StoredIncident) -> dict[str, Any]:
-    """How many values of the batch, or of what the model was given, are not finite."""
-    window = incident.state.get("window") or {"microbatches": []}
-    plain = [tensors_in([each["drawn"], each["given"], each["calls"]]) for each in window["microbatches"]]
-    return {"nonfinite": sum(_nonfinite(tensor) for tensors in plain for tensor in tensors)}
+    """How many values of the batch, or of what the model was given where no batch was seen, are not finite."""
+    microbatches = (incident.state.get("window") or {"microbatches": []})["microbatches"]
+    drawn = [tensor for each in microbatches for tensor in tensors_in([each["drawn"], each["given"]])]
+    given = drawn or [tensor for each in microbatches for tensor in tensors_in(each["calls"])]
+    return {"nonfinite": sum(map(_nonfinite, given)), "handed_out": bool(drawn)}
 
 
 def _nonfinite(value: Tensor) -> int:

@@ -46,7 +46,7 @@ def nonfinite_input(run: Run) -> Claim | None:
     first_bad = run.curve.first_bad
     if bad is None and first_bad is None and not run.died_of_nonfinite:
         return None
-    if bad is not None and bad.get("kind") == "parameter":
+    if bad is not None and (bad.get("kind") == "parameter" or bad.get("without_graph") or bad.get("from_model")):
         return None
     step = bad.get("step") if bad is not None else run.steps if first_bad is None else first_bad
     if bad is not None and _half_infinite(bad):  # what the graph holds was cast: only the batch itself is a witness
@@ -71,10 +71,14 @@ def _claim_autopsy(bad: dict[str, Any]) -> Claim:
     count = f"{nan} NaN" if not inf else f"{inf} Inf" if not nan else f"{nan} NaN and {inf} Inf"
     listed = f" in {bad.get('bad_rows', len(rows))} of {shape[0]} rows (first: row {rows[0]})" if rows and shape else ""
     place = f" at {bad['site']}" if bad.get("site") else ""
+    passed = bad.get("passed") or []
+    end = ": no operation of the step made them, they came with the data."
+    if passed:  # whether it was finite before is not known
+        end = f". Whether they came with the data was not seen; on the way: {', '.join(passed[:3])}."
     return Claim(
-        0.97,
+        0.6 if passed else 0.97,
         f"{tensor} of shape {shape} that reaches `{bad.get('call') or bad.get('op')}`{place} at step "
-        f"{bad.get('step', 0)} already holds {count}{listed}: no operation made them, the data did.",
+        f"{bad.get('step', 0)} already holds {count}{listed}{end}",
         step=bad.get("step"),
         where=where_of(bad.get("site"), bad.get("module")),
         evidence={k: bad[k] for k in ("nan", "inf", "shape", "rows", "bad_rows", "op", "tensor", "value") if k in bad},

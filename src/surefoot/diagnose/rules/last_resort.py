@@ -91,7 +91,18 @@ def broken_loss(run: Run) -> Claim | None:
     """The loss was not finite, and what made it so was not seen."""
     if not _ended_badly(run):
         return None
-    step = run.curve.first_bad
+    step, bad = run.curve.first_bad, run.bad_value or {}
+    if bad.get("from_model"):
+        return Claim(
+            0.5,
+            f"What `{bad.get('call') or bad.get('op')}` at {bad.get('site') or 'the loss'} was given at step "
+            f"{bad.get('step')} is not finite, and a model made it without gradients, as target networks and frozen "
+            "parts do: its weights or its inputs are not finite.",
+            step=bad.get("step"),
+            where=(str(bad.get("site") or ""),),
+            evidence={key: value for key, value in bad.items() if key != "event"},
+            fixes=("Check the weights of the model that runs without gradients, and what it is given.", _REPLAY),
+        )
     return Claim(
         0.4,
         f"The loss is not finite from step {step} on, and neither the data nor the weights that were looked at were: "

@@ -271,6 +271,8 @@ def undefined_op(run: Run) -> Claim | None:
     """The first non-finite value was made by an operation outside its domain, forward or backward."""
     bad = run.bad_value
     step = _bad_step(run)
+    if bad is not None and bad.get("without_graph"):
+        return _before_the_graph(bad, step)
     if bad is not None and bad.get("kind") == "operation" and bad.get("dtype") not in ("float16",):
         op = str(bad.get("op"))
         special = bad.get("masked_rows") or bad.get("all_ignored") or bad.get("empty_count")
@@ -291,6 +293,8 @@ def undefined_op(run: Run) -> Claim | None:
     if events and events[0].get("loss_finite"):
         event = events[0]
         exact = event.get("backward")
+        if exact and _blown_up(run, {}):
+            return None  # an overflow: where it showed first says nothing
         if exact:
             return Claim(
                 0.95,
@@ -304,6 +308,38 @@ def undefined_op(run: Run) -> Claim | None:
             )
         return _likely_backward(run, event)
     return None
+
+
+def _before_the_graph(bad: dict[str, Any], step: int | None) -> Claim:
+    """The data was finite, and an operation on its way to the model made it otherwise."""
+    made, taken = bad.get("made_by") or {}, f"`{bad.get('call') or str(bad.get('op')).lower()}`"
+    nan, inf = bad.get("nan", 0), bad.get("inf", 0)
+    count = f"{nan} NaN" if not inf else f"{inf} Inf" if not nan else f"{nan} NaN and {inf} Inf"
+    count += f" in row {bad['rows'][0]}" if len(bad.get("rows") or []) == 1 else ""
+    place = f" at {bad['site']}" if bad.get("site") else ""
+    others = [words for words in bad.get("passed", []) if words != f"{made.get('call')} at {made.get('site')}"]
+    if bad["exact"]:
+        low = f" (lowest {made['lowest']:.3g})" if made.get("lowest") is not None else ""
+        words = (
+            f"{made['call']} at {made['site']} made the first non-finite value, at step {step}: {count} from finite "
+            f"values{low}. It runs outside of autograd, before {taken}{place} takes its result."
+        )
+    else:
+        names = f"{made['call']} at {made['site']}" if made else "which one was not seen"
+        more = f"; or {', or '.join(others[:3])}" if others else ""
+        words = (
+            f"What {taken}{place} was given at step {step} holds {count}, and the data it was made from is finite: an "
+            f"operation outside of autograd made them ({names}{more})."
+        )
+    call = str(made.get("call") or "the operation").rstrip("_")
+    return Claim(
+        0.95 if bad["exact"] else 0.85 if made else 0.7,
+        words,
+        step=step,
+        where=(str(made.get("site") or ""), str(bad.get("site") or "")),
+        evidence={k: v for k, v in bad.items() if k != "event"},
+        fixes=(_domain_fix(call, ""),) if made else (),
+    )
 
 
 def _domain_fix(call: str, at: str) -> str:

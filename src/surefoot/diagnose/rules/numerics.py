@@ -38,7 +38,7 @@ def fp16_overflow(run: Run) -> Claim | None:
             evidence={"overflows": notes[:5]},
         )
     bad = run.bad_value or {}
-    if not _uses(run, "float16") and bad.get("dtype") != "float16":
+    if bad.get("without_graph") or (not _uses(run, "float16") and bad.get("dtype") != "float16"):
         return None
     event = (run.events("nonfinite-gradient") or [{}])[0]
     scaler = run.facts.get("scaler") or {}

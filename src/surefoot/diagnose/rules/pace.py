@@ -10,11 +10,15 @@ from surefoot.diagnose.engine import Claim, Rule
 from surefoot.diagnose.run import number
 
 if TYPE_CHECKING:
-    from surefoot.diagnose.run import Run
+    from surefoot.diagnose.run import Curve, Run
 
 CYCLES = {"CosineAnnealingWarmRestarts", "OneCycleLR", "CyclicLR"}
 """Schedules that rise on purpose."""
 ADAPTIVE = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Lion", "Nadam", "NAdam", "RAdam", "Adafactor")
+_AT_ONCE = 3
+"""Up to this step there is too little before a NaN to see anything grow."""
+_LAST = 10
+"""Steps before a NaN in which a climb shows."""
 
 
 def too_high(run: Run) -> Claim | None:
@@ -26,9 +30,11 @@ def too_high(run: Run) -> Claim | None:
     if not ratios:
         return None
     early = max(ratios[:8])
-    blown = run.nonfinite or curve.rose
-    shaken = curve.peak > 1.5 * abs(curve.start) + 1e-9 or _restless(run) or early > 0.1
-    stalled = not curve.learned and shaken and curve.count >= 8
+    before = curve.before_bad
+    blown = _climbed(run, early) if run.nonfinite else curve.rose
+    shaken = before.peak > 1.5 * abs(before.start) + 1e-9 or _restless(before) or early > 0.1
+    noisy = early < 0.1 and before.fell_through_noise  # small steps, and the jumps are those of the batches
+    stalled = not before.learned and not noisy and shaken and before.count >= 8
     thrown = early > 0.3 and curve.blew_up  # it came back, but from far away
     if not (blown or stalled or thrown) or early < 0.02:
         return None
@@ -49,13 +55,43 @@ def too_high(run: Run) -> Claim | None:
     )
 
 
-def _restless(run: Run) -> bool:
+def _climbed(run: Run, early: float) -> bool:
+    """Whether the loss, the gradient or the weights grew before the first value that is not finite.
+
+    A NaN by itself says nothing about the learning rate. Where it comes so early that nothing can be seen to grow, an
+    update that is larger than the weights has to do.
+    """
+    bad = run.first_nonfinite
+    bad = run.steps if bad is None else bad
+    before = run.curve.before_bad
+    losses = [value for step, value in zip(before.steps, before.values, strict=True) if step <= bad]
+    norms = [v for v in run.column("grad_norm")[: bad + 1] if v is not None and math.isfinite(v)]
+    if bad <= _AT_ONCE and early > 1.0:
+        return True
+    if losses and max(losses[-_LAST:]) > 2 * abs(before.start) + 2 * before.noise:
+        return True
+    if len(norms) > 2 and max(norms[-_LAST:]) > 10 * median(norms[: max(1, len(norms) - _LAST)]):
+        return True
+    return _weights_grew(run, bad)
+
+
+def _weights_grew(run: Run, until: int) -> bool:
+    """Whether the weights, taken together, became several times as large as they were at the first look."""
+    sizes: dict[int, float] = {}
+    for step, row in run.updates():
+        size = number(row.get("weight"))
+        if step <= until and size is not None and math.isfinite(size):
+            sizes[step] = math.hypot(sizes.get(step, 0.0), size)
+    return bool(sizes) and max(sizes.values()) > 5 * sizes[min(sizes)]
+
+
+def _restless(curve: Curve) -> bool:
     """Whether the loss jumps about its level by a lot instead of settling."""
-    half = run.curve.finite[run.curve.count // 2 :]
+    half = curve.finite[curve.count // 2 :]
     if len(half) < 8:
         return False
     level = median(half)
-    return run.curve.noise > 0.3 * abs(level) or max(half) > 3 * abs(level)
+    return curve.noise > 0.3 * abs(level) or max(half) > 3 * abs(level)
 
 
 def too_low(run: Run) -> Claim | None:

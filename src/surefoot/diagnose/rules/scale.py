@@ -73,7 +73,7 @@ def init_too_small(run: Run) -> Claim | None:
     """Activations die with depth before the first update."""
     chain = _chain(run)
     gains = _gains(run, chain)
-    if len(chain) < 2 or not gains or run.curve.learned:
+    if len(chain) < 2 or not gains or run.curve.before_bad.learned:
         return None
     entering = number(chain[0].get("in_std")) or 1.0
     inner = chain[:-1]
@@ -245,7 +245,7 @@ def vanishing_gradient(run: Run) -> Claim | None:
     last = median(size for _, size in profile[-max(1, len(profile) // 4) :])
     if last <= 0 or first / last > 1e-3:
         return None
-    slow = run.curve.flat or not run.curve.learned
+    slow = run.curve.flat or not run.curve.before_bad.learned
     return Claim(
         0.85 if first / last < 1e-4 else 0.7,
         f"The gradient of `{run.label(profile[0][0])}` is {first / last:.1e} times that of "

@@ -153,7 +153,7 @@ def frozen_parameters(run: Run) -> Claim | None:
     mine = [p for p in run.parameters.values() if p["optimizers"] and p["model"]]
     frozen = [p for p in mine if not p["requires_grad"] and not p["trained_by"] and not p["loaded"]]
     share = _numel(frozen) / max(1, _numel(mine))
-    if share < 0.5 or not run.optimizers:
+    if share < 0.5 or not run.optimizers or _look_trained(frozen):
         return None
     weak = not run.curve.learned or run.curve.drop < 0.5
     return Claim(
@@ -169,11 +169,27 @@ def frozen_parameters(run: Run) -> Claim | None:
     )
 
 
+def _look_trained(parameters: list[dict[str, Any]]) -> bool:
+    """Whether weights have left the values that layers begin with: then they were learned before, and read from a file.
+
+    Layers of normalization begin with ones and zeros. Without those, weights tell by their tails: the largest of n
+    values drawn at random stays near sqrt(2 ln n) times their spread.
+    """
+    norms = [p for p in parameters if "norm" in p["module_type"].lower() and p["first"].get("norm") is not None]
+    if norms:
+        constant = [math.isclose(p["first"]["norm"], p["first"]["largest"] * math.sqrt(_numel([p])), rel_tol=1e-4)
+                    for p in norms]  # fmt: skip
+        return sum(constant) < 0.5 * len(constant)
+    matrices = [p for p in parameters if p["first"].get("std") and _numel([p]) > 1]
+    tails = [p["first"]["largest"] / p["first"]["std"] - math.sqrt(2 * math.log(_numel([p]))) for p in matrices]
+    return bool(tails) and median(tails) > 2
+
+
 def detached_graph(run: Run) -> Claim | None:
     """Parameters take part in the forward, and no gradient finds its way back to them."""
     crash = run.crash or {}
     if "does not require grad and does not have a grad_fn" in str(crash.get("message")):
-        cuts = [b for look in run.looks for b in look.get("breaks", [])]
+        cuts = _cuts_of_last_root(run)
         at = cuts[-1]["site"] if cuts else crash.get("site")
         return Claim(
             0.95,
@@ -191,12 +207,7 @@ def detached_graph(run: Run) -> Claim | None:
     ]  # fmt: skip
     if not dead:
         return None
-    lost = {p["id"] for p in dead}
-    cut = None
-    for look in run.looks:
-        for b in look.get("breaks", []):
-            if lost & set(b["parameters"]):
-                cut = b if cut is None or (b["reaches_loss"] and not cut["reaches_loss"]) else cut
+    cut = _cut_behind(run, dead)
     names = [p["label"] for p in dead]
     share = _numel(dead) / max(1, _numel([p for p in run.parameters.values() if p["optimizers"]]))
     if cut is None:
@@ -220,6 +231,33 @@ def detached_graph(run: Run) -> Claim | None:
         evidence={"parameters": names[:50], "cut": cut, "share": share},
         fixes=(f"Let the graph through at {cut['site']}.",),
     )
+
+
+def _cut_behind(run: Run, dead: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The cut between parameters and the loss they are trained for; other losses may be cut off from them on purpose.
+
+    A discriminator's loss leaves the generator alone: it is not the one that the generator's optimizer steps for.
+    """
+    lost = {p["id"] for p in dead}
+    owners = {number for p in dead for number in p["optimizers"]}
+    best, found = (False, False, 0, 0), None
+    for look in run.looks:
+        own = {number for number, root in enumerate(look.get("roots", [])) if owners & set(root.get("for", ()))}
+        for b in look.get("breaks", []):
+            hit = len(lost & set(b["parameters"]))
+            under = own & set(b.get("roots", ()))
+            rank = (bool(under), b["reaches_loss"], hit, max(under, default=0))
+            if hit and rank > best:
+                best, found = rank, b
+    return found
+
+
+def _cuts_of_last_root(run: Run) -> list[dict[str, Any]]:
+    """Where the tensor that backward was last called on was cut off; all cuts of the run if that is not known."""
+    looks = [look for look in run.looks if look.get("roots")]
+    last = len(looks[-1]["roots"]) - 1 if looks else 0
+    cuts = [b for b in looks[-1].get("breaks", []) if last in b.get("roots", ())] if looks else []
+    return cuts or [b for look in run.looks for b in look.get("breaks", [])]
 
 
 def _cut_words(cut: dict[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """Seeds and permutations: who seeds what, where and how often, and whether an order comes again.
 
-Only calls that the script itself makes count: libraries seed for reasons of their own. No number is ever drawn here.
+A call counts if the script makes it, or a library for it before the first step, as `set_seed` and `seed_everything` of
+many do; what torch and NumPy seed is for reasons of their own. No number is ever drawn here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from surefoot.launch.sites import is_users, place
+from surefoot.launch.sites import caller, is_library, is_users, place, user_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,12 +27,17 @@ def wrap_randomness(watcher: Watcher, wrapping: Wrapping) -> None:
 
     def seeding(kind: str) -> Callable[..., None]:
         def seeded(result: Any, args: Any, kwargs: Any) -> None:
-            frame = sys._getframe(4)
-            if is_users(frame.f_code.co_filename):
+            frame = caller()
+            own = frame if frame is not None and is_users(frame.f_code.co_filename) else None
+            for_it = frame is not None and is_library(frame.f_code.co_filename)
+            if own is None and for_it and frame is not None and frame.f_back is not None:
+                own = frame.f_back if is_users(frame.f_back.f_code.co_filename) else None
+            if own is not None or (for_it and watcher.steps == 0 and user_frame() is not None):
                 calls = watcher.seeds.setdefault(kind, [])
                 calls.append(watcher.steps)
                 del calls[400:]
-                note_seed(kind, args[-1] if args else kwargs.get("seed", kwargs.get("a")), frame)
+            if own is not None:
+                note_seed(kind, args[-1] if args else kwargs.get("seed", kwargs.get("a")), own)
 
         return seeded
 
@@ -53,8 +59,8 @@ def wrap_randomness(watcher: Watcher, wrapping: Wrapping) -> None:
 
     def seeded_own(kind: str) -> Callable[..., None]:
         def seeded(result: Any, args: Any, kwargs: Any) -> None:
-            frame: Any = sys._getframe(4)
-            if frame.f_code.co_filename == random.__file__:
+            frame: Any = caller()
+            if frame is not None and frame.f_code.co_filename == random.__file__:
                 frame = frame.f_back
             if frame is not None and is_users(frame.f_code.co_filename):
                 note_seed(kind, args[-1] if args else kwargs.get("seed"), frame)

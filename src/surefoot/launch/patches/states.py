@@ -5,7 +5,6 @@ Only the kinds of state in a file are noted, by their keys; no value is read.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from surefoot.launch.sites import is_users, site
+from surefoot.launch.sites import caller, is_library, is_users, site
 
 if TYPE_CHECKING:
     from surefoot.launch.patches.wrapping import Wrapping
@@ -24,11 +23,13 @@ def wrap_states(watcher: Watcher, wrapping: Wrapping) -> None:
     """Loading and saving."""
 
     def module_loaded(result: Any, args: Any, kwargs: Any) -> None:
-        if not is_users(sys._getframe(4).f_code.co_filename):
+        frame = caller()
+        if frame is None or not (is_users(frame.f_code.co_filename) or is_library(frame.f_code.co_filename)):
             return
         for tensor in args[0].parameters():
             watcher.book.add(tensor).loaded = True
-        watcher.happened({"event": "model-loaded", "step": watcher.steps, "site": site(4)})
+        if is_users(frame.f_code.co_filename):
+            watcher.happened({"event": "model-loaded", "step": watcher.steps, "site": site(4)})
 
     def optimizer_loaded(result: Any, args: Any, kwargs: Any) -> None:
         held = watcher.watched(args[0])

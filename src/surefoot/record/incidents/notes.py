@@ -269,6 +269,11 @@ class StepNotes:
             return self._window
         return next((window for window in self._past if window.step == step), None)
 
+    @property
+    def under_way(self) -> Microbatch:
+        """The microbatch that is not complete yet."""
+        return self._now
+
     def close(self) -> None:
         """Note nothing more."""
         self._detach()

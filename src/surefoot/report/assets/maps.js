@@ -1,6 +1,6 @@
 // Layer-by-time maps: gradient norm, update-to-weight ratio, dead share. Names beside the rows, a scale above.
 
-const [ZERO, NONFINITE, MISSING] = [65533, 65534, 65535];
+const [NONE, ZERO, NONFINITE, MISSING] = [65532, 65533, 65534, 65535];
 const CODES = 65000;
 const MAP_RAMPS = { grad_norm: "amount", update_ratio: "balance", dead_share: "share" };
 const USUAL_RATIO = -3; // decades: an update of a thousandth of the weights is where most healthy layers are
@@ -40,13 +40,14 @@ function drawMap(chart, fresh) {
   chart.rows = spec.rows.length;
   chart.ends = colourEnds(spec);
   const colours = ramp(MAP_RAMPS[spec.id] || "amount");
-  const [bad, zero] = [rgb(theme.colour("nonfinite")), rgb(theme.colour("zero"))];
+  const [bad, zero, none] = ["nonfinite", "zero", "none"].map((name) => rgb(theme.colour(name)));
   const wide = spec.columns.length;
   chart.picture = cellPicture(chart.rows, wide, (row, column) => {
     const code = chart.codes[row * wide + column];
     if (code === MISSING) return [0, 0, 0, 0];
     if (code === NONFINITE) return [...bad, 255];
     if (code === ZERO) return [...zero, 255];
+    if (code === NONE) return [...none, 255];
     const place = Math.round(within(chart, code) * 255) * 3;
     return [colours[place], colours[place + 1], colours[place + 2], 255];
   });
@@ -102,8 +103,9 @@ function drawScale(chart) {
   bar.style.background = rampCss(MAP_RAMPS[spec.id] || "amount");
   const label = (end) => (spec.log ? number(10 ** end, 1) : percent(end));
   const seen = new Set();
-  for (const code of chart.codes) if (code >= ZERO) seen.add(code);
+  for (const code of chart.codes) if (code >= NONE) seen.add(code);
   const extra = [
+    [NONE, "none", "no gradient"],
     [ZERO, "zero", "exactly 0"],
     [NONFINITE, "nonfinite", "NaN or Inf"],
   ].filter(([code]) => seen.has(code));
@@ -123,8 +125,8 @@ function tellCell(chart, x, y, step, top) {
   const column = columnAt(chart.columns, step);
   if (column < 0) return hideTip();
   const code = chart.codes[row * chart.columns.length + column];
-  const value =
-    code === MISSING ? "not measured" : code === NONFINITE ? "NaN or Inf" : code === ZERO ? "0" : cellValue(spec, code);
+  const words = { [MISSING]: "not measured", [NONFINITE]: "NaN or Inf", [ZERO]: "0", [NONE]: "no gradient" };
+  const value = words[code] || cellValue(spec, code);
   const [first, next] = [chart.columns[column], columnEnd(chart.columns, column)];
   const title = next - first > 1 ? `Steps ${whole(first)} to ${whole(next - 1)}` : `Step ${whole(first)}`;
   return showTip(x, y, title, [[null, spec.rows[row], value]]);
