@@ -61,11 +61,6 @@ CASES = {
         ),
         "No loss was seen in 60 steps: nothing that was trained on went through `backward`.",
     ),
-    "is compiled": (
-        (START, NET, "model = torch.compile(model, backend='eager')", loop()),
-        "No fault was found in 60 steps, but the model is compiled, so what happens between data and loss was not "
-        "watched.",
-    ),
     "trains inside a mode": (
         (START, "torch.device('cpu').__enter__()", NET, loop()),
         "No fault was found in 60 steps, but the script trains inside a torch mode, so what happens between data and "
@@ -88,6 +83,12 @@ def test_a_run_that_was_judged_is_healthy(watch: Nursery) -> None:
     diagnosis = watch(START, NET, loop()).diagnosis
     assert (diagnosis.verdict, diagnosis.summary) == ("healthy", "No fault was found in 60 steps.")
     assert watch(START, NET, loop(5)).diagnosis.verdict == "healthy"
+
+
+def test_a_compiled_run_is_judged_by_what_is_seen_and_says_what_is_not(watch: Nursery) -> None:
+    diagnosis = watch(START, NET, "model = torch.compile(model, backend='eager')", loop()).diagnosis
+    limit = "The model is compiled: the operations inside it were not watched."
+    assert (diagnosis.verdict, diagnosis.summary) == ("healthy", f"No fault was found in 60 steps. {limit}")
 
 
 def test_a_crash_or_an_interrupt_costs_no_finding(watch: Nursery) -> None:

@@ -69,7 +69,8 @@ def diagnose(facts: dict[str, Any], run_facts: dict[str, Any] | None = None, str
         return diagnosis
     if reason := why_unknown(run):
         return replace(diagnosis, verdict="unknown", reason=reason)
-    return replace(diagnosis, reason=f"No fault was found in {run.steps:,} steps.")
+    limit = " The model is compiled: the operations inside it were not watched." if facts.get("compiled") else ""
+    return replace(diagnosis, reason=f"No fault was found in {run.steps:,} steps.{limit}")
 
 
 def _claims(run: Run, rules: Iterable[Rule]) -> list[tuple[Rule, Claim]]:
