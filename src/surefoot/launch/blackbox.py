@@ -149,8 +149,7 @@ class BlackBox:
         return max(candidates, key=likeliness)[1] if candidates else None
 
     def _remember_buffers(self, models: Sequence[nn.Module]) -> None:
-        for _, buffer in _other_buffers(models):
-            self._written.setdefault(id(buffer), buffer._version)
+        self._written = {id(buffer): buffer._version for _, buffer in _other_buffers(models)}
 
     # ---- the incident ---------------------------------------------------------------------------------------------
 
@@ -299,7 +298,8 @@ def _parameters(optimizer: Any) -> list[Tensor]:
 
 def _callers(window: Window | None) -> list[nn.Module]:
     """The models that were called in a step."""
-    return [] if window is None else [caller for each in window.microbatches for caller in each.callers]
+    held = [] if window is None else [caller() for each in window.microbatches for caller in each.callers]
+    return [caller for caller in held if caller is not None]
 
 
 def _is_bad(optimizer: Any) -> bool:

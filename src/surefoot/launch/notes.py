@@ -59,6 +59,10 @@ RISKY = {
 """Operations that are not defined everywhere, or whose derivative is not."""
 
 
+TARGETS_KEPT = 4
+"""Losses at the end of a step whose targets later questions may need."""
+
+
 class Notes:
     """The notes of one look."""
 
@@ -76,7 +80,7 @@ class Notes:
         self.folded_ids: list[dict[str, Any]] = []
         self.overflows: list[dict[str, Any]] = []
         self.targets: dict[int, Tensor] = {}
-        """The target of each loss call, by its place on the tape, while the look lasts."""
+        """The values of the targets of the last loss calls, by their places on the tape, while the look lasts."""
         self._parameter_id = parameter_id
         self.tape: Tape | None = None
 
@@ -168,6 +172,8 @@ class Notes:
             "value": float(out) if isinstance(out, Tensor) and out.dim() == 0 else None,
         }
         self.targets[entry.index] = target.detach()
+        if len(self.targets) > TARGETS_KEPT:
+            del self.targets[next(iter(self.targets))]
         note["target_from_model"] = bool(self.history_names(target) & (WEIGHT_LAYERS | RECURRENT))
         if entry.name in CLASS_LOSSES and given.dim() >= 1 and given.numel():
             self._class_loss(note, given, target, kwargs)

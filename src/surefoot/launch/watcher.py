@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.launch import graph
 from surefoot.launch.assembly import assemble
 from surefoot.launch.autopsy import autopsy
 from surefoot.launch.book import Book
-from surefoot.launch.calm import has_modes_of_its_own, is_calm, unseen
+from surefoot.launch.calm import Unnoticed, has_modes_of_its_own, is_calm, unseen
 from surefoot.launch.evaluation import Evaluations
 from surefoot.launch.kept import KeptGraphs
 from surefoot.launch.look import Look
@@ -36,6 +35,7 @@ from surefoot.launch.tape import leave_every_tape
 from surefoot.launch.turns import Turns, follow
 from surefoot.launch.voice import say
 from surefoot.launch.watched import Watched, gradient_norm, left_share
+from surefoot.observe.readable import has_company, readable
 
 if TYPE_CHECKING:
     import weakref
@@ -245,11 +245,16 @@ class Watcher:
         where = user_frame(3)
         if self.look is not None and self.look.tape is not None:
             self.look.tape.in_step = self.look.tape.has_closure and self.look.tape.in_step
-        value: Any = root.detach()
+        value: Any = root
         if self.unscaled is not None:
             ref, original = self.unscaled
             if ref() is root:
                 value = original
+        with Unnoticed():
+            value = readable(value)
+        if value is None:  # a loss that has no value in this process
+            return
+        value = value.detach()
         if value.numel() != 1:
             value = value.float().mean()
         eager = value.device.type == "cpu" or self.steps < _EAGER_STEPS
@@ -297,8 +302,8 @@ class Watcher:
         if self.look is not None and self.look.tape is not None:
             origins: dict[str, list[tuple[str, str, str]]] = {}
             for entry in self.look.tape.entries:
-                if entry.node is not None:
-                    origins.setdefault(graph.op(entry.node), []).append((entry.site, entry.module, entry.name))
+                if entry.kind:
+                    origins.setdefault(entry.kind, []).append((entry.site, entry.module, entry.name))
         else:
             origins = self.origins
         facts = autopsy(root, self.book, origins)
@@ -309,7 +314,7 @@ class Watcher:
         held = data_under(root)
         level = self.levels.middle()
         batch = self.batches[-1]["print"] if self.batches else None
-        if self.levels.spikes <= 3:
+        if self.levels.spikes <= 3 and not has_company():
             self.look_soon()
         self.happened(
             {"event": "spike", "step": self.steps, "value": value, "level": level, "data": held, "batch": batch}
@@ -446,7 +451,8 @@ class Watcher:
                 if tensor.grad is None:
                     continue
                 name = self.book.label(self.book.add(tensor))
-                (good if bool(torch.isfinite(tensor.grad).all()) else bad).append(name)
+                local = readable(tensor.grad)
+                (good if local is None or bool(torch.isfinite(local).all()) else bad).append(name)
         event = {"event": "nonfinite-gradient", "step": self.steps, "parameters": bad[:20], "finite": good[:20]}
         event["loss_finite"] = all(isinstance(v, float) and math.isfinite(v) for v in self._pending)
         if self.look is not None and self.look.roots:
