@@ -93,25 +93,33 @@ class BlackBox:
         if self._watcher.steps >= _ALL_MET:
             self._door.shut()
 
-    def before_backward(self, root: Tensor, value: Any) -> None:
-        """`backward` is about to run; the loss is known as a number unless reading it would wait for the device."""
+    def before_backward(self, root: Tensor, value: Any, again: bool) -> None:
+        """`backward` is about to run; the loss is known as a number unless reading it would wait for the device.
+
+        `again` says that it is not the first time in a step that evaluates a closure.
+        """
         if self._notes is None:
             return
-        self._notes.ran_backward(root, None)
+        if again:
+            self._notes.ran_again(root)
+        else:
+            self._notes.ran_backward(root, None)
         self._bad_loss = value if isinstance(value, float) and not math.isfinite(value) else None
         if self._bad_loss is not None:
             self._reached = {id(leaf) for leaf in graph.leaves(root.grad_fn)}
 
-    def after_backward(self) -> None:
+    def after_backward(self, again: bool, in_closure: bool) -> None:
         """`backward` is done: what follows is the next microbatch, or the step."""
         if self._notes is None:
             return
-        self._notes.close_microbatch()
+        if not again:
+            self._notes.close_microbatch()
         if self._bad_loss is not None:
             owner = self._owner()
             if owner is not None:
                 self._keep(owner, f"the loss is {self._bad_loss}", "backward")
-        self._open()
+        if not in_closure:
+            self._open()
 
     def bad_step(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to apply gradients that are not finite."""

@@ -97,6 +97,11 @@ class Look:
         self.passes.held = []
         self._heard = None
 
+    def rest(self) -> None:
+        """Follow no more calls; what the step changes is still seen."""
+        if self._handles:
+            self.take_off()
+
     def take_off(self) -> None:
         """Hooks and tape off; what was seen stays."""
         for handle in self._handles:

@@ -49,6 +49,7 @@ FIRST_LOOKS = 8
 """The first steps are all looked at; after that each look is 1.35 times as far away as the one before."""
 THOROUGH = (1, 13, 144)
 """Looks that also ask for the gradient of each term and for causality: an extra backward each."""
+MANY_EVALUATIONS = 4
 MOST_LOOKS = 48
 FIRST_SAVE_S = 15.0
 """After so long the facts are written for the first time, so that a killed run can be diagnosed too."""
@@ -123,6 +124,10 @@ class Watcher:
         self._cycle: set[int] = set()
         self._round: set[int] = set()
         self._stepped = False
+        self._evaluations = 0
+        """How often the last step evaluated a closure."""
+        self._closure_began: int | None = None
+        """How many backwards there had been when a step that evaluates a closure began."""
         self._extra_looks = 0
         self._root_sites_of_step: list[Any] = []
 
@@ -188,7 +193,8 @@ class Watcher:
             self.origins = look.origins or self.origins
         if len(self.looks) < FIRST_LOOKS or self._extra_looks > 0:
             self._extra_looks -= 1
-            self._look_at = self.steps
+            # A step that evaluates a closure many times is as good as many steps: every other one is enough.
+            self._look_at = self.steps + (self._evaluations > MANY_EVALUATIONS)
         else:
             self._look_at = max(self.steps + 1, math.ceil(look.step * 1.35))
 
@@ -242,6 +248,7 @@ class Watcher:
     def before_backward(self, root: Tensor) -> None:
         """`backward` is about to run on `root`."""
         self.backwards += 1
+        again = self._is_again()
         where = user_frame(3)
         if self.look is not None and self.look.tape is not None:
             self.look.tape.in_step = self.look.tape.has_closure and self.look.tape.in_step
@@ -262,7 +269,7 @@ class Watcher:
             value = float(value)
         self._pending.append(value)
         if self.blackbox is not None:
-            self.safely("incidents", self.blackbox.before_backward, root, value)
+            self.safely("incidents", self.blackbox.before_backward, root, value, again)
         if not self._stepped:
             self.backward_series.append({"loss": value})
         if not self.optimizers and not self.manual.is_known():
@@ -272,8 +279,10 @@ class Watcher:
                 if not self._autopsied:
                     self._autopsied = True
                     self.safely("autopsy", self._autopsy, root, value)
-            elif self.levels.is_spike(value, where):
+            elif not again and self.levels.is_spike(value, where):
                 self.safely("spikes", self._note_spike, root, value)
+        if again:
+            return
         if root.grad_fn is not None and (
             self.backwards <= 128 or (self.backwards % 16 == 0 and self.backwards < 1 << 14)
         ):
@@ -287,12 +296,19 @@ class Watcher:
             self._root_sites_of_step.append(line)
             self.safely("data of steps", self.stream.note, root, line, self.steps, self.backwards)
 
+    def _is_again(self) -> bool:
+        """Whether an optimizer evaluates its closure once more in a step. The first time tells where the run stands."""
+        return self._closure_began is not None and self.backwards > self._closure_began + 1
+
     def after_backward(self, gradients: Any = None) -> None:
         """`backward` is done; `gradients` are those that were returned instead of accumulated."""
         if self.blackbox is not None:
-            self.safely("incidents", self.blackbox.after_backward)
+            again, in_closure = self._is_again(), self._closure_began is not None
+            self.safely("incidents", self.blackbox.after_backward, again, in_closure)
         if self.look is not None:
             self.safely("backward", self.look.after_backward)
+            if self.look is not None and self._closure_began is not None:
+                self.safely("looking", self.look.rest)
             if self.look is not None and self.backwards - self._look_backwards >= 64:
                 self.end_look()
         if not self.optimizers:
@@ -336,6 +352,7 @@ class Watcher:
         """An optimizer is about to step."""
         watched = self.watched(optimizer)
         watched.loss_at_start = self.backwards
+        self._closure_began = self.backwards if has_closure else None
         if self.look is not None:
             if watched.number in self._cycle and not has_closure:
                 self._finish_cycle()
@@ -362,12 +379,13 @@ class Watcher:
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped."""
         watched = self.watched(optimizer)
+        self._closure_began = None
         if self.look is not None and self.look.tape is not None:
             self.look.tape.in_step = False
         self.stash.give_back(watched.number)
         row, watched.row = watched.row, {}
         losses = self._pending or self._last_losses
-        inside = self.backwards - watched.loss_at_start
+        inside = self._evaluations = self.backwards - watched.loss_at_start
         if inside:  # a closure: the first evaluation is the loss at the current point
             losses = losses[-inside:][:1]
             row["grad_norm"] = self.safely("gradient norms", gradient_norm, optimizer, self.scaler.get("unscale_by"))

@@ -107,6 +107,11 @@ def faults_of(window: Window | None) -> list[str]:
         )
     if any(seen.changed for each in window.microbatches for seen in _seen(each)):
         found.append("the batch was changed in place after it was drawn; it was captured as it was at the end")
+    often = max(each.evaluations for each in window.microbatches)
+    if often > 1:
+        found.append(
+            f"the optimizer evaluated its closure {often} times: batch and random numbers are those of the first time"
+        )
     let_go = sum(each.dropped for each in window.microbatches)
     if let_go:
         found.append(f"the batches of the first {let_go} microbatches are not there: they are too large to be kept")

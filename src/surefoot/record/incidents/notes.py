@@ -83,6 +83,8 @@ class Microbatch:
     """Positional and keyword inputs of every call of a model that gradients were on for."""
     callers: list[weakref.ref[nn.Module]] = field(default_factory=list)
     """The models that were called, with gradients or without, each once."""
+    evaluations: int = 1
+    """How often the optimizer evaluated it in the step; batch and random streams are those of the first time."""
     dropped: bool = False
     """Whether its batches were let go because there were too many."""
     losses: list[Tensor] = field(default_factory=list)
@@ -264,6 +266,12 @@ class StepNotes:
         """Backward was run on a loss; what it weighs may be said later, by a function."""
         self._now.losses.append(loss.detach())
         self._now.weights.append(weight)
+
+    def ran_again(self, loss: Tensor) -> None:
+        """An optimizer has evaluated its closure once more, after a microbatch was closed: the last loss counts."""
+        if self._window.microbatches:
+            last = self._window.microbatches[-1]
+            last.losses, last.evaluations = [loss.detach()], last.evaluations + 1
 
     def close_microbatch(self) -> None:
         """The microbatch is complete."""
