@@ -94,7 +94,7 @@ class Passes:
     def _hold(self, note: dict[str, Any], inputs: list[Tensor], outputs: list[Tensor]) -> None:
         first = inputs[0] if inputs and not self.held and is_readable(inputs[0]) else None
         self.held = [held._replace(features=None) for held in self.held]
-        found = []
+        found: list[Output] = []
         for tensor in outputs if self._marks is not None else ():
             node = tensor.grad_fn
             if node is None:
