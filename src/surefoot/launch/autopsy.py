@@ -15,6 +15,7 @@ from torch import Tensor
 
 from surefoot.launch import graph
 from surefoot.launch.calm import Unnoticed
+from surefoot.observe.readable import readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -250,9 +251,10 @@ def _origin(node: Any, order: list[Any], origins: dict[str, list[tuple[str, str,
 
 
 def _finite(value: Tensor) -> bool:
-    if not value.is_floating_point() or value.numel() == 0 or value.layout is not torch.strided:
+    local = readable(value)
+    if local is None or not local.is_floating_point() or local.numel() == 0 or local.layout is not torch.strided:
         return True
-    return math.isfinite(float(value.detach().float().sum())) or bool(torch.isfinite(value).all())
+    return math.isfinite(float(local.detach().float().sum())) or bool(torch.isfinite(local).all())
 
 
 def _is_mask(value: Tensor) -> bool:

@@ -93,33 +93,41 @@ class BlackBox:
         if self._watcher.steps >= _ALL_MET:
             self._door.shut()
 
-    def before_backward(self, root: Tensor, value: Any) -> None:
-        """`backward` is about to run; the loss is known as a number unless reading it would wait for the device."""
+    def before_backward(self, root: Tensor, value: Any, again: bool) -> None:
+        """`backward` is about to run; the loss is known as a number unless reading it would wait for the device.
+
+        `again` says that it is not the first time in a step that evaluates a closure.
+        """
         if self._notes is None:
             return
-        self._notes.ran_backward(root, None)
+        if again:
+            self._notes.ran_again(root)
+        else:
+            self._notes.ran_backward(root, None)
         self._bad_loss = value if isinstance(value, float) and not math.isfinite(value) else None
         if self._bad_loss is not None:
             self._reached = {id(leaf) for leaf in graph.leaves(root.grad_fn)}
 
-    def drawn(self) -> list[Any]:
-        """The batches that data loaders handed out for the step under way, those that are as they were then."""
+    def drawn(self) -> list[list[Tensor]]:
+        """The tensors of the batches that data loaders handed out for this step, unless they were written to since."""
         window = None if self._notes is None else self._notes.window(self._watcher.steps)
         if self._notes is None or window is None:
             return []
         now = self._notes.under_way.drawn or [seen for each in window.microbatches for seen in each.drawn]
-        return [seen.value for seen in now if not seen.changed]
+        return [seen.value.tensors for seen in now if not seen.changed]
 
-    def after_backward(self) -> None:
+    def after_backward(self, again: bool, in_closure: bool) -> None:
         """`backward` is done: what follows is the next microbatch, or the step."""
         if self._notes is None:
             return
-        self._notes.close_microbatch()
+        if not again:
+            self._notes.close_microbatch()
         if self._bad_loss is not None:
             owner = self._owner()
             if owner is not None:
                 self._keep(owner, f"the loss is {self._bad_loss}", "backward")
-        self._open()
+        if not in_closure:
+            self._open()
 
     def bad_step(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to apply gradients that are not finite."""
@@ -157,8 +165,7 @@ class BlackBox:
         return max(candidates, key=likeliness)[1] if candidates else None
 
     def _remember_buffers(self, models: Sequence[nn.Module]) -> None:
-        for _, buffer in _other_buffers(models):
-            self._written.setdefault(id(buffer), buffer._version)
+        self._written = {id(buffer): buffer._version for _, buffer in _other_buffers(models)}
 
     # ---- the incident ---------------------------------------------------------------------------------------------
 
@@ -307,7 +314,8 @@ def _parameters(optimizer: Any) -> list[Tensor]:
 
 def _callers(window: Window | None) -> list[nn.Module]:
     """The models that were called in a step."""
-    return [] if window is None else [caller for each in window.microbatches for caller in each.callers]
+    held = [] if window is None else [caller() for each in window.microbatches for caller in each.callers]
+    return [caller for caller in held if caller is not None]
 
 
 def _is_bad(optimizer: Any) -> bool:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from surefoot.launch.calm import Unnoticed
-from surefoot.launch.sites import name_of, user_frame
+from surefoot.launch.sites import name_of, user_frame, variables
+from surefoot.observe.readable import is_sharded, readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,9 +59,12 @@ class Parameter:
 
 
 def weight_facts(tensor: Tensor) -> dict[str, Any]:
-    """Scale of a weight, and whether its rows are all the same."""
+    """Scale of a weight, and whether its rows are all the same; of a sharded one, of its part in this process."""
     with Unnoticed():
-        values = tensor.detach().float()
+        local = readable(tensor)
+        if local is None:
+            return {}
+        values = local.detach().float()
         facts: dict[str, Any] = {"norm": float(values.norm()), "largest": 0.0}
         if values.numel():
             facts["largest"] = float(values.abs().max())
@@ -80,11 +84,18 @@ class Book:
         self.models: list[dict[str, Any]] = []
         self._ids: dict[int, int] = {}
         self._models: list[tuple[weakref.ref[nn.Module], str]] = []
+        self._sharded: dict[tuple[int, str], int] = {}
+        """The numbers of sharded parameters, by the identity of their module and their name in it."""
+        self._gathered: dict[int, weakref.ref[Tensor]] = {}
+        """What stands in for them while their module runs."""
 
     def id_of(self, tensor: Tensor) -> int | None:
         """The number of a known parameter."""
         number = self._ids.get(id(tensor))
-        return number if number is not None and self.parameters[number].tensor() is tensor else None
+        if number is None or self.parameters[number].tensor() is tensor:
+            return number
+        gathered = self._gathered.get(number)
+        return number if gathered is not None and gathered() is tensor else None
 
     def get(self, tensor: Tensor) -> Parameter | None:
         """The record of a known parameter."""
@@ -103,8 +114,7 @@ class Book:
             dtype=str(tensor.dtype).removeprefix("torch."),
             requires_grad=tensor.requires_grad,
         )
-        if not is_lazy(tensor) and not tensor.is_meta and not tensor.is_nested:
-            record.first = weight_facts(tensor)
+        record.first = weight_facts(tensor)
         self.parameters.append(record)
         self._ids[id(tensor)] = record.id
         return record
@@ -132,7 +142,7 @@ class Book:
         name = self.known_model(module)
         if name is None:
             frame = user_frame(2)
-            while frame is not None and isinstance(frame.f_locals.get("self"), nn.Module):
+            while frame is not None and isinstance(variables(frame).get("self"), nn.Module):
                 frame = frame.f_back
             taken = {known for _, known in self._models}
             name = name_of(module, frame) or type(module).__name__
@@ -144,11 +154,14 @@ class Book:
 
     def _enter(self, module: nn.Module, model: str) -> None:
         for path, part in module.named_modules():
+            self.note_gathered(part)
             for own, tensor in part._parameters.items():
                 if tensor is None:
                     continue
                 record = self.add(tensor)
                 record.requires_grad = tensor.requires_grad
+                if is_sharded(tensor):
+                    self._sharded[id(part), own] = record.id
                 if not record.model:
                     record.name = f"{path}.{own}" if path else own
                     record.model, record.module_type = model, type(part).__name__
@@ -157,6 +170,19 @@ class Book:
             if not record.model:
                 record.model, record.name, record.registered = model, where, False
                 record.found_in = where
+
+    def note_gathered(self, module: nn.Module) -> None:
+        """While a module of FSDP runs, whole tensors stand where its sharded parameters are: the same parameters."""
+        if not self._sharded:
+            return
+        for own, tensor in module._parameters.items():
+            number = self._sharded.get((id(module), own))
+            if tensor is None or number is None or self.id_of(tensor) is not None:
+                continue
+            sharded = self.parameters[number].tensor()
+            if sharded is not None and sharded.shape == tensor.shape:
+                self._ids[id(tensor)] = number
+                self._gathered[number] = weakref.ref(tensor)
 
     def name_tensor(self, tensor: Tensor, name: str) -> None:
         """Name a tensor that no module owns."""

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surefoot.observe.readable import readable
+
 SAMPLE = 1 << 20
 """Above this many elements, statistics are taken from an even sample."""
 
@@ -28,9 +30,10 @@ def describe(tensor: Tensor) -> dict[str, Any]:
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "grad": tensor.requires_grad,
     }
-    if tensor.numel() == 0 or tensor.is_complex() or tensor.layout is not torch.strided or tensor.is_meta:
+    local = readable(tensor)
+    if local is None or local.numel() == 0 or local.is_complex() or local.layout is not torch.strided:
         return facts
-    values = sampled(tensor)
+    values = sampled(local)
     if not values.is_floating_point():
         low, high = torch.aminmax(values.to(torch.int64))
         return facts | {"min": int(low), "max": int(high)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from surefoot.observe.readable import readable
 from surefoot.record.messages import LayerRows, StepRow
 from surefoot.types import NamedParameter
 
@@ -119,7 +120,9 @@ class Diary:
         self._histograms_at[part] = max(step + 1, 2 * step)
         tensors = [self._book.parameters[row["id"]].tensor() for row in rows]
         named = [
-            NamedParameter(name, tensor) for name, tensor in zip(names, tensors, strict=True) if tensor is not None
+            NamedParameter(name, tensor)
+            for name, tensor in zip(names, tensors, strict=True)
+            if tensor is not None and readable(tensor) is not None
         ]
         for histogram in histograms_of(named, step, part):
             self._log.take(histogram)

@@ -1,4 +1,8 @@
-"""Reading an autograd graph, from the tensor `backward` is called on down to the leaves. Nothing in it is changed."""
+"""Reading an autograd graph, from the tensor `backward` is called on down to the leaves. Nothing in it is changed.
+
+Who holds a node holds the whole graph under it, with all that it saved. So between the forward and the backward no node
+is held: one that is to be found again gets a number (`mark`), which lives and dies with it.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from surefoot.launch.calm import listeners
+from surefoot.observe.readable import is_readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MOST_NODES = 20_000
+_NUMBER = "surefoot number"
 
 
 def nodes(root: Any) -> Iterator[Any]:
@@ -28,6 +34,17 @@ def nodes(root: Any) -> Iterator[Any]:
             if below is not None and below not in seen:
                 seen.add(below)
                 waiting.append(below)
+
+
+def mark(node: Any, owner: object, number: int) -> None:
+    """Give a node a number, to be found by it later."""
+    node.metadata[_NUMBER] = (owner, number)
+
+
+def number_of(node: Any, owner: object) -> int | None:
+    """The number a node was given by the same owner."""
+    held = node.metadata.get(_NUMBER)
+    return held[1] if held is not None and held[0] is owner else None
 
 
 def leaf(node: Any) -> Tensor | None:
@@ -53,7 +70,7 @@ def op(node: Any) -> str:
 
 
 def saved(node: Any) -> dict[str, Tensor]:
-    """The tensors a node saved for its backward, by name; those already freed are left out."""
+    """The tensors a node saved for its backward, by name; those that cannot be read any more are left out."""
     found: dict[str, Tensor] = {}
     if listeners.saved:
         return found  # reading one would run the script's own hooks, a recomputation for instance
@@ -63,7 +80,7 @@ def saved(node: Any) -> dict[str, Tensor]:
                 value = getattr(node, name)
             except RuntimeError:  # freed by an earlier backward
                 continue
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and is_readable(value):
                 found[name.removeprefix("_saved_")] = value
     return found
 

@@ -29,6 +29,7 @@ from surefoot.launch.questions import ask_causality, ask_terms
 from surefoot.launch.tape import Tape, tensors_in
 from surefoot.launch.trail import Trail, trails
 from surefoot.launch.updates import Updates, note_if_moved
+from surefoot.observe.readable import has_company, is_readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +50,6 @@ class Look:
         self._reached: set[int] = set()
         self.step = step
         self.thorough = thorough
-        self.passes = Passes(step, book, keep_outputs=thorough)
         self.roots: list[dict[str, Any]] = []
         self._claimed_last: list[dict[str, Any]] = []
         """The roots whose gradients the last step took."""
@@ -62,8 +62,10 @@ class Look:
         self.notes = Notes(book.id_of)
         self.tape: Tape | None = Tape(self._take_note, safely) if use_tape else None
         self.notes.tape = self.tape
+        self.passes = Passes(step, book, self.tape.mark if thorough and self.tape is not None else None)
         self._handles: list[Any] = []
-        self._stack: list[nn.Module] = []
+        self._stack: list[tuple[int, str]] = []
+        """The modules that are running: identity and path of each."""
         self._paths: dict[int, str] = {}
         self._entered = False
         self._heard: roots.Heard | None = None
@@ -100,6 +102,11 @@ class Look:
         self.passes.held = []
         self._heard = None
 
+    def rest(self) -> None:
+        """Follow no more calls; what the step changes is still seen."""
+        if self._handles:
+            self.take_off()
+
     def take_off(self) -> None:
         """Hooks and tape off; what was seen stays."""
         for handle in self._handles:
@@ -123,9 +130,8 @@ class Look:
                     note["op"] == "scaled_dot_product_attention" or bool(products & self._passed_on(note["index"])),
                 )
             for entry in self.tape.entries:
-                if entry.node is not None:
-                    self.origins.setdefault(graph.op(entry.node), []).append((entry.site, entry.module, entry.name))
-                entry.node = None
+                if entry.kind:
+                    self.origins.setdefault(entry.kind, []).append((entry.site, entry.module, entry.name))
                 entry.note = {}
         self.notes.targets = {}
 
@@ -175,21 +181,22 @@ class Look:
             # These modules take another (slower, slightly different) path while a mode is on.
             self.tape.leave()
             self._hidden_tape = id(module)
-        self._stack.append(module)
+        if self.tape is not None and not self._stack:
+            self._safely("names", self._name_parts, module)
+        self._stack.append((id(module), self._path(module)))
         if self.tape is not None:
-            if len(self._stack) == 1:
-                self._safely("names", self._name_parts, module)
-            self.tape.module = self._path(module)
+            self.tape.module = self._stack[-1][1]
 
     def _leave_call(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        while self._stack and self._stack.pop() is not module:
+        while self._stack and self._stack.pop()[0] != id(module):
             pass  # a call below was left by an exception
         if self._hidden_tape == id(module) and self.tape is not None:
             self._hidden_tape = 0
             if self._entered:
                 self.tape.__enter__()  # type: ignore[no-untyped-call]
+        self._book.note_gathered(module)
         if self.tape is not None:
-            self.tape.module = self._path(self._stack[-1]) if self._stack else ""
+            self.tape.module = self._stack[-1][1] if self._stack else ""
         if not self._stack:
             self._safely("model calls", self.passes.take, module, args, kwargs, out, self._position())
 
@@ -213,13 +220,15 @@ class Look:
     # Operations
 
     def _take_note(self, entry: Any, args: Any, kwargs: Any, out: Any) -> None:
-        for tensor in (*tensors_in(args), *tensors_in(kwargs)):
+        given = [*tensors_in(args), *tensors_in(kwargs)]
+        for tensor in given:
             if tensor.is_leaf and tensor.requires_grad and (number := self._book.id_of(tensor)) is not None:
                 self._used.add(number)
                 entry.parameters.append(number)
-        if out is not None and isinstance(out, Tensor) and out.dim() == 0 and out.requires_grad:
-            entry.note["scalar"] = out
-        self._safely("operations", self.notes.take, entry, args, kwargs, out)
+        if isinstance(out, Tensor) and out.dim() == 0 and out.grad_fn is not None:
+            entry.note["scalar"] = (out.detach(), out.output_nr)
+        if all(map(is_readable, (*given, *tensors_in(out)))):
+            self._safely("operations", self.notes.take, entry, args, kwargs, out)
 
     # Backward and step
 
@@ -244,9 +253,10 @@ class Look:
             if len(below) <= roots.MOST_HEARD:
                 self._heard = roots.Heard(self.tape, self._safely)
                 self._handles.extend(self._heard.listen(below))
-        if self.thorough and not facts["custom"] and not listeners.gradients and not listeners.saved:
-            self._safely("gradient of terms", ask_terms, facts, self.tape, self._book)
-            self._safely("causality", ask_causality, facts, self.tape, self.notes, self.passes.held)
+        quiet = not facts["custom"] and not listeners.gradients and not listeners.saved
+        if self.thorough and quiet and not has_company():  # a backward may hold collectives
+            self._safely("gradient of terms", ask_terms, facts, self.tape, self._book, below)
+            self._safely("causality", ask_causality, facts, self.tape, self.notes, self.passes.held, below)
 
     def _note_leaves(self, below: list[Any], facts: dict[str, Any]) -> None:
         """The parameters the loss depends on; those that nobody announced are entered."""

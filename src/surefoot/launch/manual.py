@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 from surefoot.launch import graph
+from surefoot.launch.calm import Unnoticed
 from surefoot.launch.sites import name_of, user_frame
+from surefoot.launch.watched import left_share
+from surefoot.observe.readable import readable
 
 if TYPE_CHECKING:
     from surefoot.launch.book import Book
@@ -45,14 +48,12 @@ class ManualLoop:
 
     def left_share(self) -> float:
         """Which share of the parameters still has a gradient that is not zero."""
-        tensors = self.tensors()
-        left = sum(tensor.grad is not None and bool((tensor.grad != 0).any()) for tensor in tensors)
-        return left / max(1, len(tensors))
+        return left_share(self.tensors())
 
     def gradient_norm(self, gradients: Any) -> float | None:
         """The norm of the gradients: of those `autograd.grad` returned, or else of those that were accumulated."""
         grads = [tensor.grad for tensor in self.tensors() if tensor.grad is not None]
-        grads = [grad for grad in gradients or grads if isinstance(grad, Tensor)]
-        if not grads:
-            return None
-        return float(torch.linalg.vector_norm(torch.stack([grad.detach().float().norm() for grad in grads])))
+        with Unnoticed():
+            held = [readable(grad) for grad in gradients or grads if isinstance(grad, Tensor)]
+            norms = [grad.float().norm() for grad in held if grad is not None]
+            return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else None

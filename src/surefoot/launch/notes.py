@@ -69,6 +69,10 @@ _PARTIAL = (RISKY - {"where", "softmax", "cdist", "dist"}) | {
 """Operations that can make something non-finite out of finite values; the mean of nothing is one."""
 
 
+TARGETS_KEPT = 4
+"""Losses at the end of a step whose targets later questions may need."""
+
+
 class Notes:
     """The notes of one look."""
 
@@ -86,7 +90,7 @@ class Notes:
         self.folded_ids: list[dict[str, Any]] = []
         self.overflows: list[dict[str, Any]] = []
         self.targets: dict[int, Tensor] = {}
-        """The target of each loss call, by its place on the tape, while the look lasts."""
+        """The values of the targets of the last loss calls, by their places on the tape, while the look lasts."""
         self._parameter_id = parameter_id
         self.tape: Tape | None = None
 
@@ -180,6 +184,8 @@ class Notes:
             "value": float(out) if isinstance(out, Tensor) and out.dim() == 0 else None,
         }
         self.targets[entry.index] = target.detach()
+        if len(self.targets) > TARGETS_KEPT:
+            del self.targets[next(iter(self.targets))]
         note["target_from_model"] = bool(self.history_names(target) & (WEIGHT_LAYERS | RECURRENT))
         if entry.name in CLASS_LOSSES and given.dim() >= 1 and given.numel():
             self._class_loss(note, given, target, kwargs)

@@ -1,21 +1,24 @@
 """What is noted about one call of a model: what went in, what came out, and in which mode it ran.
 
-Inputs and, where later questions need them, outputs are held to the end of the step. Only the first few tensors of a
-call are described; what happens inside the model is the tape's business.
+No tensor of the script's is held. The values of the first input are, by a tensor that shares them, as long as the step
+has only one call of a model; outputs are found again by the numbers their autograd nodes are given. Only the first few
+tensors of a call are described; what happens inside the model is the tape's business.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from surefoot.launch import graph
 from surefoot.launch.calm import Unnoticed
 from surefoot.launch.describe import describe, fingerprints
 from surefoot.launch.sites import site
 from surefoot.launch.tape import tensors_in
+from surefoot.observe.readable import is_readable
 
 if TYPE_CHECKING:
     from surefoot.launch.book import Book
@@ -26,14 +29,33 @@ _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropou
 _BATCHNORM = nn.modules.batchnorm._BatchNorm
 
 
+class Output(NamedTuple):
+    """How to find an output of a model again: the number of its autograd node, and which result of that it is."""
+
+    number: int
+    result: int
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Held(NamedTuple):
+    """What later questions need of a call with gradients on."""
+
+    note: dict[str, Any]
+    features: Tensor | None
+    """The values of the first input; only of the only call so far."""
+    outputs: list[Output]
+
+
 class Passes:
     """The model calls of one look."""
 
-    def __init__(self, step: int, book: Book, keep_outputs: bool) -> None:
+    def __init__(self, step: int, book: Book, marks: object | None) -> None:
+        """`marks` is whose numbers the nodes bear, where outputs are asked for later."""
         self.notes: list[dict[str, Any]] = []
-        self.held: list[tuple[dict[str, Any], list[Tensor], list[Tensor]]] = []
-        """Note, inputs and outputs of each call with gradients on; the outputs only where they are kept."""
-        self._step, self._book, self._keep_outputs = step, book, keep_outputs
+        self.held: list[Held] = []
+        self._step, self._book, self._marks = step, book, marks
         self._several = len({number for held in book.parameters for number in held.optimizers}) > 1
         """Several optimizers: perhaps models that judge each other, whose samples are compared."""
 
@@ -67,8 +89,22 @@ class Passes:
                     record.requires_grad = tensor.requires_grad
             self.notes.append(note)
             if grad_mode:
-                # The outputs are held to the end of the step where their dependence on the inputs is asked for.
-                self.held.append((note, inputs, outputs if self._keep_outputs else []))
+                self._hold(note, inputs, outputs)
+
+    def _hold(self, note: dict[str, Any], inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        first = inputs[0] if inputs and not self.held and is_readable(inputs[0]) else None
+        self.held = [held._replace(features=None) for held in self.held]
+        found: list[Output] = []
+        for tensor in outputs if self._marks is not None else ():
+            node = tensor.grad_fn
+            if node is None:
+                continue
+            number = graph.number_of(node, self._marks)
+            if number is None:  # none of the tape's own
+                number = -1 - len(found) - 4 * len(self.held)
+                graph.mark(node, self._marks, number)
+            found.append(Output(number, tensor.output_nr, tensor.shape, tensor.dtype, tensor.device))
+        self.held.append(Held(note, None if first is None else first.detach(), found))
 
 
 def _autocast(outputs: list[Tensor]) -> str | None:
@@ -80,11 +116,12 @@ def _autocast(outputs: list[Tensor]) -> str | None:
 def _batch_facts(inputs: list[Tensor], outputs: list[Tensor]) -> dict[str, Any]:
     """Prints of the rows that went in, the scale of each feature, and how different the outputs are."""
     facts: dict[str, Any] = {}
-    if inputs and inputs[0].dim() and inputs[0].shape[0] and inputs[0].numel() <= 1 << 22:
+    if inputs and is_readable(inputs[0]) and inputs[0].shape[0] and inputs[0].numel() <= 1 << 22:
         facts["rows"] = fingerprints(inputs[0], 256)
         facts["features"] = feature_scales(inputs[0])
-    if outputs and outputs[0].dim() > 1 and len(outputs[0]) > 1 and outputs[0].is_floating_point():
-        facts["diversity"] = float(outputs[0].detach().float().std(0).mean())
+    out = outputs[0] if outputs and is_readable(outputs[0]) else None
+    if out is not None and out.dim() > 1 and len(out) > 1 and out.is_floating_point():
+        facts["diversity"] = float(out.detach().float().std(0).mean())
     return facts
 
 
@@ -120,7 +157,7 @@ def feature_scales(tensor: Tensor) -> dict[str, Any] | None:
 
 def _few(tensor: Tensor) -> list[list[float]] | None:
     """A few rows of a batch, thinned to a few numbers each."""
-    if tensor.dim() < 2 or not tensor.is_floating_point() or not tensor.numel():
+    if tensor.dim() < 2 or not tensor.is_floating_point() or not tensor.numel() or not is_readable(tensor):
         return None
     rows = tensor.detach()[:32].reshape(len(tensor[:32]), -1)
     rows = rows[:, :: math.ceil(rows.shape[1] / 16)]

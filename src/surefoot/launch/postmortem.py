@@ -10,6 +10,7 @@ from surefoot.launch.autopsy import autopsy
 from surefoot.launch.calm import Unnoticed
 from surefoot.launch.describe import describe
 from surefoot.launch.sites import is_users, place, traceback_frames
+from surefoot.observe.readable import is_readable
 
 if TYPE_CHECKING:
     from surefoot.launch.watcher import Watcher
@@ -47,7 +48,7 @@ def find_bad_loss(error: BaseException | None, scope: dict[str, Any] | None, wat
     scopes = [frame.f_locals for frame, _ in traceback_frames(error.__traceback__)] if error is not None else []
     for names in [*reversed(scopes), scope or {}]:
         for name, value in list(names.items()):
-            if isinstance(value, Tensor) and value.numel() == 1 and value.grad_fn is not None:
+            if isinstance(value, Tensor) and value.numel() == 1 and value.grad_fn is not None and is_readable(value):
                 number = float(value.detach())
                 if number != number or number in (float("inf"), float("-inf")):
                     found = autopsy(value, watcher.book, watcher.origins, watcher.follow_data)
@@ -61,7 +62,7 @@ def _arguments(scope: dict[str, Any]) -> dict[str, Any]:
         value = scope.get(name)
         if isinstance(value, Tensor):
             found[name] = describe(value)
-            if not value.is_floating_point() and value.numel():
+            if not value.is_floating_point() and value.numel() and is_readable(value):
                 found[name]["negative"] = int((value < 0).sum())
     for name in ("ignore_index", "num_classes"):
         if isinstance(scope.get(name), int):

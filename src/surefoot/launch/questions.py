@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from surefoot.launch import graph
 from surefoot.launch.calm import Unnoticed
@@ -19,6 +20,7 @@ from surefoot.launch.notes import VIEWS
 if TYPE_CHECKING:
     from surefoot.launch.book import Book
     from surefoot.launch.notes import Notes
+    from surefoot.launch.passes import Held, Output
     from surefoot.launch.tape import Tape
 
 _LOSS_NAMES = {
@@ -27,7 +29,7 @@ _LOSS_NAMES = {
 }  # fmt: skip
 
 
-def ask_terms(facts: dict[str, Any], tape: Tape | None, book: Book) -> None:
+def ask_terms(facts: dict[str, Any], tape: Tape | None, book: Book, below: list[Any]) -> None:
     """How much of the gradient each term of a summed loss brings."""
     if tape is None or facts.get("entry") is None or facts["nodes"] > 3000:
         return
@@ -41,11 +43,15 @@ def ask_terms(facts: dict[str, Any], tape: Tape | None, book: Book) -> None:
     ]
     if not targets:
         return
+    nodes = {graph.number_of(node, tape.mark): node for node in below}
+    if any(entry.index not in nodes for entry, _, _ in terms):
+        return
     found = []
-    for entry, tensor in terms:
+    for entry, tensor, result in terms:
         with Unnoticed(grad=True):
             try:
-                grads = torch.autograd.grad(tensor, targets, retain_graph=True, allow_unused=True)
+                edge, one = GradientEdge(nodes[entry.index], result), torch.ones_like(tensor)
+                grads = torch.autograd.grad(edge, targets, one, retain_graph=True, allow_unused=True)
             except RuntimeError:
                 return  # a part of the graph was used up by an earlier backward
         with Unnoticed():
@@ -66,21 +72,21 @@ def ask_terms(facts: dict[str, Any], tape: Tape | None, book: Book) -> None:
     facts["terms"] = found
 
 
-def _summands(tape: Tape, index: int) -> list[tuple[Any, Tensor]]:
-    """The scalar tensors a loss is the sum of."""
+def _summands(tape: Tape, index: int) -> list[tuple[Any, Tensor, int]]:
+    """The scalars a loss is the sum of: entry, value, and which result of its node it is."""
     entry = tape.entries[index]
     if entry.name in ("add", "sub") or (entry.name in VIEWS and len(entry.inputs) == 1):
         parts = [i for i in entry.inputs if tape.entries[i].out_grad and tape.entries[i].out_shape == []]
         if entry.name in VIEWS or len(parts) >= 1:
-            found: list[tuple[Any, Tensor]] = []
+            found: list[tuple[Any, Tensor, int]] = []
             for i in parts:
                 found.extend(_summands(tape, i))
             return found
     scalar = entry.note.get("scalar")
-    return [(entry, scalar)] if isinstance(scalar, Tensor) else []
+    return [(entry, *scalar)] if scalar is not None else []
 
 
-def ask_causality(facts: dict[str, Any], tape: Tape | None, notes: Notes, held: list[Any]) -> None:
+def ask_causality(facts: dict[str, Any], tape: Tape | None, notes: Notes, held: list[Held], below: list[Any]) -> None:
     """Whether an output of a next-token model depends on inputs that come after it."""
     if tape is None or not held:
         return
@@ -90,17 +96,19 @@ def ask_causality(facts: dict[str, Any], tape: Tape | None, notes: Notes, held: 
     target = notes.targets.get(loss["index"])
     if target is None:
         return
+    nodes = {number: node for node in below if (number := graph.number_of(node, tape.mark)) is not None}
     for note, _, outputs in held:
-        out = next((tensor for tensor in outputs if tensor.requires_grad and tensor.dim() == 3), None)
+        out = next((output for output in outputs if len(output.shape) == 3 and output.number in nodes), None)
         if out is None:
             continue
         for entry in tape.entries:
-            if entry.name != "embedding" or entry.node is None:
+            if entry.name != "embedding" or entry.index not in nodes:
                 continue
             ids = entry.note.get("ids")
             if ids is None or ids.dim() != 2 or ids.shape[1] < 4 or not _is_next_token(ids, target):
                 continue
-            facts["causality"] = _leak(out, ids, entry) | {"model": note["model"], "site": loss["site"]}
+            leak = _leak(out, nodes[out.number], ids, nodes[entry.index])
+            facts["causality"] = leak | {"model": note["model"], "site": loss["site"]}
             return
 
 
@@ -115,24 +123,27 @@ def _is_next_token(ids: Tensor, target: Tensor) -> bool:
     return bool(same > 0.95) and not bool((goals == ids).float().mean() > 0.95)
 
 
-def _leak(out: Tensor, ids: Tensor, entry: Any) -> dict[str, Any]:
+def _leak(out: Output, made_by: Any, ids: Tensor, embedding: Any) -> dict[str, Any]:
     rows, length = ids.shape
-    places = {1: (rows, length), 2: (rows, None, length), 0: (length, rows)}
+    axes = {1: (rows, length), 2: (rows, None, length), 0: (length, rows)}
     time = next(
-        (dim for dim, sizes in places.items()
+        (dim for dim, sizes in axes.items()
          if all(size in (None, out.shape[i]) for i, size in enumerate(sizes))), None
     )  # fmt: skip
     if time is None:
         return {"applies": False}
     cut = ids.shape[1] // 2
     caught: list[Tensor] = []
-    handle = entry.node.register_prehook(lambda grads: caught.append(grads[0].detach()))
-    table = next(variable for variable in (graph.leaf(n) for n, _ in entry.node.next_functions) if variable is not None)
-    with Unnoticed(grad=True), torch.enable_grad():
-        early = out.narrow(time, 0, cut)
-        pattern = torch.cos(torch.arange(early.numel(), device=out.device, dtype=torch.float32)).reshape(early.shape)
+    handle = embedding.register_prehook(lambda grads: caught.append(grads[0].detach()))
+    table = next(variable for variable in (graph.leaf(n) for n, _ in embedding.next_functions) if variable is not None)
+    with Unnoticed(grad=True):
+        given = torch.zeros(out.shape, dtype=out.dtype, device=out.device)
+        early = given.narrow(time, 0, cut)
+        places = torch.arange(early.numel(), device=out.device, dtype=torch.float32)
+        early.copy_(torch.cos(places).reshape(early.shape))
+        edge = GradientEdge(made_by, out.result)
         try:
-            torch.autograd.grad((early.float() * pattern).sum(), [table], retain_graph=True, allow_unused=True)
+            torch.autograd.grad(edge, [table], given, retain_graph=True, allow_unused=True)
         except RuntimeError:
             caught.clear()  # a part of the graph was used up by an earlier backward
     handle.remove()

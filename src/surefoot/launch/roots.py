@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from surefoot.launch import graph
-from surefoot.launch.calm import is_calm
+from surefoot.launch.calm import Unnoticed, is_calm
 from surefoot.launch.notes import LOSSES, VIEWS
 from surefoot.launch.tape import BREAKS
+from surefoot.observe.readable import readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -94,12 +95,11 @@ def pair_rows(notes: Notes, held: list[Any]) -> dict[str, Any] | None:
     """A sample of inputs with their labels, if a model call and a loss of this step fit together."""
     if not held or not notes.losses or len(held) > 1:
         return None
-    _, inputs, _ = held[-1]
+    features = held[-1].features
     loss = notes.losses[-1]
-    if not inputs or loss.get("op") not in _PAIRED:
+    if features is None or loss.get("op") not in _PAIRED:
         return None
     target = notes.targets.get(loss["index"])
-    features = inputs[0]
     if target is None or not len(features) or target.numel() != len(features) or features.dim() < 2:
         return None
     flat = features.detach()[:64].reshape(len(features[:64]), -1)
@@ -150,30 +150,33 @@ class Heard:
 
     def __init__(self, tape: Tape | None, safely: Callable[..., Any]) -> None:
         self._safely = safely
-        self._seen: list[tuple[Any, list[Tensor], list[Tensor]]] = []
-        self._entries = {e.node: e for e in tape.entries if e.node is not None} if tape is not None else {}
+        self._tape = tape
+        self._seen: list[tuple[str, int | None, list[Tensor], list[Tensor]]] = []
 
     def listen(self, below: list[Any]) -> Iterator[Any]:
         """Put a hook on each node; the handles take them off."""
         return (node.register_hook(self._hook_for(node)) for node in below)
 
     def _hook_for(self, node: Any) -> Callable[[Any, Any], None]:
+        op = graph.op(node)
+        entry = graph.number_of(node, self._tape.mark) if self._tape is not None else None
+
         def hook(made: Any, given: Any) -> None:
             if is_calm():
-                self._safely("backward", self._note, node, given, made)
+                self._safely("backward", self._note, op, entry, given, made)
 
         return hook
 
-    def _note(self, node: Any, given: Any, made: Any) -> None:
-        self._seen.append((node, _sums(given), _sums(made)))
+    def _note(self, op: str, entry: int | None, given: Any, made: Any) -> None:
+        self._seen.append((op, entry, _sums(given), _sums(made)))
 
     def first_bad(self) -> dict[str, Any] | None:
         """The first node that turned finite gradients into something else."""
-        for node, given, made in self._seen:
+        for op, number, given, made in self._seen:
             if _all_finite(given) and not _all_finite(made):
-                entry = self._entries.get(node)
+                entry = self._tape.entries[number] if self._tape is not None and number is not None else None
                 return {
-                    "op": graph.op(node),
+                    "op": op,
                     "call": entry.name if entry is not None else None,
                     "site": entry.site if entry is not None else "",
                     "module": entry.module if entry is not None else "",
@@ -182,7 +185,9 @@ class Heard:
 
 
 def _sums(tensors: Any) -> list[Tensor]:
-    return [t.detach().float().sum() for t in tensors or () if isinstance(t, Tensor) and t.is_floating_point()]
+    with Unnoticed():
+        held = [readable(t) for t in tensors or () if isinstance(t, Tensor) and t.is_floating_point()]
+        return [t.float().sum() for t in held if t is not None]
 
 
 def _all_finite(sums: list[Tensor]) -> bool:

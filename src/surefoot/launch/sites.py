@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,10 +100,32 @@ def traceback_frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, i
         trace = trace.tb_next
 
 
+def variables(frame: FrameType) -> dict[str, Any]:
+    """The local variables of a running frame.
+
+    Before Python 3.13, asking a function's frame for them makes a dictionary that stays with the frame: what the
+    function deletes after that would live on until it returns. It is emptied again, unless the script has it too.
+    """
+    own = frame.f_locals
+    found = dict(own)
+    if type(own) is dict and frame.f_code.co_flags & _CO_OPTIMIZED and sys.getrefcount(own) <= _UNSHARED:
+        own.clear()
+    return found
+
+
+def _references() -> int:
+    own = sys._getframe().f_locals
+    return sys.getrefcount(own)
+
+
+_CO_OPTIMIZED = 1  # of a function; the variables of a module or a class are its namespace itself
+_UNSHARED = _references()
+
+
 def name_of(value: object, frame: FrameType | None) -> str:
     """What the user calls an object: the variable of the frame, or of its module, that holds it."""
     while frame is not None:
-        for scope in (frame.f_locals, frame.f_globals):
+        for scope in (variables(frame), frame.f_globals):
             for name, held in list(scope.items()):
                 if held is value and not name.startswith("_"):
                     return name

@@ -19,6 +19,7 @@ from torch import Tensor
 from surefoot.launch import graph
 from surefoot.launch.calm import Unnoticed, listeners
 from surefoot.launch.describe import fingerprints
+from surefoot.observe.readable import is_readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,7 +127,8 @@ def _data(node: Any, name: str) -> Tensor | None:
         return None
     if not isinstance(tensor, Tensor) or tensor.grad_fn is not None or tensor.requires_grad:
         return None
-    return tensor if tensor.dim() and tensor.numel() > 1 and tensor.layout is torch.strided else None
+    told = tensor.dim() and tensor.numel() > 1 and tensor.layout is torch.strided
+    return tensor if told and is_readable(tensor) else None
 
 
 def _candidates(root: Any, kind: str) -> Iterator[tuple[int, tuple[int, ...], str, str, Tensor]]:

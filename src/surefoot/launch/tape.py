@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
+from surefoot.launch import graph
 from surefoot.launch.calm import is_calm
 from surefoot.launch.sites import is_users, place
 
@@ -62,8 +63,8 @@ class Entry:
     note: dict[str, Any] = field(default_factory=dict)
     parameters: list[int] = field(default_factory=list)
     """Numbers of the parameters among the tensors taken."""
-    node: Any = None
-    """The autograd node of the result, while the look lasts."""
+    kind: str = ""
+    """The operation of the result's autograd node; the node itself bears the index of the entry."""
     result: Any = None
     """Weak reference to the result."""
     taken: list[Any] = field(default_factory=list)
@@ -99,6 +100,8 @@ class Tape(TorchFunctionMode):
         super().__init__()
         self._safely = safely
         self.entries: list[Entry] = []
+        self.mark = object()
+        """Whose numbers the autograd nodes bear."""
         self.paused = 0
         self.in_step = False
         """While an optimizer works: its operations are not the script's."""
@@ -171,7 +174,9 @@ class Tape(TorchFunctionMode):
             entry.out_shape = list(first.shape)
             entry.out_grad = first.requires_grad
             entry.out_dtype = str(first.dtype).removeprefix("torch.")
-            entry.node = first.grad_fn
+            if (node := first.grad_fn) is not None:
+                entry.kind = graph.op(node)
+                graph.mark(node, self.mark, entry.index)
             entry.result = weakref.ref(first)
         self.entries.append(entry)
         for tensor in tensors_in(out):

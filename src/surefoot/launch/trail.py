@@ -16,6 +16,7 @@ from torch import Tensor
 
 from surefoot.launch.notes import RECURRENT, WEIGHT_LAYERS
 from surefoot.launch.tape import tensors_in
+from surefoot.observe.readable import is_readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -169,7 +170,12 @@ def _can_be_from(shape: list[int], batch: Tensor) -> bool:
 
 def is_finite(value: Tensor) -> bool:
     """Whether every value is finite; integers and what cannot be read are taken to be."""
-    if not value.is_floating_point() or value.numel() == 0 or value.layout is not torch.strided or value.is_meta:
+    if (
+        not is_readable(value)
+        or not value.is_floating_point()
+        or not value.numel()
+        or value.layout is not torch.strided
+    ):
         return True
     return math.isfinite(float(value.detach().float().sum())) or bool(torch.isfinite(value).all())
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from surefoot.launch.book import weight_facts
 from surefoot.launch.calm import Unnoticed
 from surefoot.launch.describe import sampled
+from surefoot.observe.readable import is_readable, readable
 
 if TYPE_CHECKING:
     from surefoot.launch.book import Book, Parameter
@@ -52,9 +53,13 @@ class Updates:
         if tensor.grad is not None:
             row |= gradient_facts(tensor.grad)
             record.with_grad += 1
-            record.zero_grad += tensor.grad.layout is torch.strided and row["grad"] == 0.0
-        self._before[record.id] = thin(tensor).clone()
-        row["weight"] = float(thin(tensor).float().norm())
+            # Of a sharded one only a part is seen here, which may be zero or empty.
+            whole = tensor.grad.layout is torch.strided and is_readable(tensor.grad)
+            record.zero_grad += whole and row["grad"] == 0.0
+        values = thin(tensor)
+        if values is not None and values.numel():
+            self._before[record.id] = values.clone()
+            row["weight"] = float(values.float().norm())
         return row | moment_facts(state, group)
 
     def after_step(self, number: int) -> None:
@@ -69,13 +74,15 @@ class Updates:
                 if tensor is None or old is None:
                     continue
                 new = thin(tensor)
+                if new is None or new.shape != old.shape:
+                    continue
                 delta = (new - old).float()
                 norm = float(old.float().norm())
                 row["update"] = float(delta.norm())
                 row["ratio"] = row["update"] / norm if norm else None
                 row["stuck"] = float((new == old).float().mean()) if old.numel() else 1.0
                 if row["update"] == 0:
-                    record.unchanged += 1
+                    record.unchanged += is_readable(tensor)
                 else:
                     record.changed += 1
                     record.trained_by.add(number)
@@ -93,13 +100,16 @@ class Updates:
 
 
 def gradient_facts(grad: Tensor) -> dict[str, Any]:
-    """Norm, zeros and largest entry of a gradient; of a sparse one the norm."""
-    if grad.layout is not torch.strided:
-        return {"grad": float(grad.coalesce().values().float().norm())}
-    some = sampled(grad)
+    """Norm, zeros and largest entry of a gradient; of a sparse one the norm; of a sharded one, of its part here."""
+    local = readable(grad)
+    if local is None or (local.numel() == 0 and grad.numel()):
+        return {}
+    if local.layout is not torch.strided:
+        return {"grad": float(local.coalesce().values().float().norm())}
+    some = sampled(local)
     values = some.float()
     return {
-        "grad": float(values.norm()) * math.sqrt(grad.numel() / max(1, values.numel())),
+        "grad": float(values.norm()) * math.sqrt(local.numel() / max(1, values.numel())),
         "zeros": float((some == 0).float().mean()) if some.numel() else 0.0,
         "nonfinite": int((~torch.isfinite(values)).sum()),
         "largest": float(values.abs().max()) if values.numel() else 0.0,
@@ -109,15 +119,17 @@ def gradient_facts(grad: Tensor) -> dict[str, Any]:
 def moment_facts(state: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
     """The second moment an adaptive optimizer keeps, and how many steps it has gathered."""
     second = next((state[key] for key in ("exp_avg_sq", "square_avg", "sum") if key in state), None)
-    if not isinstance(second, Tensor) or not second.numel():
+    values = thin(second) if isinstance(second, Tensor) else None
+    if values is None or not values.numel():
         return {}
+    first = thin(state["exp_avg"]) if "exp_avg" in state else None
     steps = float(state.get("step", 1)) or 1.0
     scale = 1 - float(group["betas"][1]) ** steps if "betas" in group else 1.0
     return {
-        "root_second_moment": float(thin(second).float().sqrt().median()) / math.sqrt(scale or 1),
-        "second_moment": float(thin(second).float().mean().sqrt()),
+        "root_second_moment": float(values.float().sqrt().median()) / math.sqrt(scale or 1),
+        "second_moment": float(values.float().mean().sqrt()),
         "age": steps,
-        "moment_norm": float(thin(state["exp_avg"]).float().norm()) if "exp_avg" in state else None,
+        "moment_norm": float(first.float().norm()) if first is not None else None,
     }
 
 
@@ -127,12 +139,17 @@ def note_if_moved(record: Parameter) -> None:
     if tensor is None:
         return
     sample = thin(tensor)
+    if sample is None:
+        return
     if record.sample is not None and record.sample.shape == sample.shape:
         record.moved_alone += not torch.equal(record.sample, sample)
     record.sample = sample.clone()
 
 
-def thin(tensor: Tensor) -> Tensor:
-    """The flattened values, thinned evenly to at most 65,536."""
-    flat = tensor.detach().reshape(-1) if tensor.layout is torch.strided else tensor.detach().to_dense().reshape(-1)
+def thin(tensor: Tensor) -> Tensor | None:
+    """The flattened values in this process, thinned evenly to at most 65,536; `None` if they cannot be read."""
+    local = readable(tensor)
+    if local is None:
+        return None
+    flat = local.detach().reshape(-1) if local.layout is torch.strided else local.detach().to_dense().reshape(-1)
     return flat[:: math.ceil(flat.numel() / 65_536)] if flat.numel() > 65_536 else flat

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from surefoot.launch.calm import Unnoticed
 from surefoot.launch.series import Series
+from surefoot.observe.readable import readable
 
 
 class Watched:
@@ -63,13 +64,20 @@ class Watched:
 
 
 def gradient_norm(optimizer: torch.optim.Optimizer, scale: float | None) -> Any:
-    """The norm of the gradients on the first device, without the scaler's scale; a tensor where reading would wait."""
-    grads = [
-        grad
-        for group in optimizer.param_groups
-        for tensor in group["params"]
-        if (grad := tensor.grad) is not None and grad.layout is torch.strided
-    ]
+    """The norm of the gradients on the first device, without the scaler's scale; a tensor where reading would wait.
+
+    Of sharded parameters it is the norm of the part in this process: the whole would take a collective.
+    """
+    with Unnoticed():
+        grads = [
+            local
+            for group in optimizer.param_groups
+            for tensor in group["params"]
+            if (grad := tensor.grad) is not None
+            and (local := readable(grad)) is not None
+            and local.layout is torch.strided
+            and local.numel()
+        ]
     if not grads:
         return None
     first = grads[0].device
@@ -91,8 +99,9 @@ def gradient_norm(optimizer: torch.optim.Optimizer, scale: float | None) -> Any:
 
 def left_share(tensors: list[Tensor]) -> float:
     """Which share of the parameters still has a gradient that is not zero."""
-    held = [t.grad for t in tensors if t.grad is not None and t.grad.layout is torch.strided]
-    return sum(bool((grad != 0).any()) for grad in held) / max(1, len(tensors))
+    with Unnoticed():
+        held = [local for t in tensors if t.grad is not None and (local := readable(t.grad)) is not None]
+        return sum(bool((g != 0).any()) for g in held if g.layout is torch.strided) / max(1, len(tensors))
 
 
 def _simple(value: Any) -> Any:

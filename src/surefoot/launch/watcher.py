@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.launch import graph
 from surefoot.launch.assembly import assemble
 from surefoot.launch.autopsy import autopsy
 from surefoot.launch.book import Book
@@ -38,6 +37,7 @@ from surefoot.launch.trail import Trail, origin_of_data, trails
 from surefoot.launch.turns import Turns, follow
 from surefoot.launch.voice import say
 from surefoot.launch.watched import Watched, gradient_norm, left_share
+from surefoot.observe.readable import has_company, readable
 from surefoot.observe.tensors import dense_views
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ FIRST_LOOKS = 8
 """The first steps are all looked at; after that each look is 1.35 times as far away as the one before."""
 THOROUGH = (1, 13, 144)
 """Looks that also ask for the gradient of each term and for causality: an extra backward each."""
+MANY_EVALUATIONS = 4
 MOST_LOOKS = 48
 MOST_SKIPS = 200
 """Events that are kept of steps that were left out; the run log has its own limit."""
@@ -132,6 +133,10 @@ class Watcher:
         self._cycle: set[int] = set()
         self._round: set[int] = set()
         self._stepped = False
+        self._evaluations = 0
+        """How often the last step evaluated a closure."""
+        self._closure_began: int | None = None
+        """How many backwards there had been when a step that evaluates a closure began."""
         self._extra_looks = 0
         self._root_sites_of_step: list[Any] = []
 
@@ -198,7 +203,8 @@ class Watcher:
             self.trails = look.trails or self.trails
         if len(self.looks) < FIRST_LOOKS or self._extra_looks > 0:
             self._extra_looks -= 1
-            self._look_at = self.steps
+            # A step that evaluates a closure many times is as good as many steps: every other one is enough.
+            self._look_at = self.steps + (self._evaluations > MANY_EVALUATIONS)
         else:
             self._look_at = max(self.steps + 1, math.ceil(look.step * 1.35))
 
@@ -252,15 +258,21 @@ class Watcher:
     def before_backward(self, root: Tensor) -> None:
         """`backward` is about to run on `root`."""
         self.backwards += 1
+        again = self._is_again()
         where = user_frame(3)
         if self.look is not None and self.look.tape is not None:
             self.look.tape.in_step = self.look.tape.has_closure and self.look.tape.in_step
-        value: Any = root.detach()
+        value: Any = root
         scaled = False
         if self.unscaled is not None:
             ref, original = self.unscaled
             if ref() is root:
                 value, scaled = original, True
+        with Unnoticed():
+            value = readable(value)
+        if value is None:  # a loss that has no value in this process
+            return
+        value = value.detach()
         if value.numel() != 1:
             value = value.float().mean()
         eager = value.device.type == "cpu" or self.steps < _EAGER_STEPS
@@ -269,7 +281,7 @@ class Watcher:
         self._pending.append(value)
         self._shares.append(self.safely("microbatches", share_of, root, scaled, eager))
         if self.blackbox is not None:
-            self.safely("incidents", self.blackbox.before_backward, root, value)
+            self.safely("incidents", self.blackbox.before_backward, root, value, again)
         if not self._stepped:
             self.backward_series.append({"loss": value})
         if not self.optimizers and not self.manual.is_known():
@@ -279,8 +291,10 @@ class Watcher:
                 if not self._autopsied:
                     self._autopsied = True
                     self.safely("autopsy", self._autopsy, root, value)
-            elif self.levels.is_spike(value, where):
+            elif not again and self.levels.is_spike(value, where):
                 self.safely("spikes", self._note_spike, root, value)
+        if again:
+            return
         if root.grad_fn is not None and (
             self.backwards <= 128 or (self.backwards % 16 == 0 and self.backwards < 1 << 14)
         ):
@@ -294,12 +308,19 @@ class Watcher:
             self._root_sites_of_step.append(line)
             self.safely("data of steps", self.stream.note, root, line, self.steps, self.backwards)
 
+    def _is_again(self) -> bool:
+        """Whether an optimizer evaluates its closure once more in a step. The first time tells where the run stands."""
+        return self._closure_began is not None and self.backwards > self._closure_began + 1
+
     def after_backward(self, gradients: Any = None) -> None:
         """`backward` is done; `gradients` are those that were returned instead of accumulated."""
         if self.blackbox is not None:
-            self.safely("incidents", self.blackbox.after_backward)
+            again, in_closure = self._is_again(), self._closure_began is not None
+            self.safely("incidents", self.blackbox.after_backward, again, in_closure)
         if self.look is not None:
             self.safely("backward", self.look.after_backward)
+            if self.look is not None and self._closure_began is not None:
+                self.safely("looking", self.look.rest)
             if self.look is not None and self.backwards - self._look_backwards >= 64:
                 self.end_look()
         if not self.optimizers:
@@ -309,8 +330,8 @@ class Watcher:
         if self.look is not None and self.look.tape is not None:
             origins: dict[str, list[tuple[str, str, str]]] = {}
             for entry in self.look.tape.entries:
-                if entry.node is not None:
-                    origins.setdefault(graph.op(entry.node), []).append((entry.site, entry.module, entry.name))
+                if entry.kind:
+                    origins.setdefault(entry.kind, []).append((entry.site, entry.module, entry.name))
         else:
             origins = self.origins
         facts = autopsy(root, self.book, origins, self.follow_data)
@@ -332,7 +353,7 @@ class Watcher:
         held = data_under(root)
         level = self.levels.middle()
         batch = self.batches[-1]["print"] if self.batches else None
-        if self.levels.spikes <= 3:
+        if self.levels.spikes <= 3 and not has_company():
             self.look_soon()
         self.happened(
             {"event": "spike", "step": self.steps, "value": value, "level": level, "data": held, "batch": batch}
@@ -354,6 +375,7 @@ class Watcher:
         """An optimizer is about to step."""
         watched = self.watched(optimizer)
         watched.loss_at_start = self.backwards
+        self._closure_began = self.backwards if has_closure else None
         if self.look is not None:
             self.look.claim_roots(watched.number)
             if watched.number in self._cycle and not has_closure:
@@ -377,13 +399,14 @@ class Watcher:
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped."""
         watched = self.watched(optimizer)
+        self._closure_began = None
         if self.look is not None and self.look.tape is not None:
             self.look.tape.in_step = False
         row, watched.row = watched.row, {}
         if self.look is not None and self.backwards > watched.loss_at_start:
             self.look.claim_roots(watched.number)
         losses, shares = self._pending or self._last_losses, self._shares
-        inside = self.backwards - watched.loss_at_start
+        inside = self._evaluations = self.backwards - watched.loss_at_start
         if inside:  # a closure: its first evaluation is the loss at the current point, or of the last microbatch
             first = len(losses) - inside + 1
             losses, shares = losses[:first], shares[:first]
@@ -502,7 +525,9 @@ class Watcher:
                 if tensor.grad is None:
                     continue
                 name = self.book.label(self.book.add(tensor))
-                (good if bool(torch.isfinite(dense_views([tensor.grad])[0]).all()) else bad).append(name)
+                local = readable(tensor.grad)
+                is_finite = local is None or bool(torch.isfinite(dense_views([local])[0]).all())
+                (good if is_finite else bad).append(name)
         event = {"event": "nonfinite-gradient", "step": self.steps, "parameters": bad[:20], "finite": good[:20]}
         event["loss_finite"] = all(math.isfinite(float(v)) for v in self._pending)
         if self.look is not None and self.look.roots:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from surefoot.launch.sites import site
+from surefoot.observe.readable import is_readable, readable
 
 if TYPE_CHECKING:
     from surefoot.launch.patches.wrapping import Wrapping
@@ -22,9 +23,10 @@ def wrap_clipping(watcher: Watcher, wrapping: Wrapping) -> None:
 
     def clipped(result: Any, args: Any, kwargs: Any) -> None:
         limit = kwargs.get("max_norm", args[1] if len(args) > 1 else None)
-        norm = result.full_tensor() if hasattr(result, "full_tensor") else result
+        # The norm of gradients that are spread over ranks is spread too: reading it would be a collective.
+        norm = result.detach() if is_readable(result) else None
         watcher.clip_now = {
-            "clip_norm": float(norm) if norm.device.type == "cpu" else norm.detach(),
+            "clip_norm": float(norm) if norm is not None and norm.device.type == "cpu" else norm,
             "clip_limit": float(limit) if limit is not None else None,
         }
         if len(watcher.clips) < 3:
@@ -52,7 +54,8 @@ def wrap_clipping(watcher: Watcher, wrapping: Wrapping) -> None:
         limit = float(kwargs.get("clip_value", args[1] if len(args) > 1 else 0.0))
         if isinstance(given, (list, tuple, Tensor)):
             tensors = [given] if isinstance(given, Tensor) else given
-            largest = [float(t.grad.detach().abs().max()) for t in tensors if t.grad is not None and t.grad.numel()]
+            grads = [readable(t.grad.detach()) for t in tensors if t.grad is not None]
+            largest = [float(grad.abs().max()) for grad in grads if grad is not None and grad.numel()]
             watcher.clip_now = {"clip_norm": max(largest, default=0.0), "clip_limit": limit, "clip_by_value": True}
         if len(watcher.clips) < 3:
             watcher.clips.append({"step": watcher.steps, "site": site(5), "limit": limit, "by_value": True})

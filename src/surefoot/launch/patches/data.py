@@ -16,6 +16,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from surefoot.launch.describe import label_counts
 from surefoot.launch.sites import site
 from surefoot.launch.tape import tensors_in
+from surefoot.observe.readable import is_readable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +46,7 @@ def wrap_data(watcher: Watcher, wrapping: Wrapping) -> None:
         facts["drawn"] += 1
         if len(watcher.batches) >= MOST_BATCHES:
             return
-        tensors = list(tensors_in(result))
+        tensors = [tensor for tensor in tensors_in(result) if is_readable(tensor)]
         if not tensors or not tensors[0].dim():
             return
         note = {

@@ -14,6 +14,7 @@ from torch.distributions import Categorical
 
 from surefoot.launch.calm import Unnoticed
 from surefoot.launch.sites import site
+from surefoot.observe.readable import is_readable
 
 if TYPE_CHECKING:
     from surefoot.launch.patches.wrapping import Wrapping
@@ -35,6 +36,7 @@ def wrap_policies(watcher: Watcher, wrapping: Wrapping) -> None:
                 watcher.look.tape.entries[index].name = "log_prob"
         if (
             result.requires_grad
+            and is_readable(result)
             and (len(watcher.policy) < 200 or watcher.steps % 16 == 0)
             and len(watcher.policy) < 2000
         ):
@@ -51,7 +53,12 @@ def wrap_policies(watcher: Watcher, wrapping: Wrapping) -> None:
     def divergence(result: Any, args: Any, kwargs: Any) -> None:
         """The KL divergence from a distribution that is not learned and not the same for every row."""
         notes = watcher.divergences
-        if not result.requires_grad or (notes and notes[-1]["backward"] == watcher.backwards) or len(notes) >= 1000:
+        if (
+            not result.requires_grad
+            or not is_readable(result)
+            or (notes and notes[-1]["backward"] == watcher.backwards)
+            or len(notes) >= 1000
+        ):
             return
         if len(notes) >= 200 and watcher.backwards % 16:
             return

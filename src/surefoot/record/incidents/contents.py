@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from surefoot.observe.calm import Unnoticed
+from surefoot.observe.readable import has_company, is_readable, readable
 from surefoot.record.incidents.prints import print_of
-from surefoot.record.incidents.values import encode, tensors_in
+from surefoot.record.incidents.values import encode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 def model_parts(models: Sequence[nn.Module]) -> dict[str, Any]:
     """Weights and buffers as they are now, and which modules and parameters are not in training."""
     return {
-        "models": [model.state_dict() for model in models],
+        "models": [_state(model) for model in models],
         "buffers": [_other_buffers(model) for model in models],
         "modes": [
             {
@@ -31,9 +33,23 @@ def model_parts(models: Sequence[nn.Module]) -> dict[str, Any]:
     }
 
 
+def _state(model: nn.Module) -> dict[str, Any]:
+    """What `state_dict` gives, without its hooks where others train along: those of FSDP are collectives."""
+    if not has_company():
+        return model.state_dict()
+    found: dict[str, Any] = {}
+    with Unnoticed():
+        for path, part in model.named_modules(remove_duplicate=False):
+            kept = {name: each for name, each in part._buffers.items() if name not in part._non_persistent_buffers_set}
+            for name, tensor in {**part._parameters, **kept}.items():
+                if tensor is not None and (local := readable(tensor)) is not None:
+                    found[f"{path}.{name}" if path else name] = local.detach()
+    return found
+
+
 def _other_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Buffers that `state_dict` leaves out, which a forward reads all the same."""
-    known = model.state_dict(keep_vars=True)
+    known = _state(model)
     return {name: buffer for name, buffer in model.named_buffers() if name not in known}
 
 
@@ -64,7 +80,10 @@ def prints_of(
     return {
         "loss": loss,
         "losses": [[_loss_print(each) for each in one.losses] for one in microbatches],
-        "inputs": [[[print_of(tensor) for tensor in tensors_in(call)] for call in one.calls] for one in microbatches],
+        "inputs": [
+            [[print_of(tensor) for tensor in call.tensors if is_readable(tensor)] for call in one.calls]
+            for one in microbatches
+        ],
         "gradients": dict(norms)
         if gradients is None
         else {name: print_of(gradient) for name, gradient in gradients.items()},
@@ -88,6 +107,14 @@ def faults_of(window: Window | None) -> list[str]:
         )
     if any(seen.changed for each in window.microbatches for seen in _seen(each)):
         found.append("the batch was changed in place after it was drawn; it was captured as it was at the end")
+    often = max(each.evaluations for each in window.microbatches)
+    if often > 1:
+        found.append(
+            f"the optimizer evaluated its closure {often} times: batch and random numbers are those of the first time"
+        )
+    let_go = sum(each.dropped for each in window.microbatches)
+    if let_go:
+        found.append(f"the batches of the first {let_go} microbatches are not there: they are too large to be kept")
     if window.began_before:
         found.append("the step began before a restart: its first microbatches are not there")
     if window.microbatches[0].streams is None and window.start is None:

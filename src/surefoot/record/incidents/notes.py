@@ -1,12 +1,15 @@
-"""What is remembered of a step while nobody knows yet whether it is bad: references and random streams, no copies.
+"""What is remembered of a step while nobody knows yet whether it is bad: its memory and random streams, no copies.
 
 A refused step leaves weights, moments and buffers as they were: they *are* the state before it. What is gone by then is
 where the random streams stood, and which batch it was. So as a step goes by this much is noted, for a few microseconds:
 
-- every batch as it is handed out (by a `DataLoader`, by `stabilizer.resume`, given to `run_microbatches`), by
-  reference, and how often each of its tensors had been written to by then: a loop that changes it in place is noticed;
+- every batch as it is handed out (by a `DataLoader`, by `stabilizer.resume`, given to `run_microbatches`), and how
+  often each of its tensors had been written to by then: a loop that changes it in place is noticed;
 - the random streams right after that, or, where no batch is seen, when the model is first called;
 - what the model was called with, and each loss.
+
+No object of the loop's own is held, so all of them die when they would have: models are referred to weakly, and of a
+batch the memory of its tensors is kept to the end of the step, by tensors that share it (`values.Mirror`).
 
 Nothing is read off a device. Where the verdict comes some steps later, the notes of those steps are kept, and of what
 lies on the device only as much as is little. The model carries a hook from the moment a batch is drawn until its
@@ -27,7 +30,7 @@ from torch import Tensor
 
 from surefoot.record.incidents.draws import listen
 from surefoot.record.incidents.streams import QuickStreams, StreamNote
-from surefoot.record.incidents.values import tensors_in, versions_of
+from surefoot.record.incidents.values import Mirror
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,18 +48,26 @@ MOST_DRAWN = 8
 MOST_CALLS = 16
 MOST_HELD_BYTES = 64 << 20
 """Of a device's memory, what a model was called with in one step is held up to this size."""
+MOST_BATCH_BYTES = 256 << 20
+"""Batches of several microbatches are kept up to this size together; the last one always is."""
 
 
 class Seen(NamedTuple):
     """A nesting of tensors at one moment."""
 
-    value: Any
+    value: Mirror
     versions: list[int]
 
     @property
     def changed(self) -> bool:
         """Whether any of the tensors has been written to since."""
-        return versions_of(self.value) != self.versions
+        return self.value.versions() != self.versions
+
+
+def see(value: Any) -> Seen:
+    """A nesting of tensors as it is now, without holding any object of it."""
+    mirror = Mirror(value)
+    return Seen(mirror, mirror.versions())
 
 
 @dataclass
@@ -68,12 +79,21 @@ class Microbatch:
     drawn: list[Seen] = field(default_factory=list)
     given: Seen | None = None
     """What `run_microbatches` was given, if no batch was drawn before."""
-    calls: list[tuple[Any, Any]] = field(default_factory=list)
+    calls: list[Mirror] = field(default_factory=list)
     """Positional and keyword inputs of every call of a model that gradients were on for."""
-    callers: list[nn.Module] = field(default_factory=list)
+    callers: list[weakref.ref[nn.Module]] = field(default_factory=list)
     """The models that were called, with gradients or without, each once."""
+    evaluations: int = 1
+    """How often the optimizer evaluated it in the step; batch and random streams are those of the first time."""
+    dropped: bool = False
+    """Whether its batches were let go because there were too many."""
     losses: list[Tensor] = field(default_factory=list)
     weights: list[Weight] = field(default_factory=list)
+
+    def nbytes(self) -> int:
+        """The memory of its batches."""
+        seen = [*self.drawn, *([] if self.given is None else [self.given])]
+        return sum(each.value.nbytes() for each in seen) + sum(each.nbytes() for each in self.calls)
 
 
 @dataclass
@@ -105,7 +125,7 @@ class StepNotes:
         between_steps: bool = True,
     ) -> None:
         """`between_steps` says whether a model may carry a hook where no batch tells that a step has begun."""
-        self._models = list(models)
+        self._models = [weakref.ref(model) for model in models]
         self._thread = threading.get_ident()
         self._streams = QuickStreams((home.index or 0,) if home.type == "cuda" else ())
         self._past: deque[Window] = deque(maxlen=lag_steps + 1)
@@ -114,11 +134,12 @@ class StepNotes:
         self.hold_all = not lag_steps
         """Whether what a model is called with is held although a batch was seen: for one step that is little."""
         self._held_bytes = 0
+        self._just_drawn = 0
         self.failed: Callable[[Exception], None] = lambda error: self.close()
         """Told when noting fails, which must not end anything else."""
         self._hook = _Hook(self)
         self._key: Any = f"surefoot-{id(self)}"  # torch's own hooks are numbered
-        self._attached: list[nn.Module] = []
+        self._attached: list[weakref.ref[nn.Module]] = []
         self._between_steps = between_steps
         if between_steps:
             self._attach()
@@ -126,25 +147,27 @@ class StepNotes:
 
     def know(self, models: Sequence[nn.Module]) -> None:
         """Models that were not known at the beginning."""
-        fresh = [model for model in models if not any(model is known for known in self._models)]
+        known = _alive(self._models)
+        fresh = [model for model in models if not any(model is each for each in known)]
         if not fresh:
             return
         inside = {id(part) for model in fresh for part in model.modules()}
-        self._models = [model for model in self._models if id(model) not in inside] + fresh
-        placed = {each.device for model in self._models for each in model.parameters()}
+        known = [model for model in known if id(model) not in inside] + fresh
+        self._models = [weakref.ref(model) for model in known]
+        placed = {each.device for model in known for each in model.parameters()}
         self._streams = QuickStreams(tuple(sorted({each.index or 0 for each in placed if each.type == "cuda"})))
 
     def knows(self, module: nn.Module) -> bool:
         """Whether a module is one of the models."""
-        return any(module is model for model in self._models)
+        return any(held() is module for held in self._models)
 
     def parts(self) -> set[int]:
         """The identities of all that is inside of a model."""
-        return {id(part) for model in self._models for part in model.modules() if part is not model}
+        return {id(part) for model in _alive(self._models) for part in model.modules() if part is not model}
 
     def met(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A model was heard of by other ways than its hook: from here to the backward, all of them carry theirs."""
-        if not any(module is model for model in self._attached):
+        if not any(held() is module for held in self._attached):
             self.called(module, args, kwargs)
         self._attach()
 
@@ -152,9 +175,11 @@ class StepNotes:
         """What `register_forward_pre_hook(hook, with_kwargs=True)` does, without its handle: it runs at every step."""
         if len(self._attached) == len(self._models):
             return
+        models = _alive(self._models)
         # One that is compiled as a whole would be compiled again, with the hook.
-        self._attached = [model for model in self._models if getattr(model, "_compiled_call_impl", None) is None]
-        for model in self._attached:
+        models = [model for model in models if getattr(model, "_compiled_call_impl", None) is None]
+        self._attached = [weakref.ref(model) for model in models]
+        for model in models:
             model._forward_pre_hooks[self._key] = self._hook
             model._forward_pre_hooks_with_kwargs[self._key] = True
 
@@ -163,7 +188,7 @@ class StepNotes:
         self._detach()
 
     def _detach(self) -> None:
-        for model in self._attached:
+        for model in _alive(self._attached):
             model._forward_pre_hooks.pop(self._key, None)
             model._forward_pre_hooks_with_kwargs.pop(self._key, None)
         self._attached = []
@@ -175,30 +200,36 @@ class StepNotes:
         if threading.get_ident() == self._thread:
             try:
                 with unseen():
-                    self.drew(batch)
+                    self._just_drawn = id(batch) if self._draw(batch) else 0
             except Exception as error:
                 self.failed(error)
         return batch
 
     def drew(self, batch: Any) -> None:
-        """A batch was drawn. One that has just been noted is not noted twice."""
+        """A batch was drawn. One that a loader has just handed out is not noted twice."""
+        noted, self._just_drawn = self._just_drawn, 0
+        if noted != id(batch):
+            self._draw(batch)
+
+    def _draw(self, batch: Any) -> bool:
+        """Note a batch, if it is one to train with."""
         now = self._now
-        if now.drawn and now.drawn[-1].value is batch:
-            return
         if self._past.maxlen == 1:
             self._past.clear()  # decided by now: the last batch need not live longer than in the loop
-        if not torch.is_grad_enabled() or (self._models and not any(model.training for model in self._models)):
-            return
-        now.drawn.append(Seen(batch, versions_of(batch)))
+        models = _alive(self._models)
+        if not torch.is_grad_enabled() or (models and not any(model.training for model in models)):
+            return False
+        now.drawn.append(see(batch))
         if len(now.drawn) > MOST_DRAWN:
             del now.drawn[0]
         now.streams = self._note_streams()
         self._attach()
+        return True
 
     def was_given(self, batch: Any) -> None:
         """`run_microbatches` was called with a batch."""
         if not self._now.drawn:
-            self._now.given = Seen(batch, versions_of(batch))
+            self._now.given = see(batch)
             self._now.streams = self._note_streams()
             self._attach()
 
@@ -206,24 +237,24 @@ class StepNotes:
         """A model is about to run."""
         if torch.compiler.is_compiling():
             return
-        now = self._now
-        if not any(module is caller for caller in now.callers):
-            now.callers.append(module)
+        now, self._just_drawn = self._now, 0
+        if not any(caller() is module for caller in now.callers):
+            now.callers.append(weakref.ref(module))
         if not torch.is_grad_enabled():
             if not module.training and not now.losses:  # an evaluation: what was drawn was drawn for it
                 now.drawn.clear()
             return
         if now.streams is None:
             now.streams = self._note_streams()
-        if len(now.calls) < MOST_CALLS and self._may_hold(args, kwargs):
-            now.calls.append((args, kwargs))
+        wanted = self.hold_all or not (now.drawn or now.given is not None)
+        if len(now.calls) < MOST_CALLS and wanted:
+            inputs = Mirror((args, kwargs))
+            if self._may_hold(inputs):
+                now.calls.append(inputs)
 
-    def _may_hold(self, args: Any, kwargs: Any) -> bool:
+    def _may_hold(self, inputs: Mirror) -> bool:
         """Whether what a model is called with may be held: on the host yes, of a device's memory a little."""
-        if not self.hold_all and (self._now.drawn or self._now.given is not None):
-            return False
-        sizes = [t.numel() * t.element_size() for t in tensors_in((args, kwargs)) if t.device.type != "cpu"]
-        self._held_bytes += sum(sizes)
+        self._held_bytes += sum(t.numel() * t.element_size() for t in inputs.tensors if t.device.type != "cpu")
         return self._held_bytes <= MOST_HELD_BYTES
 
     def _note_streams(self) -> StreamNote | None:
@@ -236,12 +267,28 @@ class StepNotes:
         self._now.losses.append(loss.detach())
         self._now.weights.append(weight)
 
+    def ran_again(self, loss: Tensor) -> None:
+        """An optimizer has evaluated its closure once more, after a microbatch was closed: the last loss counts."""
+        if self._window.microbatches:
+            last = self._window.microbatches[-1]
+            last.losses, last.evaluations = [loss.detach()], last.evaluations + 1
+
     def close_microbatch(self) -> None:
         """The microbatch is complete."""
         self._window.microbatches.append(self._now)
         self._now = Microbatch()
+        self._bound()
         if self._window.drew or not self._between_steps:
             self._detach()
+
+    def _bound(self) -> None:
+        """Let go of the first batches of a step where all of them together are large."""
+        *earlier, last = self._window.microbatches
+        room = MOST_BATCH_BYTES - last.nbytes()
+        for each in reversed(earlier):
+            room -= each.nbytes()
+            if room < 0 and not each.dropped:
+                each.drawn, each.given, each.calls, each.dropped = [], None, [], True
 
     def moved_to(self, step: int, under_way: bool) -> None:
         """The run is elsewhere: before `step`, or in the middle of it."""
@@ -280,6 +327,10 @@ class StepNotes:
         self._models = []
         self._now = Microbatch()
         self._past.clear()
+
+
+def _alive(models: Sequence[weakref.ref[nn.Module]]) -> list[nn.Module]:
+    return [model for held in models if (model := held()) is not None]
 
 
 class _Hook:

@@ -13,19 +13,23 @@ first value lies within 64 bytes, come back as they were.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from surefoot.keep.checkpoint.tree import odd_kind
+from surefoot.observe.readable import is_readable
 
 ALIGNMENT = 64
 _PLAIN = (type(None), bool, int, float, complex, bytes, torch.dtype, torch.device, torch.Size)
 MOST_VALUES = 50_000
 """So many are looked at in one batch. A batch has not as many; what it refers to (a dataset, a document) may."""
+COPIED_BYTES = 1 << 20
+"""Arrays of NumPy's are copied up to this size."""
 _DEEPEST = 20
 _IS = "is"
 
@@ -71,9 +75,87 @@ def _parts_of(value: Any) -> Iterable[Any] | None:
     return vars(value).values() if _has_parts(value) else None
 
 
-def versions_of(value: Any) -> list[int]:
-    """How often each tensor was written to so far."""
-    return [-1 if tensor.is_inference() else tensor._version for tensor in tensors_in(value)]
+# ---- without holding it --------------------------------------------------------------------------------------------
+
+
+class Mirror:
+    """A nesting as it is now, in containers of our own: its objects can die while it is kept, its numbers cannot.
+
+    Of each tensor an alias is kept, which shares its memory and its count of writes. An array of NumPy's cannot be
+    aliased without holding it: a small one is copied, of a large one there is only what the script still holds itself.
+    """
+
+    __slots__ = ("tensors", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.tensors: list[Tensor] = []
+        """The aliases, in the order of `tensors_in`; tensors of other kinds than torch's own are left out."""
+        self.value = self._value(value, [], _Room())
+
+    def versions(self) -> list[int]:
+        """How often each tensor was written to so far."""
+        return [-1 if tensor.is_inference() else tensor._version for tensor in self.tensors]
+
+    def nbytes(self) -> int:
+        """The memory of its tensors."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+
+    def _value(self, value: Any, around: list[int], room: _Room) -> Any:
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        if type(value) in _PLAIN or type(value) is str or isinstance(value, np.generic):
+            return value
+        if isinstance(value, str):
+            return "".join((value,))
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            return value.copy() if value.nbytes <= COPIED_BYTES else _Part("weak", _kind(value), weakref.ref(value))
+        found = None
+        if len(around) < _DEEPEST and id(value) not in around:
+            around.append(id(value))
+            found = self._container(value, around, room)
+            around.pop()
+        return _Part("left out", _kind(value), None) if found is None else found
+
+    def _tensor(self, value: Tensor) -> Any:
+        if type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+            return _Part("weak", _kind(value), weakref.ref(value))
+        alias = value.detach()
+        self.tensors.append(alias)
+        if not value.requires_grad:
+            return alias
+        return _Part("requires grad", _kind(value), alias)
+
+    def _container(self, value: Any, around: list[int], room: _Room) -> Any:
+        def each(items: Iterable[Any]) -> Iterator[Any]:
+            for item in items:
+                room.left -= 1
+                if room.left < 0:
+                    yield _TOO_MANY
+                    return
+                yield self._value(item, around, room)
+
+        if isinstance(value, Mapping):
+            named = dict(zip(value, each(value.values()), strict=False))
+            return named if type(value) is dict else _Part("mapping", _kind(value), named)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return _Part("fields", _kind(value), dict(zip(value._fields, each(value), strict=False)))
+        if isinstance(value, (list, tuple)):
+            return tuple(each(value)) if isinstance(value, tuple) else list(each(value))
+        if _has_parts(value):
+            own = vars(value)
+            return _Part("object", _kind(value), dict(zip(list(own), each(list(own.values())), strict=False)))
+        return None
+
+
+class _Part(NamedTuple):
+    """Stands in a mirror for what is no tensor, no plain value and no container of Python's own."""
+
+    what: str
+    kind: str
+    content: Any
+
+
+_TOO_MANY = _Part("too many", "value", None)
 
 
 # ---- to plain data ------------------------------------------------------------------------------------------------
@@ -91,13 +173,19 @@ class _Encoder:
         self._redact, self._left_out = redact, left_out
         self._around: list[int] = []
         self._room = MOST_VALUES
+        self._full = False
 
     def value(self, value: Any, path: str) -> dict[str, Any]:
         self._room -= 1
-        if self._room < 0:
-            if self._room == -1:
+        if self._room < 0 or value is _TOO_MANY:
+            if not self._full:
+                self._full = True
                 self._left_out.append(f"{path} and what comes after it: there are more than {MOST_VALUES:,} values")
             return {_IS: "left out", "type": _kind(value)}
+        if isinstance(value, Mirror):
+            value = value.value
+        if isinstance(value, _Part):
+            return self._part(value, path)
         if isinstance(value, Tensor):
             return _encode_tensor(value, self._left_out, path)
         if isinstance(value, str):
@@ -115,15 +203,34 @@ class _Encoder:
         self._left_out.append(f"{path}: a {_kind(value)}, which is neither a tensor nor a plain value")
         return {_IS: "left out", "type": _kind(value)}
 
+    def _part(self, part: _Part, path: str) -> dict[str, Any]:
+        """What stands in a mirror, as if it were what it stands for."""
+        content = part.content() if part.what == "weak" else part.content
+        if part.what in ("weak", "left out") and content is None:
+            why = "which is neither a tensor nor a plain value" if part.what == "left out" else "which is gone"
+            self._left_out.append(f"{path}: a {part.kind}, {why}")
+            return {_IS: "left out", "type": part.kind}
+        if part.what == "weak":
+            return self.value(content, path)
+        if part.what == "requires grad":
+            found = _encode_tensor(content, self._left_out, path)
+            return found | {"requires_grad": True} if found[_IS] == "tensor" else found
+        if part.what == "mapping":
+            found = self._mapping(content, path)
+            return found | {"type": part.kind}
+        items = [[name, self.value(item, f"{path}.{name}")] for name, item in content.items()]
+        return {_IS: part.what, "type": part.kind, "items": items}
+
+    def _mapping(self, value: Mapping[Any, Any], path: str) -> dict[str, Any]:
+        keys = [key for key in value if isinstance(key, (str, int, float, bool))]
+        if len(keys) < len(value):
+            self._left_out.append(f"{path}: {len(value) - len(keys)} entries whose keys are neither text nor numbers")
+        items = [[key, self.value(value[key], f"{path}[{key!r}]")] for key in keys]
+        return {_IS: "mapping", "type": _kind(value), "items": items}
+
     def _container(self, value: Any, path: str) -> dict[str, Any] | None:
         if isinstance(value, Mapping):
-            keys = [key for key in value if isinstance(key, (str, int, float, bool))]
-            if len(keys) < len(value):
-                self._left_out.append(
-                    f"{path}: {len(value) - len(keys)} entries whose keys are neither text nor numbers"
-                )
-            items = [[key, self.value(value[key], f"{path}[{key!r}]")] for key in keys]
-            return {_IS: "mapping", "type": _kind(value), "items": items}
+            return self._mapping(value, path)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             fields = [[name, self.value(getattr(value, name), f"{path}.{name}")] for name in value._fields]
             return {_IS: "fields", "type": _kind(value), "items": fields}
@@ -147,6 +254,9 @@ def _encode_tensor(value: Tensor, left_out: list[str], path: str) -> dict[str, A
     if odd := odd_kind(value):
         left_out.append(f"{path}: a tensor of the kind {odd}")
         return {_IS: "left out", "type": f"{odd} tensor"}
+    if not is_readable(value):
+        left_out.append(f"{path}: a tensor whose memory was freed")
+        return {_IS: "left out", "type": _kind(value)}
     found: dict[str, Any] = {_IS: "tensor", "value": value.detach(), "device": str(value.device)}
     if not value.is_contiguous():
         found["strides"] = list(value.stride())

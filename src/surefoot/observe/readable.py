@@ -1,0 +1,60 @@
+"""What may be read of a tensor, now and in this process alone. Every observation that reads values asks here first.
+
+The memory of a tensor may be gone while the tensor is not: FSDP frees the gathered parameters after the forward, and
+the graph still refers to them. Reading one would end the process. A DTensor has values on other ranks too; computing on
+it as a whole starts a collective, which one rank alone would wait in forever. Of those the local shard is read. Other
+tensors that only wrap some (quantized ones, results of a collective under way, classes of the script's own with a
+`__torch_dispatch__`) are not read at all.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+_PLAIN = (Tensor, nn.Parameter)
+_dispatch = Tensor.__torch_dispatch__
+
+
+def readable(tensor: Tensor) -> Tensor | None:
+    """The values of a tensor that lie in this process; `None` if there are none to read. Call it with gradients off.
+
+    A plain tensor whose memory is there is returned as it is.
+    """
+    if type(tensor) not in _PLAIN:
+        to_local = getattr(tensor, "to_local", None)
+        if to_local is not None:
+            tensor = to_local()
+        if type(tensor).__torch_dispatch__ is not _dispatch:
+            return None
+    return tensor if _is_there(tensor) else None
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Whether a tensor can be read and computed with as it is, here and now."""
+    known = type(tensor) in _PLAIN or type(tensor).__torch_dispatch__ is _dispatch
+    return known and _is_there(tensor)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor."""
+    return type(tensor) not in _PLAIN and hasattr(tensor, "to_local")
+
+
+def has_company() -> bool:
+    """Whether other processes train along. Then nothing is done here that they might not do at the same step."""
+    group = torch.distributed
+    return group.is_available() and group.is_initialized() and group.get_world_size() > 1
+
+
+def _is_there(tensor: Tensor) -> bool:
+    """Whether the memory that the shape and the strides speak of is there."""
+    if tensor.is_meta or nn.parameter.is_lazy(tensor) or tensor.is_nested:
+        return False
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return True
+    size = tensor.untyped_storage().nbytes()
+    if not tensor.storage_offset() and tensor.is_contiguous():
+        return size >= tensor.nbytes
+    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return size >= (tensor.storage_offset() + last + 1) * tensor.element_size()
