@@ -5,7 +5,7 @@
     SurefootError
     ├── SettingError      (also a ValueError)    a setting that cannot work, found at construction
     ├── UsageError        (also a RuntimeError)  the loop calls things in an order that cannot work
-    ├── CheckpointError   (also a RuntimeError)  a checkpoint that cannot be used; names the file and the fault
+    ├── CheckpointError   (also a RuntimeError)  a checkpoint that cannot be written or used; names the fault
     ├── RankFailed        (also a RuntimeError)  another rank failed, so that this one cannot go on either
     └── TrainingHalted    (also a RuntimeError)  every attempt to go on is used up; carries the incident
 
@@ -33,7 +33,7 @@ class UsageError(SurefootError, RuntimeError):
 
 
 class CheckpointError(SurefootError, RuntimeError):
-    """A checkpoint that cannot be used: damaged, incomplete, of another schema, or not surefoot's."""
+    """A checkpoint that cannot be written, or cannot be used: damaged, incomplete, or of another run."""
 
 
 class RankFailed(SurefootError, RuntimeError):

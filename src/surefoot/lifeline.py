@@ -32,6 +32,7 @@ from surefoot.interrupts import Interrupts, StopWaiting
 from surefoot.keep.buffers import infinite_buffers
 from surefoot.keep.copies import leave_out_copies
 from surefoot.keep.position.data import DataPosition
+from surefoot.keep.position.workers import worker_died
 from surefoot.keep.restoring import (
     describe_optimizer,
     load_models,
@@ -104,10 +105,18 @@ class _Owed:
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A checkpoint that is staged, and waits for the verdict on its step."""
+    """A checkpoint that is staged, and waits for the verdict on its step, or for the writer."""
 
     owed: _Owed
     staged: Staged
+    is_judged: bool = False
+
+    def judged(self) -> _Waiting:
+        """The same with the verdict as it is now, whatever comes later."""
+        if self.is_judged:
+            return self
+        unrest, metric = self.owed.unrest(), self.owed.metric()
+        return _Waiting(_Owed(self.owed.step, lambda: unrest, lambda: metric), self.staged, is_judged=True)
 
 
 class Lifeline:
@@ -173,8 +182,7 @@ class Lifeline:
             self.ring.note_trouble(step, step - self._lag - 1 - self._margin)
         if self._checkpoints is None:
             return
-        while self._waiting and self._waiting[0].owed.step + self._lag <= step:
-            self._hand_on(self._waiting.popleft())
+        self._hand_on_ripe(step)
         if not self._waiting and self._checkpoints.due(step):
             self._owed = _Owed(step, unrest, metric)
             if not self.between_batches_soon:
@@ -229,23 +237,56 @@ class Lifeline:
             self.stop_if_asked()
 
     def after_draws(self) -> None:
-        """No more batches are asked for."""
-        if self._drawer == threading.get_ident():
-            self._pay()
-            while self._waiting:  # there may be no further step
-                self._hand_on(self._waiting.popleft())
-            self._drawer = None
+        """No more batches are asked for. There may be no further step: what is due is handed on now."""
+        if self._drawer != threading.get_ident():
+            return
+        died: Exception | None = None
+        while self._owed is not None or self._waiting:
+            try:
+                self._pay()
+                self._hand_on_all()
+            except Exception as error:  # torch says that a worker is gone wherever the program happens to be
+                if not worker_died(error):
+                    raise
+                died = error
+        self._drawer = None
+        if died is not None:
+            raise died
+
+    def _hand_on_all(self) -> None:
+        while self._waiting and self._checkpoints is not None:
+            self._checkpoints.wait()
+            self._hand_on_first()
 
     def _pay(self) -> None:
         """Copy what is due."""
-        owed, self._owed = self._owed, None
+        owed = self._owed
         if owed is None:
             return
-        waiting = _Waiting(owed, self._staged())
-        if self._lag:
-            self._waiting.append(waiting)
-        else:
+        self._waiting.append(_Waiting(owed, self._staged()))
+        self._owed = None
+        self._hand_on_ripe(owed.step)
+
+    def _hand_on_ripe(self, step: int) -> None:
+        """Hand on the copies whose steps the host knows all about, unless the one before is still being written.
+
+        One that has to wait for that is judged now: later the run may be quiet again, and the copy would pass for good.
+        """
+        assert self._checkpoints is not None
+        while self._waiting and self._waiting[0].owed.step + self._lag <= step:
+            if self._checkpoints.busy:
+                self._waiting[0] = self._waiting[0].judged()
+                return
+            self._hand_on_first()
+
+    def _hand_on_first(self) -> None:
+        waiting = self._waiting.popleft()
+        try:
             self._hand_on(waiting)
+        except Exception as error:
+            if worker_died(error):  # that has nothing to do with the save: it is made when the loop is left
+                self._waiting.appendleft(waiting)
+            raise
 
     def _staged(self) -> Staged:
         tree = self.gather()
@@ -253,11 +294,11 @@ class Lifeline:
             leave_out_copies(tree, self._parts.models)
         return stage(tree, _place_for(tree))
 
-    def _hand_on(self, waiting: _Waiting, metric_given: bool = False, blocking: bool = False) -> None:
+    def _hand_on(self, waiting: _Waiting, metric_given: bool = False, blocking: bool = False) -> bool:
         assert self._checkpoints is not None
         tree, unrest = waiting.staged.tree, waiting.owed.unrest()
         self.settle(tree)
-        self._checkpoints.save(
+        return self._checkpoints.save(
             tree,
             waiting.owed.step,
             quiet=not unrest,
@@ -277,7 +318,7 @@ class Lifeline:
                 thing._lifeline.settle(tree["also"][name])
 
     def save(self, step: int, unrest: tuple[str, ...], metric: float | None, given: bool = False) -> None:
-        """Save now, and come back when it is written."""
+        """Save now, and come back when it is written. Raises `CheckpointError` if it cannot be."""
         if self._checkpoints is None:
             raise UsageError(
                 "there is nowhere to save to: give the stabilizer `checkpoints=CheckpointManager(folder)`."
@@ -285,13 +326,23 @@ class Lifeline:
         self._waiting.clear()
         self._owed = None
         owed = _Owed(step, lambda: unrest, lambda: metric)
-        self._hand_on(_Waiting(owed, self._staged()), metric_given=given, blocking=True)
+        if not self._hand_on(_Waiting(owed, self._staged()), metric_given=given, blocking=True):
+            error = self._checkpoints.last_error
+            raise CheckpointError(
+                f"the checkpoint of step {step} could not be written to {self._checkpoints.folder}: "
+                f"{error or type(error).__name__}. {self._checkpoints.newest_good_age(step)} Make room or mend the "
+                "folder, then call `save()` again; the run itself is untouched."
+            ) from error
 
     def save_evidence(self, step: int, reason: str) -> Path | None:
-        """Keep a run that is about to halt as it is; says where, or `None` without checkpoints."""
+        """Keep a run that is about to halt as it is; says where, or `None` if there is no place for it."""
         if self._checkpoints is None:
             return None
-        self.save(step, (reason,), None)
+        try:
+            self.save(step, (reason,), None)
+        except CheckpointError as error:  # why the run halts matters more
+            log.error("surefoot: %s", error)
+            return None
         return next((found.path for found in self._checkpoints.checkpoints() if found.step == step), None)
 
     # ---- going back to earlier weights ----------------------------------------------------------------------------

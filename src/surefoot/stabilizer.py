@@ -206,6 +206,7 @@ class TrainingStabilizer:
         self._lifeline.tell_resumed = chronicle.resumed
         if checkpoints is not None:
             checkpoints.tell_saved = chronicle.saved
+            checkpoints.tell_failing = chronicle.failing
 
     # ---- the loop -------------------------------------------------------------------------------------------------
 
@@ -337,7 +338,7 @@ class TrainingStabilizer:
         return self._lifeline.restore(which)
 
     def save(self, metric: float | None = None) -> None:
-        """Save a checkpoint now, and return when it is on disk.
+        """Save a checkpoint now, and return when it is on disk. Raises `CheckpointError` if it cannot be written.
 
         `metric` is what makes one better than another, lower being better, such as a validation loss. As long as none
         is given, the mean training loss of the last steps is compared.
