@@ -133,6 +133,8 @@ class Lifeline:
     ) -> None:
         self._parts, self._state, self._checkpoints, self._lag = parts, state, checkpoints, lag_steps
         self._ranks, self._homecoming = ranks, Homecoming(checkpoints, ranks)
+        if checkpoints is not None:
+            checkpoints.belong_to(self)
         self._copies_first = (
             checkpoints is not None
             and ranks.place > 0
@@ -165,6 +167,8 @@ class Lifeline:
 
     def before_update(self) -> None:
         """The optimizer is about to write: copies under way must be complete by then."""
+        if self._checkpoints is not None:
+            self._checkpoints.check_owner(self)
         self._owed = None  # one that waited for the next batch in vain; it is still due after this step
         if self.ring is not None:
             self.ring.hold_updates()
@@ -323,6 +327,7 @@ class Lifeline:
             raise UsageError(
                 "there is nowhere to save to: give the stabilizer `checkpoints=CheckpointManager(folder)`."
             )
+        self._checkpoints.check_owner(self)
         self._waiting.clear()
         self._owed = None
         owed = _Owed(step, lambda: unrest, lambda: metric)
@@ -428,6 +433,7 @@ class Lifeline:
             raise UsageError(
                 "there is nothing to resume from: give the stabilizer `checkpoints=CheckpointManager(folder)`."
             )
+        self._checkpoints.check_owner(self)
         self._restored, self._owed = True, None
         self._homecoming.check_that_all_save()
         found = self._homecoming.load(which)

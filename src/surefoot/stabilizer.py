@@ -148,6 +148,10 @@ class TrainingStabilizer:
         self._precision, self._zero_grad = precision, zero_grad
         group = find_group(models)
         ranks = Ranks(group, self._home)
+        if checkpoints is not None:
+            checkpoints.claim()
+        self.log = open_log(log, ranks)
+        """The run log, if there is one."""
         checker = checker or StabilityChecker()
         shapers, clipper = split_clip(clip)
         self._judge = Judge(
@@ -194,8 +198,6 @@ class TrainingStabilizer:
         self._lifeline.drew = self._capture.drew
         self._capture.buffers_before = lambda step: self._aftermath.buffers.before(step)
         self._own_signals: dict[str, Scalar] = {}
-        self.log = open_log(log, ranks)
-        """The run log, if there is one."""
         if self.log is not None:
             self._guarded.portraits = Portraits(models)
             self._write_to(Chronicle(self.log, self._guarded.portraits), checkpoints)

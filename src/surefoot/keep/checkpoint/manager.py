@@ -11,6 +11,9 @@ Watching never kills: at a full disk or a vanished folder training goes on, the 
 again and again at growing intervals (`troubles.py`). Only a state that cannot be saved at all raises, in the caller, at
 the first save.
 
+Of two processes that would save into one folder the second is refused (`folder_lock.py`): a `TrainingStabilizer` when
+it is made, a manager alone at its first save. Loading needs no lock.
+
 With several processes every rank saves its part at the same step, by itself. So that they stay in step, saves fall on
 multiples of `every_steps` alone, and wait for a writer that is still busy.
 """
@@ -23,6 +26,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -33,7 +37,8 @@ from weakref import WeakValueDictionary
 
 import torch.distributed as dist
 
-from surefoot.errors import UsageError, require
+from surefoot.errors import FolderInUse, UsageError, require
+from surefoot.folder_lock import Hold, hold, rank_of_process
 from surefoot.keep.checkpoint.due import Due
 from surefoot.keep.checkpoint.folders import discard, sweep
 from surefoot.keep.checkpoint.loading import Loaded, load_first, load_path, load_step, shelves
@@ -134,7 +139,7 @@ class CheckpointManager:
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        """Nothing is written before the first save; leftovers of killed processes are removed.
+        """No checkpoint is written before the first save; leftovers of killed processes are removed.
 
         Args:
             folder: the run folder; checkpoints go into `checkpoints/` in it.
@@ -169,8 +174,12 @@ class CheckpointManager:
         self._saved_before = self._broken_told = False
         self._there = self._place.is_dir()
         self._alone_told = self._sharing_told = False
-        with suppress(OSError):  # not there yet, or trouble that the first save will tell about
-            sweep(self._place, lambda name: rank_of(name) == self.rank)
+        self._owner: Callable[[], object | None] = lambda: None
+        self._holds: dict[int, Hold] = {}
+        """The locks on the folder, by rank."""
+        weakref.finalize(self, _release, self._holds).atexit = False  # the end of the process does it
+        if self._there:
+            self._sweep()
 
     @property
     def rank(self) -> int:
@@ -193,6 +202,41 @@ class CheckpointManager:
     def busy(self) -> bool:
         """Whether a save would be put off, since another is being written. Several processes wait instead."""
         return self.world_size == 1 and self._writer is not None and self._writer.is_alive()
+
+    def belong_to(self, owner: object) -> None:
+        """What is saved is the state of this owner from here on; `check_owner` refuses an earlier one."""
+        self._owner = weakref.ref(owner)
+
+    def check_owner(self, owner: object) -> None:
+        """Raise `UsageError` if another owner has been given this manager since: each would load the other's state."""
+        if self._owner() is not owner:
+            raise UsageError(
+                f"the CheckpointManager of {self.folder} was given to two TrainingStabilizers, and each would load "
+                "what the other one saved. Give it to one alone, with `also_save={'other': second}`, or make a "
+                "CheckpointManager with a folder of its own for each."
+            )
+
+    def claim(self) -> None:
+        """Keep other processes from saving into the folder, as long as this manager lives. Raises `FolderInUse`.
+
+        Ranks of one job share it. Where they are not known to torch.distributed yet, what started them tells.
+        """
+        known = self._given[0] is not None or _distributed()
+        self._hold(self.rank if known else rank_of_process())
+
+    def _hold(self, rank: int) -> None:
+        if rank not in self._holds or not self._holds[rank].stands:
+            self._holds[rank] = hold(self.folder, "checkpoints", rank)
+
+    def _sweep(self) -> None:
+        """Remove what dead processes left half done, unless a process is at work that may be on another machine."""
+        try:
+            held = hold(self.folder, "checkpoints", self.rank)
+        except FolderInUse:
+            return
+        with suppress(OSError):  # trouble that the first save will tell about
+            sweep(self._place, lambda name: rank_of(name) == self.rank)
+        held.release()
 
     # ---- saving -----------------------------------------------------------------------------------------------------
 
@@ -227,6 +271,7 @@ class CheckpointManager:
             staged: a copy of the state that was taken already; then `tree` is not looked at.
         """
         self._check(step)
+        self._hold(self.rank)
         with self._lock:
             if not self._free(wait=blocking or self.world_size > 1):
                 self.postponed += 1
@@ -258,6 +303,7 @@ class CheckpointManager:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.wait()
+        _release(self._holds)
 
     # ---- what there is ----------------------------------------------------------------------------------------------
 
@@ -505,6 +551,11 @@ def _check_settings(
         f"`rank` and `world_size` go together, with rank below world_size; got {rank!r} and {world_size!r}. "
         "Leave both out to take them from torch.distributed.",
     )
+
+
+def _release(holds: dict[int, Hold]) -> None:
+    while holds:
+        holds.popitem()[1].release()
 
 
 def duration(seconds: float) -> str:
