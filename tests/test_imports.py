@@ -11,7 +11,7 @@ import surefoot
 
 ROOT = Path(surefoot.__file__).parent
 STAGES = ("observe", "detect", "decide", "act", "keep", "build")
-SHARED = ("types", "errors", "streams", "untouched")
+SHARED = ("types", "errors", "streams", "untouched", "folder_lock")
 FILES = [path for stage in STAGES for path in sorted((ROOT / stage).rglob("*.py"))]
 
 

@@ -41,7 +41,7 @@ _NAMES_BY_MODULE = {
     "diagnose.export.export": "Reproduction export_reproduction",
     "diagnose.locate.find": "find_nonfinite",
     "diagnose.locate.result": "NonFiniteOrigin",
-    "errors": "CheckpointError RankFailed SettingError SurefootError TrainingHalted UsageError",
+    "errors": "CheckpointError FolderInUse RankFailed SettingError SurefootError TrainingHalted UsageError",
     "keep.checkpoint.manager": "CheckpointManager",
     "observe.monitor": "GradientMonitor",
     "observe.parameters": "parameter_report",

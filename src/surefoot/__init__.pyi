@@ -52,7 +52,15 @@ from surefoot.diagnose.doctor.notebook import debug_training_stability
 from surefoot.diagnose.export.export import Reproduction, export_reproduction
 from surefoot.diagnose.locate.find import find_nonfinite
 from surefoot.diagnose.locate.result import NonFiniteOrigin
-from surefoot.errors import CheckpointError, RankFailed, SettingError, SurefootError, TrainingHalted, UsageError
+from surefoot.errors import (
+    CheckpointError,
+    FolderInUse,
+    RankFailed,
+    SettingError,
+    SurefootError,
+    TrainingHalted,
+    UsageError,
+)
 from surefoot.keep.checkpoint.manager import CheckpointManager
 from surefoot.observe.monitor import GradientMonitor
 from surefoot.observe.parameters import parameter_report
@@ -94,6 +102,7 @@ __all__ = [
     "Escalation",
     "Examination",
     "Explosion",
+    "FolderInUse",
     "GradientMonitor",
     "Incident",
     "IncidentKeeper",

@@ -6,12 +6,13 @@ is a matter of budgets, of going back to earlier weights, of halting, and of hol
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from surefoot.errors import TrainingHalted
+from surefoot.errors import CheckpointError, TrainingHalted
 from surefoot.keep.buffers import BufferKeeper
 from surefoot.numbers import StepNumbers
 from surefoot.state import pack_record, unpack_record
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from surefoot.ledger import Ledger
     from surefoot.lifeline import Lifeline
     from surefoot.types import Decision, StepRecord
+
+log = logging.getLogger("surefoot")
 
 
 class Aftermath:
@@ -182,7 +185,10 @@ class Aftermath:
         if not (agreed if self._ranks.several else received is not None):
             return
         self.drain()
-        self.lifeline.save(self.steps, self.ledger.unrest(), self.ledger.recent_loss())
+        try:
+            self.lifeline.save(self.steps, self.ledger.unrest(), self.ledger.recent_loss())
+        except CheckpointError as error:  # whoever sent the signal does not wait
+            log.error("surefoot: %s", error)
         with suppress(RuntimeError):  # a rank that is gone cannot be waited for
             # Whoever started the ranks may kill the others once the first has left, and they may still be writing.
             self._ranks.any(False)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from surefoot.decide.agreement import Ranks
     from surefoot.portrait import Portraits
     from surefoot.record.messages import EventName
-    from surefoot.types import Incident, Layers, Signals, StepRecord
+    from surefoot.types import Incident, Layers, Severity, Signals, StepRecord
 
 LAYERS_AT_FIRST = 100
 LAYERS_EVERY = 10
@@ -140,6 +140,11 @@ class Chronicle:
         kind = "good" if facts["finite"] and facts["quiet"] else "kept as evidence"
         evidence = {"checkpoint": str(folder), "metric": facts["metric"]}
         self.log.event("checkpoint", step, f"checkpoint of step {step:,} saved ({kind})", evidence=evidence)
+
+    def failing(self, step: int, message: str, evidence: dict[str, Any]) -> None:
+        """Checkpoints cannot be written, or can be again. Called by the thread that writes them."""
+        severity: Severity = "error" if evidence["failures"] else "info"
+        self.log.event("alarm", step, message, severity=severity, cause="checkpoint.failed", evidence=evidence)
 
     def resumed(self, step: int, folder: Path) -> None:
         """The run goes on from a checkpoint."""

@@ -5,7 +5,8 @@
     SurefootError
     ├── SettingError      (also a ValueError)    a setting that cannot work, found at construction
     ├── UsageError        (also a RuntimeError)  the loop calls things in an order that cannot work
-    ├── CheckpointError   (also a RuntimeError)  a checkpoint that cannot be used; names the file and the fault
+    ├── CheckpointError   (also a RuntimeError)  a checkpoint that cannot be written or used; names the fault
+    ├── FolderInUse       (also a RuntimeError)  another process writes into the folder; names it
     ├── RankFailed        (also a RuntimeError)  another rank failed, so that this one cannot go on either
     └── TrainingHalted    (also a RuntimeError)  every attempt to go on is used up; carries the incident
 
@@ -14,8 +15,7 @@ A message says what was got, what was expected, and the way out.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # `surefoot run` needs this file before the script, when nothing may be imported
 if TYPE_CHECKING:
     from surefoot.types import Incident
 
@@ -33,7 +33,11 @@ class UsageError(SurefootError, RuntimeError):
 
 
 class CheckpointError(SurefootError, RuntimeError):
-    """A checkpoint that cannot be used: damaged, incomplete, of another schema, or not surefoot's."""
+    """A checkpoint that cannot be written, or cannot be used: damaged, incomplete, or of another run."""
+
+
+class FolderInUse(SurefootError, RuntimeError):
+    """Another process is writing into the folder of a run."""
 
 
 class RankFailed(SurefootError, RuntimeError):

@@ -26,13 +26,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from surefoot.decide.agreement import copies_of_first
-from surefoot.errors import UsageError
+from surefoot.errors import CheckpointError, SettingError, UsageError
 from surefoot.homecoming import NONE, Homecoming
 from surefoot.interrupts import Interrupts, StopWaiting
 from surefoot.keep.buffers import infinite_buffers
 from surefoot.keep.copies import leave_out_copies
 from surefoot.keep.position.data import DataPosition
-from surefoot.keep.restoring import check_fits, load_models, load_moments, load_optimizer
+from surefoot.keep.position.workers import worker_died
+from surefoot.keep.restoring import (
+    describe_optimizer,
+    load_models,
+    load_moments,
+    load_optimizer,
+    model_faults,
+    optimizer_faults,
+    refuse,
+    scheduler_kind,
+)
 from surefoot.keep.snapshots import SnapshotRing, TrainedState
 from surefoot.keep.staging import Place, Staged, bytes_of, stage
 from surefoot.record.incidents.streams import QuickStreams
@@ -95,10 +105,18 @@ class _Owed:
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A checkpoint that is staged, and waits for the verdict on its step."""
+    """A checkpoint that is staged, and waits for the verdict on its step, or for the writer."""
 
     owed: _Owed
     staged: Staged
+    is_judged: bool = False
+
+    def judged(self) -> _Waiting:
+        """The same with the verdict as it is now, whatever comes later."""
+        if self.is_judged:
+            return self
+        unrest, metric = self.owed.unrest(), self.owed.metric()
+        return _Waiting(_Owed(self.owed.step, lambda: unrest, lambda: metric), self.staged, is_judged=True)
 
 
 class Lifeline:
@@ -115,6 +133,8 @@ class Lifeline:
     ) -> None:
         self._parts, self._state, self._checkpoints, self._lag = parts, state, checkpoints, lag_steps
         self._ranks, self._homecoming = ranks, Homecoming(checkpoints, ranks)
+        if checkpoints is not None:
+            checkpoints.belong_to(self)
         self._copies_first = (
             checkpoints is not None
             and ranks.place > 0
@@ -147,6 +167,8 @@ class Lifeline:
 
     def before_update(self) -> None:
         """The optimizer is about to write: copies under way must be complete by then."""
+        if self._checkpoints is not None:
+            self._checkpoints.check_owner(self)
         self._owed = None  # one that waited for the next batch in vain; it is still due after this step
         if self.ring is not None:
             self.ring.hold_updates()
@@ -164,8 +186,7 @@ class Lifeline:
             self.ring.note_trouble(step, step - self._lag - 1 - self._margin)
         if self._checkpoints is None:
             return
-        while self._waiting and self._waiting[0].owed.step + self._lag <= step:
-            self._hand_on(self._waiting.popleft())
+        self._hand_on_ripe(step)
         if not self._waiting and self._checkpoints.due(step):
             self._owed = _Owed(step, unrest, metric)
             if not self.between_batches_soon:
@@ -220,23 +241,56 @@ class Lifeline:
             self.stop_if_asked()
 
     def after_draws(self) -> None:
-        """No more batches are asked for."""
-        if self._drawer == threading.get_ident():
-            self._pay()
-            while self._waiting:  # there may be no further step
-                self._hand_on(self._waiting.popleft())
-            self._drawer = None
+        """No more batches are asked for. There may be no further step: what is due is handed on now."""
+        if self._drawer != threading.get_ident():
+            return
+        died: Exception | None = None
+        while self._owed is not None or self._waiting:
+            try:
+                self._pay()
+                self._hand_on_all()
+            except Exception as error:  # torch says that a worker is gone wherever the program happens to be
+                if not worker_died(error):
+                    raise
+                died = error
+        self._drawer = None
+        if died is not None:
+            raise died
+
+    def _hand_on_all(self) -> None:
+        while self._waiting and self._checkpoints is not None:
+            self._checkpoints.wait()
+            self._hand_on_first()
 
     def _pay(self) -> None:
         """Copy what is due."""
-        owed, self._owed = self._owed, None
+        owed = self._owed
         if owed is None:
             return
-        waiting = _Waiting(owed, self._staged())
-        if self._lag:
-            self._waiting.append(waiting)
-        else:
+        self._waiting.append(_Waiting(owed, self._staged()))
+        self._owed = None
+        self._hand_on_ripe(owed.step)
+
+    def _hand_on_ripe(self, step: int) -> None:
+        """Hand on the copies whose steps the host knows all about, unless the one before is still being written.
+
+        One that has to wait for that is judged now: later the run may be quiet again, and the copy would pass for good.
+        """
+        assert self._checkpoints is not None
+        while self._waiting and self._waiting[0].owed.step + self._lag <= step:
+            if self._checkpoints.busy:
+                self._waiting[0] = self._waiting[0].judged()
+                return
+            self._hand_on_first()
+
+    def _hand_on_first(self) -> None:
+        waiting = self._waiting.popleft()
+        try:
             self._hand_on(waiting)
+        except Exception as error:
+            if worker_died(error):  # that has nothing to do with the save: it is made when the loop is left
+                self._waiting.appendleft(waiting)
+            raise
 
     def _staged(self) -> Staged:
         tree = self.gather()
@@ -244,11 +298,11 @@ class Lifeline:
             leave_out_copies(tree, self._parts.models)
         return stage(tree, _place_for(tree))
 
-    def _hand_on(self, waiting: _Waiting, metric_given: bool = False, blocking: bool = False) -> None:
+    def _hand_on(self, waiting: _Waiting, metric_given: bool = False, blocking: bool = False) -> bool:
         assert self._checkpoints is not None
         tree, unrest = waiting.staged.tree, waiting.owed.unrest()
         self.settle(tree)
-        self._checkpoints.save(
+        return self._checkpoints.save(
             tree,
             waiting.owed.step,
             quiet=not unrest,
@@ -268,21 +322,32 @@ class Lifeline:
                 thing._lifeline.settle(tree["also"][name])
 
     def save(self, step: int, unrest: tuple[str, ...], metric: float | None, given: bool = False) -> None:
-        """Save now, and come back when it is written."""
+        """Save now, and come back when it is written. Raises `CheckpointError` if it cannot be."""
         if self._checkpoints is None:
             raise UsageError(
                 "there is nowhere to save to: give the stabilizer `checkpoints=CheckpointManager(folder)`."
             )
+        self._checkpoints.check_owner(self)
         self._waiting.clear()
         self._owed = None
         owed = _Owed(step, lambda: unrest, lambda: metric)
-        self._hand_on(_Waiting(owed, self._staged()), metric_given=given, blocking=True)
+        if not self._hand_on(_Waiting(owed, self._staged()), metric_given=given, blocking=True):
+            error = self._checkpoints.last_error
+            raise CheckpointError(
+                f"the checkpoint of step {step} could not be written to {self._checkpoints.folder}: "
+                f"{error or type(error).__name__}. {self._checkpoints.newest_good_age(step)} Make room or mend the "
+                "folder, then call `save()` again; the run itself is untouched."
+            ) from error
 
     def save_evidence(self, step: int, reason: str) -> Path | None:
-        """Keep a run that is about to halt as it is; says where, or `None` without checkpoints."""
+        """Keep a run that is about to halt as it is; says where, or `None` if there is no place for it."""
         if self._checkpoints is None:
             return None
-        self.save(step, (reason,), None)
+        try:
+            self.save(step, (reason,), None)
+        except CheckpointError as error:  # why the run halts matters more
+            log.error("surefoot: %s", error)
+            return None
         return next((found.path for found in self._checkpoints.checkpoints() if found.step == step), None)
 
     # ---- going back to earlier weights ----------------------------------------------------------------------------
@@ -322,7 +387,12 @@ class Lifeline:
         if isinstance(found, Exception):
             log.warning("surefoot: the checkpoint of step %d cannot be returned to: %s", step, found)
             return None
-        return None if found is None else found.tree
+        if found is None:
+            return None
+        if faults := self.faults(found.tree):
+            log.warning("surefoot: the checkpoint of step %d cannot be returned to: %s", step, "; ".join(faults[:5]))
+            return None
+        return found.tree
 
     def forget_snapshots(self) -> None:
         """The run has other parameters now: snapshots no longer fit it."""
@@ -347,6 +417,7 @@ class Lifeline:
             "optimizer": parts.optimizer.state_dict(),
             "scheduler": None if parts.scheduler is None else parts.scheduler.state_dict(),
             "also": {name: full_state(thing) for name, thing in parts.also.items()},
+            "described": self._described(),
             "stabilizer": parts.own.read(),
             # Until the data are back in place, the streams as they are mean nothing.
             "streams": self._streams if self.position.pending and self._streams else read_streams(),
@@ -362,6 +433,7 @@ class Lifeline:
             raise UsageError(
                 "there is nothing to resume from: give the stabilizer `checkpoints=CheckpointManager(folder)`."
             )
+        self._checkpoints.check_owner(self)
         self._restored, self._owed = True, None
         self._homecoming.check_that_all_save()
         found = self._homecoming.load(which)
@@ -385,22 +457,129 @@ class Lifeline:
             self._homecoming.check_that_all_save()
 
     def apply(self, tree: dict[str, Any]) -> None:
-        """Load the whole run; nothing is changed unless all of it fits."""
+        """Load the whole run. Raises `CheckpointError`, with everything as it was, unless all of it fits."""
+        refuse(self.faults(tree))
+        before, streams = stage(self._to_put_back()), read_streams()
+        try:
+            self._load(tree)
+            set_streams(tree["streams"])
+        except BaseException as error:
+            before.wait()
+            self._load(before.tree)
+            set_streams(streams)
+            if not isinstance(error, Exception):
+                raise
+            raise CheckpointError(
+                f"the checkpoint does not fit this run: {type(error).__name__}: {str(error).rstrip('.')}. Nothing was "
+                "loaded. Build the run as it was when it was saved, or start in another folder."
+            ) from error
+        self._find_place(tree)
+
+    def faults(self, tree: Any) -> list[str]:
+        """Why a state cannot be loaded; changes nothing."""
+        try:
+            return self._faults(tree)
+        except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+            return [f"it is not a state that a TrainingStabilizer saved ({type(error).__name__}: {error})"]
+
+    def _faults(self, tree: dict[str, Any]) -> list[str]:
         parts = self._parts
-        check_fits(parts.models, parts.optimizer, tree)
+        expected = ("models", "optimizer", "scheduler", "also", "stabilizer", "streams", "data")
+        if missing := [part for part in expected if part not in tree]:
+            return [f"it has no part {part!r}" for part in missing]
+        if len(parts.models) != len(tree["models"]):
+            return [f"it holds {len(tree['models'])} models, and the run has {len(parts.models)}"]
+        then = tree.get("described")
+        if then is None:
+            log.warning(
+                "surefoot: the checkpoint was saved by a version that did not save the names of parameters: that each "
+                "moment belongs to the parameter at its position is taken for granted, and only shapes are compared."
+            )
+        then = then or {"optimizer": None, "scheduler": None, "also": {}}
+        faults = [
+            fault
+            for model, saved in zip(parts.models, tree["models"], strict=True)
+            for fault in model_faults(model, saved)
+        ]
+        faults += optimizer_faults(parts.optimizer, tree["optimizer"], then["optimizer"], parts.models)
+        faults += _scheduler_faults(parts.scheduler, then["scheduler"])
+        for name, thing in parts.also.items():
+            if name in tree["also"]:
+                found = self._faults_of(thing, tree["also"][name], then["also"].get(name))
+                faults += [f"in {name!r}, {fault}" for fault in found]
+        try:
+            DataPosition().load_state_dict(tree["data"])
+        except SettingError as error:
+            faults.append(str(error))
+        return faults
+
+    def _faults_of(self, thing: Any, saved: Any, then: Any) -> list[str]:
+        if hasattr(thing, "_lifeline"):
+            return list(thing._lifeline.faults(saved))
+        if isinstance(thing, torch.optim.Optimizer):
+            return optimizer_faults(thing, saved, then, self._modules)
+        return _scheduler_faults(thing, then) if _is_scheduler(thing) else []
+
+    def _to_put_back(self) -> dict[str, Any]:
+        """What `_load` is given when it failed before: the state of all that surefoot and torch know how to read.
+
+        Reading the state of other things may change them (torchdata's loader begins to iterate).
+        """
+        parts, also = self._parts, dict[str, Any]()
+        for name, thing in parts.also.items():
+            if hasattr(thing, "_lifeline"):
+                also[name] = thing._lifeline._to_put_back()
+            elif isinstance(thing, (torch.nn.Module, torch.optim.Optimizer)) or _is_scheduler(thing):
+                also[name] = thing.state_dict()
+        return {
+            "models": [model.state_dict() for model in parts.models],
+            "optimizer": parts.optimizer.state_dict(),
+            "scheduler": None if parts.scheduler is None else parts.scheduler.state_dict(),
+            "also": also,
+            "stabilizer": parts.own.settle(parts.own.read()),
+        }
+
+    def _load(self, tree: dict[str, Any]) -> None:
+        """Load all but the place in the data and the random streams."""
+        parts = self._parts
         load_models(parts.models, tree["models"])
         load_optimizer(parts.optimizer, tree["optimizer"])
         if parts.scheduler is not None and tree["scheduler"] is not None:
             parts.scheduler.load_state_dict(tree["scheduler"])
         for name, thing in parts.also.items():
-            if name in tree["also"]:
-                load_full_state(thing, tree["also"][name])
-            else:
-                log.warning("surefoot: the checkpoint has no %r; it starts anew.", name)
+            if hasattr(thing, "_lifeline") and name in tree["also"]:
+                thing._lifeline._load(tree["also"][name])
+            elif name in tree["also"]:
+                thing.load_state_dict(tree["also"][name])
         parts.own.load(tree["stabilizer"])
+
+    def _find_place(self, tree: dict[str, Any]) -> None:
+        """Find the place in the data again; the random streams are put back with it, by `_put_streams_back`."""
+        for name, thing in self._parts.also.items():
+            if name not in tree["also"]:
+                log.warning("surefoot: the checkpoint has no %r; it starts anew.", name)
+            elif hasattr(thing, "_lifeline"):
+                thing._lifeline._find_place(tree["also"][name])
         self.position.load_state_dict(tree["data"])
         self._streams = tree["streams"]
-        set_streams(tree["streams"])
+
+    @property
+    def _modules(self) -> list[nn.Module]:
+        """All modules whose parameters have names."""
+        also = [thing for thing in self._parts.also.values() if isinstance(thing, torch.nn.Module)]
+        return [*self._parts.models, *also]
+
+    def _described(self) -> dict[str, Any]:
+        """What a saved state must be compared with before it is loaded."""
+        parts = self._parts
+        also: dict[str, Any] = {}
+        for name, thing in parts.also.items():
+            if isinstance(thing, torch.optim.Optimizer):
+                also[name] = describe_optimizer(thing, self._modules)
+            elif _is_scheduler(thing):
+                also[name] = scheduler_kind(thing)
+        optimizer = describe_optimizer(parts.optimizer, parts.models)
+        return {"optimizer": optimizer, "scheduler": scheduler_kind(parts.scheduler), "also": also}
 
     def follow(self, loader: Any, epochs: int) -> Followed:
         """The batches that are left, from where the run stopped."""
@@ -483,12 +662,15 @@ def full_state(thing: Any) -> Any:
     return thing._lifeline.gather() if hasattr(thing, "_lifeline") else thing.state_dict()
 
 
-def load_full_state(thing: Any, state: Any) -> None:
-    """Load what `full_state` gave."""
-    if hasattr(thing, "_lifeline"):
-        thing._lifeline.apply(state)
-    else:
-        thing.load_state_dict(state)
+def _is_scheduler(thing: Any) -> bool:
+    return isinstance(thing, torch.optim.lr_scheduler.LRScheduler)
+
+
+def _scheduler_faults(scheduler: Any, then: str | None) -> list[str]:
+    now = scheduler_kind(scheduler)
+    if then is None or now is None or then == now:
+        return []
+    return [f"its scheduler is {then}, and the run's is {now}"]
 
 
 def _place_for(tree: Any) -> Place:

@@ -74,12 +74,21 @@ def for_gan(
     discriminator_optimizer: Any,
     **settings: Any,
 ) -> tuple[TrainingStabilizer, TrainingStabilizer]:
-    """Two stabilizers, generator first. Broken and exploding steps are refused; the loss curves are not judged."""
+    """Two stabilizers, generator first. Broken and exploding steps are refused; the loss curves are not judged.
+
+    With `checkpoints` the generator's stabilizer saves and loads both, so that they are always of the same moment: draw
+    the batches from its `resume`, and call its `save` and `restore`. What is in `also_save` is saved with it once.
+    """
     settings.setdefault("checker", StabilityChecker(**CURVES_MEAN_LITTLE))
-    return (
-        TrainingStabilizer(generator, generator_optimizer, **settings),
-        TrainingStabilizer(discriminator, discriminator_optimizer, **settings),
-    )
+    if settings.get("checkpoints") is None:
+        return (
+            TrainingStabilizer(generator, generator_optimizer, **settings),
+            TrainingStabilizer(discriminator, discriminator_optimizer, **settings),
+        )
+    checkpoints, also = settings.pop("checkpoints"), settings.pop("also_save", None) or {}
+    second = TrainingStabilizer(discriminator, discriminator_optimizer, **settings)
+    settings |= {"checkpoints": checkpoints, "also_save": {**also, "discriminator": second}}
+    return TrainingStabilizer(generator, generator_optimizer, **settings), second
 
 
 def for_rl(model: nn.Module, optimizer: Any, **settings: Any) -> TrainingStabilizer:

@@ -148,6 +148,10 @@ class TrainingStabilizer:
         self._precision, self._zero_grad = precision, zero_grad
         group = find_group(models)
         ranks = Ranks(group, self._home)
+        if checkpoints is not None:
+            checkpoints.claim()
+        self.log = open_log(log, ranks)
+        """The run log, if there is one."""
         checker = checker or StabilityChecker()
         shapers, clipper = split_clip(clip)
         self._judge = Judge(
@@ -194,8 +198,6 @@ class TrainingStabilizer:
         self._lifeline.drew = self._capture.drew
         self._capture.buffers_before = lambda step: self._aftermath.buffers.before(step)
         self._own_signals: dict[str, Scalar] = {}
-        self.log = open_log(log, ranks)
-        """The run log, if there is one."""
         if self.log is not None:
             self._guarded.portraits = Portraits(models)
             self._write_to(Chronicle(self.log, self._guarded.portraits), checkpoints)
@@ -206,6 +208,7 @@ class TrainingStabilizer:
         self._lifeline.tell_resumed = chronicle.resumed
         if checkpoints is not None:
             checkpoints.tell_saved = chronicle.saved
+            checkpoints.tell_failing = chronicle.failing
 
     # ---- the loop -------------------------------------------------------------------------------------------------
 
@@ -337,7 +340,7 @@ class TrainingStabilizer:
         return self._lifeline.restore(which)
 
     def save(self, metric: float | None = None) -> None:
-        """Save a checkpoint now, and return when it is on disk.
+        """Save a checkpoint now, and return when it is on disk. Raises `CheckpointError` if it cannot be written.
 
         `metric` is what makes one better than another, lower being better, such as a validation loss. As long as none
         is given, the mean training loss of the last steps is compared.

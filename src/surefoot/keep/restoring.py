@@ -1,12 +1,19 @@
 """Put saved states into models and optimizers, exactly, or change nothing and say what does not fit.
 
-torch's own `load_state_dict` stops half-way at the first tensor that does not fit, and casts optimizer state to the
-dtype of its parameter. Here everything is compared first, and what was saved comes back as it was. Of a sharded
-parameter (DTensor) the saved shard goes into the shard that lies here.
+torch's own `load_state_dict` stops half-way at the first tensor that does not fit, casts optimizer state to the dtype
+of its parameter, and never compares moments with their parameters: fused kernels then write out of bounds. Here
+everything is compared first, and what was saved comes back as it was. Of a sharded parameter (DTensor) the saved shard
+goes into the shard that lies here.
+
+Two things are compared for the optimizer. Its *description* (`describe_optimizer`: its class, and the name, shape and
+dtype of the parameter at each position) is saved with it, so that a moment cannot reach another parameter. And the
+*moments* of torch's own optimizers must have the shape that torch gives them, whatever the description says: a file can
+be forged. Other optimizers may keep state of any shape (low-rank or 8-bit moments): there the description alone counts.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,62 +24,245 @@ from surefoot.keep.checkpoint.tree import local_part
 from surefoot.keep.staging import map_tensors, sharded_like
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch import nn
 
+WRAPPERS = frozenset(("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+"""What DDP, `torch.compile`, FSDP and activation checkpointing add to the names of what they wrap."""
 
-def check_fits(models: Sequence[nn.Module], optimizer: Any, tree: dict[str, Any]) -> None:
-    """Raise `CheckpointError` that names what does not fit, before anything is changed."""
-    missing = [
-        part
-        for part in ("models", "optimizer", "scheduler", "also", "stabilizer", "streams", "data")
-        if part not in tree
-    ]
-    _refuse([f"it has no part {part!r}" for part in missing])
-    if len(models) != len(tree["models"]):
-        _refuse([f"it holds {len(tree['models'])} models, and the run has {len(models)}"])
-    faults = []
-    for model, saved in zip(models, tree["models"], strict=True):
-        faults += _differences(model.state_dict(), saved)
-    groups, saved_groups = optimizer.param_groups, tree["optimizer"]["param_groups"]
-    sizes = [len(group["params"]) for group in groups]
-    saved_sizes = [len(group["params"]) for group in saved_groups]
-    if sizes != saved_sizes:
-        faults.append(f"its optimizer has {saved_sizes} parameters per group, and the run's has {sizes}")
-    # What torch adds to a group by itself, and what schedules note there, says nothing about the kind.
-    expected = {key for group in groups for key in group} - {"params", "initial_lr", "max_lr", "min_lr", "param_names"}
-    lacking = sorted(expected - {key for group in saved_groups for key in group})
-    if groups and saved_groups and lacking:
-        faults.append(f"its optimizer is of another kind: it has no {', '.join(map(repr, lacking[:4]))}")
-    _refuse(faults)
+_LIKE_PARAMETER = frozenset(
+    (
+        *("exp_avg", "exp_avg_sq", "exp_inf", "max_exp_avg_sq", "momentum_buffer", "square_avg", "acc_delta"),
+        *("grad_avg", "sum", "ax", "prev", "step_size", "variance"),
+    )
+)
+"""State of torch's optimizers that has the shape of its parameter."""
+_ONE_NUMBER = frozenset(("step", "mu_product", "eta", "mu"))
 
 
-def _differences(now: dict[str, Any], saved: dict[str, Any]) -> list[str]:
+# ---- what there is ------------------------------------------------------------------------------------------------
+
+
+def plain_name(name: str) -> str:
+    """The name of a parameter without what wrappers add to it.
+
+    >>> plain_name("_orig_mod.module.layers.0.weight")
+    'layers.0.weight'
+    """
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def describe_optimizer(optimizer: Any, modules: Sequence[nn.Module]) -> dict[str, Any]:
+    """The class of an optimizer, and the name, shape and dtype of the parameter at each position of each group."""
+    names: dict[int, str] = {}
+    for number, module in enumerate(modules):
+        prefix = f"{number}." if len(modules) > 1 else ""
+        for name, parameter in module.named_parameters():
+            names.setdefault(id(parameter), prefix + plain_name(name))
+    return {
+        "kind": type(_unwrapped(optimizer)).__qualname__,
+        "groups": [
+            [
+                {"name": names.get(id(p)), "shape": list(p.shape), "dtype": str(p.dtype).removeprefix("torch.")}
+                for p in group["params"]
+            ]
+            for group in optimizer.param_groups
+        ],
+    }
+
+
+def scheduler_kind(scheduler: Any) -> str | None:
+    """The class of a scheduler, with those of the schedulers it is made of."""
+    if scheduler is None:
+        return None
+    inner = getattr(scheduler, "_schedulers", None)
+    of = f"({', '.join(str(scheduler_kind(each)) for each in inner)})" if isinstance(inner, (list, tuple)) else ""
+    return type(scheduler).__qualname__ + of
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """The optimizer inside wrappers such as Accelerate's."""
+    while (
+        isinstance(inner := getattr(optimizer, "__dict__", {}).get("optimizer"), torch.optim.Optimizer)
+        and inner is not optimizer
+    ):
+        optimizer = inner
+    return optimizer
+
+
+# ---- whether it fits ----------------------------------------------------------------------------------------------
+
+
+def model_faults(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
+    """Why a saved state cannot go into a model."""
+    now = model.state_dict()
+    saved = _renamed(saved, now)
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     faults = [f"it has no {name!r}" for name in now if name not in saved]
     faults += [f"the model has no {name!r}" for name in saved if name not in now]
     for name, value in now.items():
-        other = saved.get(name)
-        if isinstance(value, Tensor) and isinstance(other, Tensor) and local_part(value).shape != other.shape:
-            shapes = f"{tuple(other.shape)}, and the model's {tuple(local_part(value).shape)}"
-            faults.append(f"its {name!r} has shape {shapes}")
+        if name not in saved or not isinstance(value, Tensor):
+            continue
+        other, here = saved[name], local_part(value)
+        if not isinstance(other, Tensor):
+            faults.append(f"its {name!r} is a {type(other).__name__} and no tensor")
+        elif here.shape != other.shape:
+            faults.append(f"its {name!r} has shape {tuple(other.shape)}, and the model's {tuple(here.shape)}")
+        elif name in parameters and here.dtype != other.dtype:
+            faults.append(f"its {name!r} is {_word(other.dtype)}, and the model's is {_word(here.dtype)}")
     return faults
 
 
-def _refuse(faults: list[str]) -> None:
-    if faults:
-        more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
-        raise CheckpointError(
-            f"the checkpoint does not fit this run: {'; '.join(faults[:5])}{more}. Build model and optimizer as they "
-            "were when it was saved, or start in another folder."
-        )
+def optimizer_faults(
+    optimizer: Any, saved: Mapping[str, Any], then: Mapping[str, Any] | None, modules: Sequence[nn.Module]
+) -> list[str]:
+    """Why a saved state cannot go into an optimizer; `then` describes the one it was saved from, if that is known."""
+    groups, saved_groups = optimizer.param_groups, saved["param_groups"]
+    sizes = [len(group["params"]) for group in groups]
+    saved_sizes = [len(group["params"]) for group in saved_groups]
+    faults = []
+    if then is None:
+        # What torch adds to a group by itself, and what schedules note there, says nothing about the kind.
+        usual = {"params", "initial_lr", "max_lr", "min_lr", "param_names"}
+        lacking = sorted({key for group in groups for key in group} - usual - {key for g in saved_groups for key in g})
+        if groups and saved_groups and lacking:
+            faults.append(f"its optimizer is of another kind: it has no {', '.join(map(repr, lacking[:4]))}")
+    else:
+        now = describe_optimizer(optimizer, modules)
+        if then["kind"] != now["kind"]:
+            return [f"its optimizer is {then['kind']}, and the run's is {now['kind']}"]
+        faults += _moved(then["groups"], now["groups"])
+        if [len(group) for group in then["groups"]] != saved_sizes:
+            faults.append("its optimizer does not fit its own list of parameters")
+    if not faults and sizes[: len(saved_sizes)] != saved_sizes:
+        faults.append(f"its optimizer has {saved_sizes} parameters per group, and the run's has {sizes}")
+    return faults or moment_faults(optimizer, saved)
+
+
+def _moved(then: Sequence[Any], now: Sequence[Any]) -> list[str]:
+    """In what the parameters of the saved groups differ. Groups that were added at the end are no difference."""
+    faults = []
+    if len(now) < len(then):
+        faults.append(f"its optimizer has {len(then)} parameter groups, and the run's has {len(now)}")
+    for number, (old, new) in enumerate(zip(then, now, strict=False)):
+        where = f" of group {number}" if len(then) > 1 else ""
+        names, names_now = [each["name"] for each in old], [each["name"] for each in new]
+        gone, added = _only_in(names, names_now), _only_in(names_now, names)
+        if gone:
+            faults.append(f"its optimizer has {_listed(gone)}{where}, and the run's has not")
+        if added:
+            faults.append(f"the run's optimizer has {_listed(added)}{where}, and the saved one has not")
+        if gone or added:
+            continue
+        for position, (one, other) in enumerate(zip(old, new, strict=False)):
+            if one["name"] != other["name"]:
+                faults.append(
+                    f"the parameters{where} are in another order: position {position} was {one['name']!r} and is "
+                    f"{other['name']!r}"
+                )
+                break
+            if one != other:
+                faults.append(
+                    f"{one['name']!r} was {one['dtype']} of shape {tuple(one['shape'])} and is {other['dtype']} of "
+                    f"shape {tuple(other['shape'])}"
+                )
+    return faults
+
+
+def _only_in(names: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    known = set(others)
+    return [name for name in names if name not in known]
+
+
+def moment_faults(optimizer: Any, saved: Mapping[str, Any]) -> list[str]:
+    """Which of the saved moments do not have the shape that torch's kernels take for granted."""
+    if not _steps_as_torch(_unwrapped(optimizer)):
+        return []
+    faults = []
+    for position, (number, parameter) in enumerate(_pairs(optimizer, saved)):
+        state = saved["state"].get(number)
+        for key, value in (state or {}).items():
+            expected = _expected_shape(key, parameter)
+            if expected is None or value is None:
+                continue
+            found = tuple(value.shape) if isinstance(value, Tensor) else () if isinstance(value, (int, float)) else None
+            if found is None or (found != expected and not (key in _ONE_NUMBER and found == (1,))):
+                shape = f"a {type(value).__name__}" if found is None else f"of shape {found}"
+                faults.append(f"its {key!r} of parameter {position} is {shape}, and must be of shape {expected}")
+    return faults
+
+
+def _steps_as_torch(optimizer: Any) -> bool:
+    """Whether `step` is torch's own, also of a class derived from one of torch's."""
+    owner = next((kind for kind in type(optimizer).__mro__ if "step" in vars(kind)), object)
+    return owner.__module__.startswith("torch.optim")
+
+
+def _expected_shape(key: Any, parameter: Tensor) -> tuple[int, ...] | None:
+    shape = tuple(local_part(parameter).shape)
+    if key in _ONE_NUMBER:
+        return ()
+    if key in _LIKE_PARAMETER:
+        return shape
+    if key in ("row_var", "col_var") and not hasattr(parameter, "to_local") and len(shape) > 1:  # Adafactor
+        return (*shape[:-1], 1) if key == "row_var" else (*shape[:-2], 1, shape[-1])
+    return None
+
+
+def _pairs(optimizer: Any, saved: Mapping[str, Any]) -> list[tuple[Any, Tensor]]:
+    """The parameters of the saved groups, each with the number of its saved state."""
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return list(zip(numbers, parameters[: len(numbers)], strict=True))
+
+
+def refuse(faults: Iterable[str]) -> None:
+    """Raise `CheckpointError` with what does not fit, if there is anything."""
+    found = list(dict.fromkeys(faults))
+    if not found:
+        return
+    more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
+    raise CheckpointError(
+        f"the checkpoint does not fit this run: {'; '.join(found[:5])}{more}. Nothing was loaded. Build the model, the "
+        "optimizer and the scheduler as they were when it was saved (a frozen parameter stays in the optimizer), or "
+        "start in another folder."
+    )
+
+
+def _listed(names: Sequence[Any]) -> str:
+    return ", ".join(repr(name) for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+# ---- loading ------------------------------------------------------------------------------------------------------
+
+
+def _renamed(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A saved state under the names it has now, if wrappers (`torch.compile`, DDP) are all the difference."""
+    if saved.keys() == now.keys():
+        return saved
+    by_plain = {plain_name(name): name for name in now}
+    plain = {plain_name(name): value for name, value in saved.items()}
+    if len(by_plain) != len(now) or len(plain) != len(saved) or by_plain.keys() != plain.keys():
+        return saved
+    renamed: Any = OrderedDict((name, plain[key]) for key, name in by_plain.items())
+    versions, wanted = getattr(saved, "_metadata", None), getattr(now, "_metadata", None)
+    if versions is not None and wanted is not None:
+        known = {plain_name(name): value for name, value in versions.items()}
+        renamed._metadata = type(versions)((n, known[plain_name(n)]) for n in wanted if plain_name(n) in known)
+    return renamed  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
-def load_models(models: Sequence[nn.Module], states: Sequence[dict[str, Any]]) -> None:
+def load_models(models: Sequence[nn.Module], states: Sequence[Mapping[str, Any]]) -> None:
     """Load every model, shards into shards."""
-    for model, state in zip(models, states, strict=True):
+    for model, saved in zip(models, states, strict=True):
         now = model.state_dict()
+        state = _renamed(saved, now)
         if not any(hasattr(value, "to_local") for value in now.values()):
             model.load_state_dict(state)
             continue
@@ -81,12 +271,15 @@ def load_models(models: Sequence[nn.Module], states: Sequence[dict[str, Any]]) -
 
 
 def load_optimizer(optimizer: Any, state: dict[str, Any]) -> None:
-    """Load hyper-parameters and moments."""
+    """Load hyper-parameters and moments. Raises `CheckpointError` where a moment does not fit its parameter."""
+    refuse(moment_faults(optimizer, state))
+    groups = state["param_groups"]
     sharded = any(hasattr(p, "to_local") for group in optimizer.param_groups for p in group["params"])
     if not sharded:
-        optimizer.load_state_dict(state)
+        added = optimizer.state_dict()["param_groups"][len(groups) :]
+        optimizer.load_state_dict({**state, "param_groups": [*groups, *added]})
     else:
-        for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        for group, saved in zip(optimizer.param_groups, groups, strict=False):
             group.update({key: value for key, value in saved.items() if key != "params"})
     load_moments(optimizer, state)
 
@@ -94,9 +287,8 @@ def load_optimizer(optimizer: Any, state: dict[str, Any]) -> None:
 @torch.no_grad()
 def load_moments(optimizer: Any, state: dict[str, Any]) -> None:
     """Load what the optimizer has gathered per parameter, in the dtype it was saved in; learning rates stay."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    numbers = [number for group in state["param_groups"] for number in group["params"]]
-    for number, parameter in zip(numbers, parameters, strict=True):
+    refuse(moment_faults(optimizer, state))
+    for number, parameter in _pairs(optimizer, state):
         saved = state["state"].get(number)
         if saved is None:
             optimizer.state.pop(parameter, None)

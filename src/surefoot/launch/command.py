@@ -7,6 +7,8 @@ import os
 import sys
 import time
 
+from surefoot.errors import FolderInUse
+from surefoot.folder_lock import hold, rank_of_process
 from surefoot.launch.arrival import when_imported
 from surefoot.launch.execute import Ending, Target, run
 from surefoot.launch.voice import say
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, NoReturn
 
+    from surefoot.folder_lock import Hold
     from surefoot.launch.watcher import Watcher
     from surefoot.record.log import RunLog
 
@@ -111,10 +114,13 @@ class Session:
         self._process = os.getpid()
         self._closed = False
         self._folder: Path | None = None
+        self._held: Hold | None = None
         self._rank, self._world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
 
     def run(self) -> None:
         """Run the script. However it ends, the diagnosis comes last: after its threads and its `atexit` functions."""
+        if self.request.out is not None:
+            self._claim()
         when_imported("torch", self._attach)
         atexit.register(self._close)
         leave = os._exit
@@ -129,6 +135,19 @@ class Session:
         if '"incident"' in os.environ.get("SUREFOOT_EXPERIMENT", ""):  # what is wrapped then must be whole by itself
             import torch  # noqa: F401
         run(self.request.target, self.ending)
+
+    def _claim(self) -> None:
+        """Two processes in one folder would mix their files: the second ends before its script begins."""
+        try:
+            self._held = hold(self._out(), "log", rank_of_process())
+        except FolderInUse as error:
+            say(f"surefoot run: {error}")
+            sys.exit(2)
+
+    def _out(self) -> str:
+        """The folder that was asked for, without importing anything: the script has not begun."""
+        folder = os.path.join(self._here, self.request.out or "")
+        return os.path.join(folder, f"rank{self._rank}") if self._world_size > 1 else folder
 
     def _attach(self) -> None:
         try:
@@ -206,9 +225,15 @@ class Session:
         """The run folder, chosen once."""
         from surefoot.launch.folder import folder_for
 
-        if self._folder is None:
+        while self._folder is None:
             where = (self._here, self._began, self._rank, self._world_size)
-            self._folder = folder_for(self.request.out, self.request.target.name, *where)
+            folder = folder_for(self.request.out, self.request.target.name, *where)
+            try:
+                self._held = self._held or hold(folder, "log", rank_of_process())
+            except FolderInUse:  # chosen by another run that began in the same second
+                if self._world_size == 1:
+                    continue
+            self._folder = folder
         return self._folder
 
     def _open_log(self) -> RunLog | None:

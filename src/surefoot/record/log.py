@@ -19,6 +19,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surefoot.folder_lock import hold, rank_of_process
 from surefoot.record.limits import LogLimits
 from surefoot.record.messages import Event, LayerRows, StepRow
 from surefoot.record.writer import WAITING_LAYER_ROWS, Source, Writer
@@ -37,7 +38,8 @@ class RunLog:
     """Writes a run into `folder`. Nothing it does raises into training, waits for the disk or needs the device.
 
     `sinks` are other places that everything goes to as well, each in a thread of its own. `limits` says how large the
-    folder may become. A folder that holds a run already is continued: as when a run is resumed from a checkpoint.
+    folder may become. A folder that holds a run already is continued: as when a run is resumed from a checkpoint. One
+    that another process is writing into is refused with `FolderInUse`.
     Host and devices are read every `device_seconds`, or never.
     """
 
@@ -52,7 +54,12 @@ class RunLog:
     ) -> None:
         self.folder = Path(folder).absolute()
         self._part = ""
-        self._writer = Writer(self.folder, tuple(sinks), limits or LogLimits())
+        held = hold(self.folder, "log", rank_of_process())  # the ranks of a job may share a folder
+        try:
+            self._writer = Writer(self.folder, tuple(sinks), limits or LogLimits(), held)
+        except BaseException:
+            held.release()
+            raise
         self._writer.close_at_exit = close_at_exit
         self._held = _Held()
         """Shared with the parts: when nobody holds it any more, nobody can log, and the log ends."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
+    from surefoot.folder_lock import Hold
     from surefoot.record.limits import LogLimits
     from surefoot.record.messages import Sink
     from surefoot.record.store import Store
@@ -63,8 +64,8 @@ class Source:
 class Writer:
     """Owns the queue and the thread. Other threads use the public names only."""
 
-    def __init__(self, folder: Path, sinks: Sequence[Sink], limits: LogLimits) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, sinks: Sequence[Sink], limits: LogLimits, held: Hold) -> None:
+        self.folder, self._held = folder, held
         self.waiting: deque[tuple[str, Any]] = deque()
         """Messages in line, each with the part that took it."""
         self.layer_rows = 0
@@ -102,6 +103,7 @@ class Writer:
             self._thread.start()
         except RuntimeError as error:  # the machine or the user may have no more threads
             self.room, self._closing = 0, True
+            self._held.release()
             self._ended.set()
             log.warning("The run log in %s cannot be written (%s); training goes on without it.", self.folder, error)
 
@@ -173,6 +175,7 @@ class Writer:
             log.warning("The run log in %s has ended (%s); training goes on without it.", self.folder, what)
         finally:
             self.room = 0
+            self._held.release()
             self._ended.set()
             while self._flushes:
                 self._flushes.popleft().set()

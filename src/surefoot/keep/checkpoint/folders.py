@@ -27,15 +27,18 @@ _HIDDEN = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)-(?P<born>\d+)-[0-9a-f]{8}\.(
 
 
 @contextmanager
-def new_folder(place: Path) -> Iterator[Path]:
-    """Gives a hidden folder to fill; it takes its place when the body is done, and vanishes if the body raises."""
+def new_folder(place: Path, choose: Callable[[], Path] | None = None) -> Iterator[Path]:
+    """Gives a hidden folder to fill; it takes its place when the body is done, and vanishes if the body raises.
+
+    `choose` gives another place beside the first, where that depends on what was filled in.
+    """
     make_folder(place.parent)
     hidden = _hidden_beside(place, "part")
     try:
         hidden.mkdir()
         yield hidden
         sync(hidden)
-        _put_in_place(hidden, place)
+        _put_in_place(hidden, place if choose is None else choose())
     except BaseException:
         _remove(hidden)
         raise

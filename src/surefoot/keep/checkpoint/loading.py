@@ -45,7 +45,7 @@ def load_path(path: Path) -> Loaded:
 
 def load_step(place: Path, step: int, rank: int, world_size: int) -> Loaded:
     """One step and no other. Raises `CheckpointError`."""
-    steps = {each.step: each for each in shelves(place)}
+    steps = {each.step: each for each in reversed(shelves(place))}  # evidence beside a good one gives way to it
     if step not in steps:
         raise CheckpointError(f"there is no checkpoint of step {step} in {place}; there are {sorted(steps)}.")
     if fault := steps[step].fault:
@@ -55,7 +55,7 @@ def load_step(place: Path, step: int, rank: int, world_size: int) -> Loaded:
 
 def load_first(place: Path, which: str, rank: int, world_size: int, without: Collection[int] = ()) -> Loaded | None:
     """The first that is whole of those asked for; `None` if there is none, `CheckpointError` if all are damaged."""
-    steps = [each for each in shelves(place) if each.step not in without]
+    steps = [each for each in shelves(place) if each.step not in without and not each.aside]
     faults = {each.step: each.fault for each in steps if each.fault is not None}
     passed_over = []
     for each in _candidates(whole_ones(steps), which):

@@ -5,10 +5,14 @@ A save copies the state (training waits for that alone) and hands it to a short-
 that ends waits for its last checkpoint. There is one at a time.
 
 A checkpoint is good when it is finite and the detectors were quiet. One that is not is kept apart as evidence: it is
-never the best, and `load("good")` never gives it.
+never the best, `load("good")` never gives it, and it never takes the place of a good one of the same step.
 
-Watching never kills: a full disk or a vanished folder is one warning, training goes on, and the save stays due. Only a
-state that cannot be saved at all raises, in the caller, at the first save.
+Watching never kills: at a full disk or a vanished folder training goes on, the save stays due, and a warning says so,
+again and again at growing intervals (`troubles.py`). Only a state that cannot be saved at all raises, in the caller, at
+the first save.
+
+Of two processes that would save into one folder the second is refused (`folder_lock.py`): a `TrainingStabilizer` when
+it is made, a manager alone at its first save. Loading needs no lock.
 
 With several processes every rank saves its part at the same step, by itself. So that they stay in step, saves fall on
 multiples of `every_steps` alone, and wait for a writer that is still busy.
@@ -22,8 +26,10 @@ import os
 import signal
 import threading
 import time
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -31,7 +37,8 @@ from weakref import WeakValueDictionary
 
 import torch.distributed as dist
 
-from surefoot.errors import UsageError, require
+from surefoot.errors import FolderInUse, UsageError, require
+from surefoot.folder_lock import Hold, hold, rank_of_process
 from surefoot.keep.checkpoint.due import Due
 from surefoot.keep.checkpoint.folders import discard, sweep
 from surefoot.keep.checkpoint.loading import Loaded, load_first, load_path, load_step, shelves
@@ -45,9 +52,10 @@ from surefoot.keep.checkpoint.shelf import (
     to_discard,
     whole_ones,
 )
-from surefoot.keep.checkpoint.storage import write_flat
+from surefoot.keep.checkpoint.storage import Manifest, write_flat
 from surefoot.keep.checkpoint.tree import Flattened
 from surefoot.keep.checkpoint.troubles import Troubles
+from surefoot.keep.position.workers import worker_died
 from surefoot.keep.staging import Staged, stage
 
 if TYPE_CHECKING:
@@ -131,7 +139,7 @@ class CheckpointManager:
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        """Nothing is written before the first save; leftovers of killed processes are removed.
+        """No checkpoint is written before the first save; leftovers of killed processes are removed.
 
         Args:
             folder: the run folder; checkpoints go into `checkpoints/` in it.
@@ -153,6 +161,8 @@ class CheckpointManager:
         """Saves that were not made when asked for, because another was being written or had just failed."""
         self.tell_saved: Callable[[int, Path, dict[str, Any]], None] = lambda step, path, facts: None
         """Who else wants to know of a checkpoint that is on the disk; called by the thread that wrote it."""
+        self.tell_failing: Callable[[int, str, dict[str, Any]], None] = lambda step, message, evidence: None
+        """Who else wants to know that checkpoints cannot be written, or can be again; called by the same thread."""
         self._given = (rank, world_size)
         require(every_minutes is None or self.world_size == 1, _CLOCKS_DIFFER)
         self._due = Due(every_steps, every_minutes)
@@ -164,8 +174,12 @@ class CheckpointManager:
         self._saved_before = self._broken_told = False
         self._there = self._place.is_dir()
         self._alone_told = self._sharing_told = False
-        with suppress(OSError):  # not there yet, or trouble that the first save will tell about
-            sweep(self._place, lambda name: rank_of(name) == self.rank)
+        self._owner: Callable[[], object | None] = lambda: None
+        self._holds: dict[int, Hold] = {}
+        """The locks on the folder, by rank."""
+        weakref.finalize(self, _release, self._holds).atexit = False  # the end of the process does it
+        if self._there:
+            self._sweep()
 
     @property
     def rank(self) -> int:
@@ -183,6 +197,46 @@ class CheckpointManager:
     def last_error(self) -> BaseException | None:
         """What the last save failed of; `None` after one that worked."""
         return self._troubles.last_error
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save would be put off, since another is being written. Several processes wait instead."""
+        return self.world_size == 1 and self._writer is not None and self._writer.is_alive()
+
+    def belong_to(self, owner: object) -> None:
+        """What is saved is the state of this owner from here on; `check_owner` refuses an earlier one."""
+        self._owner = weakref.ref(owner)
+
+    def check_owner(self, owner: object) -> None:
+        """Raise `UsageError` if another owner has been given this manager since: each would load the other's state."""
+        if self._owner() is not owner:
+            raise UsageError(
+                f"the CheckpointManager of {self.folder} was given to two TrainingStabilizers, and each would load "
+                "what the other one saved. Give it to one alone, with `also_save={'other': second}`, or make a "
+                "CheckpointManager with a folder of its own for each."
+            )
+
+    def claim(self) -> None:
+        """Keep other processes from saving into the folder, as long as this manager lives. Raises `FolderInUse`.
+
+        Ranks of one job share it. Where they are not known to torch.distributed yet, what started them tells.
+        """
+        known = self._given[0] is not None or _distributed()
+        self._hold(self.rank if known else rank_of_process())
+
+    def _hold(self, rank: int) -> None:
+        if rank not in self._holds or not self._holds[rank].stands:
+            self._holds[rank] = hold(self.folder, "checkpoints", rank)
+
+    def _sweep(self) -> None:
+        """Remove what dead processes left half done, unless a process is at work that may be on another machine."""
+        try:
+            held = hold(self.folder, "checkpoints", self.rank)
+        except FolderInUse:
+            return
+        with suppress(OSError):  # trouble that the first save will tell about
+            sweep(self._place, lambda name: rank_of(name) == self.rank)
+        held.release()
 
     # ---- saving -----------------------------------------------------------------------------------------------------
 
@@ -217,6 +271,7 @@ class CheckpointManager:
             staged: a copy of the state that was taken already; then `tree` is not looked at.
         """
         self._check(step)
+        self._hold(self.rank)
         with self._lock:
             if not self._free(wait=blocking or self.world_size > 1):
                 self.postponed += 1
@@ -230,9 +285,9 @@ class CheckpointManager:
                 job = _Job(step, staged, flattened, tuple(unchecked), facts, started, line)
             except BaseException as error:
                 self._due.end(step, line, good=False)
-                if isinstance(error, UsageError) or not isinstance(error, Exception):
+                if isinstance(error, UsageError) or not isinstance(error, Exception) or worker_died(error):
                     raise
-                self._troubles.failed(error, step, self._place)  # no memory for a copy, say: training must go on
+                self._failed(error, step)  # no memory for a copy, say: training must go on
                 return False
             self._start(job, blocking)
         return self.last_error is None if blocking else True
@@ -248,6 +303,7 @@ class CheckpointManager:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.wait()
+        _release(self._holds)
 
     # ---- what there is ----------------------------------------------------------------------------------------------
 
@@ -358,23 +414,61 @@ class CheckpointManager:
             self._saved_before = True
             self._notice_vanished()
             job.facts["number"] = 1 + last_number(self._place)
-            place = self._place / part_name(job.step, job.facts["rank"])
-            self._notice_sharing(place)
-            manifest = write_flat(place, flattened, job.facts, step=job.step, unchecked=job.unchecked)
+            self._notice_sharing(self._place / part_name(job.step, job.facts["rank"]))
+            manifest, place = self._written(job, flattened)
             finite = manifest.facts["finite"]
             good = finite and job.facts["quiet"]
             self._there = True
             self._tell_broken(job.step, manifest.facts)
-            self._troubles.works_again(job.step)
+            works_again = self._troubles.works_again(job.step)
+            if works_again is not None:
+                self.tell_failing(job.step, works_again, {"failures": 0})
             self.tell_saved(job.step, place, manifest.facts)
             self._discard_old(job)
         except Exception as error:  # whatever it is, training must go on
-            self._troubles.failed(error, job.step, self._place)
+            self._failed(error, job.step)
         finally:
             now = time.monotonic()
             took = now - job.started
             self._not_before = now + 10 * took if not finite and took > SLOW_SECONDS else 0.0
             self._due.end(job.step, job.line, good)
+
+    def _written(self, job: _Job, flattened: Flattened) -> tuple[Manifest, Path]:
+        """Write a state in its place; where a good one of the same step is there and this one is not, beside it.
+
+        Ranks must choose alike. Whether the step was quiet, all know; whether one's part is finite, it knows alone.
+        """
+        rank, several = job.facts["rank"], job.facts["world_size"] > 1
+        place = self._place / part_name(job.step, rank)
+
+        def choose(finite: bool) -> Path:
+            nonlocal place
+            broken = not job.facts["quiet"] or not (finite or several)
+            if broken and any(each.step == job.step and each.whole and each.good for each in look(self._place)):
+                place = self._place / part_name(job.step, rank, aside=True)
+            return place
+
+        options: Any = {"step": job.step, "unchecked": job.unchecked, "choose": choose}
+        return write_flat(place, flattened, job.facts, **options), place
+
+    def _failed(self, error: Exception, step: int) -> None:
+        message = self._troubles.failed(error, step, self._place, lambda: self.newest_good_age(step))
+        if message is not None:
+            evidence = {"failures": self._troubles.failures, "error": f"{type(error).__name__}: {error}"}
+            self.tell_failing(step, message, evidence)
+
+    def newest_good_age(self, step: int) -> str:
+        """A sentence on how old the newest good checkpoint is, at this step: what a crash would cost."""
+        try:
+            good = [each for each in whole_ones(look(self._place)) if each.good]
+        except OSError:
+            good = []
+        if not good:
+            return "There is no good checkpoint: a restart begins anew."
+        saved_at = datetime.fromisoformat(good[0].first.saved_at)
+        seconds = max(0.0, (datetime.now(timezone.utc) - saved_at).total_seconds())
+        steps = f"{step - good[0].step:,} steps and " if step > good[0].step else ""
+        return f"The newest good checkpoint is of step {good[0].step}, {steps}{duration(seconds)} ago."
 
     def _tell_broken(self, step: int, facts: dict[str, Any]) -> None:
         """Say once that what is saved is of no use, until it is again: the run itself may not notice."""
@@ -457,6 +551,22 @@ def _check_settings(
         f"`rank` and `world_size` go together, with rank below world_size; got {rank!r} and {world_size!r}. "
         "Leave both out to take them from torch.distributed.",
     )
+
+
+def _release(holds: dict[int, Hold]) -> None:
+    while holds:
+        holds.popitem()[1].release()
+
+
+def duration(seconds: float) -> str:
+    """A span of time as a person would give it.
+
+    >>> duration(42.4), duration(600), duration(20_000)
+    ('42 s', '10 min', '5.6 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _distributed() -> bool:

@@ -4,6 +4,9 @@ Every rank writes its own part of a step, `step-00001000` (rank 0) and `step-000
 A step is whole when all parts are there, by the number of processes that each part's manifest names. Nothing else is
 written down: what is last, good or best follows from the manifests every time, so there is no pointer that could lie.
 
+A save that is not good never takes the place of a good one of the same step: it goes beside it, under a name of its own
+(`step-00001000.evidence`), and is loaded by its path alone.
+
 Newest means saved last: after a rollback a lower step is the newer one. Saves are numbered, since clocks are set back.
 """
 
@@ -21,12 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-_NAME = re.compile(r"step-(?P<step>\d{8,18})(\.rank-(?P<rank>[1-9]\d{0,8}))?")
+_NAME = re.compile(r"step-(?P<step>\d{8,18})(?P<aside>\.evidence)?(\.rank-(?P<rank>[1-9]\d{0,8}))?")
 
 
-def part_name(step: int, rank: int) -> str:
+def part_name(step: int, rank: int, aside: bool = False) -> str:
     """The name of the folder that holds one rank's part of a step."""
-    return f"step-{step:08d}" + (f".rank-{rank}" if rank else "")
+    return f"step-{step:08d}" + (".evidence" if aside else "") + (f".rank-{rank}" if rank else "")
 
 
 def rank_of(name: str) -> int | None:
@@ -40,6 +43,8 @@ class Shelved:
     """One step as it lies there."""
 
     step: int
+    aside: bool = False
+    """Whether it is evidence beside a good checkpoint of the same step."""
     paths: dict[int, Path] = field(default_factory=dict)
     """The parts by rank."""
     manifests: dict[int, Manifest] = field(default_factory=dict)
@@ -68,9 +73,9 @@ class Shelved:
         if self.faults:
             return self.faults[0]
         if missing := self.missing:
-            return f"{part_name(self.step, missing[0])}: the part of rank {missing[0]} is missing."
+            return f"{part_name(self.step, missing[0], self.aside)}: the part of rank {missing[0]} is missing."
         if len({_number(each, "world_size", 1) for each in self.manifests.values()}) > 1:
-            return f"{part_name(self.step, 0)}: its parts are of runs with different numbers of processes."
+            return f"{part_name(self.step, 0, self.aside)}: its parts are of runs with different numbers of processes."
         return None
 
     @property
@@ -101,7 +106,7 @@ class Shelved:
     @property
     def good(self) -> bool:
         """Whether training may go back to it without a second thought."""
-        return self.finite and self.quiet
+        return self.finite and self.quiet and not self.aside
 
     @property
     def metric(self) -> float | None:
@@ -122,11 +127,11 @@ def _number(manifest: Manifest, name: str, otherwise: int) -> int:
 
 def look(folder: Path) -> list[Shelved]:
     """Every step in a folder, the highest first. Reads manifests, no tensors. Raises `OSError`."""
-    steps: dict[int, Shelved] = {}
+    steps: dict[tuple[int, bool], Shelved] = {}
     for path in folder.iterdir():
         if found := _NAME.fullmatch(path.name):
-            step = int(found["step"])
-            steps.setdefault(step, Shelved(step)).paths[int(found["rank"] or 0)] = path
+            key = int(found["step"]), found["aside"] is not None
+            steps.setdefault(key, Shelved(*key)).paths[int(found["rank"] or 0)] = path
     for shelved in steps.values():
         faults = {}
         for rank, path in sorted(shelved.paths.items()):
@@ -136,7 +141,7 @@ def look(folder: Path) -> list[Shelved]:
                 faults[rank] = str(error)
         shelved.set_orphans_apart()
         shelved.faults = [fault for rank, fault in faults.items() if rank in shelved.paths]
-    return sorted(steps.values(), key=lambda shelved: -shelved.step)
+    return sorted(steps.values(), key=lambda shelved: (-shelved.step, shelved.aside))
 
 
 def _checked(path: Path, step: int, rank: int) -> Manifest:
@@ -169,15 +174,15 @@ def by_metric(newest_first: Sequence[Shelved]) -> list[Shelved]:
     return [each for _, each in sorted(chosen or usable, key=lambda pair: pair[0])]
 
 
-def to_keep(newest_first: Sequence[Shelved], keep_last: int, keep_evidence: int) -> set[int]:
+def to_keep(newest_first: Sequence[Shelved], keep_last: int, keep_evidence: int) -> set[tuple[int, bool]]:
     """The steps to keep: the last good ones, the best, the last evidence, and at least one that is finite."""
     good = [each for each in newest_first if each.good]
     evidence = [each for each in newest_first if not each.good]
-    finite = [each for each in newest_first if each.finite]
+    finite = [each for each in newest_first if each.finite and not each.aside]
     kept = good[:keep_last] + by_metric(newest_first)[:1] + evidence[:keep_evidence]
-    if not any(each.finite for each in kept):
+    if not any(each in finite for each in kept):
         kept += finite[:1]
-    return {each.step for each in kept}
+    return {(each.step, each.aside) for each in kept}
 
 
 def to_discard(steps: Sequence[Shelved], rank: int, world_size: int, keep_last: int, keep_evidence: int) -> list[Path]:
@@ -194,7 +199,7 @@ def to_discard(steps: Sequence[Shelved], rank: int, world_size: int, keep_last: 
         if each.faults or not each.manifests:
             continue
         superseded = bool(newest_first) and each.order < newest_first[0].order
-        if (each.step not in kept) if each.whole else superseded:
+        if ((each.step, each.aside) not in kept) if each.whole else superseded:
             gone = [owner for owner in each.paths if owner == rank or (rank == 0 and owner >= world_size)]
             discarded += [each.paths[owner] for owner in gone]
     return discarded

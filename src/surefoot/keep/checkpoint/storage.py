@@ -86,15 +86,25 @@ def write(folder: Path, tree: Any, facts: dict[str, Any], *, step: int, unchecke
 
 
 def write_flat(
-    folder: Path, flattened: Flattened, facts: dict[str, Any], *, step: int, unchecked: Collection[str] = ()
+    folder: Path,
+    flattened: Flattened,
+    facts: dict[str, Any],
+    *,
+    step: int,
+    unchecked: Collection[str] = (),
+    choose: Callable[[bool], Path] | None = None,
 ) -> Manifest:
-    """`write`, for a state that is flattened already."""
+    """`write`, for a state that is flattened already.
+
+    `choose` is told whether it is finite, and gives another folder beside the first.
+    """
     flattened.name_tensors()
     judged = {name for name, paths in flattened.owners.items() if not all(_within(path, unchecked) for path in paths)}
-    with new_folder(folder) as hidden:
+    broken: list[str] = []
+    with new_folder(folder, None if choose is None else lambda: choose(not broken)) as hidden:
         files = {}
         with HashedFile(hidden / TENSORS) as file:
-            broken = write_tensors(file, flattened.tensors, judged)
+            broken += write_tensors(file, flattened.tensors, judged)
             files[TENSORS] = file.facts
         with HashedFile(hidden / STATE) as file:
             file.write((json.dumps(flattened.plain, allow_nan=False) + "\n").encode())

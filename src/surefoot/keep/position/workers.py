@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import dataloader, get_worker_info
+from torch.utils.data._utils import signal_handling
 
 from surefoot.keep.position.generators import find_generators, process_generators, read_generators, set_generators
 
@@ -163,6 +164,14 @@ def workers_followed(loader: Any, plan: WorkerPlan) -> Iterator[None]:
             yield
         finally:
             _making.pop()
+
+
+def worker_died(error: BaseException) -> bool:
+    """Whether torch raised this because a worker process ended; its signal handler does so anywhere in the program."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return last is not None and last.tb_frame.f_globals.get("__name__") == signal_handling.__name__
 
 
 @contextmanager

@@ -1,0 +1,160 @@
+"""One writer per folder: a lock that the kernel releases when its process ends, however it ends.
+
+It is a POSIX record lock on a hidden file. Such a lock belongs to the process: a forked data loading worker does not
+hold it, so it is free as soon as the training itself is dead, killed or not. It works across machines as far as the
+file system supports it (NFSv4 does). Where there are no locks at all (Windows, some network file systems) nothing is
+refused.
+
+The file names its owner, for the message that the second process gets. It is never deleted: that would be a race.
+Within one process a lock may be taken any number of times, since two stabilizers may share a folder. Nobody needs it to
+read.
+
+Nothing is imported here that the interpreter has not loaded by itself: `surefoot run` takes the lock before the script
+starts.
+"""
+
+from __future__ import annotations
+
+import _thread
+import errno
+import os
+import time
+
+from surefoot.errors import FolderInUse
+
+TRIES, PAUSE_SECONDS = 5, 0.05
+"""Somebody who only cleans up holds the lock for a moment."""
+_CONFLICT = (errno.EAGAIN, errno.EACCES)
+
+
+class _Lock:
+    """One lock file that this process has locked, and how many times."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path, self.descriptor, self.process, self.holds = path, descriptor, os.getpid(), 0
+        self._identity = _identity(os.fstat(descriptor))
+
+    @property
+    def stands(self) -> bool:
+        """Whether it is this process that holds it, and the file is still the one that others would lock."""
+        try:
+            return (
+                self.process == os.getpid()
+                and self._identity == _identity(os.fstat(self.descriptor))
+                and self._identity == _identity(os.stat(self.path))
+            )
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Unlock, unless somebody has closed the descriptor and another file has its number by now."""
+        try:
+            if self._identity == _identity(os.fstat(self.descriptor)):
+                os.close(self.descriptor)
+        except OSError:
+            return
+
+
+_locks: dict[str, _Lock] = {}
+_guard = _thread.RLock()
+
+
+class Hold:
+    """A lock that is held until `release`."""
+
+    def __init__(self, lock: _Lock | None) -> None:
+        self._lock = lock
+
+    @property
+    def stands(self) -> bool:
+        """Whether it keeps others out."""
+        return self._lock is not None and self._lock.stands
+
+    def release(self) -> None:
+        """Give it up. May be called again, and in a forked process."""
+        with _guard:
+            lock, self._lock = self._lock, None
+            if lock is None or lock.process != os.getpid():
+                return
+            lock.holds -= 1
+            if lock.holds == 0:
+                if _locks.get(lock.path) is lock:
+                    del _locks[lock.path]
+                lock.close()
+
+
+def hold(folder: str | os.PathLike[str], what: str, rank: int = 0) -> Hold:
+    """Keep other processes from writing `what` ("log", "checkpoints") into a folder. Raises `FolderInUse`.
+
+    Every rank of a job has a lock of its own.
+    """
+    part = f".rank-{rank}" if rank else ""
+    path = os.path.join(os.path.realpath(folder), f".{what}{part}.lock")
+    with _guard:
+        lock = _locks.get(path)
+        if lock is None or not lock.stands:
+            lock = _taken(path, os.fspath(folder), what)
+            if lock is None:
+                return Hold(None)
+            _locks[path] = lock
+        lock.holds += 1
+        return Hold(lock)
+
+
+def rank_of_process() -> int:
+    """This process among those that a launcher such as torchrun has started together; 0 if it is alone."""
+    word = os.environ.get("RANK", "")
+    return int(word) if word.isdigit() and os.environ.get("WORLD_SIZE", "") not in ("", "1") else 0
+
+
+def _taken(path: str, folder: str, what: str) -> _Lock | None:
+    """The lock; `None` where there is no way to lock anything."""
+    if not hasattr(os, "lockf"):
+        return None
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError:  # whoever writes will say what is wrong with the folder
+        return None
+    try:
+        for attempt in range(TRIES):
+            try:
+                os.lockf(descriptor, os.F_TLOCK, 0)
+                break
+            except OSError as error:
+                if error.errno not in _CONFLICT:
+                    os.close(descriptor)
+                    return None
+                if attempt == TRIES - 1:
+                    raise FolderInUse(_message(folder, what, descriptor)) from None
+            time.sleep(PAUSE_SECONDS)
+        _sign(descriptor)
+        return _Lock(path, descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _sign(descriptor: int) -> None:
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime())
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}, since {since}\n".encode(), 0)
+    except OSError:  # a full disk: the lock holds all the same
+        return
+
+
+def _message(folder: str, what: str, descriptor: int) -> str:
+    try:
+        owner = os.pread(descriptor, 300, 0).decode("utf-8", "replace").strip()
+    except OSError:
+        owner = ""
+    files = "a run log" if what == "log" else what
+    return (
+        f"another process is writing {files} into {folder}: {owner or 'its name is not known'}. Two in one folder "
+        "would mix their files. Stop that process, or use another folder."
+    )
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
