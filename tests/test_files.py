@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import os
+import signal
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 import surefoot as sf
+from surefoot.diagnose.engine import load
 from surefoot.diagnose.experiments import children
 from surefoot.errors import UsageError
 from surefoot.files import make_subfolder, new_file, write_file
@@ -132,6 +135,27 @@ def test_a_bisection_does_not_write_into_a_linked_folder_of_its_results(tmp_path
     with children.Children(subject, tmp_path / "out", threads=1) as runs, pytest.raises(UsageError, match="--out"):
         runs.start("baseline", {})
     assert (tmp_path / "elsewhere" / "facts.json").read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["run.json", "facts.json", "findings.json", "events.jsonl", "bisect.json"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(run: Path, name: str) -> None:
+    write_json(run / "facts.json", {"schema": 1, "steps": 0})
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    signal.alarm(120)  # to end a hang
+    try:
+        assert write_report(run).is_file()
+        with pytest.raises(UsageError, match="damaged") if name in ("run.json", "facts.json") else nullcontext():
+            load(run)
+    finally:
+        signal.alarm(0)
+
+
+@pytest.mark.parametrize("text", ["[]", "[" * 100_000, "\xff", "{"])
+def test_facts_that_are_none_are_refused_in_one_line(run: Path, text: str) -> None:
+    (run / "facts.json").write_text(text, encoding="latin-1")
+    with pytest.raises(UsageError, match="damaged"):
+        load(run)
 
 
 # ---- no other writers -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Writing files into a folder that somebody else may have made: no link is followed.
+"""Files in a folder that somebody else may have made: nothing is written through a link, no pipe is waited for.
 
 A run folder can be sent to another person. Whoever made it may have put a link where a file is about to be written. So
 a file is written under a new name that nobody could know, and renamed: a link of the same name is replaced, and what it
@@ -41,6 +41,15 @@ def write_file(path: Path, content: str | bytes) -> None:
     except BaseException:
         os.unlink(scratch)
         raise
+
+
+def read_file(path: Path) -> bytes:
+    """All of a plain file. Raises `OSError` for anything else: a pipe would be waited for, a device has no end."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _PLAIN)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+        return file.read()
 
 
 def new_file(path: Path, appending: bool = False) -> int:

@@ -21,7 +21,7 @@ from dataclasses import fields, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from surefoot.files import NO_LINKS
+from surefoot.files import NO_LINKS, read_file
 from surefoot.launch.folder import as_json
 from surefoot.record.messages import Event
 
@@ -135,12 +135,9 @@ class EventFile:
 
     def _read(self) -> list[Event]:
         try:
-            file = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | NO_LINKS)
+            return parse_events(read_file(self.path))[0]
         except FileNotFoundError:
             return []
-        with open(file, "rb") as opened:
-            _check_plain(file)
-            return parse_events(opened.read())[0]
 
     def _write(self, data: bytes) -> None:
         file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | NO_LINKS, 0o666)
