@@ -68,9 +68,11 @@ _PLAIN_VALUE = re.compile(
 _ADDRESS_USER = re.compile(r"(?<![A-Za-z0-9+.-])(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)(?P<user>[^\s/?#@\"'<>]+)@")
 _HOST_USER = re.compile(r"(?<![\w/@.:<+-])[\w.+-]+:(?P<password>[^\s:@/\"'<>]{3,})@(?=[A-Za-z0-9][\w.-]*)")
 _KNOWN = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-(?=[A-Za-z0-9_-]{0,40}\d)[A-Za-z0-9_-]{20,}"
+    r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
+    r"|sk-(?=[A-Za-z0-9_-]{0,40}\d)[A-Za-z0-9_-]{20,}"
     r"|xox[abeoprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|ASIA[0-9A-Z]{16}|AIza[\w-]{30,}|ya29\.[\w-]{20,}"
-    r"|eyJ[\w-]{8,500}\.[\w-]{8,}\.[\w-]*)|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+    r"|eyJ[\w-]{8,500}\.[\w-]{8,}\.[\w-]*)"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     re.DOTALL,
 )
 _BEARER = re.compile(r"(?P<said>\b(?:[Bb]earer|[Bb]asic)\s+)(?P<value>[A-Za-z0-9._~+/=-]{8,})")
