@@ -42,6 +42,9 @@ os.rename({0!r} + ".part", {0!r})
 time.sleep(1e6)
 """
 
+WRITES_HERE = ("--allow-writes", ".")
+"""For scripts that tell the test something by a file in the real folder."""
+
 
 def command(*arguments, over="never"):
     """The budget is used up when there is a file `over`."""
