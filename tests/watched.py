@@ -145,6 +145,14 @@ class Nursery:
             self._known[source] = self._run(source)
         return self._known[source]
 
+    def given(self, arguments: list[str], *parts: str) -> Watched:
+        """Run the parts with arguments of their own."""
+        source = "\n".join(textwrap.dedent(part).strip("\n") for part in parts) + "\n"
+        key = json.dumps(arguments) + source
+        if key not in self._known:
+            self._known[key] = self._run(source, arguments=arguments)
+        return self._known[key]
+
     def under(self, order: dict[str, Any], *parts: str) -> Watched:
         """Run the parts as an experiment of `surefoot bisect` would be: with one change, and an end."""
         source = "\n".join(textwrap.dedent(part).strip("\n") for part in parts) + "\n"
@@ -153,12 +161,14 @@ class Nursery:
             self._known[key] = self._run(source, order)
         return self._known[key]
 
-    def _run(self, source: str, order: dict[str, Any] | None = None) -> Watched:
+    def _run(self, source: str, order: dict[str, Any] | None = None, arguments: list[str] | None = None) -> Watched:
         folder = Path(self._scratch.name) / str(len(self._known))
         folder.mkdir()
         (folder / "train.py").write_text(source)
         if order is not None:
             (folder / "order.json").write_text(json.dumps({"scratch": str(folder), "began": 0.0, **order}))
+        if arguments is not None:
+            (folder / "arguments.json").write_text(json.dumps(arguments))
         watched = Watched(source, folder, self._ask(folder, []))
         assert (folder / "run" / "facts.json").exists(), watched.errors[-2000:]
         return watched
@@ -262,7 +272,8 @@ def _train() -> int:
     from surefoot.launch.command import Request, Session
     from surefoot.launch.execute import Target
 
-    session, code = Session(Request(Target("train.py"), out="run")), 0
+    given = json.loads(Path("arguments.json").read_text()) if os.path.exists("arguments.json") else []
+    session, code = Session(Request(Target("train.py", tuple(given)), out="run")), 0
     try:
         session.run()
     except BaseException:

@@ -28,8 +28,8 @@ from surefoot.record.incidents.bundle import write_incident
 from surefoot.record.incidents.contents import faults_of, model_parts, prints_of, window_part
 from surefoot.record.incidents.keeper import IncidentKeeper
 from surefoot.record.incidents.notes import StepNotes, Window
-from surefoot.record.incidents.redact import Redactor
-from surefoot.record.incidents.surroundings import hardware, script, switches, versions
+from surefoot.record.incidents.surroundings import hardware, replay_command, script, switches, versions
+from surefoot.redaction import Redactor
 from surefoot.state import pack
 
 if TYPE_CHECKING:
@@ -383,7 +383,7 @@ class Capture:
 
     def _tell(self, place: Path) -> None:
         self._disk_failures, self._try_from = 0, 0
-        log.warning("surefoot: the step is kept in %s; `surefoot replay %s` runs it again", place, place)
+        log.warning("surefoot: the step is kept in %s; `%s` runs it again", place, replay_command(place))
 
 
 def _settled(value: Any) -> Any:

@@ -117,11 +117,15 @@ def bisect(
     only: str = typer.Option("", help="Only these changes, with commas between, such as lr-3,clip,fp32."),
     module: bool = typer.Option(False, "-m", help="Run a module, as `python -m` does."),
     json: bool = typer.Option(False, "--json", help="The result as JSON on stdout, for other programs."),
+    share: list[Path] | None = typer.Option(None, help="A folder here that the script only reads: it is not copied."),
+    allow_writes: list[Path] | None = typer.Option(None, help="A folder elsewhere that the script may write to."),
 ) -> None:
     """Run a failing script again under single changes and say which one cures it. Exit code 1 if none does."""
     from surefoot.diagnose.experiments.command import run as answer
 
-    raise typer.Exit(answer(script, tuple(arguments or ()), module, budget, jobs, out, only, json))
+    raise typer.Exit(
+        answer(script, tuple(arguments or ()), module, budget, jobs, out, only, json, share or [], allow_writes or [])
+    )
 
 
 @app.command()
@@ -214,7 +218,8 @@ def doctor(
 def replay(
     incident: Path = typer.Argument(help="The folder of an incident, such as runs/exp1/incidents/000000123."),
     arguments: list[str] | None = typer.Argument(None, metavar="[ARGS]...", help="The script's own arguments."),
-    script: str | None = typer.Option(None, help="The script that trains (default: the recorded one)."),
+    script: str | None = typer.Option(None, help="The script that trains; its arguments follow (see `surefoot run`)."),
+    module: str | None = typer.Option(None, help="A module instead of a script, as `python -m`."),
     target: str | None = typer.Option(
         None, help="module:function, as `surefoot doctor` takes it, instead of a script."
     ),
@@ -228,8 +233,12 @@ def replay(
     jobs: int | None = typer.Option(None, min=0, help="Experiments at the same time (default: half of the cores)."),
     only: str | None = typer.Option(None, help="Only these changes, with commas between, such as lr-3,clip,fp32."),
     out: Path | None = typer.Option(None, help="Where experiments go (default: runs/bisect-incident-STEP-DATE-TIME)."),
+    share: list[Path] | None = typer.Option(None, help="A folder here that the script only reads: it is not copied."),
+    allow_writes: list[Path] | None = typer.Option(None, help="A folder elsewhere that the script may write to."),
 ) -> None:
     """Run the step of an incident again, twice, and compare it bit for bit; name the first bad operation.
+
+    The script is the one that you name. Without one, the recorded script is shown, and run if you say yes.
 
     Exit code 0: reproduced; 3: silent corruption suspected; 4: not deterministic; 5: cannot be compared; 1: reproduced,
     but nothing could be exported. With --experiments 0: a cure was found, or the step did no harm; 1: neither.
@@ -239,17 +248,40 @@ def replay(
         if export is not None:
             raise UsageError("--export writes the reproduction of a plain replay; leave out --experiments, or --export")
         raise typer.Exit(
-            _experiments(incident, script, tuple(arguments or ()), target, budget, jobs, only, out, as_json)
+            _experiments(
+                incident,
+                script,
+                tuple(arguments or ()),
+                target,
+                module,
+                budget,
+                jobs,
+                only,
+                out,
+                as_json,
+                share or [],
+                allow_writes or [],
+            )
         )
     if lost := [name for name, value in given.items() if value is not None]:
         raise UsageError(f"{lost[0]} belongs to --experiments, which was not given")
     from surefoot.diagnose.experiments.command import ended_by_signals
     from surefoot.diagnose.replay.command import replay as run_again
+    from surefoot.diagnose.replay.consent import asking
     from surefoot.diagnose.replay.show import as_text
 
     with ended_by_signals():
         found = run_again(
-            incident, script=script, arguments=arguments or (), target=target, seconds=seconds, export=export
+            incident,
+            script=script,
+            arguments=arguments or (),
+            target=target,
+            seconds=seconds,
+            export=export,
+            module=module,
+            share=share or (),
+            writable=allow_writes or (),
+            ask=asking(),
         )
     typer.echo(json.dumps(found.as_json(), indent=2) if as_json else as_text(found))
     raise typer.Exit(found.exit_code)
@@ -260,18 +292,22 @@ def _experiments(
     script: str | None,
     arguments: tuple[str, ...],
     target: str | None,
+    module: str | None,
     budget: float | None,
     jobs: int | None,
     only: str | None,
     out: Path | None,
     as_json: bool,
+    share: list[Path],
+    writable: list[Path],
 ) -> int:
     from surefoot.diagnose.experiments.command import run_on_incident
-    from surefoot.diagnose.replay.command import order_for
+    from surefoot.diagnose.replay.consent import asking, order_for
     from surefoot.record.incidents.reading import read_facts
 
-    order = order_for(incident, read_facts(incident), script, arguments, target)
-    return run_on_incident(incident, order, 600.0 if budget is None else budget, jobs or 0, out, only or "", as_json)
+    order = order_for(incident, read_facts(incident), script, arguments, target, module=module, ask=asking())
+    seconds = 600.0 if budget is None else budget
+    return run_on_incident(incident, order, seconds, jobs or 0, out, only or "", as_json, share, writable)
 
 
 @app.command(short_help="What a cause looks like, what proves it, what fixes it.")

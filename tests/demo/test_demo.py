@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -14,9 +15,25 @@ import patience
 STEPS = 180  # as few as it takes
 
 
+BARE = [
+    "runs/demo/train.py",
+    "--steps",
+    str(STEPS),
+    "--seed",
+    "0",
+    "--results",
+    "runs/demo/bare/results.json",
+    "--faults",
+]
+
+
 def demo(folder, *arguments):
+    return surefoot(folder, "demo", *arguments)
+
+
+def surefoot(folder, *arguments):
     return patience.run(
-        [sys.executable, "-m", "surefoot", "demo", *arguments],
+        [sys.executable, "-m", "surefoot", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "COLUMNS": "100"},
     )
@@ -65,6 +82,19 @@ def test_the_diagnosis_of_the_bare_run_names_the_step_and_line_of_the_typo(ended
     after = done.stdout.split("surefoot: broken", 1)[1]
     assert "lr.schedule-broken" in after
     assert re.search(rf"At: step {STEPS * 55 // 100}, runs/demo/train.py:\d+", after)
+
+
+def test_every_command_that_it_prints_works(ended):
+    folder, done = ended
+    printed = re.findall(r"(?:^|: )(?:  )?(surefoot (?:run --out|replay|report) .*)$", done.stdout, re.MULTILINE)
+    assert [words.split()[1] for words in printed] == ["run", "replay", "report"]
+    told = surefoot(folder, *shlex.split(printed[1])[1:])
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert "reproduced bit for bit" in told.stdout
+    assert "First bad operation" in told.stdout
+    assert surefoot(folder, *shlex.split(printed[2])[1:]).returncode == 0
+    again = shlex.split(printed[0])[1:]
+    assert again == ["run", "--out", "runs/demo/bare", *BARE]  # as the demo itself has run it
 
 
 def test_the_last_line_is_the_path_of_a_report(ended):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.text import Text
 
 from surefoot.demo.cost import measure_cost
 from surefoot.demo.live import follow
-from surefoot.demo.runs import SCRIPT, Run, collect, prepare, under_way
+from surefoot.demo.runs import Run, collect, prepare, under_way
 from surefoot.demo.story import diagnosis, fault_table, faults_of, outcome_table, verdict
 from surefoot.report.page import write_report
 
@@ -35,7 +36,7 @@ def run_demo(steps: int, seed: int, out: Path) -> None:
     with console.status("measuring what a guarded step costs"):
         cost = measure_cost(min(COMPARED_STEPS, steps // 8))
     _tell(console, runs, faults, cost)
-    _tell_the_cause(console, runs[1])
+    _tell_the_cause(console, runs[1], steps, seed)
     _head(console, "Yours next")
     _say(console, "surefoot run train.py       your script as it is", indent=2)
     _say(console, "sf.TrainingStabilizer(...)  in your loop: two calls, see the README", indent=2)
@@ -78,10 +79,11 @@ def _tell(console: Console, runs: list[Run], faults: list[Fault], cost: Cost) ->
         _say(console, incident["text"], indent=2)
 
 
-def _tell_the_cause(console: Console, bare: Run) -> None:
+def _tell_the_cause(console: Console, bare: Run, steps: int, seed: int) -> None:
     _head(console, "What is wrong with the bare run?")
     _say(console, "It was watched, which changes nothing in it, by this command:")
-    _say(console, f"surefoot run --out {bare.folder} {bare.folder.parent / SCRIPT} --faults", indent=2)
+    command = shlex.join(["surefoot", "run", "--out", str(bare.folder), *bare.words(steps, seed)])
+    console.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)  # to be copied: no line is cut
     _say(console, "At its end it says:")
     console.print(diagnosis(bare), highlight=False, markup=False, soft_wrap=True)
 

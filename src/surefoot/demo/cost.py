@@ -38,10 +38,11 @@ def measure_cost(steps: int) -> Cost:
     with TemporaryDirectory() as folder:
         both = [Training(text, total, 0, Faults()), Training(text, total, 0, Faults(), guard=True, log=folder)]
         times: list[list[float]] = [[], []]
+        batches = [iter(training.loader) for training in both]
         for step in range(total):
             for which in (0, 1) if step % 2 else (1, 0):
                 start = time.process_time()
-                both[which].step(step)
+                both[which].step(*next(batches[which]))
                 times[which].append(1e3 * (time.process_time() - start))
         both[1].close()
     bare_ms, guarded_ms = (statistics.median(each[WARMUP_STEPS:]) for each in times)

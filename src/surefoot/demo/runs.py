@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from surefoot.errors import SurefootError, UsageError
+from surefoot.files import write_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +69,7 @@ def prepare(out: Path) -> list[Run]:
         for run in runs:
             shutil.rmtree(run.folder, ignore_errors=True)
             run.folder.mkdir(parents=True)
-        shutil.copyfile(Path(__file__).with_name(SCRIPT), out / SCRIPT)
+        write_file(out / SCRIPT, Path(__file__).with_name(SCRIPT).read_bytes())
     except OSError as error:
         raise UsageError(
             f"cannot write into {out}: {error.strerror or error}. Choose another folder with --out."

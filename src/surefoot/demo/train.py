@@ -22,8 +22,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, IterableDataset
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from surefoot import TrainingStabilizer
 
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
@@ -53,6 +56,19 @@ def read_text() -> Text:
         raise SystemExit(f"{folder} holds {len(numbers):,} characters of source; the demo learns from at least 6,400.")
     cut = len(numbers) * 9 // 10
     return Text(numbers[:cut], numbers[cut:])
+
+
+class Batches(IterableDataset[tuple[int, Tensor, Tensor]]):
+    """The batch of every step, with the number of the step: whoever is handed a batch again knows which step it is."""
+
+    def __init__(self, text: Tensor, steps: int, seed: int, faults: Faults) -> None:
+        self.text, self.steps, self.seed, self.faults = text, steps, seed, faults
+
+    def __iter__(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """From the beginning."""
+        generator = torch.Generator().manual_seed(self.seed)
+        for step in range(self.steps):
+            yield step, *self.faults.batch(step, *draw_batch(self.text, generator))
 
 
 def draw_batch(text: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -154,7 +170,7 @@ class Training:
     ) -> None:
         torch.manual_seed(seed)
         self.text, self.steps, self.faults = text, steps, faults
-        self.generator = torch.Generator().manual_seed(seed)
+        self.loader = DataLoader(Batches(text.training, steps, seed, faults), batch_size=None)
         self.model = CharTransformer()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=PEAK_RATE, fused=True)
         self.stabilizer: TrainingStabilizer | None = None
@@ -165,9 +181,8 @@ class Training:
                 self.model, self.optimizer, clip=sf.ClipByNorm(1.0), recovery=sf.TrainingRecovery(), log=log
             )
 
-    def step(self, step: int) -> float:
+    def step(self, step: int, x: Tensor, y: Tensor) -> float:
         """One step; returns its loss."""
-        x, y = self.faults.batch(step, *draw_batch(self.text.training, self.generator))
         for group in self.optimizer.param_groups:
             group["lr"] = self.faults.rate(step, learning_rate(step, self.steps))
         logits = self.faults.logits(step, self.model(x))
@@ -214,8 +229,8 @@ def main() -> None:
     faults = Faults.spread_over(options.steps) if options.faults else Faults()
     training = Training(read_text(), options.steps, options.seed, faults, options.guard, options.log)
     losses = []
-    for step in range(options.steps):
-        losses.append(training.step(step))
+    for step, x, y in training.loader:
+        losses.append(training.step(step, x, y))
         print(f"step {step} loss {losses[-1]:.4f}", flush=True)
     validation = training.validate()
     print(f"validation loss {validation:.4f}")

@@ -19,6 +19,7 @@ from surefoot.diagnose.findings import Diagnosis, Finding, Severity
 from surefoot.diagnose.run import Run
 from surefoot.diagnose.unjudged import why_unknown
 from surefoot.errors import UsageError
+from surefoot.files import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -98,8 +99,8 @@ def load(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if not (path / "facts.json").exists() and (inner / "facts.json").exists():
         path = inner
     try:
-        facts = json.loads((path / "facts.json").read_text(encoding="utf-8"))
-        run_facts = json.loads((path / "run.json").read_text(encoding="utf-8"))
+        facts = json.loads(read_file(path / "facts.json"))
+        run_facts = json.loads(read_file(path / "run.json"))
     except FileNotFoundError as error:
         if (path / "telemetry").is_dir():
             raise UsageError(
@@ -110,8 +111,10 @@ def load(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
             f"{path} has no {Path(error.filename).name}: either it is not a run folder, or the run was killed before "
             "it could write its facts."
         ) from None
-    except json.JSONDecodeError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} is damaged: {error}. Run the script again with `surefoot run`.") from None
+    if not isinstance(facts, dict) or not isinstance(run_facts, dict):
+        raise UsageError(f"{path} is damaged: facts.json and run.json must hold objects.")
     return facts, run_facts
 
 

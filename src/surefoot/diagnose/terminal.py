@@ -49,6 +49,11 @@ def as_full_text(diagnosis: Diagnosis, folder: str) -> str:
     return "\n".join(lines)
 
 
+def printable(text: str) -> str:
+    """Text that may come from a stranger, without what a terminal would obey."""
+    return "".join(each if each.isprintable() or each == "\n" else f"\\x{ord(each):02x}" for each in text)
+
+
 def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
@@ -76,5 +81,10 @@ def _wrapped(start: str, words: str) -> list[str]:
     """Lines no longer than the terminal, and not longer than is good to read."""
     width = min(120, max(60, shutil.get_terminal_size((100, 24)).columns))
     return textwrap.wrap(
-        words, width, initial_indent=start, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+        printable(words.replace("\t", " ")),
+        width,
+        initial_indent=start,
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
     )

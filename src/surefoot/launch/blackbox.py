@@ -28,8 +28,8 @@ from surefoot.record.incidents.contents import faults_of, model_parts, prints_of
 from surefoot.record.incidents.keeper import IncidentKeeper
 from surefoot.record.incidents.notes import StepNotes
 from surefoot.record.incidents.prints import plain_values
-from surefoot.record.incidents.redact import Redactor
-from surefoot.record.incidents.surroundings import hardware, script, switches, versions
+from surefoot.record.incidents.surroundings import hardware, replay_command, script, switches, versions
+from surefoot.redaction import Redactor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -217,7 +217,7 @@ class BlackBox:
         }
         write_incident(place, facts, tree, keeper, redact)
         notes.close()
-        self._watcher.incident = str(place)
+        self._watcher.incident = replay_command(place)
 
     def _models(self, optimizer: torch.optim.Optimizer, window: Window | None) -> list[nn.Module]:
         """Those that the optimizer trains, those under the bad loss, and trained ones that were called in the step."""

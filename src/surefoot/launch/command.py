@@ -132,6 +132,12 @@ class Session:
             leave(status)
 
         os._exit = exit_at_once
+        if "SUREFOOT_EXPERIMENT" in os.environ:  # files are looked after before the script can touch one
+            from json import loads
+
+            from surefoot.launch.changes.guard import guard_early
+
+            guard_early(loads(os.environ["SUREFOOT_EXPERIMENT"]))
         if '"incident"' in os.environ.get("SUREFOOT_EXPERIMENT", ""):  # what is wrapped then must be whole by itself
             import torch  # noqa: F401
         run(self.request.target, self.ending)
@@ -215,8 +221,7 @@ class Session:
     def _write_facts(self, facts: dict[str, Any], run_facts: dict[str, Any]) -> Path:
         from surefoot.launch.folder import write_json
 
-        folder = self._place()
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = self._made()
         write_json(folder / "run.json", run_facts)
         write_json(folder / "facts.json", facts)
         return folder
@@ -236,6 +241,16 @@ class Session:
             self._folder = folder
         return self._folder
 
+    def _made(self) -> Path:
+        """The run folder, which is there now. That of a rank must be no link in a folder of somebody else's."""
+        from surefoot.files import make_subfolder
+
+        folder = self._place()
+        if self._world_size > 1:
+            make_subfolder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
     def _open_log(self) -> RunLog | None:
         """The run log, and a `run.json` beside it, so that others can see what is running."""
         if os.getpid() != self._process:
@@ -245,7 +260,7 @@ class Session:
 
         folder = self._place()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            self._made()
             if (folder / "telemetry").exists():
                 say(f"surefoot: {folder} holds a run already; this one counts from step 0 and takes its place there")
             write_json(folder / "run.json", self._describe(None))
@@ -287,7 +302,7 @@ class Session:
 
             say(f"surefoot: {in_words(facts['guarded'])}")
         if self.watcher.incident is not None:
-            say(f"the first bad step is kept: surefoot replay {self.watcher.incident}")
+            say(f"the first bad step is kept: {self.watcher.incident}")
         if folder is not None and diagnosis.steps:
             say(f"charts and events on one page: surefoot report {folder}")
 

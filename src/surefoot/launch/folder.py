@@ -1,18 +1,21 @@
 """The run folder: `run.json` says what ran and how it ended, `facts.json` what was seen, `findings.json` what it means.
 
-Files are written under a temporary name and renamed, so that a reader never sees half of one.
+Files are written under a temporary name and renamed, so that a reader never sees half of one, and without secrets: see
+`surefoot.redaction`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import platform
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from surefoot.files import write_file
+from surefoot.redaction import Redactor
 
 SCHEMA = 1
 
@@ -36,11 +39,8 @@ def _unused(here: Path, name: str, began: float, world_size: int) -> Path:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write one file whole or not at all."""
-    scratch = path.with_name(path.name + ".part")
-    # An argument or a path of a file need not be UTF-8: what no encoding has becomes a question mark.
-    scratch.write_bytes(as_json(value).encode("utf-8", "replace"))
-    os.replace(scratch, path)
+    """Write one file whole or not at all, without secrets and without the way to the user's home."""
+    write_file(path, as_json(Redactor(identity=False).inside(value)))
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
@@ -62,7 +62,7 @@ def describe_run(target: str, arguments: tuple[str, ...], is_module: bool, guard
         "schema": SCHEMA,
         "script": target,
         "module": is_module,
-        "arguments": list(arguments),
+        "arguments": Redactor(identity=False).arguments(arguments),
         "guard": guard,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(began)),
         "python": platform.python_version(),

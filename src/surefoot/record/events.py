@@ -10,8 +10,10 @@ in its evidence how many there have been (`count`), and a line of the event `dro
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 import time
 from collections import Counter
 from contextlib import suppress
@@ -19,6 +21,7 @@ from dataclasses import fields, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+from surefoot.files import NO_LINKS, read_file
 from surefoot.launch.folder import as_json
 from surefoot.record.messages import Event
 
@@ -132,13 +135,14 @@ class EventFile:
 
     def _read(self) -> list[Event]:
         try:
-            return parse_events(self.path.read_bytes())[0]
+            return parse_events(read_file(self.path))[0]
         except FileNotFoundError:
             return []
 
     def _write(self, data: bytes) -> None:
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | NO_LINKS, 0o666)
         try:
+            _check_plain(file)
             if not self._end_is_known and _is_torn(file):
                 data = b"\n" + data
             self._end_is_known = False
@@ -146,6 +150,12 @@ class EventFile:
             self._end_is_known = True
         finally:
             os.close(file)
+
+
+def _check_plain(file: int) -> None:
+    """A pipe or a device in the place of the file is not waited for."""
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        raise OSError(errno.EINVAL, f"{NAME} is not a plain file")
 
 
 def _admitted(flood: Flood, event: Event) -> Iterable[Event]:

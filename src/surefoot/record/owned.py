@@ -11,15 +11,17 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
+from surefoot.files import NO_LINKS
+
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 class OwnedFile:
-    """A file that was opened here, for as long as its number means it. Raises `OSError` where it does not."""
+    """A file that was opened here, and no link, for as long as its number means it; else it raises `OSError`."""
 
     def __init__(self, path: Path, flags: int) -> None:
-        self._number = os.open(path, flags | getattr(os, "O_BINARY", 0), 0o666)
+        self._number = os.open(path, flags | NO_LINKS | getattr(os, "O_BINARY", 0), 0o666)
         self._identity = _identity(self._number)
 
     @property

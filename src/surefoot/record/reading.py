@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import UsageError
+from surefoot.files import read_file
 from surefoot.record import events as event_file
 from surefoot.record.assembling import assemble
 from surefoot.record.schema import TABLES, TableName
@@ -128,7 +129,7 @@ def _require_run_folder(path: Path) -> None:
 
 def _json(path: Path, problems: list[str]) -> dict[str, Any] | None:
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_file(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -142,7 +143,7 @@ def _json(path: Path, problems: list[str]) -> dict[str, Any] | None:
 
 def _events(path: Path, problems: list[str]) -> list[Event]:
     try:
-        said, bad = event_file.parse_sessions((path / event_file.NAME).read_bytes())
+        said, bad = event_file.parse_sessions(read_file(path / event_file.NAME))
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from surefoot.files import make_subfolder
 from surefoot.record.owned import OwnedFile
 from surefoot.record.segments import FOLDER, segments_in
 
@@ -72,7 +73,7 @@ class Session:
 
 
 def _claim(folder: Path) -> tuple[int, OwnedFile]:
-    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+    make_subfolder(folder / FOLDER)
     taken = [*_numbers(folder), *(name.session for name in segments_in(folder))]
     number = max(taken, default=-1) + 1
     while True:

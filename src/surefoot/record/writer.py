@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.record.derived import Derived
 from surefoot.record.messages import Batch, DeviceRow, Event, Histogram, LayerRows, StepRow
 from surefoot.record.sinks.runner import SinkRunner, close_all
+from surefoot.redaction import Redactor
 
 if TYPE_CHECKING:
     import weakref
@@ -201,7 +202,7 @@ class Writer:
         flushes = [self._flushes.popleft() for _ in range(len(self._flushes))]
         self._ask_sources(closing)
         batch = self._with_drops(self._drain(), closing)
-        batch = self._with_end(batch) if closing else batch
+        batch = _redacted(self._with_end(batch) if closing else batch)
         if any((batch.steps, batch.layers, batch.histograms, batch.devices, batch.events)):
             self.count_drop(self._disk.write(batch, patient=not (closing or flushes)))
             for runner in self._runners:
@@ -339,6 +340,28 @@ class Disk:
                 error,
                 RETRY_SECONDS,
             )
+
+
+def _redacted(batch: Batch) -> Batch:
+    """The batch without secrets in the texts of its events, for the disk and the sinks alike."""
+    if not batch.events:
+        return batch
+    redact = Redactor(identity=False)
+
+    return replace(batch, events=[_shown(event, redact) for event in batch.events])
+
+
+def _shown(event: Event, redact: Redactor) -> Event:
+    words = {name: _text(redact, getattr(event, name)) for name in ("summary", "cause", "action", "part")}
+    try:
+        evidence = redact.inside(event.evidence)
+    except RecursionError:
+        evidence = {"left_out": "it holds itself"}
+    return replace(event, **words, evidence=evidence)
+
+
+def _text(redact: Redactor, value: Any) -> Any:
+    return redact(value) if isinstance(value, str) else value
 
 
 def _size(batch: Batch) -> int:

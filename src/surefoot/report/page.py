@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import re
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from surefoot.files import write_file
 from surefoot.report.encode import embedded
 from surefoot.report.payload import sections, stamp
 from surefoot.report.source import read_source
@@ -48,9 +48,7 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
     path = Path(out) if out is not None else Path(folder) / "report.html"
     text = page({"made": stamp(), **sections(source)})
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(path.name + ".part")
-    scratch.write_text(text, encoding="utf-8")
-    os.replace(scratch, path)
+    write_file(path, text)
     return path
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from surefoot.redaction import Redactor
 from surefoot.report.charts import scalar_charts
 from surefoot.report.device import device_charts
 from surefoot.report.diagnosis import findings_of
@@ -41,12 +42,15 @@ _BUILDERS: dict[str, tuple[Callable[[Source], Any], frozenset[str]]] = {
     "facts": (lambda source: _facts(source.run), frozenset({"run"})),
 }
 """How each section is made, and the fields of a source that it is made from."""
+_TEXTS = frozenset({"head", "findings", "experiments", "told", "events", "facts"})
+"""Sections of words; the others are numbers, and names of layers."""
 
 
 def sections(source: Source, changed: Container[str] | None = None) -> dict[str, Any]:
     """All sections of the page, or only those made from fields that changed."""
+    redact = Redactor(identity=False)  # a folder of an older version, or of somebody else's, may hold secrets
     return {
-        name: build(source)
+        name: redact.inside(build(source)) if name in _TEXTS else build(source)
         for name, (build, fields) in _BUILDERS.items()
         if changed is None or any(field in changed for field in fields)
     }

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import UsageError
+from surefoot.files import read_file
 from surefoot.record.reading import RunTables, load_run
 from surefoot.report.diagnosis import findings_of, reason_of, serious, verdict_of
 
@@ -79,7 +80,7 @@ def describe_rank(folder: Path) -> dict[str, Any]:
 def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON object, or nothing where there is none that can be read."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

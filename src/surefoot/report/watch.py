@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import UsageError
+from surefoot.files import read_file
 from surefoot.record.messages import Batch, StepRow
 from surefoot.report.keys import ended_by_signal, keys_of_terminal
 from surefoot.report.plain import PlainLines
@@ -256,7 +257,7 @@ def _findings_of(folder: Path, view: RunView) -> dict[str, Any] | None:
     try:
         if view.last_time is not None and path.stat().st_mtime < view.last_time - _VERDICT_SECONDS:
             return None
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
@@ -264,7 +265,7 @@ def _findings_of(folder: Path, view: RunView) -> dict[str, Any] | None:
 
 def _planned_steps(folder: Path) -> int | None:
     try:
-        planned = json.loads((folder / "run.json").read_text(encoding="utf-8"))["total_steps"]
+        planned = json.loads(read_file(folder / "run.json"))["total_steps"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return planned if isinstance(planned, int) and planned > 0 else None

@@ -42,6 +42,9 @@ os.rename({0!r} + ".part", {0!r})
 time.sleep(1e6)
 """
 
+WRITES_HERE = ("--allow-writes", ".")
+"""For scripts that tell the test something by a file in the real folder."""
+
 
 def command(*arguments, over="never"):
     """The budget is used up when there is a file `over`."""
@@ -140,7 +143,7 @@ def test_the_budget_ends_what_runs_and_lists_what_did_not(project):
     second_hangs = "".join(f"    {line}\n" for line in HANG.format(str(pid)).splitlines())
     second_hangs = f"import os\nif os.path.exists({str(once)!r}):\n{second_hangs}open({str(once)!r}, 'w')\n"
     (project / "hangs.py").write_text(second_hangs + TRAIN)
-    ended = bisect(project, "--jobs", "1", "--json", "--only", "lr-3", "hangs.py", "3.0", over=str(pid))
+    ended = bisect(project, "--jobs", "1", "--json", "--only", "lr-3", *WRITES_HERE, "hangs.py", "3.0", over=str(pid))
     assert not is_alive(int(pid.read_text()))
     rows = {row["name"]: (row["verdict"], row["why"]) for row in json.loads(ended.stdout)["runs"]}
     assert rows["repeat"] == ("not run", "budget")
@@ -154,7 +157,7 @@ def test_a_failure_that_does_not_come_again_cannot_be_cured(project):
         f"import os, sys\nsys.argv[1] = '0.05' if os.path.exists({str(once)!r}) else '3.0'\nopen({str(once)!r}, 'w')\n"
     )
     (project / "flaky.py").write_text(rate + TRAIN)
-    ended = bisect(project, "--jobs", "1", "--out", "flaky", "--only", "lr-3", "flaky.py", "0")
+    ended = bisect(project, "--jobs", "1", "--out", "flaky", "--only", "lr-3", *WRITES_HERE, "flaky.py", "0")
     assert ended.returncode == 1
     assert "does not come again when nothing is changed" in ended.stdout
     assert "not run: the failure does not come again" in ended.stdout
@@ -162,7 +165,7 @@ def test_a_failure_that_does_not_come_again_cannot_be_cured(project):
 
 def test_a_script_that_shows_nothing_is_ended_in_time(tmp_path):
     (tmp_path / "hang.py").write_text(HANG.format(str(tmp_path / "pid")))
-    ended = bisect(tmp_path, "hang.py", over=str(tmp_path / "pid"))
+    ended = bisect(tmp_path, *WRITES_HERE, "hang.py", over=str(tmp_path / "pid"))
     assert ended.returncode == 2
     assert "the script showed nothing in " in ended.stderr
     assert not is_alive(int((tmp_path / "pid").read_text()))
@@ -172,7 +175,11 @@ def test_a_script_that_shows_nothing_is_ended_in_time(tmp_path):
 def test_an_interrupt_leaves_no_run_behind(tmp_path, number):
     (tmp_path / "hang.py").write_text(HANG.format(str(tmp_path / "pid")))
     process = subprocess.Popen(
-        command("hang.py"), cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        command(*WRITES_HERE, "hang.py"),
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
     patience.wait_until((tmp_path / "pid").exists)
     process.send_signal(number)

@@ -83,6 +83,6 @@ def test_what_could_not_be_exported_is_said_and_costs_the_exit_code(tmp_path):
 def test_a_folder_that_is_in_use_is_refused_before_anything_runs(trained, tmp_path):
     (tmp_path / "thesis.tex").touch()
     incident = incidents_in(trained / "out")[0]
-    told = run(trained, "-m", "surefoot", "replay", str(incident), "--export", str(tmp_path))
+    told = run(trained, "-m", "surefoot", "replay", str(incident), "--script", "train.py", "--export", str(tmp_path))
     assert told.returncode == 2
     assert "holds other files" in told.stderr

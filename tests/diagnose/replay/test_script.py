@@ -1,7 +1,10 @@
 """The script that trained, unmodified, runs the captured step again, and nothing else of it."""
 
+import hashlib
 import json
+import os
 import shutil
+import sys
 import timeit
 from pathlib import Path
 
@@ -10,9 +13,10 @@ import pytest
 from captured import incidents_in
 from replayed import run, write_script
 from surefoot.diagnose.replay.command import replay
+from surefoot.diagnose.replay.consent import asking, import_path, order_for, received
 from surefoot.diagnose.replay.passes import Order, run_pass
 from surefoot.errors import UsageError
-from surefoot.record.incidents.reading import read_incident
+from surefoot.record.incidents.reading import read_facts, read_incident
 
 BROKEN = """
 import torch
@@ -60,7 +64,7 @@ def test_the_command_names_the_operation_and_leaves_nothing_behind(tmp_path):
     run(tmp_path, "train.py").check_returncode()
     folder = incidents_in(tmp_path / "out")[0]
     before = sorted(path.name for path in tmp_path.rglob("*"))
-    told = run(tmp_path, "-m", "surefoot", "replay", str(folder), "--json")
+    told = run(tmp_path, "-m", "surefoot", "replay", str(folder), "--json", "--script", "train.py")
     assert told.returncode == 0, told.stderr
     found = json.loads(told.stdout)
     assert found["kind"] == "reproduced"
@@ -174,7 +178,9 @@ def test_a_replay_leaves_every_file_as_it_was_and_no_process(careless, monkeypat
     pid_file = tmp_path_factory.mktemp("pid") / "pid"
     monkeypatch.setenv("PID_FILE", str(pid_file))
     before = contents(careless)
-    ended = run(careless, "-m", "surefoot", "replay", "runs/one/incidents/000000001", "--", "--child")
+    incident = ("runs/one/incidents/000000001", "--script", "train.py")
+    allowed = ("--allow-writes", str(pid_file.parent))
+    ended = run(careless, "-m", "surefoot", "replay", *incident, *allowed, "--", "--child")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert contents(careless) == before
     assert not alive(int(pid_file.read_text()))
@@ -204,7 +210,124 @@ def test_another_input_is_not_the_same_step_though_all_is_nan_in_both(careless):
     folder = careless / "runs" / "one" / "incidents" / "000000001"
     noisy = CARELESS.replace("model(a)", "model(a + torch.rand((), generator=torch.Generator().manual_seed(5)))")
     (careless / "train.py").write_text(noisy)
-    ended = run(careless, "-m", "surefoot", "replay", str(folder), "--json")
+    ended = run(careless, "-m", "surefoot", "replay", str(folder), "--json", "--script", "train.py")
     found = json.loads(ended.stdout)
     assert (ended.returncode, found["kind"], found["fails_again"]) == (5, "inconclusive", True)
     assert "other inputs" in found["summary"]
+
+
+def naming(folder, **script):
+    """An incident that names something to run."""
+    facts = json.loads((folder / "incident.json").read_text())
+    named = {"path": None, "module": None, "arguments": [], **script}
+    (folder / "incident.json").write_text(json.dumps(facts | {"script": named}))
+    return read_facts(folder)
+
+
+def test_what_an_incident_names_is_shown_and_run_only_if_the_user_agrees(careless, monkeypatch):
+    folder = careless / "runs" / "one" / "incidents" / "000000001"
+    facts = naming(folder, path="train.py", arguments=["--lr", "a b", "\x1b[2J"])
+    monkeypatch.chdir(careless)
+    checksum = hashlib.sha256((careless / "train.py").read_bytes()).hexdigest()
+    with pytest.raises(
+        UsageError, match=rf"'train.py' \(SHA-256 {checksum}\).*--script train.py -- --lr 'a b'"
+    ) as refused:
+        order_for(folder, facts, None, (), None)
+    assert "\x1b" not in str(refused.value)
+    asked = []
+    order = order_for(folder, facts, None, (), None, ask=lambda words: asked.append(words) or True)
+    assert (order.script, order.arguments) == ("train.py", ("--lr", "a b", "\x1b[2J"))
+    assert checksum in asked[0]
+    assert "--lr 'a b'" in asked[0]
+    with pytest.raises(UsageError, match="nothing was run"):
+        order_for(folder, facts, None, (), None, ask=lambda words: False)
+    order = order_for(folder, facts, "train.py", ("--lr", "1"), None)
+    assert order.arguments == ("--lr", "1")
+    assert order_for(folder, facts, "train.py", (), None).arguments == ()  # the incident chooses no arguments
+
+
+def test_only_somebody_at_a_terminal_is_asked(monkeypatch):
+    assert asking() is None  # pytest's own input is none
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs) as keyboard, open(os.devnull, "w") as screen:
+        monkeypatch.setattr(sys, "stdin", keyboard)
+        monkeypatch.setattr(sys, "stderr", screen)
+        assert asking() is None  # nobody would see the question
+        with os.fdopen(os.dup(keyboard.fileno()), "w") as terminal:
+            monkeypatch.setattr(sys, "stderr", terminal)
+            for answer, agreed in (("y", True), ("", False), ("no", False)):
+                os.write(ours, f"{answer}\n".encode())
+                assert asking()("It names train.py.") is agreed
+    os.close(ours)
+
+
+def test_redacted_arguments_have_to_be_given(careless, monkeypatch):
+    folder = careless / "runs" / "one" / "incidents" / "000000001"
+    monkeypatch.chdir(careless)
+    for script in ({"arguments": ["--token=<redacted>"]}, {"arguments": ["data.bin"], "redacted": True}):
+        facts = naming(folder, path="train.py", **script)
+        with pytest.raises(UsageError, match=r"redacted.*--script train\.py --"):
+            order_for(folder, facts, None, (), None, ask=lambda words: True)
+
+
+@pytest.mark.parametrize(
+    "how", ["script", "link", "dots", "module", "target", "module target", "recorded", "recorded module"]
+)
+def test_nothing_in_the_folder_that_an_incident_came_in_is_ever_run(careless, how, monkeypatch):
+    run_folder = careless / "runs" / "one"
+    folder = run_folder / "incidents" / "000000001"
+    for name in ("evil.py", "__init__.py"):
+        (run_folder / name).write_text("open('ran', 'w').close()")
+    (careless / "innocent.py").symlink_to("runs/one/evil.py")
+    monkeypatch.chdir(careless)
+    given = {
+        "script": {"script": "runs/one/evil.py"},
+        "link": {"script": "innocent.py"},
+        "dots": {"script": "runs/../runs/one/incidents/../evil.py"},
+        "module": {"module": "runs.one.evil"},
+        "target": {"target": "runs/one/evil.py:build"},
+        "module target": {"target": "runs.one.evil:build"},
+    }.get(how, {})
+    named = {"recorded module": {"module": "runs.one.evil"}}.get(how, {"path": "innocent.py"})
+    naming(folder, **named)
+    with pytest.raises(UsageError, match="the folder that the incident came in"):
+        replay(folder, **given, ask=lambda words: True)
+    assert not list(careless.parent.rglob("ran"))
+
+
+def test_neither_the_working_directory_nor_the_import_path_may_lie_in_what_was_received(careless, monkeypatch):
+    run_folder = careless / "runs" / "one"
+    folder = run_folder / "incidents" / "000000001"
+    monkeypatch.chdir(run_folder)
+    with pytest.raises(UsageError, match="the working directory is inside"):
+        replay(folder, script="../../train.py")
+    (careless / "linked").symlink_to(run_folder)
+    path = [str(run_folder), str(careless / "linked"), str(careless / "lib"), "", str(folder / "state")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    assert import_path(received(folder)) == [str(careless / "lib")]
+
+
+@pytest.mark.parametrize(
+    ("place", "came_in"),
+    [
+        ("run/incidents/000000001", "run"),
+        ("run/rank3/incidents/000000001", "run"),
+        ("sent/000000001", "sent/000000001"),
+    ],
+)
+def test_what_was_received_is_the_whole_run_folder(tmp_path, place, came_in):
+    (tmp_path / place).mkdir(parents=True)
+    (tmp_path / "link").symlink_to(place)
+    assert received(tmp_path / place) == received(tmp_path / "link") == tmp_path / came_in
+
+
+def test_a_pass_imports_nothing_from_the_working_directory_before_the_script_does(careless, tmp_path, monkeypatch):
+    for name in ("torch", "numpy", "safetensors"):
+        (careless / f"{name}.py").write_text("open('ran', 'w').close()")
+    (careless / "quiet.py").write_text("import sys\nprint(sys.path[0])\nsys.exit(3)")
+    monkeypatch.chdir(careless)
+    (tmp_path / "scratch").mkdir()
+    order = Order(careless / "runs" / "one" / "incidents" / "000000001", script="quiet.py")
+    with pytest.raises(UsageError, match=rf"before its first step[^$]*\n    {careless}$"):
+        run_pass(order, tmp_path / "scratch", 1, locate=False)
+    assert not list(tmp_path.rglob("ran"))

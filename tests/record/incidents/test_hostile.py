@@ -12,13 +12,17 @@ from torch import nn
 
 import surefoot as sf
 from captured import capture, incidents_in
+from surefoot.diagnose.experiments.incident import Captured, findings_near
+from surefoot.diagnose.findings import Diagnosis, Finding
 from surefoot.diagnose.replay.passes import Pass
 from surefoot.diagnose.replay.show import as_text
 from surefoot.diagnose.replay.verdict import judge
+from surefoot.diagnose.terminal import as_full_text
+from surefoot.diagnose.terminal import as_text as as_short_text
 from surefoot.errors import UsageError
 from surefoot.record.incidents.reading import read_incident
-from surefoot.record.incidents.redact import Redactor
 from surefoot.record.incidents.surroundings import versions
+from surefoot.redaction import Redactor
 
 SECRET = "hunter2-4f1a9c7d"
 
@@ -57,6 +61,14 @@ def test_what_is_cut_off_is_refused(folder, name):
     whole = (folder / name).read_bytes()
     (folder / name).write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UsageError, match=r"cannot be read|damaged"):
+        read_incident(folder)
+
+
+@pytest.mark.parametrize("name", ["state.json", "tensors.safetensors", "manifest.json"])
+def test_a_file_that_is_said_to_be_larger_than_the_memory_is_not_read(folder, name):
+    with open(folder / "state" / name, "r+b") as file:
+        file.truncate(1 << 43)
+    with pytest.raises(UsageError, match=r"more than the [\d,]+ bytes of memory"):
         read_incident(folder)
 
 
@@ -147,3 +159,15 @@ def test_an_incident_cannot_give_orders_to_the_terminal(folder):
     once = Pass(facts["fingerprints"], {}, **now)
     facts["versions"] = {**facts["versions"], "torch": "\x1b]0;owned\x07\x1b[2J"}
     assert "\x1b" not in as_text(judge(facts, once, once))
+
+
+def test_findings_of_a_stranger_cannot_give_orders_to_the_terminal_either(tmp_path, folder):
+    orders = "\x1b]0;owned\x07\x1b[2J"
+    finding = Finding("lr.too-high", "error", 0.9, f"the rate {orders}", 3, (orders,), {orders: [orders]}, (orders,))
+    diagnosis = Diagnosis("broken", 5, (finding,))
+    for text in (as_full_text(diagnosis, "run"), as_short_text(diagnosis, "run")):
+        assert "\x1b" not in text
+    (tmp_path / "findings.json").write_text(json.dumps(diagnosis.as_json()))
+    near = findings_near(Captured(folder, {"step": 2}))
+    assert near.findings[0].cause == "lr.too-high"
+    assert "\\u001b" not in json.dumps(near.as_json())

@@ -93,6 +93,12 @@ def usable_facts(child: Child) -> tuple[dict[str, Any], dict[str, Any]]:
             f"the script writes to {told['refused']}, which is outside of the working directory and was there before; "
             "experiments would change it. Have the script write inside the working directory."
         )
+    if crash and crash.get("type") == "PermissionError":
+        raise UsageError(
+            f"the script ended with PermissionError: {crash.get('message', '')}. Experiments may write only inside the "
+            "working directory, and not to what is shared: have the script write there, or name another folder with "
+            "--allow-writes"
+        )
     if told.get("problem"):
         raise UsageError(str(told["problem"]))
     if not facts.get("backwards"):

@@ -19,8 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.diagnose.experiments import shadow
+from surefoot.diagnose.experiments import confine, shadow
+from surefoot.errors import UsageError
+from surefoot.files import make_subfolder, new_file
 from surefoot.launch.changes import ORDER
+from surefoot.launch.changes.guard import free_folders
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -39,6 +42,12 @@ class Subject:
     is_module: bool = False
     folder: Path = field(default_factory=Path.cwd)
     """The working directory that the runs see."""
+    share: tuple[Path, ...] = ()
+    """Folders and files in it that the script only reads: they are not copied."""
+    writable: tuple[Path, ...] = ()
+    """Folders elsewhere that the runs may write to."""
+    path: tuple[str, ...] | None = None
+    """What of `PYTHONPATH` the runs may import from; `None`: all of it."""
 
     def command(self, scratch: Path) -> list[str]:
         """The words after `surefoot run --out DIR`. A script below the working directory is run from the shadow."""
@@ -83,7 +92,8 @@ class Children:
         self._began = time.time()
 
     def __enter__(self) -> Children:
-        self._scratch = Path(tempfile.mkdtemp(prefix="surefoot-bisect-"))
+        beside = self.out if shadow.shares_blocks(self.out) else None  # where copies of the user's files cost nothing
+        self._scratch = Path(tempfile.mkdtemp(prefix="surefoot-bisect-", dir=beside))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -95,17 +105,22 @@ class Children:
     def start(self, name: str, order: dict[str, Any]) -> Child:
         """Start one run in a shadow of the working directory."""
         folder = self.out / name
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            make_subfolder(folder)
+        except OSError as error:
+            raise UsageError(f"cannot make the folder {folder}: {error.strerror}; give --out another one") from None
         for old in ("facts.json", "run.json", "findings.json", OUTPUT):  # of an earlier command that was killed
             (folder / old).unlink(missing_ok=True)
         scratch = self._scratch / name
-        work = shadow.make(self.subject.folder, scratch / "shadow", leave_out=self.out)
+        work = shadow.make(self.subject.folder, scratch / "shadow", self.out, self.subject.share)
         (scratch / "tmp").mkdir()
         order = order | {"parent": os.getpid(), "scratch": str(scratch), "out": str(self.out), "began": self._began}
+        order["writable"] = [str(each) for each in self.subject.writable]
         command = [sys.executable, "-m", "surefoot", "run", "--out", str(folder)]
-        with open(folder / OUTPUT, "ab") as log:  # to be appended to wherever it is cut
+        confined = confine.confined([str(scratch), str(self.out), *order["writable"], *free_folders()])
+        with open(new_file(folder / OUTPUT, appending=True), "ab") as log:  # to be appended to wherever it is cut
             process = subprocess.Popen(
-                [*command, *self.subject.command(work)],
+                [*confined, *command, *self.subject.command(work)],
                 cwd=work,
                 env=self._environment(order, scratch / "tmp"),
                 stdin=subprocess.DEVNULL,
@@ -127,8 +142,9 @@ class Children:
             ORDER: json.dumps(order),
             "TMPDIR": str(temporary),
         }
-        if not installed:
-            changed["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), source]))
+        given = self.subject.path
+        path = filter(None, [os.environ.get("PYTHONPATH")] if given is None else given)
+        changed["PYTHONPATH"] = os.pathsep.join([*path, *([] if installed else [source])])
         if order.get("change") == "deterministic":
             changed["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         return os.environ | threads | changed

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.diagnose.experiments import plan
+from surefoot.diagnose.experiments import plan, shadow
 from surefoot.diagnose.experiments.bisect import bisect
 from surefoot.diagnose.experiments.children import Subject
 from surefoot.diagnose.experiments.show import progress, show
@@ -21,12 +21,12 @@ from surefoot.diagnose.experiments.trials import default_jobs
 from surefoot.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from surefoot.diagnose.experiments.results import Report
     from surefoot.diagnose.replay.passes import Order
 
-_OUR_OPTIONS = ("--budget", "--jobs", "--only")
+_OUR_OPTIONS = ("--budget", "--jobs", "--only", "--share", "--allow-writes")
 """Options that hardly a script has."""
 
 
@@ -39,9 +39,12 @@ def run(
     out: Path | None,
     only: str,
     as_json: bool,
+    share: Sequence[Path] = (),
+    writable: Sequence[Path] = (),
 ) -> int:
     """The whole command; its exit code."""
     changes = plan.chosen(only)
+    kept = shadow.shared(share, Path.cwd())
     if not is_module and not os.path.exists(script):
         raise UsageError(f"no script at {script}: expected a file, such as train.py, or -m and a module.")
     folder = _folder(out, Path(script).stem or "script")
@@ -49,7 +52,7 @@ def run(
         print(
             f"surefoot: {late[0]} comes after {script} and is given to it; bisect's own go before it", file=sys.stderr
         )
-    subject = Subject(script, arguments, is_module)
+    subject = Subject(script, arguments, is_module, share=kept, writable=shadow.writable(writable))
     with ended_by_signals(), progress(len(changes) + 2, budget_s) as tell:
         report = bisect(subject, folder, changes, budget_s, jobs or default_jobs(), tell)
     return _answer(report, folder, as_json)
@@ -63,15 +66,26 @@ def run_on_incident(
     out: Path | None,
     only: str,
     as_json: bool,
+    share: Sequence[Path] = (),
+    writable: Sequence[Path] = (),
 ) -> int:
     """The same for the step of an incident; `order` says which script or target plays it."""
     from surefoot.diagnose.experiments.incident import Captured, experiment_on
+    from surefoot.diagnose.replay.consent import import_path, received
     from surefoot.record.incidents.reading import read_facts
 
     changes = plan.chosen(only)
     captured = Captured(incident, read_facts(incident), order.target)
     folder = _folder(out, f"incident-{incident.resolve().name}")
-    subject = Subject(order.script or "", order.arguments, order.module)
+    kept = shadow.shared(share, Path.cwd())
+    subject = Subject(
+        order.script or "",
+        order.arguments,
+        order.module,
+        share=kept,
+        writable=shadow.writable(writable),
+        path=tuple(import_path(received(incident))),
+    )
     with ended_by_signals(), progress(len(changes) + 2, budget_s) as tell:
         report = experiment_on(captured, subject, folder, changes, budget_s, jobs or default_jobs(), tell)
     return _answer(report, folder, as_json)

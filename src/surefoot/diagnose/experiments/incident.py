@@ -29,6 +29,7 @@ from surefoot.diagnose.experiments.stretch import (
 )
 from surefoot.diagnose.experiments.trials import BASELINE_SHARE, LEAST_SECONDS, REPEAT, Trials, cores
 from surefoot.diagnose.findings import Diagnosis, Finding
+from surefoot.diagnose.terminal import printable
 from surefoot.errors import UsageError
 from surefoot.record.incidents.reading import number
 
@@ -238,10 +239,20 @@ def findings_near(captured: Captured) -> Diagnosis:
     """The diagnosis of the run that the incident is from, where there is one beside it; else an empty one."""
     nothing = Diagnosis("broken", captured.step, ())
     try:
-        told = json.loads((captured.folder.resolve().parents[1] / "findings.json").read_text(encoding="utf-8"))
+        text = (captured.folder.resolve().parents[1] / "findings.json").read_text(encoding="utf-8")
+        told = json.loads(text, object_hook=_printable)  # they are shown, and may be a stranger's
         names = Finding.__dataclass_fields__
         findings = [{key: value for key, value in each.items() if key in names} for each in told["findings"]]
         made = (Finding(**each | {"where": tuple(each["where"]), "fixes": tuple(each["fixes"])}) for each in findings)
         return Diagnosis(told["verdict"], int(told["steps"]), tuple(made))
     except (OSError, ValueError, TypeError, KeyError, IndexError):
         return nothing
+
+
+def _printable(held: dict[str, Any]) -> dict[str, Any]:
+    def shown(item: Any) -> Any:
+        if isinstance(item, list):
+            return [shown(each) for each in item]
+        return printable(item) if isinstance(item, str) else item
+
+    return {printable(key): shown(item) for key, item in held.items()}

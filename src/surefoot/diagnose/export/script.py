@@ -11,7 +11,8 @@ import torch
 
 from surefoot.diagnose.export.folder import README, SCRIPT, TENSORS, clear
 from surefoot.diagnose.export.literals import literal, stored
-from surefoot.record.incidents.redact import Redactor
+from surefoot.files import write_file
+from surefoot.redaction import Redactor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,11 +68,11 @@ def write(folder: Path, program: Program, seen: Seen, origin: NonFiniteOrigin, s
     text = _script(program, seen, origin, large, redact)
     clear(folder)
     if large:
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
-        save_file(stored(large)[0], folder / TENSORS)
-    (folder / SCRIPT).write_text(text, encoding="utf-8")
-    (folder / README).write_text(_readme(program, seen, origin, said, redact), encoding="utf-8")
+        write_file(folder / TENSORS, save(stored(large)[0]))
+    write_file(folder / SCRIPT, text)
+    write_file(folder / README, _readme(program, seen, origin, said, redact))
     return text
 
 

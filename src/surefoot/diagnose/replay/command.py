@@ -5,22 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import sys
 import tempfile
 from dataclasses import replace
-from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from surefoot.diagnose.experiments import shadow
 from surefoot.diagnose.export.folder import usable
-from surefoot.diagnose.replay.passes import Order, run_pass
+from surefoot.diagnose.replay.consent import import_path, order_for, received
+from surefoot.diagnose.replay.passes import run_pass
 from surefoot.diagnose.replay.verdict import Replayed, judge
-from surefoot.errors import UsageError
-from surefoot.launch.sites import is_users
 from surefoot.record.incidents.reading import read_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 def replay(
@@ -31,20 +29,34 @@ def replay(
     target: str | None = None,
     seconds: float = 600.0,
     export: str | Path | None = None,
+    module: str | None = None,
+    share: Sequence[str | Path] = (),
+    writable: Sequence[str | Path] = (),
+    ask: Callable[[str], bool] | None = None,
 ) -> Replayed:
     """Run the step of an incident twice and compare. Raises `UsageError` if it cannot be run.
 
     Args:
         incident: The folder of the incident.
-        script: The script that trains; the recorded one if neither it nor a target is given.
+        script: The script that trains. Without it, a module or a target, `ask` is asked about the recorded one.
         arguments: The script's own arguments; the recorded ones if left out with the script.
         target: `module:function` or `file.py:function`, as `surefoot doctor` takes it.
         seconds: How long one pass may take.
         export: A folder for a script that fails as the step does, with torch alone.
+        module: The name of a module, in place of a script.
+        share: What of the working directory the script only reads, and need not be copied.
+        writable: Folders outside of the working directory that the script may write to.
+        ask: Given what the incident names, whether to run it. Without it nothing is run that was not named.
     """
     folder = Path(incident)
     facts = read_facts(folder)
-    order = order_for(folder, facts, script, tuple(arguments), target, seconds)
+    order = order_for(folder, facts, script, tuple(arguments), target, seconds, module, ask)
+    order = replace(
+        order,
+        share=shadow.shared(share, Path.cwd()),
+        writable=shadow.writable(writable),
+        path=tuple(import_path(received(folder))),
+    )
     with tempfile.TemporaryDirectory(prefix="surefoot-replay-", ignore_cleanup_errors=True) as scratch:
         kept = Path(scratch) / "incident"
         shutil.copytree(folder, kept, symlinks=True, copy_function=_link)
@@ -58,22 +70,6 @@ def replay(
     return judge(facts, first, second)
 
 
-def order_for(
-    folder: Path,
-    facts: dict[str, Any],
-    script: str | None,
-    arguments: tuple[str, ...],
-    target: str | None,
-    seconds: float = 600.0,
-) -> Order:
-    """What plays the step: the target, the script, or the recorded one."""
-    if script is not None and target is not None:
-        raise UsageError("give --script or --target, not both")
-    if target is not None:
-        return Order(folder, target=target, seconds=seconds)
-    return _script_order(folder, facts, script, arguments, seconds)
-
-
 def _link(source: str, place: str) -> None:
     """A second name for a file, or a copy where that cannot be. A pipe or a device is no part of an incident."""
     if not stat.S_ISREG(os.lstat(source).st_mode):
@@ -82,55 +78,3 @@ def _link(source: str, place: str) -> None:
         os.link(source, place, follow_symlinks=False)
     except OSError:
         shutil.copyfile(source, place, follow_symlinks=False)
-
-
-def _script_order(
-    folder: Path, facts: dict[str, Any], script: str | None, arguments: tuple[str, ...], seconds: float
-) -> Order:
-    recorded = facts["script"]
-    if script is not None:
-        if not Path(script).exists():
-            raise UsageError(f"there is no script {script!r} here")
-        return Order(folder, script=script, arguments=arguments, seconds=seconds)
-    arguments = arguments or tuple(str(word) for word in _listed(recorded.get("arguments")))
-    if recorded.get("module"):
-        name = str(recorded["module"])
-        recorded_here(_file_of(name), folder, f"the module {name!r}")
-        return Order(folder, script=name, module=True, arguments=arguments, seconds=seconds)
-    path = recorded.get("path")
-    if not path or not isinstance(path, str):
-        raise UsageError("the incident names no script: give --script train.py or --target module:function")
-    if not os.path.isfile(path):
-        raise UsageError(
-            f"the recorded script {path!r} is not here: go to where it was started, or give --script or --target"
-        )
-    recorded_here(Path(path), folder, f"the script {path!r}")
-    return Order(folder, script=path, arguments=arguments, seconds=seconds)
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def recorded_here(file: Path | None, incident: Path, what: str) -> None:
-    """Refuse to run what an incident names unless it is code of the user's own, below the working directory.
-
-    An incident may come from a stranger, who could name `timeit` with code as its argument, or a script that came with
-    the incident.
-    """
-    if file is not None:
-        file = Path(os.path.realpath(file))
-        here = file.is_relative_to(Path.cwd().resolve()) and not file.is_relative_to(incident.resolve())
-        if here and is_users(str(file)):
-            return
-    raise UsageError(
-        f"the incident names {what}, which is not yours, or not below the working directory, so it is not run. Go to "
-        "where it was started, or say what to run: --script or --target"
-    )
-
-
-def _file_of(module: str) -> Path | None:
-    """Where a module is, found without running anything; of a package's part, the package."""
-    found = PathFinder.find_spec(module.partition(".")[0], [os.getcwd(), *sys.path])
-    places = [] if found is None else [found.origin, *(found.submodule_search_locations or [])]
-    return next((Path(place) for place in places if place and os.path.exists(place)), None)

@@ -18,10 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.diagnose.experiments import shadow
+from surefoot.diagnose.experiments.confine import confined
 from surefoot.errors import UsageError
+from surefoot.launch.changes.guard import free_folders
 
 _OUTPUT_SHOWN = 20
 _LONGEST_TAIL = 64 << 10
+_SOURCE = str(Path(sys.modules["surefoot"].__file__ or "").parent.parent)
+"""Where surefoot is imported from."""
+_BEGIN = (
+    "import sys; sys.path[0] = sys.argv.pop(1); from surefoot.diagnose.replay.worker import main; main(sys.argv[1])"
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,12 @@ class Order:
     """How long one pass may take."""
     export: Path | None = None
     """Where a reproduction of the failure goes, if one is wanted."""
+    share: tuple[Path, ...] = ()
+    """Folders and files of the working directory that the script only reads: they are not copied."""
+    writable: tuple[Path, ...] = ()
+    """Folders elsewhere that the script may write to."""
+    path: tuple[str, ...] = ()
+    """What modules are looked for in, beside what is installed: the allowed part of `PYTHONPATH`."""
     began: float = field(default_factory=time.time)
     """Files that are older are the user's."""
 
@@ -62,9 +75,9 @@ def run_pass(order: Order, scratch: Path, number: int, locate: bool) -> Pass:
     """One pass. Raises `UsageError` if the step could not be run."""
     answer, output = scratch / f"answer-{number}.json", scratch / f"output-{number}.txt"
     temporary = scratch / f"tmp-{number}"
-    work = shadow.make(Path.cwd(), scratch / f"shadow-{number}", leave_out=scratch.resolve())
+    work = shadow.make(Path.cwd(), scratch / f"shadow-{number}", leave_out=scratch.resolve(), share=order.share)
     temporary.mkdir()
-    paper = {
+    paper: dict[str, Any] = {
         "incident": str(order.incident.resolve()),
         "script": None if order.script is None or order.module else _below_here(order.script),
         "module": order.script if order.module else None,
@@ -75,12 +88,20 @@ def run_pass(order: Order, scratch: Path, number: int, locate: bool) -> Pass:
         "answer": str(answer),
         "scratch": str(scratch),
         "began": order.began,
+        "writable": [str(each) for each in order.writable],
     }
+    if order.export is not None:
+        order.export.mkdir(parents=True, exist_ok=True)  # the pass cannot, it may write inside only
     letter = scratch / f"order-{number}.json"
     letter.write_text(json.dumps(paper))
-    command = [sys.executable, "-m", "surefoot.diagnose.replay.worker", str(letter)]
+    # Not with `-m`, which looks for modules in the working directory first.
+    writable = [str(scratch), *paper["writable"], *([paper["export"]] if paper["export"] else []), *free_folders()]
+    command = [*confined(writable), sys.executable, "-c", _BEGIN, _SOURCE, str(letter)]
     with output.open("wb") as sink:
-        code = _run(command, order.seconds, cwd=work, env=_environment(temporary), stdout=sink)
+        code = _run(command, order.seconds, cwd=work, env=_environment(temporary, order.path), stdout=sink)
+    if order.export is not None:
+        with suppress(OSError):  # it is not empty
+            order.export.rmdir()
     told = _Told(str(work), str(Path.cwd()))
     if code is None:
         raise UsageError(
@@ -133,12 +154,9 @@ class _Told:
         return {key: self(value) for key, value in said.items()} if isinstance(said, dict) else said
 
 
-def _environment(temporary: Path) -> dict[str, str]:
+def _environment(temporary: Path, path: tuple[str, ...]) -> dict[str, str]:
     """The same surefoot as here, wherever it is imported from; temporary files among those that are thrown away."""
-    root = str(Path(sys.modules["surefoot"].__file__ or "").parent.parent)
-    before = os.environ.get("PYTHONPATH")
-    paths = f"{root}{os.pathsep}{before}" if before else root
-    return {**os.environ, "PYTHONPATH": paths, "TMPDIR": str(temporary)}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([_SOURCE, *path]), "TMPDIR": str(temporary)}
 
 
 def _tail(output: Path) -> str:

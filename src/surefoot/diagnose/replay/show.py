@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from surefoot.diagnose.terminal import printable
+
 if TYPE_CHECKING:
     from surefoot.diagnose.replay.verdict import Replayed
 
@@ -31,12 +33,7 @@ def as_text(found: Replayed) -> str:
         lines += ["", "Not as it was:", *(f"  {each}" for each in found.surroundings)]
     if found.notes:
         lines += ["", *(f"note: {note}" for note in found.notes)]
-    return _printable("\n".join(lines))
-
-
-def _printable(text: str) -> str:
-    """Text of a stranger's must not write to the terminal what a terminal obeys."""
-    return "".join(each if each.isprintable() or each == "\n" else f"\\x{ord(each):02x}" for each in text)
+    return printable("\n".join(lines))
 
 
 def _reproduction(about: dict[str, Any]) -> list[str]:

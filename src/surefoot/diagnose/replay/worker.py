@@ -11,7 +11,6 @@ import os
 import sys
 import tempfile
 import traceback
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,6 +23,7 @@ from surefoot.diagnose.locate.recorder import Recorder
 from surefoot.diagnose.replay.origin import as_data
 from surefoot.diagnose.replay.values import differences
 from surefoot.errors import SurefootError
+from surefoot.launch.changes.guard import Files
 from surefoot.launch.changes.outputs import protect
 from surefoot.launch.execute import Target, clean
 from surefoot.record.incidents.bundle import as_plain
@@ -37,15 +37,6 @@ if TYPE_CHECKING:
     from surefoot.diagnose.locate.find import Run
     from surefoot.diagnose.locate.flow import Record
     from surefoot.diagnose.replay.stage import Stage
-
-
-@dataclass
-class _Files:
-    """What the script may write to, and what it wanted to."""
-
-    order: dict[str, Any]
-    refused: str | None = None
-    outside: list[str] = field(default_factory=list)
 
 
 class Answer:
@@ -101,7 +92,7 @@ def main(order_path: str) -> NoReturn:
     """Carry out one order."""
     order = json.loads(Path(order_path).read_text())
     answer = Answer(Path(order["answer"]))
-    files = _Files({"scratch": order["scratch"], "began": order["began"], "out": order["export"]})
+    files = Files({name: order[name] for name in ("scratch", "began", "writable")} | {"out": order["export"]})
     try:
         incident = read_incident(order["incident"])
         protect(files)
@@ -117,6 +108,11 @@ def main(order_path: str) -> NoReturn:
             answer.fail(
                 f"the script writes to {files.refused}, which is outside of the working directory and was there "
                 "before; a replay would change it. Have it write elsewhere: its arguments may follow `--script`"
+            )
+        if isinstance(error, PermissionError):
+            answer.fail(
+                f"the script ended with PermissionError: {error}. In a replay it may write only inside the working "
+                "directory: have it write there, or name the folder with --allow-writes"
             )
         error.__traceback__ = clean(error.__traceback__)
         traceback.print_exception(error)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import shutil
 import sys
 from contextlib import contextmanager, suppress
@@ -87,7 +86,7 @@ def sweep(parent: Path, ours: Callable[[str], bool]) -> None:
 
 def _hidden_beside(place: Path, why: str) -> Path:
     pid = os.getpid()
-    return place.with_name(f".{place.name}.{pid}-{_born(pid) or 0}-{secrets.token_hex(4)}.{why}")
+    return place.with_name(f".{place.name}.{pid}-{_born(pid) or 0}-{os.urandom(4).hex()}.{why}")
 
 
 def _put_in_place(hidden: Path, place: Path) -> None:

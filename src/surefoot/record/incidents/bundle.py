@@ -20,6 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from surefoot.errors import UsageError
+from surefoot.files import make_subfolder
 from surefoot.keep.checkpoint import storage
 from surefoot.keep.checkpoint.folders import new_folder, sweep
 from surefoot.keep.checkpoint.tensor_file import HashedFile
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from surefoot.record.incidents.keeper import IncidentKeeper
-    from surefoot.record.incidents.redact import Redactor
+    from surefoot.redaction import Redactor
 
 SCHEMA = 1
 FACTS, SUMMARY, STATE = "incident.json", "summary.md", "state"
@@ -63,6 +64,7 @@ def write_incident(
     plain = as_plain(redact.inside(facts) | kept_words)
     if place.parent.is_dir():
         sweep(place.parent, lambda name: True)  # a run that was killed while it wrote one left gigabytes out of sight
+    make_subfolder(place.parent)
     with new_folder(place) as hidden:
         storage.write(hidden / STATE, kept, {}, step=int(facts["step"]), unchecked=tuple(kept))
         _write_text(hidden / FACTS, json.dumps(plain, indent=2, allow_nan=False, ensure_ascii=False) + "\n")

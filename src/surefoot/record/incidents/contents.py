@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from surefoot.record.incidents.notes import Microbatch, Window
-    from surefoot.record.incidents.redact import Redactor
+    from surefoot.redaction import Redactor
 
 
 def model_parts(models: Sequence[nn.Module]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,7 @@ def read_incident(folder: str | Path) -> StoredIncident:
     """Everything of an incident. Raises `UsageError` with the file and the fault."""
     folder = Path(folder)
     facts = read_facts(folder)
+    _check_size(folder)
     try:
         _, state = storage.read(folder / STATE)
     except CheckpointError as error:
@@ -92,6 +94,17 @@ def read_incident(folder: str | Path) -> StoredIncident:
     if not isinstance(state, dict):
         raise UsageError(f"the incident {folder} is damaged: its state is a {type(state).__name__}")
     return StoredIncident(folder, facts, state)
+
+
+def _check_size(folder: Path) -> None:
+    """A file may say that it is larger than the disk it lies on: what does not fit in memory is not read."""
+    size = sum(path.lstat().st_size for path in (folder / STATE).glob("*"))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else size
+    if size > memory:
+        raise UsageError(
+            f"the state of the incident {folder} has {size:,} bytes, more than the {memory:,} bytes of memory here; it "
+            "is not read"
+        )
 
 
 def number(value: Any) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from surefoot.redaction import Redactor
+
 if TYPE_CHECKING:
-    from surefoot.record.incidents.redact import Redactor
+    from pathlib import Path
 
 
 def versions() -> dict[str, Any]:
@@ -71,9 +74,26 @@ def script(redact: Redactor) -> dict[str, Any]:
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     path = getattr(main, "__file__", None)
-    found: dict[str, Any] = {"path": None, "module": None, "arguments": [redact(word) for word in sys.argv[1:]]}
+    found: dict[str, Any] = {"path": None, "module": None, "arguments": redact.arguments(sys.argv[1:])}
     if spec is not None and path:  # python -m
         found["module"] = redact(str(spec.name).removesuffix(".__main__"))
     elif path:
         found["path"] = redact.path(str(path))
+    found["redacted"] = found["arguments"] != sys.argv[1:]  # a replay must be given the real ones
     return found
+
+
+def replay_command(place: Path) -> str:
+    """The command that runs an incident of this process again, to be shown to whoever started it."""
+    words = ["surefoot", "replay", str(place)]
+    main = sys.modules.get("__main__")
+    spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if not path:
+        return shlex.join([*words, "--script", "train.py"])
+    if spec is not None:
+        words += ["--module", str(spec.name).removesuffix(".__main__")]
+    else:
+        relative = os.path.relpath(path)
+        words += ["--script", path if relative.startswith("..") else relative]
+    arguments = Redactor(identity=False).arguments(sys.argv[1:])
+    return shlex.join([*words, "--", *arguments] if arguments else words)

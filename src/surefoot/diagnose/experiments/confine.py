@@ -1,0 +1,78 @@
+"""Start a program that can write to some folders only: `python confine.py FOLDERS -- PROGRAM ARGUMENTS…`.
+
+On Linux the kernel sees to it (Landlock): the program, and whatever it starts, cannot write, make, rename or remove
+anything elsewhere, however it is done. Where the kernel cannot do that, the program is started as it is. `FOLDERS` is a
+list in JSON; those that are not there are left out. Run as a file, with nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+
+_CREATE, _ADD, _RESTRICT = 444, 445, 446
+"""Numbers of the system calls, the same on all processors."""
+_VERSION_WANTED = 1
+_NO_NEW_PRIVILEGES = 38
+_OLDEST = 2
+"""The first version that lets a file be moved from one folder to another."""
+_WRITE = 1 << 1
+_REMOVE_AND_MAKE = sum(1 << bit for bit in range(4, 13))
+_REFER, _TRUNCATE = 1 << 13, 1 << 14
+
+
+class _Rules(ctypes.Structure):
+    _fields_ = [("handled", ctypes.c_uint64)]
+
+
+class _Beneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = [("allowed", ctypes.c_uint64), ("folder", ctypes.c_int32)]
+
+
+def confined(folders: list[str]) -> list[str]:
+    """What to put before a command, so that it can write to these folders only."""
+    if not sys.platform.startswith("linux"):
+        return []
+    return [sys.executable, "-I", "-S", __file__, json.dumps(folders), "--"]
+
+
+def confine(folders: list[str]) -> bool:
+    """Let this process write to these folders only, from now on; whether that could be done."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    version = libc.syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_WANTED))
+    if version < _OLDEST:
+        return False
+    handled = _WRITE | _REMOVE_AND_MAKE | _REFER | (_TRUNCATE if version >= 3 else 0)
+    rules = _Rules(handled)
+    ruleset = libc.syscall(_CREATE, ctypes.byref(rules), ctypes.c_size_t(ctypes.sizeof(rules)), ctypes.c_uint32(0))
+    if ruleset < 0:
+        return False
+    try:
+        for folder in folders:
+            if not os.path.isdir(folder):
+                continue
+            opened = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+            try:
+                beneath = _Beneath(handled, opened)
+                if libc.syscall(_ADD, ruleset, 1, ctypes.byref(beneath), ctypes.c_uint32(0)) != 0:
+                    return False
+            finally:
+                os.close(opened)
+        if libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
+            return False
+        return bool(libc.syscall(_RESTRICT, ruleset, ctypes.c_uint32(0)) == 0)
+    finally:
+        os.close(ruleset)
+
+
+def main(words: list[str]) -> None:
+    """Confine this process, and become the program."""
+    confine(json.loads(words[0]))
+    os.execv(words[2], words[2:])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
