@@ -9,6 +9,7 @@ import time
 
 from surefoot.launch.arrival import when_imported
 from surefoot.launch.execute import Ending, Target, run
+from surefoot.launch.leaving import leave_by
 from surefoot.launch.voice import say
 
 TYPE_CHECKING = False
@@ -117,15 +118,13 @@ class Session:
         """Run the script. However it ends, the diagnosis comes last: after its threads and its `atexit` functions."""
         when_imported("torch", self._attach)
         atexit.register(self._close)
-        leave = os._exit
 
-        def exit_at_once(status: int) -> NoReturn:
+        def leaving(status: int) -> None:
             if os.getpid() == self._process:
-                self.ending.code = status & 0xFF if isinstance(status, int) else 1
+                self.ending.code = status & 0xFF
                 self._close(flush=False)  # what is not flushed by then is lost, as it always is
-            leave(status)
 
-        os._exit = exit_at_once
+        leave_by(leaving)
         if '"incident"' in os.environ.get("SUREFOOT_EXPERIMENT", ""):  # what is wrapped then must be whole by itself
             import torch  # noqa: F401
         run(self.request.target, self.ending)
@@ -146,7 +145,7 @@ class Session:
                 from surefoot.launch.changes import begin
 
                 experiment = begin(self.watcher)
-            install(self.watcher)
+            install(self.watcher, ("surefoot.report.progress",) if self.request.progress else ())
             if experiment is not None:
                 experiment.follow()
         except Exception as error:

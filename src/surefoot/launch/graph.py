@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from surefoot.launch.calm import listeners
+from surefoot.launch.calm import is_listening, listeners
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,7 @@ def nodes(root: Any) -> Iterator[Any]:
 def leaf(node: Any) -> Tensor | None:
     """The leaf tensor a node accumulates into, if it is such a node."""
     variable = getattr(node, "variable", None)
-    return variable if isinstance(variable, Tensor) else None
+    return variable if isinstance(variable, Tensor) and not is_listening(variable) else None
 
 
 def leaves(root: Any) -> list[Tensor]:
@@ -63,7 +63,7 @@ def saved(node: Any) -> dict[str, Tensor]:
                 value = getattr(node, name)
             except RuntimeError:  # freed by an earlier backward
                 continue
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and not is_listening(value):
                 found[name.removeprefix("_saved_")] = value
     return found
 

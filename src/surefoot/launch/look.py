@@ -176,6 +176,8 @@ class Look:
             self.tape.leave()
             self._hidden_tape = id(module)
         self._stack.append(module)
+        if module._backward_hooks or module._backward_pre_hooks:
+            listeners.gradients = True
         if self.tape is not None:
             if len(self._stack) == 1:
                 self._safely("names", self._name_parts, module)
@@ -244,7 +246,8 @@ class Look:
             if len(below) <= roots.MOST_HEARD:
                 self._heard = roots.Heard(self.tape, self._safely)
                 self._handles.extend(self._heard.listen(below))
-        if self.thorough and not facts["custom"] and not listeners.gradients and not listeners.saved:
+        heard = listeners.gradients or listeners.saved or (self.tape is not None and self.tape.fills_gradients())
+        if self.thorough and not facts["custom"] and not heard:
             self._safely("gradient of terms", ask_terms, facts, self.tape, self._book)
             self._safely("causality", ask_causality, facts, self.tape, self.notes, self.passes.held)
 

@@ -55,4 +55,6 @@ class ManualLoop:
         grads = [grad for grad in gradients or grads if isinstance(grad, Tensor)]
         if not grads:
             return None
-        return float(torch.linalg.vector_norm(torch.stack([grad.detach().float().norm() for grad in grads])))
+        dense = [grad if grad.layout is torch.strided else grad.coalesce().values() for grad in grads]
+        norms = [torch.linalg.vector_norm(grad.detach().float()) for grad in dense]
+        return float(torch.linalg.vector_norm(torch.stack(norms)))

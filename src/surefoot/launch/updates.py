@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from surefoot.launch.book import weight_facts
-from surefoot.launch.calm import Unnoticed
+from surefoot.launch.calm import Unnoticed, is_listening
 from surefoot.launch.describe import sampled
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Updates:
                 self._row(number, tensor, group, optimizer.state.get(tensor, {}))
                 for group in optimizer.param_groups
                 for tensor in group["params"]
+                if not is_listening(tensor)
             ]
         self.steps.append(
             {"optimizer": number, "rows": rows, "lr": [float(g["lr"]) for g in optimizer.param_groups if "lr" in g]}
@@ -54,7 +55,7 @@ class Updates:
             record.with_grad += 1
             record.zero_grad += tensor.grad.layout is torch.strided and row["grad"] == 0.0
         self._before[record.id] = thin(tensor).clone()
-        row["weight"] = float(thin(tensor).float().norm())
+        row["weight"] = float(torch.linalg.vector_norm(thin(tensor).float()))
         return row | moment_facts(state, group)
 
     def after_step(self, number: int) -> None:
@@ -70,8 +71,8 @@ class Updates:
                     continue
                 new = thin(tensor)
                 delta = (new - old).float()
-                norm = float(old.float().norm())
-                row["update"] = float(delta.norm())
+                norm = float(torch.linalg.vector_norm(old.float()))
+                row["update"] = float(torch.linalg.vector_norm(delta))
                 row["ratio"] = row["update"] / norm if norm else None
                 row["stuck"] = float((new == old).float().mean()) if old.numel() else 1.0
                 if row["update"] == 0:
@@ -95,11 +96,11 @@ class Updates:
 def gradient_facts(grad: Tensor) -> dict[str, Any]:
     """Norm, zeros and largest entry of a gradient; of a sparse one the norm."""
     if grad.layout is not torch.strided:
-        return {"grad": float(grad.coalesce().values().float().norm())}
+        return {"grad": float(torch.linalg.vector_norm(grad.coalesce().values().float()))}
     some = sampled(grad)
     values = some.float()
     return {
-        "grad": float(values.norm()) * math.sqrt(grad.numel() / max(1, values.numel())),
+        "grad": float(torch.linalg.vector_norm(values)) * math.sqrt(grad.numel() / max(1, values.numel())),
         "zeros": float((some == 0).float().mean()) if some.numel() else 0.0,
         "nonfinite": int((~torch.isfinite(values)).sum()),
         "largest": float(values.abs().max()) if values.numel() else 0.0,
@@ -117,7 +118,7 @@ def moment_facts(state: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]
         "root_second_moment": float(thin(second).float().sqrt().median()) / math.sqrt(scale or 1),
         "second_moment": float(thin(second).float().mean().sqrt()),
         "age": steps,
-        "moment_norm": float(thin(state["exp_avg"]).float().norm()) if "exp_avg" in state else None,
+        "moment_norm": float(torch.linalg.vector_norm(thin(state["exp_avg"]).float())) if "exp_avg" in state else None,
     }
 
 

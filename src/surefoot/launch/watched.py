@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.launch.calm import Unnoticed
+from surefoot.launch.calm import Unnoticed, is_listening
 from surefoot.launch.series import Series
 
 
@@ -68,7 +68,7 @@ def gradient_norm(optimizer: torch.optim.Optimizer, scale: float | None) -> Any:
         grad
         for group in optimizer.param_groups
         for tensor in group["params"]
-        if (grad := tensor.grad) is not None and grad.layout is torch.strided
+        if not is_listening(tensor) and (grad := tensor.grad) is not None and grad.layout is torch.strided
     ]
     if not grads:
         return None

@@ -71,9 +71,12 @@ def _parts_of(value: Any) -> Iterable[Any] | None:
     return vars(value).values() if _has_parts(value) else None
 
 
+_is_inference = Tensor.is_inference  # the script may replace it
+
+
 def versions_of(value: Any) -> list[int]:
     """How often each tensor was written to so far."""
-    return [-1 if tensor.is_inference() else tensor._version for tensor in tensors_in(value)]
+    return [-1 if _is_inference(tensor) else tensor._version for tensor in tensors_in(value)]
 
 
 # ---- to plain data ------------------------------------------------------------------------------------------------
