@@ -34,7 +34,7 @@ def assemble(watcher: Watcher) -> dict[str, Any]:
         "seeds": watcher.seeds,
         "reseeds": watcher.reseeds,
         "stream": watcher.stream.as_facts(),
-        "permutations": watcher.permutations,
+        "permutations": _permutations(watcher.looks),
         "clips": watcher.clips,
         "loaders": [{k: v for k, v in loader.items() if k != "ref"} for loader in watcher.loaders],
         "batches": watcher.batches,
@@ -46,3 +46,12 @@ def assemble(watcher: Watcher) -> dict[str, Any]:
         "problems": watcher.problems,
         **({"guarded": watcher.guard.as_facts()} if watcher.guard is not None else {}),
     } | ({"experiment": watcher.experiment.as_facts()} if watcher.experiment is not None else {})
+
+
+def _permutations(looks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every permutation that rows were seen to be picked by, at the first look that saw it."""
+    found: dict[int, dict[str, Any]] = {}
+    for look in looks:
+        for order in look["notes"].get("orders", []):
+            found.setdefault(order["number"], {"step": look["step"], **order})
+    return list(found.values())[:200]

@@ -6,6 +6,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -65,7 +66,7 @@ def weight_facts(tensor: Tensor) -> dict[str, Any]:
         if local is None:
             return {}
         values = local.detach().float()
-        facts: dict[str, Any] = {"norm": float(values.norm()), "largest": 0.0}
+        facts: dict[str, Any] = {"norm": float(torch.linalg.vector_norm(values)), "largest": 0.0}
         if values.numel():
             facts["largest"] = float(values.abs().max())
         if values.dim() >= 2 and values.shape[0] > 1 and values.numel():

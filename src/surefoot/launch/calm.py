@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from surefoot.observe.calm import Unnoticed, is_calm, unseen
+from surefoot.observe.calm import Unnoticed, is_calm, is_listening, unseen
 
-__all__ = ["Unnoticed", "has_modes_of_its_own", "is_calm", "listeners", "unseen"]
+__all__ = ["Unnoticed", "has_modes_of_its_own", "is_calm", "is_listening", "listeners", "unseen"]
 
 
 def has_modes_of_its_own() -> bool:

@@ -11,6 +11,7 @@ from surefoot.errors import FolderInUse
 from surefoot.folder_lock import hold, rank_of_process
 from surefoot.launch.arrival import when_imported
 from surefoot.launch.execute import Ending, Target, run
+from surefoot.launch.leaving import leave_by
 from surefoot.launch.voice import say
 
 TYPE_CHECKING = False
@@ -123,15 +124,13 @@ class Session:
             self._claim()
         when_imported("torch", self._attach)
         atexit.register(self._close)
-        leave = os._exit
 
-        def exit_at_once(status: int) -> NoReturn:
+        def leaving(status: int) -> None:
             if os.getpid() == self._process:
-                self.ending.code = status & 0xFF if isinstance(status, int) else 1
+                self.ending.code = status & 0xFF
                 self._close(flush=False)  # what is not flushed by then is lost, as it always is
-            leave(status)
 
-        os._exit = exit_at_once
+        leave_by(leaving)
         if "SUREFOOT_EXPERIMENT" in os.environ:  # files are looked after before the script can touch one
             from json import loads
 
@@ -171,7 +170,7 @@ class Session:
                 from surefoot.launch.changes import begin
 
                 experiment = begin(self.watcher)
-            install(self.watcher)
+            install(self.watcher, ("surefoot.report.progress",) if self.request.progress else ())
             if experiment is not None:
                 experiment.follow()
         except Exception as error:

@@ -70,13 +70,13 @@ def as_distribution(tensor: Tensor, dim: int) -> dict[str, Any]:
         "max": float(rows.max()),
         "sum_error": float((sums - 1).abs().max()),
         "log_sum_error": float(torch.logsumexp(rows, 1).abs().max()),
-        "argmax_classes": int(torch.unique(rows.argmax(1)).numel()),
+        "argmax_classes": int(torch._unique2(rows.argmax(1))[0].numel()),
     }
 
 
 def label_counts(labels: Tensor, limit: int = 256) -> dict[str, int] | None:
     """How often each label occurs; `None` if there are too many kinds to be labels."""
-    values, counts = torch.unique(labels.detach().reshape(-1), return_counts=True)
+    values, _, counts = torch._unique2(labels.detach().reshape(-1), return_counts=True)
     if values.numel() > limit:
         return None
     return {str(value): count for value, count in zip(values.tolist(), counts.tolist(), strict=True)}

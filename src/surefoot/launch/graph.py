@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from surefoot.launch.calm import listeners
+from surefoot.launch.calm import is_listening, listeners
 from surefoot.observe.readable import is_readable
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def number_of(node: Any, owner: object) -> int | None:
 def leaf(node: Any) -> Tensor | None:
     """The leaf tensor a node accumulates into, if it is such a node."""
     variable = getattr(node, "variable", None)
-    return variable if isinstance(variable, Tensor) else None
+    return variable if isinstance(variable, Tensor) and not is_listening(variable) else None
 
 
 def leaves(root: Any) -> list[Tensor]:

@@ -81,7 +81,13 @@ class StepGuard:
             return hook(self._around(step))
 
         Optimizer.profile_hook_step = staticmethod(profile_hook_step)  # type: ignore[method-assign,assignment]
-        wrapping.after(DistributedDataParallel, "__init__", "replicas", lambda _, args, __: self._replicas.add(args[0]))
+        wrapping.after(
+            DistributedDataParallel,
+            "__init__",
+            "replicas",
+            lambda _, args, __: self._replicas.add(args[0]),
+            "which models are replicas, whose ranks must agree before a step is left out",
+        )
 
     def _around(self, step: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(step)

@@ -184,6 +184,8 @@ class Look:
         if self.tape is not None and not self._stack:
             self._safely("names", self._name_parts, module)
         self._stack.append((id(module), self._path(module)))
+        if module._backward_hooks or module._backward_pre_hooks:
+            listeners.gradients = True
         if self.tape is not None:
             self.tape.module = self._stack[-1][1]
 
@@ -253,7 +255,8 @@ class Look:
             if len(below) <= roots.MOST_HEARD:
                 self._heard = roots.Heard(self.tape, self._safely)
                 self._handles.extend(self._heard.listen(below))
-        quiet = not facts["custom"] and not listeners.gradients and not listeners.saved
+        heard = listeners.gradients or listeners.saved or (self.tape is not None and self.tape.fills_gradients())
+        quiet = not facts["custom"] and not heard
         if self.thorough and quiet and not has_company():  # a backward may hold collectives
             self._safely("gradient of terms", ask_terms, facts, self.tape, self._book, below)
             self._safely("causality", ask_causality, facts, self.tape, self.notes, self.passes.held, below)

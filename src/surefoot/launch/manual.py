@@ -55,5 +55,8 @@ class ManualLoop:
         grads = [tensor.grad for tensor in self.tensors() if tensor.grad is not None]
         with Unnoticed():
             held = [readable(grad) for grad in gradients or grads if isinstance(grad, Tensor)]
-            norms = [grad.float().norm() for grad in held if grad is not None]
+            dense = [
+                grad if grad.layout is torch.strided else grad.coalesce().values() for grad in held if grad is not None
+            ]
+            norms = [torch.linalg.vector_norm(grad.float()) for grad in dense]
             return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else None

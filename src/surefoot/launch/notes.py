@@ -7,6 +7,7 @@ call, while its tensors are alive.
 from __future__ import annotations
 
 import math
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,6 +72,9 @@ _PARTIAL = (RISKY - {"where", "softmax", "cdist", "dist"}) | {
 
 TARGETS_KEPT = 4
 """Losses at the end of a step whose targets later questions may need."""
+_MOST_ORDERED = 1 << 20
+_orders: list[tuple[int, weakref.ref[Tensor]]] = []
+"""The permutations that rows were picked by, numbered."""
 
 
 class Notes:
@@ -89,6 +93,7 @@ class Notes:
         self.norms: list[dict[str, Any]] = []
         self.folded_ids: list[dict[str, Any]] = []
         self.overflows: list[dict[str, Any]] = []
+        self.orders: list[dict[str, Any]] = []
         self.targets: dict[int, Tensor] = {}
         """The values of the targets of the last loss calls, by their places on the tape, while the look lasts."""
         self._parameter_id = parameter_id
@@ -129,12 +134,31 @@ class Notes:
                 self._norm(entry, args, kwargs)
             elif name in ("clamp", "remainder", "fmod", "__mod__", "clip"):
                 self._folded(entry, args, out)
+            elif name in ("getitem", "index_select"):
+                self._order(args, kwargs)
             if entry.out_dtype == "float16" and isinstance(out, Tensor):
                 self._overflow(entry, args, out)
             if not entry.out_grad and entry.name.rstrip("_") in _PARTIAL:
                 self._domain(entry, args, kwargs, out)
             if name in RISKY and entry.out_grad and isinstance(out, Tensor) and out.is_floating_point():
                 self._risk(entry, args, out)
+
+    def _order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Rows that are picked by a permutation or by a part of one: which permutation, and whether it is a new one."""
+        index = next((v for v in (*args[1:], *kwargs.values()) if isinstance(v, Tensor)), None)
+        if index is None or index.dtype is not torch.int64 or index.dim() != 1 or self.orders:
+            return
+        order = index._base if index._base is not None else index
+        if order.dim() != 1 or not 8 <= order.numel() <= _MOST_ORDERED:
+            return
+        number = next((number for number, ref in _orders if ref() is order), None)
+        if number is None:
+            if not torch.equal(order.sort().values, torch.arange(order.numel(), device=order.device)):
+                return
+            number = _orders[-1][0] + 1 if _orders else 0
+            _orders[:] = [*[held for held in _orders if held[1]() is not None][-16:], (number, weakref.ref(order))]
+        print_ = hash(tuple(order[:32].tolist()))
+        self.orders.append({"length": order.numel(), "print": print_, "number": number})
 
     def _weight(self, tensor: Tensor) -> int | None:
         """The number of the parameter a tensor is, or is a view of."""

@@ -18,9 +18,13 @@ _LIBRARIES = tuple(
     | {path + os.sep for key in ("stdlib", "purelib") if (path := sysconfig.get_path(key))}
 )  # fmt: skip
 _PACKAGES = ("site-packages", "dist-packages")
-_WATCHING = os.path.join(_HERE, "launch") + os.sep
-_WRAPPERS = (os.path.join("torch", "_compile.py"), os.path.join("torch", "_dynamo", "eval_frame.py"))
+_WATCHING = tuple(os.path.join(_HERE, name) + os.sep for name in ("launch", "observe"))
+_WRAPPERS = tuple(
+    os.path.join("torch", *part)
+    for part in (("_compile.py",), ("_dynamo", "eval_frame.py"), ("utils", "_contextlib.py"))
+)
 _own_files: dict[str, bool] = {}
+_places: dict[str, str] = {}
 
 
 def is_users(filename: str) -> bool:
@@ -60,14 +64,16 @@ def user_frames(depth: int = 1) -> Iterator[FrameType]:
 
 
 def caller() -> FrameType | None:
-    """The frame that called a function we wrapped: the innermost one outside of what watches the script.
+    """The frame that called the function which is being observed.
 
-    Wrappers of torch's are passed over: importing `torch._dynamo` puts one around functions that we have wrapped.
+    Wrappers of torch's are passed over: importing `torch._dynamo` puts one around some functions.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (
-        frame.f_code.co_filename.startswith(_WATCHING) or frame.f_code.co_filename.endswith(_WRAPPERS)
-    ):
+    while frame is not None and frame.f_code.co_filename.startswith(_WATCHING):
+        frame = frame.f_back
+    if frame is not None and not is_users(frame.f_code.co_filename) and not is_library(frame.f_code.co_filename):
+        frame = frame.f_back  # the function itself
+    while frame is not None and frame.f_code.co_filename.endswith(_WRAPPERS):
         frame = frame.f_back
     return frame
 
@@ -89,8 +95,11 @@ def site(depth: int = 1) -> str:
 
 def place(filename: str, line: int) -> str:
     """A file and line as a person would write them."""
-    relative = os.path.relpath(filename)
-    return f"{relative if not relative.startswith('..') else filename}:{line}"
+    known = _places.get(filename)
+    if known is None:
+        relative = os.path.relpath(filename)
+        known = _places[filename] = relative if not relative.startswith("..") else filename
+    return f"{known}:{line}"
 
 
 def traceback_frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from surefoot.launch import graph
-from surefoot.launch.calm import Unnoticed, listeners
+from surefoot.launch.calm import Unnoticed, is_listening, listeners
 from surefoot.launch.describe import fingerprints
 from surefoot.observe.readable import is_readable
 
@@ -125,7 +125,7 @@ def _data(node: Any, name: str) -> Tensor | None:
         tensor = getattr(node, f"_saved_{name}", None)
     except RuntimeError:  # freed, or changed in place since
         return None
-    if not isinstance(tensor, Tensor) or tensor.grad_fn is not None or tensor.requires_grad:
+    if not isinstance(tensor, Tensor) or is_listening(tensor) or tensor.grad_fn is not None or tensor.requires_grad:
         return None
     told = tensor.dim() and tensor.numel() > 1 and tensor.layout is torch.strided
     return tensor if told and is_readable(tensor) else None

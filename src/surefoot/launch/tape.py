@@ -10,6 +10,7 @@ import heapq
 import sys
 import weakref
 from dataclasses import dataclass, field
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from surefoot.launch import graph
-from surefoot.launch.calm import is_calm
+from surefoot.launch.calm import is_calm, is_listening
 from surefoot.launch.sites import is_users, place
 
 if TYPE_CHECKING:
@@ -40,6 +41,48 @@ _SILENT = frozenset(
         "is_inference", "is_same_size", "requires_grad_", "zero_", "uniform_", "normal_", "trunc_normal_",
     }
 )  # fmt: skip
+
+
+def original_of(func: Any) -> Any:
+    """What to call for a function that came to the tape; `patches` puts `Originals.original_of` here."""
+    return func
+
+
+def on_its_behalf(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function. Its code is given the file and line of whoever called the function: warnings name those."""
+    return func(*args, **kwargs)
+
+
+_codes: dict[tuple[str, int], CodeType] = {}
+_OVERRIDES = torch.overrides.__file__
+
+
+def _called_from(frame: Any) -> Callable[[Any, Any, Any], Any]:
+    """`on_its_behalf`, as if it stood where a function was called that came to the tape."""
+    if frame.f_code.co_filename == _OVERRIDES and frame.f_back is not None:  # a function written in Python
+        frame = frame.f_back.f_back or frame
+    key = frame.f_code.co_filename, frame.f_lineno
+    code = _codes.get(key)
+    if code is None:
+        if len(_codes) > 4096:
+            _codes.clear()
+        plain = on_its_behalf.__code__
+        # Every line of it is the one line.
+        code = plain.replace(co_filename=key[0], co_firstlineno=key[1], co_linetable=_one_line(plain))
+        _codes[key] = code
+    return FunctionType(code, frame.f_globals)
+
+
+def _one_line(code: CodeType) -> bytes:
+    """A line table that gives every instruction the first line."""
+    if sys.version_info < (3, 11):
+        return bytes((len(code.co_code), 0))
+    table, left = bytearray(), len(code.co_code) // 2
+    while left:
+        count = min(left, 8)
+        table += bytes((0x80 | 13 << 3 | count - 1, 0))  # no columns, and no lines on from the line before
+        left -= count
+    return bytes(table)
 
 
 @dataclass
@@ -77,9 +120,9 @@ class Entry:
 
 
 def tensors_in(values: Any, depth: int = 3) -> Iterator[Tensor]:
-    """Every ordinary tensor (with a shape, and not a list of tensors itself) in nested lists, tuples, dictionaries."""
+    """Every ordinary tensor (with a shape, no list of tensors, no listener) in nested lists, tuples, dictionaries."""
     if isinstance(values, Tensor):
-        if not is_lazy(values) and not values.is_nested:
+        if not is_lazy(values) and not is_listening(values) and not values.is_nested:
             yield values
     elif depth and isinstance(values, (list, tuple)):
         for value in values[:64]:
@@ -110,18 +153,21 @@ class Tape(TorchFunctionMode):
         self.module = ""
         self._watch = watch
         self._made_by: dict[int, tuple[weakref.ref[Tensor], int]] = {}
-        self._names: dict[Any, str] = {}
+        self._names: dict[int, tuple[Any, str, Any]] = {}
+        """Functions, their names and originals, by identity: some compute their hash in Python."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
+        known = self._names.get(id(func))
+        if known is None:
+            known = self._names[id(func)] = func, _short_name(func), original_of(func)
+        out = _called_from(sys._getframe(1))(known[2], args, kwargs or {})
         if self.paused or len(self.entries) >= MOST_ENTRIES or not is_calm():
             return out
         if self.in_step and not (self.has_closure and torch.is_grad_enabled()):
             return out
-        name = self._names.get(func)
-        if name is None or name not in _SILENT:
+        if known[1] not in _SILENT:
             self._safely("operations", self._record, func, args, kwargs or {}, out)
         return out
 
@@ -146,11 +192,7 @@ class Tape(TorchFunctionMode):
         return any(mode is self for mode in _modes._get_current_function_mode_stack())
 
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        name = self._names.get(func)
-        if name is None:
-            name = self._names[func] = _short_name(func)
-            if name in _SILENT:
-                return
+        name = self._names[id(func)][1]
         taken = [*tensors_in(args), *tensors_in(kwargs)] if kwargs else list(tensors_in(args))
         first = next(tensors_in(out), None)
         if first is None and name not in BREAKS:
@@ -181,12 +223,23 @@ class Tape(TorchFunctionMode):
         self.entries.append(entry)
         for tensor in tensors_in(out):
             self._made_by[id(tensor)] = (weakref.ref(tensor), entry.index)
-        self._watch(entry, args, kwargs, out)
+        if not any(isinstance(value, Tensor) and is_listening(value) for value in (*args, *kwargs.values(), out)):
+            self._watch(entry, args, kwargs, out)
 
     def maker(self, tensor: Tensor) -> int | None:
         """The entry that made a tensor, if it is on the tape."""
         known = self._made_by.get(id(tensor))
         return known[1] if known is not None and known[0]() is tensor else None
+
+    def fills_gradients(self) -> bool:
+        """Whether a backward would fill the `grad` of a result, which the script asked for (`retain_grad`)."""
+        held = (
+            tensor
+            for entry in self.entries
+            for ref in (entry.result, *entry.taken)
+            if ref and (tensor := ref()) is not None
+        )
+        return any(tensor.retains_grad and not tensor.is_leaf for tensor in held)
 
     def history(self, start: int | None, limit: int = 400) -> Iterator[Entry]:
         """The entries a result was made from, nearest first, itself included."""

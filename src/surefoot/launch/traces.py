@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from surefoot.launch.tape import on_its_behalf
+
 if TYPE_CHECKING:
     from types import CodeType
 
@@ -43,7 +45,8 @@ def without_watching(trace: TracebackType) -> TracebackType:
 
 
 def _is_ours(entry: TracebackType) -> bool:
-    return entry.tb_frame.f_code.co_filename.startswith(_HERE)
+    code = entry.tb_frame.f_code
+    return code.co_filename.startswith(_HERE) or code.co_name == on_its_behalf.__name__
 
 
 def _without_hook_branch(entries: list[TracebackType]) -> list[TracebackType]:

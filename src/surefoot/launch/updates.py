@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from surefoot.launch.book import weight_facts
-from surefoot.launch.calm import Unnoticed
+from surefoot.launch.calm import Unnoticed, is_listening
 from surefoot.launch.describe import sampled
 from surefoot.observe.readable import is_readable, readable
 
@@ -38,6 +38,7 @@ class Updates:
                 self._row(number, tensor, group, optimizer.state.get(tensor, {}))
                 for group in optimizer.param_groups
                 for tensor in group["params"]
+                if not is_listening(tensor)
             ]
         self.steps.append(
             {"optimizer": number, "rows": rows, "lr": [float(g["lr"]) for g in optimizer.param_groups if "lr" in g]}
@@ -59,7 +60,7 @@ class Updates:
         values = thin(tensor)
         if values is not None and values.numel():
             self._before[record.id] = values.clone()
-            row["weight"] = float(values.float().norm())
+            row["weight"] = float(torch.linalg.vector_norm(values.float()))
         return row | moment_facts(state, group)
 
     def after_step(self, number: int) -> None:
@@ -77,8 +78,8 @@ class Updates:
                 if new is None or new.shape != old.shape:
                     continue
                 delta = (new - old).float()
-                norm = float(old.float().norm())
-                row["update"] = float(delta.norm())
+                norm = float(torch.linalg.vector_norm(old.float()))
+                row["update"] = float(torch.linalg.vector_norm(delta))
                 row["ratio"] = row["update"] / norm if norm else None
                 row["stuck"] = float((new == old).float().mean()) if old.numel() else 1.0
                 if row["update"] == 0:
@@ -105,11 +106,11 @@ def gradient_facts(grad: Tensor) -> dict[str, Any]:
     if local is None or (local.numel() == 0 and grad.numel()):
         return {}
     if local.layout is not torch.strided:
-        return {"grad": float(local.coalesce().values().float().norm())}
+        return {"grad": float(torch.linalg.vector_norm(local.coalesce().values().float()))}
     some = sampled(local)
     values = some.float()
     return {
-        "grad": float(values.norm()) * math.sqrt(local.numel() / max(1, values.numel())),
+        "grad": float(torch.linalg.vector_norm(values)) * math.sqrt(local.numel() / max(1, values.numel())),
         "zeros": float((some == 0).float().mean()) if some.numel() else 0.0,
         "nonfinite": int((~torch.isfinite(values)).sum()),
         "largest": float(values.abs().max()) if values.numel() else 0.0,
@@ -129,7 +130,7 @@ def moment_facts(state: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]
         "root_second_moment": float(values.float().sqrt().median()) / math.sqrt(scale or 1),
         "second_moment": float(values.float().mean().sqrt()),
         "age": steps,
-        "moment_norm": float(first.float().norm()) if first is not None else None,
+        "moment_norm": float(torch.linalg.vector_norm(first.float())) if first is not None else None,
     }
 
 

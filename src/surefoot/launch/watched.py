@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.launch.calm import Unnoticed
+from surefoot.launch.calm import Unnoticed, is_listening
 from surefoot.launch.series import Series
 from surefoot.observe.readable import readable
 
@@ -73,7 +73,8 @@ def gradient_norm(optimizer: torch.optim.Optimizer, scale: float | None) -> Any:
             local
             for group in optimizer.param_groups
             for tensor in group["params"]
-            if (grad := tensor.grad) is not None
+            if not is_listening(tensor)
+            and (grad := tensor.grad) is not None
             and (local := readable(grad)) is not None
             and local.layout is torch.strided
             and local.numel()

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from surefoot.launch.blackbox import BlackBox
     from surefoot.launch.changes.experiment import Experiment
     from surefoot.launch.diary import Diary
+    from surefoot.launch.originals import Originals
 
 FIRST_LOOKS = 8
 """The first steps are all looked at; after that each look is 1.35 times as far away as the one before."""
@@ -60,6 +61,8 @@ FIRST_SAVE_S = 15.0
 """After so long the facts are written for the first time, so that a killed run can be diagnosed too."""
 _CARRIERS = frozenset({"looking", "steps", "backward", "optimizers"})
 """Probes that begin and end the looks."""
+_set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
+"""With `None` the compiler, which else compiles whatever is called from where a graph breaks, sees nothing."""
 _EAGER_STEPS = 200
 """On a GPU, losses are read at once for so many steps; later, many at a time."""
 
@@ -71,6 +74,9 @@ class Watcher:
         self.guard = StepGuard(self) if guard else None
         self.active = True
         """Off in a forked child, such as a data loader's worker."""
+        self.originals: Originals | None = None
+        """The functions and methods that were there before the script ran."""
+        self._is_observing = False
         self._thread: int | None = None
         self.book = Book()
         self.optimizers: list[Watched] = []
@@ -87,7 +93,6 @@ class Watcher:
         self.kept = KeptGraphs()
         self.manual = ManualLoop()
         self.turns = Turns()
-        self.permutations: list[dict[str, Any]] = []
         self.clips: list[dict[str, Any]] = []
         self.loaders: list[dict[str, Any]] = []
         self.batches: list[dict[str, Any]] = []
@@ -152,7 +157,16 @@ class Watcher:
             return None
         try:
             with unseen():
-                return observe(*args)
+                if self._is_observing or self.originals is None:
+                    return observe(*args)
+                self._is_observing = True
+                compiler = _set_eval_frame(None) if self.compiled else None
+                try:
+                    return self.originals.call(observe, *args)
+                finally:
+                    self._is_observing = False
+                    if compiler is not None:
+                        _set_eval_frame(compiler)
         except Exception as error:
             self._give_up(probe, error)
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 unseen = torch._C.DisableTorchFunction
 """A context in which neither a function mode nor a tensor subclass, ours or the script's, hears of what is called."""
@@ -12,11 +13,26 @@ unseen = torch._C.DisableTorchFunction
 _level = torch._C._functorch.maybe_current_level
 _tracing = torch._C._get_tracing_state
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+_is_compiling = torch.compiler.is_compiling
 
 
 def is_calm() -> bool:
     """Whether torch does what it says: it is not compiling, tracing or transforming, and no dispatch mode listens."""
-    return _level() is None and not _dispatch_modes() and _tracing() is None and not torch.compiler.is_compiling()
+    return _level() is None and not _dispatch_modes() and _tracing() is None and not _is_compiling()
+
+
+_listening: dict[type, bool] = {Tensor: False}
+
+
+def is_listening(tensor: Tensor) -> bool:
+    """Whether a tensor's class, one that is not torch's, hears of every operation on it: then none is done."""
+    kind = type(tensor)
+    known = _listening.get(kind)
+    if known is None:
+        of_torch = kind.__module__.split(".")[0] == "torch"
+        known = kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl and not of_torch
+        _listening[kind] = known
+    return known
 
 
 class Unnoticed:

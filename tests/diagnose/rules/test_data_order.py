@@ -113,6 +113,18 @@ def test_a_shuffle_that_is_drawn_again_every_epoch_is_a_repeat() -> None:
     assert claim.evidence["period"] == 20
 
 
+def test_a_sampler_that_should_shuffle_and_gives_the_same_order_is_a_repeat() -> None:
+    facts = {
+        "loaders": [loader(sampler="RandomSampler", iterations=5, drawn=100) | {"shuffles": True}],
+        "batches": drawn(list(range(20)) * 5, 20),
+    }
+    claim = data_order.repeated_batches(run(**facts))
+    assert claim is not None
+    assert claim.evidence["same_order"] == 5
+    facts["loaders"][0]["shuffles"] = False
+    assert data_order.repeated_batches(run(**facts)) is None
+
+
 def test_a_generator_made_anew_every_epoch_is_named_with_its_line() -> None:
     held = [{"step": i, "backward": i + 1, "line": 0, "x": i % 20, "y": i % 20} for i in range(100)]
     seeds = {"numpy.random.default_rng(3) at train.py:8": [0, 20, 40, 60, 80]}

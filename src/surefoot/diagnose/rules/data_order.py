@@ -232,13 +232,21 @@ def _reason(run: Run, loader: dict[str, Any] | None, period: int) -> dict[str, A
             }
     if period < 2:
         return None
+    if loader is not None and loader.get("shuffles"):
+        times = loader["iterations"]
+        return {
+            "text": f"the {loader['sampler']} of the loader drew the same order {times} times",
+            "where": loader["site"],
+            "evidence": {"same_order": times, "sampler": loader["sampler"]},
+            "fixes": ("Call `sampler.set_epoch(epoch)` on a distributed sampler, and do not reseed its generator.",),
+        }
     shuffles = Counter((p["length"], p["print"]) for p in run.facts.get("permutations", []))
     for (length, print_), times in shuffles.most_common(3):
         steps = sorted({p["step"] for p in run.facts["permutations"] if p["print"] == print_})
         if times >= 3 and len(steps) >= 2:
             site = loader["site"] if loader is not None else None
             return {
-                "text": f"the same permutation of {length:,} rows was drawn {times} times (at steps "
+                "text": f"the same permutation of {length:,} rows was drawn at least {times} times (in use at steps "
                 f"{', '.join(map(str, steps[:4]))})",
                 "where": site,
                 "evidence": {"same_permutation": times, "steps": steps[:8]},

@@ -1,15 +1,18 @@
-"""The calls that make a training loop, wrapped so that the watcher hears of them.
+"""The calls that make a training loop: the watcher hears of each of them.
 
-One file per group of calls; `wrapping` holds what makes a wrapper go unnoticed. The depths given to `site` and
-`sys._getframe` count from an observation up to the script: observation, `safely`, the call around, the wrapper. Nothing
-is ever unwrapped: a run is watched to its end.
+One file per group of calls; `observe.calls` says how a function is heard of without
+being replaced. Nothing is ever undone: a
+run is watched to its end.
 """
 
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING
 
+from surefoot.launch import tape
+from surefoot.launch.originals import Originals
 from surefoot.launch.patches.backward import wrap_backward, wrap_function_modes, wrap_listeners
 from surefoot.launch.patches.clipping import wrap_clipping
 from surefoot.launch.patches.data import wrap_data
@@ -24,9 +27,14 @@ from surefoot.launch.patches.wrapping import Wrapping
 if TYPE_CHECKING:
     from surefoot.launch.watcher import Watcher
 
+_LATER = ("surefoot.record.log", "surefoot.record.store", "surefoot.record.devices", "surefoot.portrait")
+"""Modules that are used while the script runs: what they call is taken down before."""
+installed: list[Wrapping] = []
+"""What is heard of in this process."""
 
-def install(watcher: Watcher) -> None:
-    """Wrap everything. Called once, right after torch was imported."""
+
+def install(watcher: Watcher, later: tuple[str, ...] = ()) -> Wrapping:
+    """Hear of everything. Called once, right after torch was imported; `later` are other modules that will be used."""
 
     def left_behind() -> None:
         watcher.active = False
@@ -47,3 +55,10 @@ def install(watcher: Watcher) -> None:
     wrap_policies(watcher, wrapping)
     if watcher.guard is not None:
         watcher.guard.install(wrapping)
+    for name in (*_LATER, *later):
+        import_module(name)
+    watcher.originals = Originals()
+    watcher.originals.bind()
+    tape.original_of = watcher.originals.original_of  # type: ignore[assignment]
+    installed.append(wrapping)
+    return wrapping

@@ -3,7 +3,7 @@
 `Tensor.backward` calls `torch.autograd.backward`: the inner one of the two stays silent. `autograd.grad` counts as a
 backward only in a loop without an optimizer, and only when the script itself calls it for a scalar. Where the script
 listens to gradients or to saved tensors, that is remembered, so that no backward of ours is ever heard. Double
-backwards (`create_graph`) are left out.
+backwards (`create_graph`) are left out, and so are hooks on the nodes of the graph: torch has no way to see them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from surefoot.launch.calm import listeners
+from surefoot.launch.calm import is_listening, listeners
 from surefoot.launch.sites import is_users
 
 if TYPE_CHECKING:
@@ -27,41 +27,53 @@ def wrap_backward(watcher: Watcher, wrapping: Wrapping) -> None:
     """Every call for gradients that the script makes."""
     inside = False
 
-    def around(original: Any, args: Any, kwargs: Any) -> Any:
+    def before(args: Any, kwargs: Any) -> Any:
         nonlocal inside
-        given = args[0] if args else kwargs.get("tensors")
-        root = _first(given)
-        if inside or not isinstance(root, Tensor) or not watcher.here():
-            return original(*args, **kwargs)
+        root = _first(args[0] if args else kwargs.get("tensors"))
+        if inside or not isinstance(root, Tensor) or is_listening(root) or not watcher.here():
+            return None
         inside = True
-        try:
-            watcher.safely("backward", watcher.before_backward, root)
-            result = original(*args, **kwargs)
-        finally:
-            inside = False
-        watcher.safely("backward", watcher.after_backward)
-        return result
-
-    wrapping.around(torch.autograd, "backward", around)
-    wrapping.around(Tensor, "backward", around)  # calls the one above, but, under a function mode, from inside the mode
-
-    def around_grad(original: Any, args: Any, kwargs: Any) -> Any:
-        """In a loop without an optimizer, asking for gradients is what a step begins with."""
-        given = args[0] if args else kwargs.get("outputs")
-        root = _first(given)
-        loop = (
-            not watcher.optimizers and isinstance(root, Tensor) and root.numel() == 1 and not kwargs.get("create_graph")
-        )
-        if not loop or not watcher.here():
-            return original(*args, **kwargs)
-        if not watcher.safely("backward", is_users, sys._getframe(2).f_code.co_filename):
-            return original(*args, **kwargs)
         watcher.safely("backward", watcher.before_backward, root)
-        result = original(*args, **kwargs)
-        watcher.safely("backward", watcher.after_backward, result)
-        return result
+        return True
 
-    wrapping.around(torch.autograd, "grad", around_grad)
+    def after(token: Any, result: Any) -> None:
+        nonlocal inside
+        inside = False
+        watcher.safely("backward", watcher.after_backward)
+
+    def last(token: Any) -> None:
+        nonlocal inside
+        inside = False
+
+    why = "the loss, its graph and the line, before gradients are computed; what came of it after"
+    wrapping.listen(torch.autograd, "backward", "backward", why, before, after, last)
+    why = "as `torch.autograd.backward`, which it calls, but under a function mode from inside the mode"
+    wrapping.listen(Tensor, "backward", "backward", why, before, after, last)
+
+    def before_grad(args: Any, kwargs: Any) -> Any:
+        """In a loop without an optimizer, asking for gradients is what a step begins with."""
+        root = _first(args[0])
+        if inside or watcher.optimizers or not isinstance(root, Tensor) or is_listening(root) or args[4]:
+            return None
+        if not watcher.here():
+            return None
+        return watcher.safely("backward", begun, root, sys._getframe(2).f_code.co_filename)
+
+    def begun(root: Tensor, filename: str) -> Any:
+        if root.numel() != 1 or not is_users(filename):
+            return None
+        nonlocal inside
+        inside = True
+        watcher.before_backward(root)
+        return True
+
+    def after_grad(token: Any, result: Any) -> None:
+        nonlocal inside
+        inside = False
+        watcher.safely("backward", watcher.after_backward, result)
+
+    why = "the loss of a loop that updates its parameters by hand"
+    wrapping.listen(torch.autograd, "grad", "backward", why, before_grad, after_grad, last)
 
 
 def _first(given: Any) -> Any:
@@ -72,34 +84,32 @@ def _first(given: Any) -> Any:
 
 
 def wrap_listeners(wrapping: Wrapping) -> None:
-    """Where the script would hear of a backward of ours, none is made."""
+    """Where the script would hear of a backward of ours, none is made. Hooks on modules are seen at their calls."""
 
-    def around_hook(original: Any, args: Any, kwargs: Any) -> Any:
+    def hooked(args: Any, kwargs: Any) -> None:
         listeners.gradients = True
-        return original(*args, **kwargs)
 
-    def around_saved(original: Any, args: Any, kwargs: Any) -> Any:
+    def hooked_saved(args: Any, kwargs: Any) -> None:
         listeners.saved = True
-        return original(*args, **kwargs)
 
-    wrapping.around(Tensor, "register_hook", around_hook)
-    wrapping.around(Tensor, "retain_grad", around_hook)
-    for name in ("register_backward_hook", "register_full_backward_hook", "register_full_backward_pre_hook"):
-        wrapping.around(nn.Module, name, around_hook)
-    wrapping.around(torch.autograd.graph.saved_tensors_hooks, "__enter__", around_saved)
+    why = "whether an extra backward would run a hook of the script's: none is made then"
+    wrapping.listen(Tensor, "register_hook", "listeners", why, hooked)
+    why = "whether reading a tensor that autograd saved would run a hook of the script's: none is read then"
+    wrapping.listen(torch.autograd.graph.saved_tensors_hooks, "__enter__", "listeners", why, hooked_saved)
 
 
 def wrap_function_modes(watcher: Watcher, wrapping: Wrapping) -> None:
     """A mode of the script's may be left while the tape lies on top of it: the tape steps aside."""
 
-    def around_exit(original: Any, args: Any, kwargs: Any) -> Any:
+    def before(args: Any, kwargs: Any) -> Any:
         tape = watcher.look.tape if watcher.look is not None else None
         if tape is None or args[0] is tape or not watcher.here() or not tape.is_on_top():
-            return original(*args, **kwargs)
+            return None
         tape.leave()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            tape.__enter__()  # type: ignore[no-untyped-call]
+        return tape
 
-    wrapping.around(TorchFunctionMode, "__exit__", around_exit)
+    def last(tape: Any) -> None:
+        tape.__enter__()
+
+    why = "the tape of a look takes itself off first, so that the mode that ends is the one on top"
+    wrapping.listen(TorchFunctionMode, "__exit__", "operations", why, before, None, last)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def wrap_clipping(watcher: Watcher, wrapping: Wrapping) -> None:
-    """`clip_grad_norm_` and `clip_grad_value_`, under both of their names."""
+    """`clip_grad_norm_` and `clip_grad_value_`."""
 
     def clipped(result: Any, args: Any, kwargs: Any) -> None:
         limit = kwargs.get("max_norm", args[1] if len(args) > 1 else None)
@@ -41,13 +41,10 @@ def wrap_clipping(watcher: Watcher, wrapping: Wrapping) -> None:
             )
         _note_if_scaled(watcher)
 
-    def around_value(original: Any, args: Any, kwargs: Any) -> Any:
+    def before_value(args: Any, kwargs: Any) -> None:
         """Clipping by value leaves no figure behind: the largest entry is taken before."""
         if watcher.here():
-            if args and not isinstance(args[0], (list, tuple, Tensor)):
-                args = (list(args[0]), *args[1:])  # a generator can be read only once
             watcher.safely("clipping", value_clipped, args, kwargs)
-        return original(*args, **kwargs)
 
     def value_clipped(args: Any, kwargs: Any) -> None:
         given = args[0] if args else kwargs.get("parameters")
@@ -61,10 +58,10 @@ def wrap_clipping(watcher: Watcher, wrapping: Wrapping) -> None:
             watcher.clips.append({"step": watcher.steps, "site": site(5), "limit": limit, "by_value": True})
         _note_if_scaled(watcher)
 
-    wrapping.after(nn.utils.clip_grad, "clip_grad_norm_", "clipping", clipped)
-    wrapping.around(nn.utils.clip_grad, "clip_grad_value_", around_value)
-    nn.utils.clip_grad_norm_ = nn.utils.clip_grad.clip_grad_norm_
-    nn.utils.clip_grad_value_ = nn.utils.clip_grad.clip_grad_value_
+    why = "the norm of the gradients before clipping, and the limit"
+    wrapping.after(nn.utils.clip_grad, "clip_grad_norm_", "clipping", clipped, why)
+    why = "the largest entry before clipping, and the limit"
+    wrapping.listen(nn.utils.clip_grad, "clip_grad_value_", "clipping", why, before_value, listed="parameters")
 
 
 def _note_if_scaled(watcher: Watcher) -> None:

@@ -1,6 +1,6 @@
 """Data loaders and their batches: a print of each batch, its labels, and the step it was drawn for.
 
-Iterators carry the facts of their loader along. Batches made by hand never pass here; `stream` reads those off the
+Batches made by hand never pass here; `stream` reads those off the
 graph.
 """
 
@@ -10,7 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SubsetRandomSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from surefoot.launch.describe import label_counts
@@ -31,16 +31,19 @@ MOST_PRINTED = 4
 
 def wrap_data(watcher: Watcher, wrapping: Wrapping) -> None:
     """Loaders when they are iterated, and each batch they hand out."""
+    iterators: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+    """The loader of each iterator."""
 
     def iterated(result: Any, args: Any, kwargs: Any) -> None:
         facts = _loader_facts(watcher, args[0])
         facts["iterations"] += 1
-        result._surefoot = facts
+        iterators[result] = facts
 
-    wrapping.after(DataLoader, "__iter__", "data loaders", iterated)
+    why = "the loader's settings, and how often it is gone through"
+    wrapping.after(DataLoader, "__iter__", "data loaders", iterated, why)
 
     def drawn(result: Any, args: Any, kwargs: Any) -> None:
-        facts = getattr(args[0], "_surefoot", None)
+        facts = iterators.get(args[0])
         if facts is None:
             return
         facts["drawn"] += 1
@@ -66,7 +69,8 @@ def wrap_data(watcher: Watcher, wrapping: Wrapping) -> None:
             note["target_std"] = float(tensors[-1].float().std(correction=0))
         watcher.batches.append(note)
 
-    wrapping.after(_BaseDataLoaderIter, "__next__", "batches", drawn)
+    why = "a print of each batch, and the labels in it"
+    wrapping.after(_BaseDataLoaderIter, "__next__", "batches", drawn, why)
 
 
 def _print_of(tensor: Tensor) -> tuple[Any, ...]:
@@ -87,6 +91,7 @@ def _loader_facts(watcher: Watcher, loader: DataLoader[Any]) -> dict[str, Any]:
         "number": len(watcher.loaders),
         "batch_size": loader.batch_size,
         "sampler": type(loader.sampler).__name__,
+        "shuffles": _shuffles(loader.sampler),
         "workers": loader.num_workers,
         "rows": len(dataset) if hasattr(dataset, "__len__") else None,
         "batches": len(loader) if hasattr(dataset, "__len__") else None,
@@ -97,3 +102,10 @@ def _loader_facts(watcher: Watcher, loader: DataLoader[Any]) -> dict[str, Any]:
     }
     watcher.loaders.append(facts)
     return facts
+
+
+def _shuffles(sampler: Any) -> bool:
+    """Whether a sampler of torch's means to give another order every time."""
+    if isinstance(sampler, DistributedSampler):
+        return bool(vars(sampler).get("shuffle"))
+    return isinstance(sampler, (RandomSampler, SubsetRandomSampler))

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 def wrap_optimizers(watcher: Watcher, wrapping: Wrapping) -> None:
     """Optimizers and schedules, from their making on."""
-    wrapping.after(Optimizer, "__init__", "optimizers", lambda _, args, kwargs: watcher.optimizer_made(args[0]))
+
+    def made(_: Any, args: Any, kwargs: Any) -> None:
+        watcher.optimizer_made(args[0])
+
+    wrapping.after(Optimizer, "__init__", "optimizers", made, "a new optimizer: its settings and parameters")
 
     def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if watcher.here():
@@ -40,8 +44,9 @@ def wrap_optimizers(watcher: Watcher, wrapping: Wrapping) -> None:
     def zeroed(_: Any, args: Any, kwargs: Any) -> None:
         watcher.gradients_zeroed()
 
-    wrapping.after(Optimizer, "zero_grad", "zero_grad", zeroed)
-    wrapping.after(nn.Module, "zero_grad", "zero_grad", zeroed)
+    why = "whether gradients are zeroed, and whether between backward and step"
+    wrapping.after(Optimizer, "zero_grad", "zero_grad", zeroed, why)
+    wrapping.after(nn.Module, "zero_grad", "zero_grad", zeroed, why)
 
     def scheduled(_: Any, args: Any, kwargs: Any) -> None:
         scheduler = args[0]
@@ -55,5 +60,5 @@ def wrap_optimizers(watcher: Watcher, wrapping: Wrapping) -> None:
             }
         )
 
-    wrapping.after(LRScheduler, "__init__", "schedules", scheduled)
-    wrapping.after(ReduceLROnPlateau, "__init__", "schedules", scheduled)
+    wrapping.after(LRScheduler, "__init__", "schedules", scheduled, "a new schedule")
+    wrapping.after(ReduceLROnPlateau, "__init__", "schedules", scheduled, "a new schedule")

@@ -26,11 +26,14 @@ def wrap_policies(watcher: Watcher, wrapping: Wrapping) -> None:
 
     def entropy_of(distribution: Any) -> float:
         with Unnoticed():
-            chances = distribution.probs.detach().float()
-            return float(torch.special.entr(chances).sum(-1).mean())
+            held = vars(distribution)  # asked for its `probs`, it would keep them
+            chances = held["probs"] if "probs" in held else held["logits"].softmax(-1)
+            return float(torch.special.entr(chances.detach().float()).sum(-1).mean())
 
     def log_prob(result: Any, args: Any, kwargs: Any) -> None:
-        if watcher.look is not None and watcher.look.tape is not None and isinstance(result, Tensor):
+        if not isinstance(result, Tensor):  # a trace of torch.fx, for instance
+            return
+        if watcher.look is not None and watcher.look.tape is not None:
             index = watcher.look.tape.maker(result)
             if index is not None:
                 watcher.look.tape.entries[index].name = "log_prob"
@@ -48,17 +51,15 @@ def wrap_policies(watcher: Watcher, wrapping: Wrapping) -> None:
                     | {"actions": args[0].param_shape[-1]}
                 )
 
-    wrapping.after(Categorical, "log_prob", "policies", log_prob)
+    why = "the entropy of a policy, and where log-probabilities are made"
+    wrapping.after(Categorical, "log_prob", "policies", log_prob, why)
 
     def divergence(result: Any, args: Any, kwargs: Any) -> None:
         """The KL divergence from a distribution that is not learned and not the same for every row."""
         notes = watcher.divergences
-        if (
-            not result.requires_grad
-            or not is_readable(result)
-            or (notes and notes[-1]["backward"] == watcher.backwards)
-            or len(notes) >= 1000
-        ):
+        if not isinstance(result, Tensor) or not is_readable(result):
+            return
+        if not result.requires_grad or (notes and notes[-1]["backward"] == watcher.backwards) or len(notes) >= 1000:
             return
         if len(notes) >= 200 and watcher.backwards % 16:
             return
@@ -71,5 +72,5 @@ def wrap_policies(watcher: Watcher, wrapping: Wrapping) -> None:
                 found = {"step": watcher.steps, "backward": watcher.backwards, "site": site(4)}
                 notes.append(found | {"kl": float(result.detach().mean())})
 
-    for owner in (torch.distributions, torch.distributions.kl):
-        wrapping.after(owner, "kl_divergence", "policies", divergence)
+    why = "the divergence of a learned distribution from a fixed one"
+    wrapping.after(torch.distributions.kl, "kl_divergence", "policies", divergence, why)

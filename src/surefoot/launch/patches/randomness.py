@@ -1,80 +1,55 @@
-"""Seeds and permutations: who seeds what, where and how often, and whether an order comes again.
+"""Seeds: who seeds what, where and how often.
 
 A call counts if the script makes it, or a library for it before the first step, as `set_seed` and `seed_everything` of
-many do; what torch and NumPy seed is for reasons of their own. No number is ever drawn here.
+many do; what torch seeds is for reasons of its own. No number is ever drawn here.
+NumPy's functions are written in C, and numba knows them by identity: they are not heard of.
 """
 
 from __future__ import annotations
 
 import random
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from surefoot.launch.sites import caller, is_library, is_users, place, user_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from surefoot.launch.patches.wrapping import Wrapping
     from surefoot.launch.watcher import Watcher
 
 
 def wrap_randomness(watcher: Watcher, wrapping: Wrapping) -> None:
-    """Seeding by torch, Python and NumPy, and permutations."""
+    """Seeding by torch and Python."""
+    shared = getattr(random, "_inst", None)
+    """The generator behind `random.random`."""
 
-    def seeding(kind: str) -> Callable[..., None]:
-        def seeded(result: Any, args: Any, kwargs: Any) -> None:
-            frame = caller()
-            own = frame if frame is not None and is_users(frame.f_code.co_filename) else None
+    def torch_seeded(result: Any, args: Any, kwargs: Any) -> None:
+        seeded("torch", args[0] if args else kwargs.get("seed"), caller())
+
+    def python_seeded(result: Any, args: Any, kwargs: Any) -> None:
+        frame = caller()
+        if frame is not None and frame.f_code.co_filename == random.__file__:  # a generator that is being made
+            frame = frame.f_back
+        seeded("python" if args[0] is shared else "random.Random", args[1], frame)
+
+    def seeded(kind: str, value: Any, frame: Any) -> None:
+        own = frame if frame is not None and is_users(frame.f_code.co_filename) else None
+        if kind != "random.Random":
             for_it = frame is not None and is_library(frame.f_code.co_filename)
-            if own is None and for_it and frame is not None and frame.f_back is not None:
-                own = frame.f_back if is_users(frame.f_back.f_code.co_filename) else None
+            if for_it and frame.f_back is not None and is_users(frame.f_back.f_code.co_filename):
+                own = frame.f_back
             if own is not None or (for_it and watcher.steps == 0 and user_frame() is not None):
                 calls = watcher.seeds.setdefault(kind, [])
                 calls.append(watcher.steps)
                 del calls[400:]
-            if own is not None:
-                note_seed(kind, args[-1] if args else kwargs.get("seed", kwargs.get("a")), own)
-
-        return seeded
-
-    wrapping.after(torch, "manual_seed", "seeds", seeding("torch"))
-    torch.random.manual_seed = torch.manual_seed
-    wrapping.after(random, "seed", "seeds", seeding("python"))
-    if "numpy" in sys.modules:
-        import numpy as np
-
-        wrapping.after(np.random, "seed", "seeds", seeding("numpy"))
-
-    def note_seed(kind: str, value: Any, frame: Any) -> None:
-        """The same line, seeding with the same number again and again, draws the same numbers again and again."""
-        if isinstance(value, int) and len(watcher.reseeds) < 64:
-            where = place(frame.f_code.co_filename, frame.f_lineno)
+        # The same line, seeding with the same number again and again, draws the same numbers again and again.
+        if own is not None and isinstance(value, int) and len(watcher.reseeds) < 64:
+            where = place(own.f_code.co_filename, own.f_lineno)
             calls = watcher.reseeds.setdefault(f"{kind}({value}) at {where}", [])
             if len(calls) < 400:
                 calls.append(watcher.steps)
 
-    def seeded_own(kind: str) -> Callable[..., None]:
-        def seeded(result: Any, args: Any, kwargs: Any) -> None:
-            frame: Any = caller()
-            if frame is not None and frame.f_code.co_filename == random.__file__:
-                frame = frame.f_back
-            if frame is not None and is_users(frame.f_code.co_filename):
-                note_seed(kind, args[-1] if args else kwargs.get("seed"), frame)
-
-        return seeded
-
-    wrapping.after(random.Random, "seed", "seeds", seeded_own("random.Random"))
-    if "numpy" in sys.modules:
-        wrapping.after(np.random, "default_rng", "seeds", seeded_own("numpy.random.default_rng"))
-
-    def permuted(result: Any, args: Any, kwargs: Any) -> None:
-        if isinstance(result, Tensor) and result.numel() >= 8 and len(watcher.permutations) < 200:
-            watcher.permutations.append(
-                {"step": watcher.steps, "length": result.numel(), "print": hash(tuple(result[:32].tolist()))}
-            )
-
-    wrapping.after(torch, "randperm", "permutations", permuted)
+    why = "whether, where and how often the script seeds"
+    wrapping.after(torch, "manual_seed", "seeds", torch_seeded, why)
+    wrapping.after(random.Random, "seed", "seeds", python_seeded, why)

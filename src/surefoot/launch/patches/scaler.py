@@ -37,17 +37,15 @@ def wrap_scaler(watcher: Watcher, wrapping: Wrapping) -> None:
         state["scaled_now"] = False
         state["unscale_by"] = None
 
-    def around_step(original: Any, args: Any, kwargs: Any) -> Any:
+    def before_step(args: Any, kwargs: Any) -> Any:
         optimizer = args[1] if len(args) > 1 else kwargs.get("optimizer")
-        known = (
-            watcher.safely("scaler", steps_of, optimizer)
-            if isinstance(optimizer, Optimizer) and watcher.here()
-            else None
-        )
-        result = original(*args, **kwargs)
-        if known is not None:
-            watcher.safely("scaler", stepped, optimizer, known)
-        return result
+        if not isinstance(optimizer, Optimizer) or not watcher.here():
+            return None
+        known = watcher.safely("scaler", steps_of, optimizer)
+        return None if known is None else (optimizer, known)
+
+    def after_step(token: Any, result: Any) -> None:
+        watcher.safely("scaler", stepped, *token)
 
     def steps_of(optimizer: Optimizer) -> int:
         return watcher.watched(optimizer).series.count
@@ -72,7 +70,7 @@ def wrap_scaler(watcher: Watcher, wrapping: Wrapping) -> None:
             if len(trace) > 2000:
                 del trace[500:1000]
 
-    wrapping.after(GradScaler, "scale", "scaler", scaled)
-    wrapping.after(GradScaler, "unscale_", "scaler", unscaled)
-    wrapping.around(GradScaler, "step", around_step)
-    wrapping.after(GradScaler, "update", "scaler", updated)
+    wrapping.after(GradScaler, "scale", "scaler", scaled, "the loss before scaling, and the scale")
+    wrapping.after(GradScaler, "unscale_", "scaler", unscaled, "whether gradients still carry the scale when clipped")
+    wrapping.listen(GradScaler, "step", "scaler", "which steps are skipped", before_step, after_step)
+    wrapping.after(GradScaler, "update", "scaler", updated, "how the scale moves")

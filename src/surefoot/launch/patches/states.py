@@ -54,12 +54,12 @@ def wrap_states(watcher: Watcher, wrapping: Wrapping) -> None:
         given = args[0] if args else kwargs.get("obj")
         watcher.happened({"event": "saved", "step": watcher.steps, "site": site(4), "holds": _states_in(given)})
 
-    wrapping.after(nn.Module, "load_state_dict", "states", module_loaded)
-    wrapping.after(Optimizer, "load_state_dict", "states", optimizer_loaded)
-    wrapping.after(LRScheduler, "load_state_dict", "states", scheduler_loaded)
-    wrapping.after(torch.serialization, "load", "states", file_loaded)
-    wrapping.after(torch.serialization, "save", "states", file_saved)
-    torch.load, torch.save = torch.serialization.load, torch.serialization.save
+    why = "a checkpoint is resumed: which states are loaded"
+    wrapping.after(nn.Module, "load_state_dict", "states", module_loaded, why)
+    wrapping.after(Optimizer, "load_state_dict", "states", optimizer_loaded, why)
+    wrapping.after(LRScheduler, "load_state_dict", "states", scheduler_loaded, why)
+    wrapping.after(torch.serialization, "load", "states", file_loaded, "which states a checkpoint holds")
+    wrapping.after(torch.serialization, "save", "states", file_saved, "which states a checkpoint holds")
 
 
 def _states_in(value: Any) -> list[str]:

@@ -1,18 +1,19 @@
 """Hear of every batch that a `DataLoader` hands out in this process.
 
 A loop that iterates over its loader, and not over `stabilizer.resume(loader)`, tells nobody which batch it is on. So
-the one method through which every iterator of every `DataLoader` goes is wrapped, the first time somebody listens. It
-costs well under a microsecond, returns what it always did, and listeners are held weakly.
+the one method through which every iterator of every `DataLoader` goes is heard of, from the first time that somebody
+listens. It costs well under a microsecond, stays the method it is (`observe.calls`), and listeners are held weakly.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import weakref
 from typing import Any, Protocol
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from surefoot.observe.calls import Hook, hear
 
 
 class Listener(Protocol):
@@ -24,30 +25,27 @@ class Listener(Protocol):
 
 _listeners: list[weakref.ref[Listener]] = []
 _process = os.getpid()
+_is_heard = False
 
 
 def listen(listener: Listener) -> None:
     """Tell `listener` of every batch from here on, for as long as it lives."""
-    global _process
-    if not hasattr(_BaseDataLoaderIter.__next__, "_surefoot_heard"):
-        _wrap()
+    global _process, _is_heard
+    if not _is_heard:
+        hear(_BaseDataLoaderIter.__next__, Hook(_asked, _drew))
+        _is_heard = True
     _process = os.getpid()  # workers are forked later, and their own loaders are nobody's business here
     _listeners[:] = [held for held in _listeners if held() is not None]
     _listeners.append(weakref.ref(listener))
 
 
-def _wrap() -> None:
-    original = _BaseDataLoaderIter.__next__
+def _asked(args: Any, kwargs: Any) -> Any:
+    return True if _listeners and os.getpid() == _process else None
 
-    @functools.wraps(original)
-    def heard(self: Any) -> Any:
-        batch = original(self)
-        if _listeners and os.getpid() == _process:
-            for held in tuple(_listeners):
-                listener = held()
-                if listener is not None:
-                    batch = listener.loader_drew(batch)
-        return batch
 
-    heard._surefoot_heard = True  # type: ignore[attr-defined]
-    _BaseDataLoaderIter.__next__ = heard  # type: ignore[method-assign]
+def _drew(token: Any, batch: Any) -> Any:
+    for held in tuple(_listeners):
+        listener = held()
+        if listener is not None:
+            batch = listener.loader_drew(batch)
+    return batch

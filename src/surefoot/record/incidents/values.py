@@ -77,6 +77,8 @@ def _parts_of(value: Any) -> Iterable[Any] | None:
 
 # ---- without holding it --------------------------------------------------------------------------------------------
 
+_is_inference = Tensor.is_inference  # the script may replace it
+
 
 class Mirror:
     """A nesting as it is now, in containers of our own: its objects can die while it is kept, its numbers cannot.
@@ -94,7 +96,7 @@ class Mirror:
 
     def versions(self) -> list[int]:
         """How often each tensor was written to so far."""
-        return [-1 if tensor.is_inference() else tensor._version for tensor in self.tensors]
+        return [-1 if _is_inference(tensor) else tensor._version for tensor in self.tensors]
 
     def nbytes(self) -> int:
         """The memory of its tensors."""

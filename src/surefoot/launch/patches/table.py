@@ -1,0 +1,21 @@
+"""The table of `docs/run.md`: every function that `surefoot run` hears of or replaces, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from surefoot.launch.leaving import WHY
+
+if TYPE_CHECKING:
+    from surefoot.launch.patches.wrapping import Wrapping
+
+HEARD = "heard of"
+REPLACED = "replaced"
+
+
+def table(wrapping: Wrapping) -> str:
+    """As Markdown."""
+    rows = [(held.name, HEARD, held.why) for held in wrapping.heard]
+    rows.append(("os._exit", REPLACED, WHY))
+    lines = ["| function | | what is learned |", "|---|---|---|"]
+    return "\n".join([*lines, *(f"| `{name}` | {how} | {why} |" for name, how, why in sorted(rows))])

@@ -1,0 +1,241 @@
+"""Hearing of the calls of a function, without anything taking the function's place.
+
+A function that is replaced is another function: torch's device contexts, `torch.overrides`, TorchScript and numba know
+functions by identity, pickle by name, warnings by the frame that called, and whoever imported it earlier still holds
+the old one. So nothing is replaced. A function written in Python keeps its identity, and its code gets two more calls:
+one where it begins, one where it returns. Names, signature, source, line numbers and aliases stay as they are, no frame
+is added to a traceback, and while torch compiles the two calls are not there.
+
+The new code is compiled from the function's own source, which must be the source of the code that runs: that is checked
+first. Functions written in C, and those without source, cannot be heard of in this way.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import functools
+import inspect
+import linecache
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_HOOK = "@surefoot"
+"""Stands for the hook among the constants of the new code, until the hook itself is put there."""
+_TOKEN = "__surefoot__"
+"""The variable that holds what `enter` returned."""
+_RESULT = "__surefoot_result__"
+_FUTURES = functools.reduce(
+    int.__or__, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+)
+
+
+class Hook:
+    """What the new code of a function calls.
+
+    `before(args, kwargs)` is given the function's parameters, defaults included; what it returns is the token. After
+    `None` nothing more is heard of that call, else `after(token, result)` when the function returns, and `last(token)`
+    when it is over, by an exception or not. What `after` returns, unless it is `None`, is returned to the caller.
+    """
+
+    __slots__ = ("end", "enter", "leave")
+
+    def __init__(
+        self,
+        before: Callable[[Any, Any], Any],
+        after: Callable[[Any, Any], Any] | None = None,
+        last: Callable[[Any], None] | None = None,
+    ) -> None:
+        def leave(token: Any, result: Any) -> Any:
+            if after is not None:
+                other = after(token, result)
+                return result if other is None else other
+            return result
+
+        self.enter, self.leave, self.end = before, leave, last
+
+    @staticmethod
+    def listed(values: Any) -> Any:
+        """What can be gone through only once, as a list."""
+        return values if isinstance(values, (list, tuple, torch.Tensor)) else list(values)
+
+
+def _both(first: Hook, second: Hook) -> Hook:
+    """Two hooks as one."""
+
+    def before(args: Any, kwargs: Any) -> Any:
+        tokens = first.enter(args, kwargs), second.enter(args, kwargs)
+        return None if tokens == (None, None) else tokens
+
+    def after(tokens: Any, result: Any) -> Any:
+        for hook, token in zip((first, second), tokens, strict=True):
+            if token is not None:
+                result = hook.leave(token, result)
+        return result
+
+    def last(tokens: Any) -> None:
+        if first.end is not None and tokens[0] is not None:
+            first.end(tokens[0])
+
+    return Hook(before, after, last if first.end is not None else None)
+
+
+def hear(function: Any, hook: Hook, always: bool = False, listed: str | None = None) -> None:
+    """Have a function call a hook where it begins and returns.
+
+    `always`: also where it ends by an exception. `listed`: a parameter that the hook, too, needs to go through.
+    """
+    function = inspect.unwrap(function)
+    if not isinstance(function, types.FunctionType):
+        raise TypeError(f"{function!r} is not written in Python")
+    code = function.__code__
+    held = next((value for value in code.co_consts if isinstance(value, Hook)), None)
+    if held is not None and not always and not listed:
+        both = tuple(_both(held, hook) if value is held else value for value in code.co_consts)
+        function.__code__ = code.replace(co_consts=both)
+        return
+    if _words(_compiled(_parsed(function), function)) != _words(code):
+        raise ValueError(f"the source of {function.__qualname__} is not what runs")
+    tree = _parsed(function)
+    definition = _definition(tree, code.co_name)
+    _instrument(definition, "torch" in function.__globals__, always, listed)
+    new = _compiled(tree, function)
+    for name in ("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_freevars", "co_firstlineno"):
+        if getattr(new, name) != getattr(code, name):
+            raise ValueError(f"the code of {function.__qualname__} cannot be rebuilt: {name} differs")
+    constants = tuple(hook if value == _HOOK else value for value in new.co_consts)
+    named = {"co_qualname": getattr(code, "co_qualname")} if sys.version_info >= (3, 11) else {}  # noqa: B009
+    function.__code__ = new.replace(co_consts=constants, **named)
+
+
+def _words(code: types.CodeType) -> tuple[Any, ...]:
+    """The names and constants of a function: others if its source has changed since it was loaded."""
+    constants = [value for value in code.co_consts if not isinstance(value, types.CodeType)]
+    inside = [_words(value) for value in code.co_consts if isinstance(value, types.CodeType)]
+    return code.co_names, code.co_varnames, code.co_freevars, repr(constants), inside
+
+
+def _parsed(function: types.FunctionType) -> ast.Module:
+    """The function's source, inside of a class if it is a method: names with two underscores and `super` need one."""
+    code = function.__code__
+    lines = linecache.getlines(code.co_filename, function.__globals__)
+    text = "".join(lines[code.co_firstlineno - 1 : _last_line(code, lines)])
+    owners = [name for name in function.__qualname__.split(".")[:-1] if name != "<locals>"]
+    outer = [name for name in code.co_freevars if name != "__class__"]
+    if not text[:1].isspace():
+        opening = ""
+    elif outer:  # a function inside another one, whose variables it uses
+        opening = f"def __outer__({', '.join(outer)}):"
+    else:
+        opening = f"class {owners[-1]}:" if owners else "if True:"
+    tree = ast.parse(f"{opening}\n{text}")
+    return ast.increment_lineno(tree, code.co_firstlineno - 2)  # as in the file, for tracebacks and warnings
+
+
+def _last_line(code: types.CodeType, lines: list[str]) -> int:
+    """The last line of a function, those of the functions inside it included."""
+    if sys.version_info < (3, 11):
+        return code.co_firstlineno - 1 + len(inspect.getblock(lines[code.co_firstlineno - 1 :]))
+    own = max((end for _, end, _, _ in code.co_positions() if end is not None), default=code.co_firstlineno)
+    return max([own, *(_last_line(value, lines) for value in code.co_consts if isinstance(value, types.CodeType))])
+
+
+def _definition(tree: ast.Module, name: str) -> ast.FunctionDef:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return node
+    raise ValueError(f"no function {name} in its own source")
+
+
+def _compiled(tree: ast.Module, function: types.FunctionType) -> types.CodeType:
+    """The function's code object, out of that of the module."""
+    code = function.__code__
+    flags = code.co_flags & _FUTURES
+    whole = compile(tree, code.co_filename, "exec", flags=flags, dont_inherit=True)
+    for found in _codes(whole):
+        if found.co_name == code.co_name:
+            return found
+    raise ValueError(f"no code of {function.__qualname__} in its own source")
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Code objects inside another one, outermost first."""
+    waiting = [code]
+    while waiting:
+        inner = [value for value in waiting.pop(0).co_consts if isinstance(value, types.CodeType)]
+        yield from inner
+        waiting.extend(inner)
+
+
+def _instrument(definition: ast.FunctionDef, knows_torch: bool, always: bool, listed: str | None) -> None:
+    """Put the calls of the hook into a function."""
+    given = definition.args
+    arguments = [argument.arg for argument in (*given.posonlyargs, *given.args)]
+    items = [*arguments, *([f"*{given.vararg.arg}"] if given.vararg else [])]
+    named = [f"{argument.arg!r}: {argument.arg}" for argument in given.kwonlyargs]
+    named += [f"**{given.kwarg.arg}"] if given.kwarg else []
+    call = f"({', '.join(items)}{',' if items else ''}), {{{', '.join(named)}}}"
+    lines = [f"    {listed} = {_HOOK!r}.listed({listed})"] if listed else []
+    lines.append(f"    {_TOKEN} = {_HOOK!r}.enter({call})")
+    # Dynamo knows the answer when it compiles: the hook is no part of what it compiles.
+    test = "not torch.compiler.is_compiling()" if knows_torch else "True"
+    body = definition.body
+    has_text = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+    text, body = (body[:1], body[1:]) if has_text else ([], body)
+    first = (body or text)[0]
+    before = ast.parse("\n".join([f"{_TOKEN} = None", f"if {test}:", *lines])).body
+    end = (body or text)[-1]
+    after = ast.parse(f"if {_TOKEN} is not None:\n    {_HOOK!r}.leave({_TOKEN}, None)").body
+    _place(before, first, start=True)
+    _place(after, end, start=False)
+    body = _Returns().visit(ast.Module(body, [])).body
+    if always:
+        finally_ = ast.parse(f"if {_TOKEN} is not None:\n    {_HOOK!r}.end({_TOKEN})").body
+        _place(finally_, end, start=False)
+        guarded = ast.Try(body=[*body, *after], handlers=[], orelse=[], finalbody=finally_)
+        ast.copy_location(guarded, first)
+        definition.body = [*text, *before, guarded]
+    else:
+        definition.body = [*text, *before, *body, *after]
+
+
+class _Returns(ast.NodeTransformer):
+    """A `return` tells the hook what it returns; those of functions inside stay as they are."""
+
+    def visit_Return(self, node: ast.Return) -> Any:
+        value = node.value or ast.copy_location(ast.Constant(None), node)
+        kept = ast.parse(f"{_RESULT} = None").body[0]
+        answer = ast.parse(f"{_RESULT} if {_TOKEN} is None else {_HOOK!r}.leave({_TOKEN}, {_RESULT})", mode="eval").body
+        _place([kept, answer], value, start=False)
+        assert isinstance(kept, ast.Assign)
+        kept.value = value
+        node.value = answer
+        return [kept, node]
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return node
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return node
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        return node
+
+
+def _place(nodes: list[Any], at: Any, start: bool) -> None:
+    """Give new nodes the line of an old one: its first, or its last."""
+    line, column = (at.lineno, at.col_offset) if start else (at.end_lineno, at.end_col_offset)
+    for node in nodes:
+        for part in ast.walk(node):
+            if isinstance(part, (ast.stmt, ast.expr)):
+                part.lineno = part.end_lineno = line
+                part.col_offset = part.end_col_offset = column
