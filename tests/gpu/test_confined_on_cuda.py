@@ -32,5 +32,7 @@ def test_a_confined_run_trains_on_the_gpu(tmp_path, how):
     subject = children.Subject("train.py", (str(done), how), folder=tmp_path / "work")
     with children.Children(subject, tmp_path / "out", threads=1) as runs:
         child = runs.start("baseline", {})
-        runs.wait(until=time.monotonic() + 300)
-    assert done.read_text() == "True", (child.folder / children.OUTPUT).read_text()
+        runs.wait(until=time.monotonic() + 900)
+    said = (child.folder / children.OUTPUT).read_text()
+    assert done.exists(), said
+    assert done.read_text() == "True", said

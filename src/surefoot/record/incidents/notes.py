@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from surefoot.observe.calm import is_calm, unseen
 from surefoot.record.incidents.draws import listen
 from surefoot.record.incidents.streams import QuickStreams, StreamNote
 from surefoot.record.incidents.values import Mirror
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
     Weight = Scalar | Callable[[], Scalar] | None
 
-unseen = torch._C.DisableTorchFunction
-"""A context in which no function mode and no tensor class of the user's own hears of what is looked at."""
 MOST_DRAWN = 8
 """Batches remembered of one microbatch: with more, the loop draws for something else than this step."""
 MOST_CALLS = 16
@@ -217,7 +216,7 @@ class StepNotes:
         if self._past.maxlen == 1:
             self._past.clear()  # decided by now: the last batch need not live longer than in the loop
         models = _alive(self._models)
-        if not torch.is_grad_enabled() or (models and not any(model.training for model in models)):
+        if not torch.is_grad_enabled() or (models and not any(model.training for model in models)) or not is_calm():
             return False
         now.drawn.append(see(batch))
         if len(now.drawn) > MOST_DRAWN:
@@ -247,7 +246,7 @@ class StepNotes:
         if now.streams is None:
             now.streams = self._note_streams()
         wanted = self.hold_all or not (now.drawn or now.given is not None)
-        if len(now.calls) < MOST_CALLS and wanted:
+        if len(now.calls) < MOST_CALLS and wanted and is_calm():
             inputs = Mirror((args, kwargs))
             if self._may_hold(inputs):
                 now.calls.append(inputs)

@@ -77,7 +77,7 @@ def _parts_of(value: Any) -> Iterable[Any] | None:
 
 # ---- without holding it --------------------------------------------------------------------------------------------
 
-_is_inference = Tensor.is_inference  # the script may replace it
+_is_inference, _detach = Tensor.is_inference, Tensor.detach  # the script may replace them
 
 
 class Mirror:
@@ -121,7 +121,7 @@ class Mirror:
     def _tensor(self, value: Tensor) -> Any:
         if type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__:
             return _Part("weak", _kind(value), weakref.ref(value))
-        alias = value.detach()
+        alias = _detach(value)
         self.tensors.append(alias)
         if not value.requires_grad:
             return alias
