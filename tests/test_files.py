@@ -162,6 +162,7 @@ def test_facts_that_are_none_are_refused_in_one_line(run: Path, text: str) -> No
 
 WRITERS = {
     "files.py": "this is the one",
+    "folder_lock.py": "a lock file of its own; follows no link",
     "record/owned.py": "telemetry; refuses links",
     "record/events.py": "appends to events.jsonl; refuses links",
     "record/thinning.py": "renames a new file of telemetry over an old one",

@@ -113,7 +113,7 @@ def _taken(path: str, folder: str, what: str) -> _Lock | None:
         return None
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     except OSError:  # whoever writes will say what is wrong with the folder
         return None
     try:

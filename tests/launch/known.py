@@ -292,6 +292,22 @@ FUNCTIONS = {
 }
 
 
+def swapped():
+    """Parameters of a model in training that are swapped for others, which torch refuses if anything refers to them."""
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    model = nn.Linear(4, 2)
+    for dtype in (torch.float32, torch.float64):
+        model.to(dtype)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = model(torch.ones(8, 4, dtype=dtype)).square().mean()
+            loss.backward()
+            optimizer.step()
+    torch.__future__.set_swap_module_params_on_conversion(False)
+    return [str(model.weight.dtype), loss.item()]
+
+
 def replaced():
     """Losses, and how often each replaced function was called, all of which draw random numbers."""
     before = []
@@ -400,7 +416,7 @@ if __name__ == "__main__":
     for name in sys.argv[1:]:
         owner, key = find(name)
         results["functions"][name] = told(getattr(owner, key))
-    for part in (devices, objects, modes, transforms, warned, replaced, subclassed, scripted, compiled):
+    for part in (devices, objects, modes, transforms, warned, replaced, subclassed, scripted, compiled, swapped):
         results[part.__name__] = part()
     results["aliases"] = {
         name: aliases(value) for name, value in vars(torch).items() if isinstance(value, types.BuiltinFunctionType)

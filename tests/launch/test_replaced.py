@@ -21,6 +21,7 @@ PARTS = {
     "subclassed": "how often methods of a tensor subclass are called, and its losses",
     "scripted": "TorchScript",
     "compiled": "graphs, graph breaks and recompilations",
+    "swapped": "parameters that are swapped while the model is trained",
     "aliases": "every name under which torch holds a function that is written in C",
 }
 

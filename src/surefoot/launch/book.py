@@ -15,7 +15,7 @@ from surefoot.launch.sites import name_of, user_frame, variables
 from surefoot.observe.readable import is_sharded, readable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 
 @dataclass
@@ -77,6 +77,10 @@ def weight_facts(tensor: Tensor) -> dict[str, Any]:
         return facts
 
 
+def _nothing() -> None:
+    """Stands for a reference while there must be none."""
+
+
 class Book:
     """Every parameter seen so far, by identity; weakly held."""
 
@@ -119,6 +123,21 @@ class Book:
         self.parameters.append(record)
         self._ids[id(tensor)] = record.id
         return record
+
+    def let_go(self, tensors: Iterable[Tensor]) -> list[tuple[Parameter, Tensor]]:
+        """Drop the weak references to parameters, which `hold_again` makes anew: torch swaps no tensor that has one."""
+        held = []
+        for tensor in tensors:
+            record = self.get(tensor)
+            if record is not None and record.tensor() is tensor:
+                record.tensor = _nothing
+                held.append((record, tensor))
+        return held
+
+    def hold_again(self, held: list[tuple[Parameter, Tensor]]) -> None:
+        """Refer to parameters again that were let go."""
+        for record, tensor in held:
+            record.tensor = weakref.ref(tensor)
 
     def see_again(self, record: Parameter, tensor: Tensor) -> None:
         """Before its first update: since it was entered it may have been drawn anew, loaded, or converted."""

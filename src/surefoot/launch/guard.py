@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 STEPS_LATER = 8
 """So many steps after a folded step the host reads whether it was left out; by then the number has arrived."""
 MOST_NAMES = 20
+WHY_STEP = "puts the guard around the `step` of each optimizer class, inside torch's own step hooks"
+WHY_REPLICAS = "which models are replicas, whose ranks must agree before a step is left out"
 
 
 class StepGuard:
@@ -86,7 +88,7 @@ class StepGuard:
             "__init__",
             "replicas",
             lambda _, args, __: self._replicas.add(args[0]),
-            "which models are replicas, whose ranks must agree before a step is left out",
+            WHY_REPLICAS,
         )
 
     def _around(self, step: Callable[..., Any]) -> Callable[..., Any]:

@@ -46,6 +46,15 @@ class ManualLoop:
                 record.name = name_of(leaf, frame)
         self._held = [weakref.ref(leaf) for leaf in found]
 
+    def let_go(self) -> list[Tensor]:
+        """Drop the weak references; `hold_again` takes the tensors back."""
+        tensors, self._held = self.tensors(), []
+        return tensors
+
+    def hold_again(self, tensors: list[Tensor]) -> None:
+        """Refer to the parameters again."""
+        self._held = [weakref.ref(tensor) for tensor in tensors]
+
     def left_share(self) -> float:
         """Which share of the parameters still has a gradient that is not zero."""
         return left_share(self.tensors())

@@ -171,6 +171,12 @@ class Tape(TorchFunctionMode):
             self._safely("operations", self._record, func, args, kwargs or {}, out)
         return out
 
+    def forget(self) -> None:
+        """Drop the references to tensors. What was recorded stays."""
+        self._made_by.clear()
+        for entry in self.entries:
+            entry.taken, entry.result = [], None
+
     def leave(self) -> None:
         """Take the tape off the stack of modes, wherever in it others have pushed it."""
         above = []

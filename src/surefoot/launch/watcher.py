@@ -215,6 +215,8 @@ class Watcher:
                 self.safely("run log", self.diary.look, facts)
             self.origins = look.origins or self.origins
             self.trails = look.trails or self.trails
+        if look.tape is not None:
+            look.tape.forget()
         if len(self.looks) < FIRST_LOOKS or self._extra_looks > 0:
             self._extra_looks -= 1
             # A step that evaluates a closure many times is as good as many steps: every other one is enough.
@@ -251,6 +253,18 @@ class Watcher:
         if self.blackbox is not None:
             self.safely("incidents", self.blackbox.optimizer_made)
         self.look_soon()
+
+    def before_swap(self, tensors: tuple[Tensor, ...]) -> Callable[[], None]:
+        """Torch is about to swap tensors, which it refuses if anything refers to them; returns what to call afterwards."""
+        self.end_look()
+        self.trails = []
+        held, by_hand = self.book.let_go(tensors), self.manual.let_go()
+
+        def swapped() -> None:
+            self.book.hold_again(held)
+            self.manual.hold_again(by_hand)
+
+        return swapped
 
     def look_soon(self) -> None:
         """Something new began: look at the next few steps."""

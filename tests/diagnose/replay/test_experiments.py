@@ -145,7 +145,7 @@ def test_an_overflow_of_a_bare_loop_is_cured_by_precision_and_outranks_what_was_
     source = {**os.environ, "PYTHONPATH": str(Path(sf.__file__).parents[1])}
     command = [sys.executable, "-m", "surefoot", "run", "--out", "out", "train.py"]
     patience.run(command, env=source, check=True)
-    told, code = here.experiment(incidents_in(here.folder / "out")[0], "--only", "lr-10,bf16", way=())
+    told, code = here.experiment(incidents_in(here.folder / "out")[0], "--only", "lr-10,bf16")
     assert (code, told["cures"], told["confirms"]) == (0, ["bf16"], ["precision.fp16-overflow"])
     assert verdicts(told)["lr-10"] == "does not apply"
     assert "it is the precision" in told["conclusions"][0]

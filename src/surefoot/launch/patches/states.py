@@ -54,6 +54,21 @@ def wrap_states(watcher: Watcher, wrapping: Wrapping) -> None:
         given = args[0] if args else kwargs.get("obj")
         watcher.happened({"event": "saved", "step": watcher.steps, "site": site(4), "holds": _states_in(given)})
 
+    def before_swap(args: Any, kwargs: Any) -> Any:
+        tensors = tuple(each for each in args if isinstance(each, Tensor))
+        return watcher.safely("states", watcher.before_swap, tensors) if watcher.here() else None
+
+    def after_swap(swapped: Any) -> None:
+        watcher.safely("states", swapped)
+
+    wrapping.listen(
+        torch.utils,
+        "swap_tensors",
+        "states",
+        "torch swaps no tensor that is referred to weakly: our references are dropped meanwhile",
+        before_swap,
+        last=after_swap,
+    )
     why = "a checkpoint is resumed: which states are loaded"
     wrapping.after(nn.Module, "load_state_dict", "states", module_loaded, why)
     wrapping.after(Optimizer, "load_state_dict", "states", optimizer_loaded, why)
