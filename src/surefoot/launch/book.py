@@ -15,7 +15,7 @@ from surefoot.launch.sites import name_of, user_frame, variables
 from surefoot.observe.readable import is_sharded, readable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Parameter:
     """One leaf tensor that is, or should be, learned."""
 
     id: int
-    tensor: weakref.ref[Tensor]
+    tensor: Callable[[], Tensor | None]
     shape: list[int]
     dtype: str
     name: str = ""

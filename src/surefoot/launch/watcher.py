@@ -255,7 +255,7 @@ class Watcher:
         self.look_soon()
 
     def before_swap(self, tensors: tuple[Tensor, ...]) -> Callable[[], None]:
-        """Torch is about to swap tensors, which it refuses if anything refers to them; returns what to call afterwards."""
+        """Torch is about to swap tensors, which it refuses if anything refers to them. Returns what to call after."""
         self.end_look()
         self.trails = []
         held, by_hand = self.book.let_go(tensors), self.manual.let_go()
