@@ -20,8 +20,10 @@ _NO_EVIDENCE = frozenset({"run log", "incidents", "saving", "left-out steps", "r
 def why_unknown(run: Run) -> str:
     """The reason in one sentence; empty if the run was judged."""
     ended, steps = _how_it_ended(run), f"{run.steps:,} step{'s' if run.steps != 1 else ''}"
+    unwatched = {probe: why for probe, why in run.facts.get("problems", {}).items() if probe not in _NO_EVIDENCE}
     if not run.steps:
-        return f"No training step was seen{f': {ended}' if ended else ''}."
+        why = ended or next(iter(unwatched.values()), "")
+        return f"No training step was seen{f': {why}' if why else ''}."
     if ended:
         return f"After {steps} {ended}; no fault was found until then."
     losses = run.curve.count
@@ -30,7 +32,6 @@ def why_unknown(run: Run) -> str:
     if losses < FEWEST_LOSSES:
         seen = "only 1 loss was" if losses == 1 else f"only {losses} losses were"
         return f"Too short to judge: {seen} seen, and a curve needs {FEWEST_LOSSES}."
-    unwatched = {probe: why for probe, why in run.facts.get("problems", {}).items() if probe not in _NO_EVIDENCE}
     if unwatched:
         probe, why = next(iter(unwatched.items()))
         more = f" and {len(unwatched) - 1} more" if len(unwatched) > 1 else ""

@@ -33,6 +33,7 @@ from torch.optim import LBFGS, Optimizer
 
 from surefoot.act.apply import can_fold, lacks_momentum
 from surefoot.act.closure import ClosureRefused, StepCopy
+from surefoot.act.optimizer_settings import look_at_settings
 from surefoot.launch.calm import Unnoticed, is_calm
 from surefoot.launch.voice import say
 from surefoot.observe.readings import begin_reading
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from surefoot.launch.patches.wrapping import Wrapping
     from surefoot.launch.watcher import Watcher
     from surefoot.observe.readings import Reading
+    from surefoot.types import OptimizerSetting
 
 STEPS_LATER = 8
 """So many steps after a folded step the host reads whether it was left out; by then the number has arrived."""
@@ -71,6 +73,8 @@ class StepGuard:
         self.last: int | None = None
         self.tensors: dict[str, None] = {}
         """The parameters whose gradients were the reason, in the order they were met."""
+        self.reasons: dict[str, None] = {}
+        """Other reasons, such as a learning rate that is not finite."""
         self.unguarded: dict[str, str] = {}
         """What is not guarded, and why."""
 
@@ -132,17 +136,29 @@ class StepGuard:
         if nonfinite is None:
             return apply()
         self.checked += 1
-        if _folds(optimizer, nonfinite):
-            return self._folded(optimizer, apply, nonfinite)
+        folds = _folds(optimizer, nonfinite)
+        settings = look_at_settings(optimizer, nonfinite.device, folds)
+        if settings.broken:
+            self._leave_out(optimizer, nonfinite, settings.broken)
+            return otherwise
+        if folds:
+            return self._folded(optimizer, apply, nonfinite, settings.values)
         if not _is_any(nonfinite) or _is_any(getattr(optimizer, "found_inf", None)):
             return apply()
         self._leave_out(optimizer, nonfinite)
         return otherwise
 
-    def _folded(self, optimizer: Any, apply: Callable[[], Any], nonfinite: Tensor) -> Any:
-        """Let the fused kernel decide; what a scaler has found already is not ours."""
+    def _folded(
+        self, optimizer: Any, apply: Callable[[], Any], nonfinite: Tensor, settings: Tensor | None = None
+    ) -> Any:
+        """Let the fused kernel decide; what a scaler has found already is not ours.
+
+        `settings` are those of the optimizer that are on the device.
+        """
         found = getattr(optimizer, "found_inf", None)
         with Unnoticed():
+            if settings is not None:
+                nonfinite = torch.cat([nonfinite, (~torch.isfinite(settings)).to(nonfinite)])
             ours = nonfinite if found is None else nonfinite * (found == 0)
             skip = (nonfinite.sum() > 0).to(torch.float32)
             both = skip if found is None else torch.maximum(skip, found.to(torch.float32))
@@ -192,13 +208,15 @@ class StepGuard:
 
     def _measure(self, optimizer: Optimizer) -> Tensor | None:
         """How many entries of each gradient are not finite, on the gradients' device; `None` if there is none."""
-        gradients = [each.grad for each in _parameters(optimizer) if each.grad is not None]
+        with Unnoticed():
+            gradients = [each.grad for each in _parameters(optimizer) if each.grad is not None]
         if not gradients:
             return None
         return self._count(optimizer, gradients)
 
     def _is_broken(self, optimizer: Optimizer) -> bool:
-        able = [p.detach() for p in _parameters(optimizer) if p.is_floating_point() or p.is_complex()]
+        with Unnoticed():
+            able = [p.detach() for p in _parameters(optimizer) if p.is_floating_point() or p.is_complex()]
         return bool(able) and _is_any(self._count(optimizer, able))
 
     def _count(self, optimizer: Optimizer, tensors: list[Tensor]) -> Tensor | None:
@@ -253,10 +271,11 @@ class StepGuard:
 
     # ---- what was left out ----------------------------------------------------------------------------------------
 
-    def _leave_out(self, optimizer: Optimizer, nonfinite: Tensor) -> None:
+    def _leave_out(self, optimizer: Optimizer, nonfinite: Tensor, settings: tuple[OptimizerSetting, ...] = ()) -> None:
         """A step was not applied; a look at the numbers is free by now."""
-        held = [each for each in _parameters(optimizer) if each.grad is not None]
-        self._note(optimizer, self._watcher.steps, held, nonfinite.tolist())
+        with Unnoticed():
+            held = [each for each in _parameters(optimizer) if each.grad is not None]
+        self._note(optimizer, self._watcher.steps, held, nonfinite.tolist(), settings)
         self._watcher.safely("left-out steps", self._watcher.step_left_out, optimizer)
 
     def _read_oldest(self) -> None:
@@ -267,7 +286,14 @@ class StepGuard:
             held = [parameters[i] for i in positions if i < len(parameters)]
             self._note(optimizer, step, held, counts)
 
-    def _note(self, optimizer: Optimizer | None, step: int, parameters: list[Tensor], counts: list[float]) -> None:
+    def _note(
+        self,
+        optimizer: Optimizer | None,
+        step: int,
+        parameters: list[Tensor],
+        counts: list[float],
+        settings: tuple[OptimizerSetting, ...] = (),
+    ) -> None:
         bad = [each for each, count in zip(parameters, counts, strict=False) if count]
         names = self._watcher.safely("left-out steps", self._watcher.names_of, bad[:MOST_NAMES]) or []
         self.left_out += 1
@@ -275,7 +301,16 @@ class StepGuard:
         self.last = step if self.last is None else max(step, self.last)
         if len(self.tensors) < MOST_NAMES:
             self.tensors |= dict.fromkeys(names)
+        on_device = bool(parameters) and any(counts[len(parameters) :])
+        self.reasons |= dict.fromkeys(map(str, settings))
+        if on_device:
+            self.reasons["a setting of the optimizer that is on the device is not finite"] = None
+        elif bad and not names:
+            self.reasons["gradients that are not finite"] = None
+        elif not bad and not settings:
+            self.reasons["the step ended on parameters that are not finite"] = None
         facts = {"event": "skip", "step": step, "parameters": names, "of": len(bad)}
+        facts |= {"settings": [str(each) for each in settings]} if settings else {}
         self._watcher.safely("left-out steps", self._watcher.tell_left_out, optimizer, facts, self.left_out)
 
     def read(self) -> None:
@@ -292,6 +327,7 @@ class StepGuard:
             "first": self.first,
             "last": self.last,
             "parameters": list(self.tensors)[:MOST_NAMES],
+            "reasons": list(self.reasons)[:MOST_NAMES],
             "not_guarded": self.unguarded,
         }
 
@@ -308,9 +344,10 @@ def in_words(facts: dict[str, Any]) -> str:
     first, last, names = facts["first"], facts["last"], facts["parameters"]
     when = f"step {first:,}" if count == 1 else f"the first at step {first:,}, the last at step {last:,}"
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    what = f"not finite: the gradient{'s' if len(names) > 1 else ''} of {', '.join(names[:3])}{more}"
-    if not names:
-        what = "the step ended on parameters that are not finite"
+    reasons = (
+        [f"not finite: the gradient{'s' if len(names) > 1 else ''} of {', '.join(names[:3])}{more}"] if names else []
+    )
+    what = "; ".join([*reasons, *facts.get("reasons", [])[:3]])
     return ". ".join([f"{words}{count:,} ({when}); {what}", *missing])
 
 

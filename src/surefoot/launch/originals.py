@@ -8,8 +8,9 @@ its own calls, and may count, print or draw random numbers: surefoot must not ca
   everything else, such as `sys.stderr`, is looked up in the module when it is asked for.
 - Methods are found through the class, which all share. `Originals.call` compares the classes of torch with what they
   were. Normally nothing has changed, and that is all. Otherwise the original methods are put back for as long as the
-  call takes, the same for methods that a tensor subclass of the script's overrides. While other threads of the script
-  run, who would see that, the call is not made at all.
+  call takes, the same for methods that a tensor subclass of the script's overrides. Other threads of the script would
+  see that: while any runs, methods of subclasses stay as they are, and with replaced methods of torch's own classes the
+  call is not made at all.
 
 Attributes set on single objects, and what the libraries surefoot calls look up by themselves, are left out.
 """
@@ -42,6 +43,10 @@ _FREE = frozenset({"__module__", "__doc__", "__dict__", "__weakref__", "__annota
 _OWNERS = (Tensor, torch, torch.functional, nn.functional)
 """Where torch looks functions up that are written in Python and go to a mode."""
 _MISSING = object()
+
+
+class Unobservable(Exception):
+    """Nothing can be observed now without the script noticing."""
 
 
 class Originals:
@@ -131,7 +136,9 @@ class Originals:
             self._accept()
             return function(*args)
         if _has_threads():
-            return None
+            if any(kind in _CLASSES for kind, *_ in changed):
+                raise Unobservable("the script replaces methods of torch and has other threads, which would notice")
+            return function(*args)
         try:
             for kind, name, _, was in changed:
                 _put(kind, name, was)

@@ -10,7 +10,7 @@ import heapq
 import sys
 import weakref
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodWrapperType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -153,22 +153,25 @@ class Tape(TorchFunctionMode):
         self.module = ""
         self._watch = watch
         self._made_by: dict[int, tuple[weakref.ref[Tensor], int]] = {}
-        self._names: dict[int, tuple[Any, str, Any]] = {}
+        self._names: dict[Any, tuple[Any, str, Any]] = {}
         """Functions, their names and originals, by identity: some compute their hash in Python."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        known = self._names.get(id(func))
+        key: Any = id(func)
+        if type(func) is MethodWrapperType:  # the getter of a property: a new object at each access
+            key = id(func.__self__), func.__name__
+        known = self._names.get(key)
         if known is None:
-            known = self._names[id(func)] = func, _short_name(func), original_of(func)
+            known = self._names[key] = func, _short_name(func), original_of(func)
         out = _called_from(sys._getframe(1))(known[2], args, kwargs or {})
         if self.paused or len(self.entries) >= MOST_ENTRIES or not is_calm():
             return out
         if self.in_step and not (self.has_closure and torch.is_grad_enabled()):
             return out
         if known[1] not in _SILENT:
-            self._safely("operations", self._record, func, args, kwargs or {}, out)
+            self._safely("operations", self._record, func, known[1], args, kwargs or {}, out)
         return out
 
     def forget(self) -> None:
@@ -197,8 +200,7 @@ class Tape(TorchFunctionMode):
         """Whether it is among this thread's modes."""
         return any(mode is self for mode in _modes._get_current_function_mode_stack())
 
-    def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        name = self._names[id(func)][1]
+    def _record(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         taken = [*tensors_in(args), *tensors_in(kwargs)] if kwargs else list(tensors_in(args))
         first = next(tensors_in(out), None)
         if first is None and name not in BREAKS:

@@ -27,6 +27,7 @@ from surefoot.launch.guard import StepGuard
 from surefoot.launch.kept import KeptGraphs
 from surefoot.launch.look import Look
 from surefoot.launch.manual import ManualLoop
+from surefoot.launch.originals import Unobservable
 from surefoot.launch.series import Series
 from surefoot.launch.shares import Accumulation, share_of
 from surefoot.launch.sites import name_of, site, user_frame
@@ -55,6 +56,8 @@ THOROUGH = (1, 13, 144)
 """Looks that also ask for the gradient of each term and for causality: an extra backward each."""
 MANY_EVALUATIONS = 4
 MOST_LOOKS = 48
+SOME_STEPS = "some steps"
+"""Stands among the problems for steps that could not be observed."""
 MOST_SKIPS = 200
 """Events that are kept of steps that were left out; the run log has its own limit."""
 FIRST_SAVE_S = 15.0
@@ -167,6 +170,11 @@ class Watcher:
                     self._is_observing = False
                     if compiler is not None:
                         _set_eval_frame(compiler)
+        except Unobservable as reason:  # later, when there is no other thread, it may be possible again
+            if SOME_STEPS not in self.problems:
+                self.problems[SOME_STEPS] = str(reason)
+                say(f"surefoot: {SOME_STEPS} are not watched ({reason})")
+            return None
         except Exception as error:
             self._give_up(probe, error)
             return None

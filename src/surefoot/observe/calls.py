@@ -140,9 +140,12 @@ def _parsed(function: types.FunctionType) -> ast.Module:
 
 def _last_line(code: types.CodeType, lines: list[str]) -> int:
     """The last line of a function, those of the functions inside it included."""
-    if sys.version_info < (3, 11):
+    positions: list[tuple[int | None, ...]] = []
+    if sys.version_info >= (3, 11):
+        positions = list(code.co_positions())
+    if all(column is None for *_, column in positions):  # as with `python -X no_debug_ranges`
         return code.co_firstlineno - 1 + len(inspect.getblock(lines[code.co_firstlineno - 1 :]))
-    own = max((end for _, end, _, _ in code.co_positions() if end is not None), default=code.co_firstlineno)
+    own = max((end for _, end, _, _ in positions if end is not None), default=code.co_firstlineno)
     return max([own, *(_last_line(value, lines) for value in code.co_consts if isinstance(value, types.CodeType))])
 
 

@@ -39,7 +39,8 @@ def no_update(run: Run) -> Claim | None:
     if (run.facts.get("scaler") or {}).get("skips"):
         return None
     made = run.facts.get("optimizers", [])
-    if made and not run.optimizers and run.facts.get("backwards", 0) >= 5:
+    compiled = run.facts.get("compiled")  # a compiled `step` is not seen
+    if made and not run.optimizers and not compiled and run.facts.get("backwards", 0) >= 5:
         if run.curve.learned or any(p["moved_alone"] for p in run.parameters.values()):
             return None  # something else moves them
         return Claim(

@@ -10,6 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.compiler import is_compiling
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -30,11 +31,15 @@ def wrap_optimizers(watcher: Watcher, wrapping: Wrapping) -> None:
     wrapping.after(Optimizer, "__init__", "optimizers", made, "a new optimizer: its settings and parameters")
 
     def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if is_compiling():  # Dynamo compiles these hooks with the step, and knows the answer
+            return
         if watcher.here():
             closure = args[1] if len(args) > 1 else kwargs.get("closure")
             watcher.safely("steps", watcher.before_step, optimizer, callable(closure))
 
     def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if is_compiling():
+            return
         if watcher.here():
             watcher.safely("steps", watcher.after_step, optimizer)
 
