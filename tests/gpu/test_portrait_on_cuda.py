@@ -111,7 +111,7 @@ def test_a_look_at_a_gpt_launches_a_few_operations_per_tensor():
     launched = {}
     for looking in (False, True):
         torch.cuda.synchronize()
-        with torch.profiler.profile() as profile:  # looks do nothing under a dispatch mode, which could count too
+        with torch.profiler.profile(acc_events=True) as profile:  # looks do nothing under a dispatch mode
             if looking:
                 looks.before_forward(0)
             with torch.autocast("cuda", dtype=torch.bfloat16):
