@@ -246,6 +246,24 @@ def test_what_an_incident_names_is_shown_and_run_only_if_the_user_agrees(careles
     assert order_for(folder, facts, "train.py", (), None).arguments == ()  # the incident chooses no arguments
 
 
+def test_a_question_shows_every_argument_or_is_not_asked(careless, monkeypatch):
+    folder = careless / "runs" / "one" / "incidents" / "000000001"
+    monkeypatch.chdir(careless)
+    odd = ["a" * 1000, "two\nlines", "\x1b[2J'\\", "\u202eback", "\udc80", "--upload=everything"]
+    facts = naming(folder, path="train.py", arguments=odd)
+    asked = []
+    order = order_for(folder, facts, None, (), None, ask=lambda words: asked.append(words) or True)
+    assert order.arguments == tuple(odd)
+    shown = r"""$'two\nlines' $'\x1b[2J\'\\' $'\u202eback' $'\x80' --upload=everything"""
+    assert asked[0].endswith(f" {'a' * 1000} {shown}.")
+    with pytest.raises(UsageError) as refused:
+        order_for(folder, facts, None, (), None)
+    assert str(refused.value).endswith(f"--script train.py -- {'a' * 1000} {shown}`")
+    facts = naming(folder, path="train.py", arguments=["a" * 4000, "--upload=everything"])
+    with pytest.raises(UsageError, match=r"too long .*: --script train\.py -- ARGS"):
+        order_for(folder, facts, None, (), None, ask=lambda words: True)
+
+
 def test_only_somebody_at_a_terminal_is_asked(monkeypatch):
     assert asking() is None  # pytest's own input is none
     ours, theirs = os.openpty()
