@@ -71,9 +71,9 @@ _ADDRESS_USER = re.compile(
 )
 """A password may hold `@` and `/`, so it ends at the last `@`; `host:8080/` is no user."""
 _HOST_USER = re.compile(
-    r"(?<![\w/@.:<+-])(?!\d{1,2}:\d{2}@)[\w.+-]+:(?!\d*\.\d+@)(?P<password>[^\s:/\"'<>]+)@(?=[A-Za-z0-9])(?!sha\d+:)"
+    r"(?<![\w/@.:<+-])[\w.+-]+:(?!\d{1,2}@|\d*\.\d+@)(?P<password>[^\s:/\"'<>]+)@(?=[A-Za-z0-9])(?!sha\d+:)"
 )
-"""Not a time (`10:30@home`), a number (`recall:0.5@10`) or the digest of an image (`name:tag@sha256:…`)."""
+"""Not a time (`10:30@home`), a small number (`cuda:0@rank1`) or the digest of an image (`name:tag@sha256:…`)."""
 _KNOWN = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
     r"|sk-(?=[A-Za-z0-9_-]{0,40}\d)[A-Za-z0-9_-]{20,}"
@@ -338,6 +338,8 @@ def _without_passwords(text: str) -> str:
 def _is_password(value: str, first: str | None, given: bool) -> bool:
     """`first`: what stands before any punctuation. `None` in `f(password=None, …)` is no password."""
     if value.startswith(REDACTED) or not any(each.isalnum() for each in value):
+        return False
+    if first == "" and value.endswith((",", "(", "[", "{")):  # the beginning of a list
         return False
     return _is_secret("strong", first, given) if first else _is_secret("strong", value)
 
