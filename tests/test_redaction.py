@@ -160,6 +160,18 @@ def redact(monkeypatch: pytest.MonkeyPatch) -> Redactor:
         ("api_key='abc'", f"api_key='{REDACTED}'"),
         ("hf_abcdefghijklmnopqrstuvwx", REDACTED),
         ("AKIAIOSFODNN7EXAMPLE", REDACTED),
+        ("connect to user:p@host", f"connect to {REDACTED}@host"),
+        ("user:p@ss@host", f"{REDACTED}@host"),
+        ("failed: password=ab;cd,ef(gh) at 3", f"failed: password={REDACTED} at 3"),
+        ("password=(ab)cd x", f"password={REDACTED} x"),
+        ("label_key=a,password=b;c", f"label_key=a,password={REDACTED}"),
+        ("""{"password": "it's \\"so\\"", "n": 1}""", f'{{"password": "{REDACTED}", "n": 1}}'),
+        ("postgresql://user:p@s/w@host/db", f"postgresql://{REDACTED}@host/db"),
+        ("db://a:b@h/x,db://c:d@i/y", f"db://{REDACTED}@h/x,db://{REDACTED}@i/y"),
+        ("--token -abc1234567xyz -v", f"--token {REDACTED} -v"),
+        ("--password -hunter2", f"--password {REDACTED}"),
+        ("Authorization: Basic dXNlcjpwYXNz", f"Authorization: Basic {REDACTED}"),
+        ("{'Authorization': 'Token abc'}", f"{{'Authorization': 'Token {REDACTED}'}}"),
     ],
 )
 def test_a_secret_is_taken_out(redact: Redactor, text: str, shown: str) -> None:
@@ -180,6 +192,11 @@ def test_a_secret_is_taken_out(redact: Redactor, text: str, shown: str) -> None:
         "train.py:11 secrets.py:4 token.py",
         "the password was wrong",
         "/run/agent.sock",
+        "at 10:30@home cuda:0@rank1 train.py:11@main recall:0.5@10 image:1.2-cuda@sha256:0a1b",
+        "http://host:8080/a@b http://[::1]:80/a@b https://unpkg.com/@scope/x@1.2 git+https://github.com/a/b@v1",
+        "f(password=None, secret=True) api_key=() secret_keys: [1, 2] {'password': None} password=<pad>",
+        "--token --beta1=0.9 --key -v --token -lr=0.0001 --token -1.5",
+        "https://h/?page=2 Authorization: required",
         "model.layers.0.attn.key.weight",
         "SHA-256 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
     ],
@@ -194,6 +211,11 @@ def test_arguments_keep_their_names_and_everything_that_is_no_secret(redact: Red
     shown = ["--token", "--flag", "--password", REDACTED, "--key", "caption", "key=value", "--tokens", "12", "-v"]
     shown += ["--hf_token", REDACTED, f"+trainer.token={REDACTED}", "--lr=0.1", "data/key.txt"]
     assert redact.arguments(words) == shown
+    words, shown = [*words, "--token", "-x9"], [*shown, "--token", "-x9"]
+    words += ["--token", "-abc1234567xyz", "--db", "user:pw@host"]
+    shown += ["--token", REDACTED, "--db", f"{REDACTED}@host"]
+    assert redact.arguments(words) == shown
+    assert redact.inside({"Authorization": "Basic dXNlcjpwYXNz"}) == {"Authorization": f"Basic {REDACTED}"}
     assert describe_run("train.py", tuple(words), False, False, time.time())["arguments"] == shown
 
 

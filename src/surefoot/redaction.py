@@ -65,8 +65,15 @@ _PLAIN_VALUE = re.compile(
     re.IGNORECASE,
 )
 """Numbers, versions, placeholders such as `<pad>`, `${TOKEN}`, `****`."""
-_ADDRESS_USER = re.compile(r"(?<![A-Za-z0-9+.-])(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)(?P<user>[^\s/?#@\"'<>]+)@")
-_HOST_USER = re.compile(r"(?<![\w/@.:<+-])[\w.+-]+:(?P<password>[^\s:@/\"'<>]{3,})@(?=[A-Za-z0-9][\w.-]*)")
+_ADDRESS_USER = re.compile(
+    r"(?<![A-Za-z0-9+.-])(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)"
+    r"(?P<user>[^\s/?#@:\[\"'<>]*:(?!\d*[/?#])(?:(?!://)[^\s\"'<>])+|[^\s/?#\"'<>]+)@"
+)
+"""A password may hold `@` and `/`, so it ends at the last `@`; `host:8080/` is no user."""
+_HOST_USER = re.compile(
+    r"(?<![\w/@.:<+-])[\w.+-]+:(?!\d{1,2}@|\d*\.\d+@)(?P<password>[^\s:/\"'<>]+)@(?=[A-Za-z0-9])(?!sha\d+:)"
+)
+"""Not a time (`10:30@home`), a small number (`cuda:0@rank1`) or the digest of an image (`name:tag@sha256:…`)."""
 _KNOWN = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
     r"|sk-(?=[A-Za-z0-9_-]{0,40}\d)[A-Za-z0-9_-]{20,}"
@@ -75,6 +82,11 @@ _KNOWN = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     re.DOTALL,
 )
+_AUTHORIZATION = re.compile(
+    r"(?P<said>\bauthorization[\"']?\s*[:=]\s*[\"']?(?:basic|bearer|token|negotiate|ntlm|apikey)\s+)"
+    r"(?P<value>[^\s\"',<>]+)",
+    re.IGNORECASE,
+)
 _BEARER = re.compile(r"(?P<said>\b(?:[Bb]earer|[Bb]asic)\s+)(?P<value>[A-Za-z0-9._~+/=-]{8,})")
 _NAME = r"(?=[\w.-]*(?:pass|secret|token|key|auth|cookie|bearer|credential|pat|pw))(?P<name>[A-Za-z_][\w.-]*)"
 _ASSIGNED = re.compile(
@@ -82,8 +94,13 @@ _ASSIGNED = re.compile(
     r"(?P<value>(?<=[\"'])[^\"'\n]+|[^\s\"'&,;<>(){}\[\]]+)",
     re.IGNORECASE,
 )
+_NAMED = re.compile(rf"(?<![\w.-]){_NAME}[\"']?\s?(?P<sign>[=:])\s?[\"']?", re.IGNORECASE)
+_WHOLE_VALUE = re.compile(
+    r"(?<=\")(?:\\.|[^\"\\\n])+|(?<=')(?:\\.|[^'\\\n])+|(?P<first>[^\s\"'&,;<>(){}\[\]]*)[^\s\"']*"
+)
+"""Up to a blank or a quote: a password may hold any other character."""
 _QUERY = re.compile(r"(?P<mark>[?&])(?P<name>[A-Za-z_][\w.-]*)(?P<said>=)(?P<value>[^\s\"'&#<>]+)")
-_OPTION = re.compile(r"(?<![\w-])--(?P<name>[A-Za-z][\w.-]*)(?P<said>\s+)(?P<value>[^\s\"'-][^\s\"']*)")
+_OPTION = re.compile(r"(?<![\w-])--(?P<name>[A-Za-z][\w.-]*)(?P<said>\s+)(?P<value>(?!--)[^\s\"']+)")
 _PATH = re.compile(r"(?<![\w.:/\\])(?:~|[A-Za-z]:)?(?:[/\\]{1,2}[^\s/\\:*?\"'<>|,;()\[\]{}]+){2,}[/\\]?")
 _MEMORY = re.compile(r" at 0x[0-9a-fA-F]+")
 _IS_NAME = re.compile(r"[-+]*[\w.-]+")
@@ -122,8 +139,10 @@ class Redactor:
         text = _KNOWN.sub(REDACTED, text)
         text = _ADDRESS_USER.sub(_without_user, text)
         text = _HOST_USER.sub(f"{REDACTED}@", text)
+        text = _AUTHORIZATION.sub(rf"\g<said>{REDACTED}", text)
         text = _BEARER.sub(_without_bearer, text)
-        for pattern in (_QUERY, _ASSIGNED, _OPTION):
+        text = _without_passwords(_QUERY.sub(_without_value, text))
+        for pattern in (_ASSIGNED, _OPTION):
             text = pattern.sub(_without_value, text)
         if self._identity:
             text = _PATH.sub(_file_name, text)
@@ -148,8 +167,11 @@ class Redactor:
         return self(key) if isinstance(key, str) and not self._identity else key
 
     def _held(self, key: Any, item: Any) -> Any:
-        if isinstance(key, str) and isinstance(item, str) and _is_secret(_kind_of(key), item):
-            return REDACTED
+        if isinstance(key, str) and isinstance(item, str):
+            if _is_secret(_kind_of(key), item):
+                return REDACTED
+            if found := _AUTHORIZATION.search(f"{key}: {item}"):
+                return found["said"].removeprefix(f"{key}: ") + REDACTED
         if key in ("arguments", "argv") and isinstance(item, (list, tuple)) and all(isinstance(w, str) for w in item):
             return self.arguments(item)
         return self.inside(item)
@@ -164,7 +186,7 @@ class Redactor:
             name, equals, value = word.partition("=")
             is_name = _IS_NAME.fullmatch(name) is not None and (bool(equals) or word.startswith("-"))
             named = _kind_of(name.lstrip("-+")) if is_name else ""
-            if kind and not (word.startswith("-") and kind != "strong") and _is_secret(kind, word, given=True):
+            if kind and not (_is_option(word) and kind != "strong") and _is_secret(kind, word, given=True):
                 shown.append(REDACTED)
             elif equals and _is_secret(named, value, given=True):
                 shown.append(f"{name}={REDACTED}")
@@ -234,6 +256,12 @@ def _looks_random(value: str) -> bool:
     return len(value) >= 8 and (mixed or is_long_word) and not _is_everyday(value) and not _is_path(value)
 
 
+def _is_option(word: str) -> bool:
+    """Whether a word that follows an option is another one: it begins with `-`, and does not look like a token."""
+    is_token = not word.startswith("--") and "=" not in word.rstrip("=") and _looks_random(word)
+    return word.startswith("-") and not is_token
+
+
 def _is_path(value: str) -> bool:
     return value.startswith(("/", "~", "./", "../")) or re.match(r"[A-Za-z]:[\\/]", value) is not None
 
@@ -264,9 +292,10 @@ def _secret_values() -> re.Pattern[str] | None:
         if _worth_hiding(kind, value):
             _seen[value] = kind
         for found in _ADDRESS_USER.finditer(value):
-            password = unquote(found["user"].partition(":")[2])
-            if _worth_hiding("strong", password):
-                _seen[password] = "strong"
+            whole = found["user"].partition(":")[2]
+            for password in (unquote(whole), unquote(whole.partition("@")[0])):
+                if _worth_hiding("strong", password):
+                    _seen[password] = "strong"
     if not _seen:
         return None
     spelled = {each for value in _seen for each in (value, quote(value, safe=""))}
@@ -292,12 +321,37 @@ def _without_bearer(found: re.Match[str]) -> str:
     return f"{found['said']}{REDACTED}" if _looks_random(found["value"]) else found.group()
 
 
+def _without_passwords(text: str) -> str:
+    """Without the values of names that surely are those of secrets, whatever characters they hold."""
+    shown, at = "", 0
+    while named := _NAMED.search(text, at):
+        end = named.end()
+        shown += text[at:end]
+        at = end
+        value = _WHOLE_VALUE.match(text, end) if _kind_of(named["name"]) == "strong" else None
+        if value is not None and _is_password(value.group(), value["first"], given=named["sign"] == "="):
+            shown += REDACTED
+            at = value.end()
+    return shown + text[at:]
+
+
+def _is_password(value: str, first: str | None, given: bool) -> bool:
+    """`first`: what stands before any punctuation. `None` in `f(password=None, …)` is no password."""
+    if value.startswith(REDACTED) or not any(each.isalnum() for each in value):
+        return False
+    if first == "" and value.endswith((",", "(", "[", "{")):  # the beginning of a list
+        return False
+    return _is_secret("strong", first, given) if first else _is_secret("strong", value)
+
+
 def _without_value(found: re.Match[str]) -> str:
     kind = _kind_of(found["name"])
     if found.re is _QUERY and "".join(_words_of(found["name"])) in _IN_ADDRESS:
         kind = "token"
     # Of prose ("unexpected token: foo") only what can hardly be a word is taken out.
     is_prose = found.re is _ASSIGNED and found["sign"] == ":"
+    if found.re is _OPTION and _is_option(found["value"]):
+        return found.group()
     if not _is_secret(kind, found["value"], given=not is_prose):
         return found.group()
     return found.group()[: found.start("value") - found.start()] + REDACTED

@@ -132,7 +132,7 @@ def test_options_behind_the_script_are_told_to_belong_to_it(tmp_path):
         "surefoot: --guard, --out behind train.py were passed to it; to give them to surefoot, write: "
         "surefoot run --out DIR --guard train.py ...\n"
     )
-    assert surefoot(tmp_path, "--guard", "train.py", "--lr", "1").stderr == ""
+    assert surefoot(tmp_path, "--guard", "train.py", "--lr", "1", "-m", "resnet50").stderr == ""
 
 
 def test_the_version_is_told_without_torch(tmp_path):

@@ -28,8 +28,8 @@ USAGE = (
     "or: surefoot run [...] -m MODULE [ARGS...]"
 )
 
-OPTIONS = {"--out": "DIR", "--guard": "", "--progress": "", "-m": "MODULE"}
-"""Our options, in the order of the usage, and what each takes."""
+OPTIONS = {"--out": "DIR", "--guard": "", "--progress": ""}
+"""Our options that few scripts have, in the order of the usage, and what each takes. `-m` is common in scripts."""
 
 
 class Request:
@@ -78,11 +78,11 @@ def misplaced(target: Target) -> str:
         return ""
     found = list(dict.fromkeys(word.partition("=")[0] for word in given))
     usage = " ".join(f"{name} {OPTIONS[name]}".rstrip() for name in sorted(found, key=list(OPTIONS).index))
-    script = "" if "-m" in found else f" {'-m ' * target.is_module}{target.name}"
+    script = f"{'-m ' * target.is_module}{target.name}"
     were = "was" if len(found) == 1 else "were"
     return (
         f"surefoot: {', '.join(found)} behind {target.name} {were} passed to it; "
-        f"to give {'it' if len(found) == 1 else 'them'} to surefoot, write: surefoot run {usage}{script} ..."
+        f"to give {'it' if len(found) == 1 else 'them'} to surefoot, write: surefoot run {usage} {script} ..."
     )
 
 

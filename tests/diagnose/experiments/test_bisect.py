@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import patience
+import without_landlock
 from surefoot.diagnose.experiments import children
 
 SOURCE = str(Path(__file__).parents[3] / "src")
@@ -205,10 +206,12 @@ def test_wrong_use_is_one_line_and_exit_code_two(tmp_path, arguments, words):
     assert len(ended.stderr.splitlines()) == 1
 
 
-def test_an_option_after_the_script_is_said_to_be_the_scripts(tmp_path):
+def test_an_option_after_the_script_and_a_missing_confinement_are_told(tmp_path):
     (tmp_path / "train.py").write_text("import torch\n")
-    ended = bisect(tmp_path, "train.py", "--budget", "20")
+    words = [*without_landlock.PREFIX, *command("train.py", "--budget", "20")]
+    ended = patience.run(words, cwd=tmp_path, env=ENVIRONMENT)
     assert "--budget comes after train.py and is given to it" in ended.stderr
+    assert ended.stderr.count("this system cannot confine the runs") == 1
     assert ended.returncode == 2
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import without_landlock
 from captured import incidents_in
 from replayed import run, write_script
 from surefoot.diagnose.replay.command import replay
@@ -88,9 +89,10 @@ def test_wrong_use_is_one_answer_and_exit_code_2(tmp_path, broken_incident, word
     (tmp_path / "train.py").write_text(BROKEN)
     (tmp_path / "quiet.py").write_text("print('nothing to train')")
     (tmp_path / "incident").symlink_to(broken_incident)
-    told = run(tmp_path, "-m", "surefoot", "replay", *words)
+    told = run(tmp_path, *without_landlock.PREFIX[1:], sys.executable, "-m", "surefoot", "replay", *words)
     assert told.returncode == 2
     assert said in told.stderr
+    assert told.stderr.count("this system cannot confine the runs") == ("quiet.py" in words)
     assert "Traceback" not in told.stderr
 
 
@@ -244,6 +246,24 @@ def test_what_an_incident_names_is_shown_and_run_only_if_the_user_agrees(careles
     order = order_for(folder, facts, "train.py", ("--lr", "1"), None)
     assert order.arguments == ("--lr", "1")
     assert order_for(folder, facts, "train.py", (), None).arguments == ()  # the incident chooses no arguments
+
+
+def test_a_question_shows_every_argument_or_is_not_asked(careless, monkeypatch):
+    folder = careless / "runs" / "one" / "incidents" / "000000001"
+    monkeypatch.chdir(careless)
+    odd = ["a" * 1000, "two\nlines", "\x1b[2J'\\", "\u202eback", "\udc80", "--upload=everything"]
+    facts = naming(folder, path="train.py", arguments=odd)
+    asked = []
+    order = order_for(folder, facts, None, (), None, ask=lambda words: asked.append(words) or True)
+    assert order.arguments == tuple(odd)
+    shown = r"""$'two\nlines' $'\x1b[2J\'\\' $'\u202eback' $'\x80' --upload=everything"""
+    assert asked[0].endswith(f" {'a' * 1000} {shown}.")
+    with pytest.raises(UsageError) as refused:
+        order_for(folder, facts, None, (), None)
+    assert str(refused.value).endswith(f"--script train.py -- {'a' * 1000} {shown}`")
+    facts = naming(folder, path="train.py", arguments=["a" * 4000, "--upload=everything"])
+    with pytest.raises(UsageError, match=r"too long .*: --script train\.py -- ARGS"):
+        order_for(folder, facts, None, (), None, ask=lambda words: True)
 
 
 def test_only_somebody_at_a_terminal_is_asked(monkeypatch):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.diagnose.experiments import plan, shadow
 from surefoot.diagnose.experiments.bisect import bisect
 from surefoot.diagnose.experiments.children import Subject
+from surefoot.diagnose.experiments.confine import tell_if_unconfined
 from surefoot.diagnose.experiments.show import progress, show
 from surefoot.diagnose.experiments.trials import default_jobs
 from surefoot.errors import UsageError
@@ -53,6 +54,7 @@ def run(
             f"surefoot: {late[0]} comes after {script} and is given to it; bisect's own go before it", file=sys.stderr
         )
     subject = Subject(script, arguments, is_module, share=kept, writable=shadow.writable(writable))
+    tell_if_unconfined()
     with ended_by_signals(), progress(len(changes) + 2, budget_s) as tell:
         report = bisect(subject, folder, changes, budget_s, jobs or default_jobs(), tell)
     return _answer(report, folder, as_json)
@@ -86,6 +88,7 @@ def run_on_incident(
         writable=shadow.writable(writable),
         path=tuple(import_path(received(incident))),
     )
+    tell_if_unconfined()
     with ended_by_signals(), progress(len(changes) + 2, budget_s) as tell:
         report = experiment_on(captured, subject, folder, changes, budget_s, jobs or default_jobs(), tell)
     return _answer(report, folder, as_json)

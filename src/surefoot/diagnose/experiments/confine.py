@@ -1,8 +1,9 @@
 """Start a program that can write to some folders only: `python confine.py FOLDERS -- PROGRAM ARGUMENTS…`.
 
 On Linux the kernel sees to it (Landlock): the program, and whatever it starts, cannot write, make, rename or remove
-anything elsewhere, however it is done. Where the kernel cannot do that, the program is started as it is. `FOLDERS` is a
-list in JSON; those that are not there are left out. Run as a file, with nothing but the standard library.
+anything elsewhere, however it is done. Where the kernel cannot do that, the program is started as it is, and
+`tell_if_unconfined` prints so. `FOLDERS` is a list in JSON; those that are not there are left out. Run as a file, with
+nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -34,15 +35,36 @@ class _Beneath(ctypes.Structure):
 
 def confined(folders: list[str]) -> list[str]:
     """What to put before a command, so that it can write to these folders only."""
-    if not sys.platform.startswith("linux"):
+    if not can_confine():
         return []
     return [sys.executable, "-I", "-S", __file__, json.dumps(folders), "--"]
 
 
+def can_confine() -> bool:
+    """Whether the kernel can confine a process: not on macOS, before Linux 5.19, or where a container forbids it."""
+    return sys.platform.startswith("linux") and _version() >= _OLDEST
+
+
+def tell_if_unconfined() -> None:
+    """Print what is not protected, where the kernel cannot confine the runs."""
+    if not can_confine():
+        print(
+            "surefoot: this system cannot confine the runs (Landlock is missing): "
+            "files outside of the copied folder are protected from Python code only",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _version() -> int:
+    """The version of Landlock; negative if there is none."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    return int(libc.syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_WANTED)))
+
+
 def confine(folders: list[str]) -> bool:
     """Let this process write to these folders only, from now on; whether that could be done."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    version = libc.syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_WANTED))
+    libc, version = ctypes.CDLL(None, use_errno=True), _version()
     if version < _OLDEST:
         return False
     handled = _WRITE | _REMOVE_AND_MAKE | _REFER | (_TRUNCATE if version >= 3 else 0)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surefoot.diagnose.experiments import shadow
+from surefoot.diagnose.experiments.confine import tell_if_unconfined
 from surefoot.diagnose.export.folder import usable
 from surefoot.diagnose.replay.consent import import_path, order_for, received
 from surefoot.diagnose.replay.passes import run_pass
@@ -57,6 +58,7 @@ def replay(
         writable=shadow.writable(writable),
         path=tuple(import_path(received(folder))),
     )
+    tell_if_unconfined()
     with tempfile.TemporaryDirectory(prefix="surefoot-replay-", ignore_cleanup_errors=True) as scratch:
         kept = Path(scratch) / "incident"
         shutil.copytree(folder, kept, symlinks=True, copy_function=_link)

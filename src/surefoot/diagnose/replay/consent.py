@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _LONGEST_SHOWN = 300
+_LONGEST_ASKED = 4_000
+"""Characters in a question. Nobody reads more, and what is not read cannot be agreed to."""
 
 
 def order_for(
@@ -84,7 +86,7 @@ def _recorded(
     module, path = recorded.get("module"), recorded.get("path")
     if isinstance(module, str) and module:
         order = _module_order(folder, module, arguments, seconds, tree)
-        files, option = files_of(module), f"--module {shlex.quote(module)}"
+        files, option = files_of(module), f"--module {_quoted(module)}"
         what = f"the module {module!r}"
     elif isinstance(path, str) and path:
         if not os.path.isfile(path):
@@ -92,7 +94,7 @@ def _recorded(
                 f"the recorded script {path!r} is not here: go to where it was started, or give --script or --target"
             )
         order = Order(folder, script=path, arguments=arguments, seconds=seconds)
-        files, option = [Path(path)], f"--script {shlex.quote(path)}"
+        files, option = [Path(path)], f"--script {_quoted(path)}"
         what = f"the script {path!r}"
     else:
         raise UsageError("the incident names no script: give --script train.py or --target module:function")
@@ -103,17 +105,21 @@ def _recorded(
                 f"the incident names {what}, which is not yours, or not below the working directory, so it is not run. "
                 "Go to where it was started, or say what to run: --script or --target"
             )
-    line = f"{option} -- {shlex.join(arguments)}" if arguments else option
+    words_shown = " ".join(map(_quoted, arguments))
+    line = f"{option} -- {words_shown}" if arguments else option
     if not given and (recorded.get("redacted") or any(map(is_redacted, arguments))):
         raise UsageError(
             f"an argument of the script was redacted when the incident was written. Give them all: {_shown(line)}"
         )
-    with_these = f"with the arguments {_shown(shlex.join(arguments))}" if arguments else "without arguments"
-    said = f"{_shown(what)} (SHA-256 {_checksum(files[-1])}) {with_these}"
-    if ask is None:
+    with_these = f"with the arguments {words_shown}" if arguments else "without arguments"
+    said = f"{what} (SHA-256 {_checksum(files[-1])}) {with_these}"
+    if len(said) > _LONGEST_ASKED:
         raise UsageError(
-            f"the incident names {said}. What a file names is not run by itself: name it, as in `{_shown(line)}`"
+            f"the arguments in the incident are {len(words_shown):,} characters long, too long to be shown and agreed "
+            f"to. If you want to run the script, name it with the arguments it needs: {_shown(option)} -- ARGS"
         )
+    if ask is None:
+        raise UsageError(f"the incident names {said}. What a file names is not run by itself: name it, as in `{line}`")
     if not ask(f"The incident {_shown(str(folder))} names {said}."):
         raise UsageError("nothing was run")
     return order
@@ -186,6 +192,26 @@ def _checksum(file: Path) -> str:
     if file.is_file():
         digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+def _quoted(word: str) -> str:
+    """One argument, whole, as a shell takes it; what a terminal would obey or not show is escaped, as in `$'a\\nb'`."""
+    if word.isprintable():
+        return shlex.quote(word)
+    return "$'" + "".join(map(_escaped, word)) + "'"
+
+
+def _escaped(character: str) -> str:
+    number = ord(character)
+    if character in "\\'":
+        return f"\\{character}"
+    if character.isprintable():
+        return character
+    if character == "\n":
+        return "\\n"
+    if number < 0x80 or 0xDC80 <= number <= 0xDCFF:  # the latter is how Python holds a byte that is no text
+        return f"\\x{number & 0xFF:02x}"
+    return f"\\u{number:04x}" if number <= 0xFFFF else f"\\U{number:08x}"
 
 
 def _shown(text: str) -> str:
