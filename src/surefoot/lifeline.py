@@ -549,6 +549,8 @@ class Lifeline:
         for name, thing in parts.also.items():
             if hasattr(thing, "_lifeline") and name in tree["also"]:
                 thing._lifeline._load(tree["also"][name])
+            elif name in tree["also"] and isinstance(thing, torch.optim.Optimizer):
+                load_optimizer(thing, tree["also"][name])
             elif name in tree["also"]:
                 thing.load_state_dict(tree["also"][name])
         parts.own.load(tree["stabilizer"])
