@@ -148,6 +148,26 @@ def test_another_scheduler_is_refused(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("saved_with", [True, False])
+def test_a_scheduler_on_one_side_only_is_refused(tmp_path: Path, saved_with: bool) -> None:
+    def run(scheduled: bool) -> tuple[nn.Module, sf.TrainingStabilizer]:
+        model = Net()
+        optimizer = optim.AdamW(model.parameters())
+        scheduler = optim.lr_scheduler.CosineAnnealingLR(optimizer, 100) if scheduled else None
+        return model, build(tmp_path, model, optimizer, scheduler=scheduler)
+
+    model, first = run(saved_with)
+    train(first, model)
+    first.save()
+    expected = (
+        "saved with the scheduler CosineAnnealingLR, and the run has none"
+        if saved_with
+        else "saved without a scheduler, and the run has CosineAnnealingLR"
+    )
+    check_refused(run(not saved_with)[1], expected)
+    assert run(saved_with)[1].restore() == 3
+
+
 def test_parameters_that_left_the_optimizer_are_named(tmp_path: Path) -> None:
     saved_run(tmp_path)
     model = Net()
