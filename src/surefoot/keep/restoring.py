@@ -21,7 +21,7 @@ from torch import Tensor
 
 from surefoot.errors import CheckpointError
 from surefoot.keep.checkpoint.tree import local_part
-from surefoot.keep.staging import map_tensors, sharded_like
+from surefoot.keep.staging import laid_like, lies_like, map_tensors, sharded_like
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -306,32 +306,14 @@ def _placed(saved: Any, now: Any, parameter: Tensor) -> Any:
         return map_tensors(saved, lambda tensor: tensor.to(local_part(parameter).device, copy=True))
     if isinstance(now, Tensor) and local_part(now).shape == saved.shape and now.dtype == saved.dtype:
         here = local_part(now)
-        if _lies_like(parameter, here):
+        if lies_like(parameter, here):
             here.copy_(saved)
             return now
     # Adam's step count lives on the host unless its kernel is fused or capturable: where torch has put it, it stays.
     device = now.device if isinstance(now, Tensor) else local_part(parameter).device if saved.ndim else saved.device
-    return sharded_like(parameter, _laid_like(parameter, saved, device))
+    return sharded_like(parameter, laid_like(parameter, saved, device))
 
 
 def as_gradient(saved: Tensor, parameter: Tensor) -> Tensor:
     """A saved gradient where its parameter is."""
-    return sharded_like(parameter, _laid_like(parameter, saved, local_part(parameter).device))
-
-
-def _laid_like(parameter: Tensor, saved: Tensor, device: torch.device) -> Tensor:
-    """A copy, in memory as torch would lay it out beside its parameter.
-
-    A file keeps no strides, and fused kernels pair what lies at equal places in memory (channels-last weights).
-    """
-    if _lies_like(parameter, saved):
-        return saved.to(device, copy=True)
-    return torch.empty_like(local_part(parameter), dtype=saved.dtype, device=device).copy_(saved)
-
-
-def _lies_like(parameter: Tensor, value: Tensor) -> bool:
-    """Whether a value has the strides that torch gives to what belongs to a parameter, or is of another shape."""
-    here = local_part(parameter)
-    if value.shape != here.shape or value.layout is not torch.strided or here.layout is not torch.strided:
-        return True
-    return value.stride() == here.stride() or value.stride() == torch.empty_like(here, device="meta").stride()
+    return sharded_like(parameter, laid_like(parameter, saved, local_part(parameter).device))
