@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,9 +15,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import surefoot as sf
-from surefoot.folder_lock import hold
+from surefoot.folder_lock import hold, rank_of_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 HOLDER = """
 import os, sys
-from surefoot.folder_lock import hold
+from surefoot.folder_lock import hold, rank_of_process
 kept = [hold(sys.argv[1], "log"), hold(sys.argv[1], "checkpoints")]
 child = os.fork()
 if child == 0:  # as a data loading worker that outlives the training
@@ -155,6 +157,87 @@ def test_a_folder_that_cannot_be_locked_is_no_reason_to_stop(tmp_path: Path) -> 
     place.write_text("mine")
     assert not hold(place, "log").stands
     stabilizer(nn.Linear(4, 1), checkpoints=sf.CheckpointManager(place))
+
+
+def is_free(folder: Path) -> bool:
+    """Whether another process could lock the file."""
+    code = "import os, sys; os.lockf(os.open(sys.argv[1], os.O_RDWR), os.F_TEST, 0)"
+    asked = [sys.executable, "-I", "-S", "-c", code, str(folder / ".log.lock")]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0 or "BlockingIOError" in done.stderr or "PermissionError" in done.stderr
+    return done.returncode == 0
+
+
+def test_a_lock_that_a_copy_of_the_folder_has_dropped_is_taken_again(tmp_path: Path) -> None:
+    held = hold(tmp_path / "run", "log")
+    assert not is_free(tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    assert is_free(tmp_path / "run")  # the kernel's rule for such locks
+    assert held.stands
+    assert not is_free(tmp_path / "run")
+    held.release()
+
+
+def test_a_lock_that_another_process_has_got_meanwhile_does_not_stand(tmp_path: Path) -> None:
+    held = hold(tmp_path, "log")
+    (tmp_path / ".log.lock").read_bytes()  # drops it
+    with holder(tmp_path):
+        assert not held.stands
+        with pytest.raises(sf.FolderInUse):
+            hold(tmp_path, "log")
+    assert held.stands
+    held.release()
+
+
+def test_a_link_where_the_lock_file_belongs_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    for name in (".log.lock", ".checkpoints.lock"):
+        (tmp_path / name).symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match=r"it is a link where a lock file is expected.*\.log\.lock"):
+        sf.RunLog(tmp_path, device_seconds=None)
+    manager = sf.CheckpointManager(tmp_path)
+    assert manager.load() is None  # reading needs no lock
+    with pytest.raises(OSError, match=r"it is a link.*\.checkpoints\.lock"):
+        manager.save({"w": torch.ones(1)}, 1)
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+LAUNCHED: list[tuple[dict[str, str], int]] = [
+    ({}, 0),
+    ({"RANK": "2", "WORLD_SIZE": "4"}, 2),
+    ({"RANK": "2", "WORLD_SIZE": "1"}, 0),
+    ({"SLURM_PROCID": "3"}, 3),
+    ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}, 3),
+    ({"SLURM_PROCID": "3", "SLURM_NTASKS": "1"}, 0),
+    ({"RANK": "5", "WORLD_SIZE": "16", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, 5),
+    ({"RANK": "0", "WORLD_SIZE": "1", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, 0),
+    ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, 1),
+    ({"PMI_RANK": "1", "PMI_SIZE": "2"}, 1),
+    ({"PMI_RANK": "none"}, 0),
+]
+
+
+@pytest.mark.parametrize(("settings", "rank"), LAUNCHED)
+def test_the_rank_is_what_the_launcher_says(
+    settings: dict[str, str], rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in {name for each, _ in LAUNCHED for name in each}:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    assert rank_of_process() == rank
+
+
+def test_the_rank_is_first_of_all_what_torch_distributed_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    # This backend of torch's own needs no other process.
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=3, world_size=4)
+    try:
+        assert rank_of_process() == 3
+    finally:
+        torch.distributed.destroy_process_group()
+    assert rank_of_process() == 5
 
 
 # ---- two stabilizers ----------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from resumed import differences
 from surefoot.keep.checkpoint.storage import write
+from surefoot.keep.restoring import as_gradient
 from surefoot.streams import read_streams
 
 if TYPE_CHECKING:
@@ -145,6 +146,26 @@ def test_another_scheduler_is_refused(tmp_path: Path) -> None:
         build(tmp_path, model, other, scheduler=optim.lr_scheduler.LinearLR(other)),
         "scheduler is CosineAnnealingLR, and the run's is LinearLR",
     )
+
+
+@pytest.mark.parametrize("saved_with", [True, False])
+def test_a_scheduler_on_one_side_only_is_refused(tmp_path: Path, saved_with: bool) -> None:
+    def run(scheduled: bool) -> tuple[nn.Module, sf.TrainingStabilizer]:
+        model = Net()
+        optimizer = optim.AdamW(model.parameters())
+        scheduler = optim.lr_scheduler.CosineAnnealingLR(optimizer, 100) if scheduled else None
+        return model, build(tmp_path, model, optimizer, scheduler=scheduler)
+
+    model, first = run(saved_with)
+    train(first, model)
+    first.save()
+    expected = (
+        "saved with the scheduler CosineAnnealingLR, and the run has none"
+        if saved_with
+        else "saved without a scheduler, and the run has CosineAnnealingLR"
+    )
+    check_refused(run(not saved_with)[1], expected)
+    assert run(saved_with)[1].restore() == 3
 
 
 def test_parameters_that_left_the_optimizer_are_named(tmp_path: Path) -> None:
@@ -297,6 +318,44 @@ def test_parameters_that_were_frozen_stay_in_the_optimizer_and_load(tmp_path: Pa
     model = Net()
     model.down.requires_grad_(False)
     check_loaded(build(tmp_path, model, optim.AdamW(model.parameters())), model, expected)
+
+
+def test_moments_and_gradients_come_back_in_the_memory_layout_of_their_parameter(tmp_path: Path) -> None:
+    def fresh() -> tuple[list[nn.Module], list[Any], sf.TrainingStabilizer]:
+        torch.manual_seed(0)
+        convolutions: list[nn.Module] = [
+            nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+            for _ in range(2)  # type: ignore[call-overload]
+        ]
+        optimizers = [optim.AdamW(each.parameters(), lr=0.01, fused=True) for each in convolutions]
+        also = {"critic": convolutions[1], "critic_optimizer": optimizers[1]}
+        return convolutions, optimizers, build(tmp_path, convolutions[0], optimizers[0], also_save=also)
+
+    def pictures(seed: int) -> Tensor:
+        picture = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+        return picture.to(memory_format=torch.channels_last)
+
+    def run(models: Any, optimizers: Any, stabilizer: sf.TrainingStabilizer, seeds: range) -> None:
+        for seed in seeds:
+            stabilizer.backward(models[0](pictures(seed)).square().mean())
+            stabilizer.step()
+            optimizers[1].zero_grad()
+            models[1](pictures(seed)).square().mean().backward()
+            optimizers[1].step()
+
+    models, optimizers, stabilizer = fresh()
+    run(models, optimizers, stabilizer, range(5))
+    stabilizer.save()
+    run(models, optimizers, stabilizer, range(5, 8))
+    others, other_optimizers, again = fresh()
+    assert again.restore() == 5
+    for other, optimizer in zip(others, other_optimizers, strict=True):
+        weight: Any = other.weight
+        assert optimizer.state[weight]["exp_avg"].stride() == weight.stride() != (27, 9, 3, 1)
+        assert as_gradient(torch.ones(4, 3, 3, 3), weight).stride() == weight.stride()
+    run(others, other_optimizers, again, range(5, 8))
+    for one, other in zip(models, others, strict=True):
+        assert all(map(torch.equal, one.parameters(), other.parameters()))
 
 
 class LowRank(optim.Optimizer):

@@ -18,13 +18,22 @@ from __future__ import annotations
 import _thread
 import errno
 import os
+import sys
 import time
 
 from surefoot.errors import FolderInUse
+from surefoot.files import NO_LINKS
 
 TRIES, PAUSE_SECONDS = 5, 0.05
 """Somebody who only cleans up holds the lock for a moment."""
 _CONFLICT = (errno.EAGAIN, errno.EACCES)
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+"""Where torchrun, srun and the kinds of mpirun say which process this is, and of how many."""
 
 
 class _Lock:
@@ -36,15 +45,22 @@ class _Lock:
 
     @property
     def stands(self) -> bool:
-        """Whether it is this process that holds it, and the file is still the one that others would lock."""
+        """Whether it is this process that holds it, and the file is still the one that others would lock.
+
+        The kernel drops the lock when anything in the process closes the file, as a copy of the folder does. So it is
+        taken again here, which changes nothing where it is held.
+        """
         try:
-            return (
-                self.process == os.getpid()
-                and self._identity == _identity(os.fstat(self.descriptor))
-                and self._identity == _identity(os.stat(self.path))
-            )
+            if (
+                self.process != os.getpid()
+                or self._identity != _identity(os.fstat(self.descriptor))
+                or self._identity != _identity(os.stat(self.path))
+            ):
+                return False
+            os.lockf(self.descriptor, os.F_TLOCK, 0)
         except OSError:
             return False
+        return True
 
     def close(self) -> None:
         """Unlock, unless somebody has closed the descriptor and another file has its number by now."""
@@ -84,9 +100,9 @@ class Hold:
 
 
 def hold(folder: str | os.PathLike[str], what: str, rank: int = 0) -> Hold:
-    """Keep other processes from writing `what` ("log", "checkpoints") into a folder. Raises `FolderInUse`.
+    """Keep other processes from writing `what` ("log", "checkpoints") into a folder.
 
-    Every rank of a job has a lock of its own.
+    Every rank of a job has a lock of its own. Raises `FolderInUse`, and `OSError` where a link has the lock's name.
     """
     part = f".rank-{rank}" if rank else ""
     path = os.path.join(os.path.realpath(folder), f".{what}{part}.lock")
@@ -102,9 +118,19 @@ def hold(folder: str | os.PathLike[str], what: str, rank: int = 0) -> Hold:
 
 
 def rank_of_process() -> int:
-    """This process among those that a launcher such as torchrun has started together; 0 if it is alone."""
-    word = os.environ.get("RANK", "")
-    return int(word) if word.isdigit() and os.environ.get("WORLD_SIZE", "") not in ("", "1") else 0
+    """This process among those that were started together, as torch.distributed or a launcher says; 0 if it is alone.
+
+    What several launchers have set belongs to the first of them: torchrun may itself be started by srun.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    initialized = getattr(distributed, "is_initialized", None)  # there is none while torch is being imported
+    if distributed is not None and initialized is not None and initialized():
+        return int(distributed.get_rank())
+    for name, of in _LAUNCHERS:
+        word = os.environ.get(name, "")
+        if word.isdecimal():
+            return int(word) if os.environ.get(of, "") != "1" else 0
+    return 0
 
 
 def _taken(path: str, folder: str, what: str) -> _Lock | None:
@@ -113,9 +139,13 @@ def _taken(path: str, folder: str, what: str) -> _Lock | None:
         return None
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-    except OSError:  # whoever writes will say what is wrong with the folder
-        return None
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | NO_LINKS, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(
+                errno.ELOOP, "it is a link where a lock file is expected; nothing is written there", path
+            ) from None
+        return None  # whoever writes will say what is wrong with the folder
     try:
         for attempt in range(TRIES):
             try:

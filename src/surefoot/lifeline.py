@@ -495,14 +495,15 @@ class Lifeline:
                 "surefoot: the checkpoint was saved by a version that did not save the names of parameters: that each "
                 "moment belongs to the parameter at its position is taken for granted, and only shapes are compared."
             )
-        then = then or {"optimizer": None, "scheduler": None, "also": {}}
+        described, then = then is not None, then or {"optimizer": None, "scheduler": None, "also": {}}
         faults = [
             fault
             for model, saved in zip(parts.models, tree["models"], strict=True)
             for fault in model_faults(model, saved)
         ]
         faults += optimizer_faults(parts.optimizer, tree["optimizer"], then["optimizer"], parts.models)
-        faults += _scheduler_faults(parts.scheduler, then["scheduler"])
+        if described:
+            faults += _scheduler_faults(parts.scheduler, then["scheduler"])
         for name, thing in parts.also.items():
             if name in tree["also"]:
                 found = self._faults_of(thing, tree["also"][name], then["also"].get(name))
@@ -518,7 +519,7 @@ class Lifeline:
             return list(thing._lifeline.faults(saved))
         if isinstance(thing, torch.optim.Optimizer):
             return optimizer_faults(thing, saved, then, self._modules)
-        return _scheduler_faults(thing, then) if _is_scheduler(thing) else []
+        return _scheduler_faults(thing, then) if _is_scheduler(thing) and then is not None else []
 
     def _to_put_back(self) -> dict[str, Any]:
         """What `_load` is given when it failed before: the state of all that surefoot and torch know how to read.
@@ -549,6 +550,8 @@ class Lifeline:
         for name, thing in parts.also.items():
             if hasattr(thing, "_lifeline") and name in tree["also"]:
                 thing._lifeline._load(tree["also"][name])
+            elif name in tree["also"] and isinstance(thing, torch.optim.Optimizer):
+                load_optimizer(thing, tree["also"][name])
             elif name in tree["also"]:
                 thing.load_state_dict(tree["also"][name])
         parts.own.load(tree["stabilizer"])
@@ -667,9 +670,14 @@ def _is_scheduler(thing: Any) -> bool:
 
 
 def _scheduler_faults(scheduler: Any, then: str | None) -> list[str]:
+    """`then` is the kind of the saved scheduler; `None` if there was none."""
     now = scheduler_kind(scheduler)
-    if then is None or now is None or then == now:
+    if then == now:
         return []
+    if now is None:
+        return [f"it was saved with the scheduler {then}, and the run has none"]
+    if then is None:
+        return [f"it was saved without a scheduler, and the run has {now}"]
     return [f"its scheduler is {then}, and the run's is {now}"]
 
 

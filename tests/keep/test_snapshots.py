@@ -8,6 +8,7 @@ import torch.nn.utils.prune
 from torch import nn
 
 from surefoot.keep.snapshots import SnapshotRing, TrainedState
+from surefoot.keep.staging import stage
 
 OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, 0.1),
@@ -97,6 +98,22 @@ def test_tensors_stay_the_same_objects():
     ring.return_to(2, 0, keep_present=False)
     assert [p.data_ptr() for p in run.model.parameters()] == pointers
     assert [state["exp_avg"].data_ptr() for state in run.optimizer.state.values()] == moments
+
+
+def test_moments_that_were_forgotten_come_back_in_the_memory_layout_of_their_parameter():
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    model(torch.randn(2, 3, 8, 8)).square().mean().backward()
+    optimizer.step()
+    state = TrainedState([model], optimizer, list, lambda rules: None)
+    expected = optimizer.state[model.weight]["exp_avg"].clone()
+    taken = stage(state.tree())
+    state.reset_moments()
+    state.put_back(taken.tree)
+    moment = optimizer.state[model.weight]["exp_avg"]
+    assert torch.equal(moment, expected)
+    assert moment.stride() == model.weight.stride() != (27, 9, 3, 1)
 
 
 def test_learning_rates_are_left_alone():

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from surefoot.errors import CheckpointError
 from surefoot.keep.checkpoint.tree import local_part
-from surefoot.keep.staging import map_tensors, sharded_like
+from surefoot.keep.staging import laid_like, lies_like, map_tensors, sharded_like
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -305,14 +305,15 @@ def _placed(saved: Any, now: Any, parameter: Tensor) -> Any:
     if not isinstance(saved, Tensor):
         return map_tensors(saved, lambda tensor: tensor.to(local_part(parameter).device, copy=True))
     if isinstance(now, Tensor) and local_part(now).shape == saved.shape and now.dtype == saved.dtype:
-        local_part(now).copy_(saved)
-        return now
+        here = local_part(now)
+        if lies_like(parameter, here):
+            here.copy_(saved)
+            return now
     # Adam's step count lives on the host unless its kernel is fused or capturable: where torch has put it, it stays.
     device = now.device if isinstance(now, Tensor) else local_part(parameter).device if saved.ndim else saved.device
-    return sharded_like(parameter, saved.to(device, copy=True))
+    return sharded_like(parameter, laid_like(parameter, saved, device))
 
 
 def as_gradient(saved: Tensor, parameter: Tensor) -> Tensor:
     """A saved gradient where its parameter is."""
-    gradient = saved.to(local_part(parameter).device, copy=True)
-    return sharded_like(parameter, gradient)
+    return sharded_like(parameter, laid_like(parameter, saved, local_part(parameter).device))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from surefoot.keep.buffers import writable
 from surefoot.keep.checkpoint.tree import local_part
-from surefoot.keep.staging import Place, Staged, bytes_of, map_tensors, sharded_like, stage
+from surefoot.keep.staging import Place, Staged, bytes_of, laid_like, map_tensors, sharded_like, stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -141,7 +141,7 @@ def _can_take(now: Tensor, then: Tensor) -> bool:
 
 
 def _beside(parameter: Tensor, saved: Tensor) -> Tensor:
-    return sharded_like(parameter, saved.to(parameter.device, copy=True))
+    return sharded_like(parameter, laid_like(parameter, saved, parameter.device))
 
 
 def _chunks(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tensor, Tensor]]]:

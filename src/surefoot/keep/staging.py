@@ -154,6 +154,25 @@ def sharded_like(parameter: Tensor, value: Tensor) -> Tensor:
     )
 
 
+def laid_like(parameter: Tensor, saved: Tensor, device: torch.device) -> Tensor:
+    """A copy, in memory as torch would lay it out beside its parameter.
+
+    Copies and files keep no strides, and fused kernels pair what lies at equal places in memory. With channels-last
+    weights these would be the wrong pairs.
+    """
+    if lies_like(parameter, saved):
+        return saved.to(device, copy=True)
+    return torch.empty_like(local_part(parameter), dtype=saved.dtype, device=device).copy_(saved)
+
+
+def lies_like(parameter: Tensor, value: Tensor) -> bool:
+    """Whether a value has the strides that torch gives to what belongs to a parameter, or is of another shape."""
+    here = local_part(parameter)
+    if value.shape != here.shape or value.layout is not torch.strided or here.layout is not torch.strided:
+        return True
+    return value.stride() == here.stride() or value.stride() == torch.empty_like(here, device="meta").stride()
+
+
 def bytes_of(tree: Any) -> int:
     """How much memory a copy takes."""
     live = _Collector()

@@ -8,7 +8,7 @@ import sys
 import time
 
 from surefoot.errors import FolderInUse
-from surefoot.folder_lock import hold, rank_of_process
+from surefoot.folder_lock import hold
 from surefoot.launch.arrival import when_imported
 from surefoot.launch.execute import Ending, Target, run
 from surefoot.launch.leaving import leave_by
@@ -144,10 +144,15 @@ class Session:
     def _claim(self) -> None:
         """Two processes in one folder would mix their files: the second ends before its script begins."""
         try:
-            self._held = hold(self._out(), "log", rank_of_process())
-        except FolderInUse as error:
+            self._held = hold(self._out(), "log", self._lock_rank)
+        except (FolderInUse, OSError) as error:
             say(f"surefoot run: {error}")
             sys.exit(2)
+
+    @property
+    def _lock_rank(self) -> int:
+        """Ranks that have no folder of their own here would mix their files."""
+        return self._rank if self._world_size > 1 else 0
 
     def _out(self) -> str:
         """The folder that was asked for, without importing anything: the script has not begun."""
@@ -233,7 +238,7 @@ class Session:
             where = (self._here, self._began, self._rank, self._world_size)
             folder = folder_for(self.request.out, self.request.target.name, *where)
             try:
-                self._held = self._held or hold(folder, "log", rank_of_process())
+                self._held = self._held or hold(folder, "log", self._lock_rank)
             except FolderInUse:  # chosen by another run that began in the same second
                 if self._world_size == 1:
                     continue

@@ -232,7 +232,7 @@ class CheckpointManager:
         """Remove what dead processes left half done, unless a process is at work that may be on another machine."""
         try:
             held = hold(self.folder, "checkpoints", self.rank)
-        except FolderInUse:
+        except (FolderInUse, OSError):
             return
         with suppress(OSError):  # trouble that the first save will tell about
             sweep(self._place, lambda name: rank_of(name) == self.rank)
