@@ -103,9 +103,11 @@ def load(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
         run_facts = json.loads(read_file(path / "run.json"))
     except FileNotFoundError as error:
         if (path / "telemetry").is_dir():
+            why = "is the run log of a stabilizer, which records no facts to judge a script by"
+            if "exit_code" in _described(path):  # from the beginning, but only by `surefoot run`
+                why = "was not recorded to its end (was the process killed, or is it still running?)"
             raise UsageError(
-                f"{path} has a run log and no {Path(error.filename).name}, which `surefoot run` writes and a "
-                f"stabilizer does not: there is nothing to judge by. `surefoot report {path}` shows what was recorded."
+                f"{path} {why}: there is no diagnosis. `surefoot report {path}` shows what was recorded."
             ) from None
         raise UsageError(
             f"{path} has no {Path(error.filename).name}: either it is not a run folder, or the run was killed before "
@@ -116,6 +118,15 @@ def load(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if not isinstance(facts, dict) or not isinstance(run_facts, dict):
         raise UsageError(f"{path} is damaged: facts.json and run.json must hold objects.")
     return facts, run_facts
+
+
+def _described(path: Path) -> dict[str, Any]:
+    """What `run.json` says; nothing if it cannot be read."""
+    try:
+        found = json.loads(read_file(path / "run.json"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _judge(run: Run, found: list[tuple[Rule, Claim]]) -> tuple[Any, int, tuple[Finding, ...]]:

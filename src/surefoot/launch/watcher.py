@@ -479,7 +479,8 @@ class Watcher:
         if self.look is None:
             leave_every_tape()
         if self.look is not None:
-            left_out = row.get("skipped") is True
+            with Unnoticed():
+                left_out = bool(row.get("skipped"))  # on a device: what is looked at is waited for anyway
             see = self.look.updates.drop_step if left_out else self.look.updates.after_step
             self.safely("updates", see, watched.number)
             self._cycle.add(watched.number)

@@ -300,9 +300,9 @@ def test_the_exact_resume_of_a_stabilizer_is_fine(watch: Nursery, tmp_path: Path
     first = watch(START, saving.replace("STOP", "60"))
     resumed = watch(START, saving.replace("STOP", "None"))
     assert (first.facts["steps"], resumed.facts["steps"]) == (60, 60)
+    assert resumed.causes == []
     assert {"optimizer-loaded", "model-loaded"} <= {event["event"] for event in resumed.facts["events"]}
     assert all(parameter["loaded"] for parameter in resumed.facts["parameters"])
-    assert resumed.causes == []
 
 
 # Clipping
