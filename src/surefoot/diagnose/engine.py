@@ -59,13 +59,15 @@ class Rule:
 def diagnose(facts: dict[str, Any], run_facts: dict[str, Any] | None = None, strict: bool = False) -> Diagnosis:
     """Run every rule over the facts of a run and rank what they claim; if strict, a rule that fails is not forgiven."""
     from surefoot.diagnose.rules import RULES
-    from surefoot.diagnose.rules.last_resort import LAST_RESORT
+    from surefoot.diagnose.rules.last_resort import LAST_RESORT, steps_left_out
 
     run = Run(facts, run_facts or {}, strict)
     found = _claims(run, RULES)
+    left_out = steps_left_out(run)
     if all(claim.severity == "info" for _, claim in found):
         found += _claims(run, LAST_RESORT)[:1]
-    diagnosis = Diagnosis(*_judge(run, found))
+        left_out = ""  # that is what the last resort says
+    diagnosis = Diagnosis(*_judge(run, found), left_out=left_out)
     if diagnosis.serious:
         return diagnosis
     if reason := why_unknown(run):
