@@ -153,6 +153,14 @@ class Nursery:
             self._known[key] = self._run(source, arguments=arguments)
         return self._known[key]
 
+    def guarded(self, *parts: str) -> Watched:
+        """Run the parts with `--guard`."""
+        source = "\n".join(textwrap.dedent(part).strip("\n") for part in parts) + "\n"
+        key = "--guard" + source
+        if key not in self._known:
+            self._known[key] = self._run(source, guard=True)
+        return self._known[key]
+
     def under(self, order: dict[str, Any], *parts: str) -> Watched:
         """Run the parts as an experiment of `surefoot bisect` would be: with one change, and an end."""
         source = "\n".join(textwrap.dedent(part).strip("\n") for part in parts) + "\n"
@@ -161,12 +169,20 @@ class Nursery:
             self._known[key] = self._run(source, order)
         return self._known[key]
 
-    def _run(self, source: str, order: dict[str, Any] | None = None, arguments: list[str] | None = None) -> Watched:
+    def _run(
+        self,
+        source: str,
+        order: dict[str, Any] | None = None,
+        arguments: list[str] | None = None,
+        guard: bool = False,
+    ) -> Watched:
         folder = Path(self._scratch.name) / str(len(self._known))
         folder.mkdir()
         (folder / "train.py").write_text(source)
         if order is not None:
             (folder / "order.json").write_text(json.dumps({"scratch": str(folder), "began": 0.0, **order}))
+        if guard:
+            (folder / "guard").touch()
         if arguments is not None:
             (folder / "arguments.json").write_text(json.dumps(arguments))
         watched = Watched(source, folder, self._ask(folder, []))
@@ -273,7 +289,8 @@ def _train() -> int:
     from surefoot.launch.execute import Target
 
     given = json.loads(Path("arguments.json").read_text()) if os.path.exists("arguments.json") else []
-    session, code = Session(Request(Target("train.py", tuple(given)), out="run")), 0
+    request = Request(Target("train.py", tuple(given)), out="run", guard=os.path.exists("guard"))
+    session, code = Session(request), 0
     try:
         session.run()
     except BaseException:

@@ -59,13 +59,15 @@ class Rule:
 def diagnose(facts: dict[str, Any], run_facts: dict[str, Any] | None = None, strict: bool = False) -> Diagnosis:
     """Run every rule over the facts of a run and rank what they claim; if strict, a rule that fails is not forgiven."""
     from surefoot.diagnose.rules import RULES
-    from surefoot.diagnose.rules.last_resort import LAST_RESORT
+    from surefoot.diagnose.rules.last_resort import LAST_RESORT, steps_left_out
 
     run = Run(facts, run_facts or {}, strict)
     found = _claims(run, RULES)
+    left_out = steps_left_out(run)
     if all(claim.severity == "info" for _, claim in found):
         found += _claims(run, LAST_RESORT)[:1]
-    diagnosis = Diagnosis(*_judge(run, found))
+        left_out = ""  # that is what the last resort says
+    diagnosis = Diagnosis(*_judge(run, found), left_out=left_out)
     if diagnosis.serious:
         return diagnosis
     if reason := why_unknown(run):
@@ -103,9 +105,11 @@ def load(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
         run_facts = json.loads(read_file(path / "run.json"))
     except FileNotFoundError as error:
         if (path / "telemetry").is_dir():
+            why = "is the run log of a stabilizer, which records no facts to judge a script by"
+            if "exit_code" in _described(path):  # from the beginning, but only by `surefoot run`
+                why = "was not recorded to its end (was the process killed, or is it still running?)"
             raise UsageError(
-                f"{path} has a run log and no {Path(error.filename).name}, which `surefoot run` writes and a "
-                f"stabilizer does not: there is nothing to judge by. `surefoot report {path}` shows what was recorded."
+                f"{path} {why}: there is no diagnosis. `surefoot report {path}` shows what was recorded."
             ) from None
         raise UsageError(
             f"{path} has no {Path(error.filename).name}: either it is not a run folder, or the run was killed before "
@@ -116,6 +120,15 @@ def load(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if not isinstance(facts, dict) or not isinstance(run_facts, dict):
         raise UsageError(f"{path} is damaged: facts.json and run.json must hold objects.")
     return facts, run_facts
+
+
+def _described(path: Path) -> dict[str, Any]:
+    """What `run.json` says; nothing if it cannot be read."""
+    try:
+        found = json.loads(read_file(path / "run.json"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _judge(run: Run, found: list[tuple[Rule, Claim]]) -> tuple[Any, int, tuple[Finding, ...]]:

@@ -50,10 +50,14 @@ class Diagnosis:
     reason: str = ""
     """Of a run without a serious finding: what it was judged by, or why it cannot be judged."""
 
+    left_out: str = ""
+    """Of a run with `--guard`: that steps were left out, unless a finding says so."""
+
     @property
     def summary(self) -> str:
-        """One sentence: the first finding, or the reason for the verdict where there is none."""
-        return self.serious[0].summary if self.serious else self.reason
+        """The first finding, or the reason for the verdict where there is none; and whether steps were left out."""
+        first = self.serious[0].summary if self.serious else self.reason
+        return f"{first} {self.left_out}".strip()
 
     @property
     def serious(self) -> tuple[Finding, ...]:

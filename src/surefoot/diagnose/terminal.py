@@ -37,6 +37,8 @@ def as_full_text(diagnosis: Diagnosis, folder: str) -> str:
     lines = [f"{diagnosis.verdict} · {steps} · {folder}"]
     if diagnosis.verdict == "unknown":
         lines.extend(_wrapped("  ", diagnosis.summary))
+    elif diagnosis.left_out:
+        lines.extend(_wrapped("  ", diagnosis.left_out))
     for finding in diagnosis.findings:
         lines.append("")
         lines.extend(_head(finding))

@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from surefoot.launch import graph
 from surefoot.launch.door import Door
 from surefoot.observe.layout import Layout
-from surefoot.record.incidents.bundle import write_incident
+from surefoot.record.incidents.bundle import note_action, write_incident
 from surefoot.record.incidents.contents import faults_of, model_parts, prints_of, window_part
 from surefoot.record.incidents.keeper import IncidentKeeper
 from surefoot.record.incidents.notes import StepNotes
@@ -57,6 +57,8 @@ class BlackBox:
         self._parts: set[int] | None = None
         self._reached: set[int] = set()
         """The parameters under a bad loss."""
+        self._kept: tuple[Path, int, int] | None = None
+        """The folder of the incident, its step, and the number of its optimizer."""
         self._after: int | None = None
         """The number of the optimizer that stepped last."""
 
@@ -134,6 +136,12 @@ class BlackBox:
         if self._notes is not None:
             self._keep(optimizer, "", "step")
 
+    def left_out(self, step: int, optimizer: int | None) -> None:
+        """The guard has left out a step: if it is the one that was kept, its folder says so."""
+        if self._kept is not None and self._kept[1:] == (step, optimizer):
+            note_action(self._kept[0], "skip")
+            self._kept = None
+
     def after_step(self, watched: Watched) -> None:
         """An optimizer has stepped."""
         if self._notes is None:
@@ -193,7 +201,7 @@ class BlackBox:
             "kind": "nonfinite",
             "severity": "error",
             "summary": summary,
-            "action": "skip" if self._watcher.guard is not None and ended == "step" else "none",
+            "action": "none",  # a guard has yet to judge the step: `left_out`
             "evidence": {"parameters": bad[:_NAMES_TOLD]},
             "exact": not inexact,
             "inexact": inexact,
@@ -216,6 +224,7 @@ class BlackBox:
             "gradients": by_name,
         }
         write_incident(place, facts, tree, keeper, redact)
+        self._kept = place, self._watcher.steps, self._watcher.watched(optimizer).number
         notes.close()
         self._watcher.incident = replay_command(place)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,8 @@ class Parameter:
     trained_by: set[int] = field(default_factory=set)
     """Optimizers that have changed it."""
     loaded: bool = False
+    rewritten: bool = False
+    """Between its entry and its first update other values were put into it, by whatever means."""
     requires_grad: bool = True
     first: dict[str, Any] = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
@@ -142,7 +145,10 @@ class Book:
     def see_again(self, record: Parameter, tensor: Tensor) -> None:
         """Before its first update: since it was entered it may have been drawn anew, loaded, or converted."""
         record.shape, record.dtype = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
-        record.first = weight_facts(tensor)
+        before, record.first = record.first, weight_facts(tensor)
+        record.rewritten |= "norm" in before and not math.isclose(
+            before["norm"], record.first.get("norm", math.nan), rel_tol=1e-3
+        )
 
     def models_now(self) -> list[nn.Module]:
         """The models that were called so far and are still there, outermost ones only."""

@@ -148,11 +148,8 @@ def feature_scales(tensor: Tensor) -> dict[str, Any] | None:
     rows = tensor.detach().reshape(len(tensor), -1).float()
     if rows.shape[1] > 64:
         rows = rows[:, :: math.ceil(rows.shape[1] / 64)]
-    return {
-        "count": len(rows),
-        "mean": [round(v, 6) for v in rows.mean(0).nan_to_num().tolist()],
-        "std": [round(v, 6) for v in rows.std(0, correction=0).nan_to_num().tolist()],
-    }
+    means, spreads = rows.mean(0).tolist(), rows.std(0, correction=0).tolist()
+    return {"count": len(rows), "mean": [round(v, 6) for v in means], "std": [round(v, 6) for v in spreads]}
 
 
 def _few(tensor: Tensor) -> list[list[float]] | None:

@@ -479,7 +479,8 @@ class Watcher:
         if self.look is None:
             leave_every_tape()
         if self.look is not None:
-            left_out = row.get("skipped") is True
+            with Unnoticed():
+                left_out = bool(row.get("skipped"))  # on a device: what is looked at is waited for anyway
             see = self.look.updates.drop_step if left_out else self.look.updates.after_step
             self.safely("updates", see, watched.number)
             self._cycle.add(watched.number)
@@ -523,6 +524,8 @@ class Watcher:
         self.safely("gradients", self._nonfinite_gradient, watched, optimizer)
         if self.blackbox is not None and self.backwards == watched.loss_at_start and not self.scaler.get("enabled"):
             self.safely("incidents", self.blackbox.bad_step, optimizer)
+        if self.blackbox is not None:
+            self.safely("incidents", self.blackbox.left_out, self.steps, watched.number)
 
     def step_judged_on_device(self, optimizer: torch.optim.Optimizer, nonfinite: Tensor) -> None:
         """Whether the step that an optimizer is in was left out is known later, with the other numbers of its row."""
@@ -534,6 +537,8 @@ class Watcher:
         facts["optimizer"] = self.watched(optimizer).number if optimizer is not None else None
         if count <= MOST_SKIPS:
             self.events.append(facts)
+        if self.blackbox is not None:
+            self.safely("incidents", self.blackbox.left_out, facts["step"], facts["optimizer"])
         if self.diary is not None:
             self.safely("run log", self.diary.event, facts)
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from recorded import SITE, look, run
 from surefoot.diagnose.rules import data_splits
+
+if TYPE_CHECKING:
+    from watched import Nursery
 
 
 def a_pass(rows: list[int], grad: bool, step: int, mean: float = 0.0, std: float = 1.0, **more: Any) -> dict[str, Any]:
@@ -55,3 +60,37 @@ def test_inputs_of_another_scale_are_another_pipeline() -> None:
 
 def test_a_mild_shift_between_the_splits_is_fine() -> None:
     assert data_splits.split_mismatch(split_run([list(range(300, 360))], mean=0.6, std=1.4)) is None
+
+
+NOT_FINITE = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+x = torch.randn(256, 8); y = x[:, :1]
+model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+x[BAD] = VALUE
+for step in range(60):
+    rows = torch.randint(200, (32,))
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x[rows]), y[rows]); loss.backward()
+    optimizer.step()
+    if step % 10 == 9:
+        with torch.no_grad(): held = F.mse_loss(model(x[200:]), y[200:])
+"""
+
+
+@pytest.mark.parametrize("value", ["float('nan')", "-float('inf')", "float('inf')"])
+@pytest.mark.parametrize("bad", ["230", ":200:5"])
+def test_inputs_that_are_not_finite_are_no_other_pipeline(watch: Nursery, bad: str, value: str) -> None:
+    run = watch(NOT_FINITE.replace("BAD", bad).replace("VALUE", value))
+    assert "data.split-mismatch" not in [finding.cause for finding in run.diagnosis.findings]
+
+
+def test_another_scale_is_named_although_one_feature_is_not_finite() -> None:
+    held = split_run([list(range(300, 360))], mean=5.0, std=6.0)
+    for each in held.facts["evaluations"]:
+        each["features"]["mean"][0] = float("nan")
+    assert data_splits.split_mismatch(held) is not None

@@ -11,6 +11,8 @@ from surefoot.diagnose.rules import pace
 from watched import CLASSES, FIT, LOOP, NET, VALUES
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from watched import Nursery
 
 START = CLASSES + "loss_of = F.cross_entropy\n"
@@ -253,6 +255,54 @@ def test_moments_loaded_with_their_weights_are_fine(watch: Nursery) -> None:
     same = "model.load_state_dict(model.state_dict())"
     run = watch(START, NET, LOOP, STATE.replace("FRESH", same), LOOP)
     assert "optim.stale-state" not in run.causes
+
+
+WEIGHTS_COPIED = """
+saved = [p.detach().clone() for p in model.parameters()]
+held = optimizer.state_dict()
+model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+COPY
+optimizer.load_state_dict(held)
+"""
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        "for p, s in zip(model.parameters(), saved): p.data.copy_(s)",
+        "with torch.no_grad(): [p.copy_(s) for p, s in zip(model.parameters(), saved)]",
+    ],
+)
+def test_moments_loaded_beside_weights_that_were_copied_are_fine(watch: Nursery, copy: str) -> None:
+    run = watch(START, NET, LOOP, WEIGHTS_COPIED.replace("COPY", copy), LOOP)
+    assert "optim.stale-state" not in run.causes
+
+
+STABILIZED = """
+import surefoot as sf
+
+model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+stabilizer = sf.TrainingStabilizer(model, optimizer, checkpoints=sf.CheckpointManager(FOLDER, every_steps=30))
+for step in stabilizer.resume(range(120)):
+    rows = torch.randint(len(x), (32,))
+    stabilizer.backward(F.cross_entropy(model(x[rows]), y[rows]))
+    stabilizer.step()
+    if stabilizer.steps == STOP:
+        stabilizer.save()
+        break
+"""
+
+
+def test_the_exact_resume_of_a_stabilizer_is_fine(watch: Nursery, tmp_path: Path) -> None:
+    saving = STABILIZED.replace("FOLDER", repr(str(tmp_path / "kept")))
+    first = watch(START, saving.replace("STOP", "60"))
+    resumed = watch(START, saving.replace("STOP", "None"))
+    assert (first.facts["steps"], resumed.facts["steps"]) == (60, 60)
+    assert resumed.causes == []
+    assert {"optimizer-loaded", "model-loaded"} <= {event["event"] for event in resumed.facts["events"]}
+    assert all(parameter["loaded"] for parameter in resumed.facts["parameters"])
 
 
 # Clipping

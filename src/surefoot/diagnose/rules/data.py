@@ -297,7 +297,7 @@ def unscaled_input(run: Run) -> Claim | None:
     features = note["features"]
     sizes = [math.hypot(m, s) for m, s in zip(features["mean"], features["std"], strict=True)]
     size = math.sqrt(mean([v * v for v in sizes])) if sizes else 0.0
-    if size == 0 or 0.02 < size < 15:
+    if size == 0 or not math.isfinite(size) or 0.02 < size < 15:
         return None
     small = size < 1
     stuck = at_chance(run)

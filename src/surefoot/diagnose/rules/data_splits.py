@@ -175,6 +175,11 @@ def _pool(notes: list[dict[str, Any]], width: int) -> tuple[list[float], list[fl
     return means, [math.sqrt(max(0.0, s - m * m)) for s, m in zip(squares, means, strict=True)], count
 
 
+def _is_finite(*values: float) -> bool:
+    """Older facts have the largest number of float32 for an infinity."""
+    return all(abs(value) < 1e38 for value in values)
+
+
 def _compare(model: str, train: list[dict[str, Any]], held: list[dict[str, Any]]) -> Claim | None:
     width = len(train[0]["features"]["mean"])
     held = [n for n in held if len(n["features"]["mean"]) == width]
@@ -184,9 +189,13 @@ def _compare(model: str, train: list[dict[str, Any]], held: list[dict[str, Any]]
     other_means, other_spreads, other_count = _pool(held, width)
     if count < 32 or other_count < 16:
         return None
-    floor = 0.05 * (median(spreads) or 1e-6) + 1e-9
+    known = [i for i in range(width) if _is_finite(means[i], spreads[i], other_means[i], other_spreads[i])]
+    if not known:
+        return None
+    floor = 0.05 * (median(spreads[i] for i in known) or 1e-6) + 1e-9
     shifts, scales = [], []
-    for m, s, om, os in zip(means, spreads, other_means, other_spreads, strict=True):
+    for i in known:
+        m, s, om, os = means[i], spreads[i], other_means[i], other_spreads[i]
         if s < floor and os < floor and abs(om - m) < floor:
             continue  # constant in both
         shifts.append(abs(om - m) / max(s, floor))
@@ -197,7 +206,7 @@ def _compare(model: str, train: list[dict[str, Any]], held: list[dict[str, Any]]
     far = sum(a > 2.0 or b > math.log(3) for a, b in zip(shifts, scales, strict=True)) / len(shifts)
     if far < 0.5 and not (width <= 16 and max(shifts) > 6 and far > 0):
         return None
-    worst = max(range(width), key=lambda i: abs(other_means[i] - means[i]) / max(spreads[i], floor))
+    worst = max(known, key=lambda i: abs(other_means[i] - means[i]) / max(spreads[i], floor))
     confidence = 0.9 if shift > 3 or scale > math.log(4) or max(shifts) > 6 else 0.75
     return Claim(
         confidence,

@@ -25,6 +25,16 @@ def _ended_badly(run: Run) -> bool:
     return bool(run.curve.values) and not math.isfinite(run.curve.values[-1])
 
 
+def steps_left_out(run: Run) -> str:
+    """How many steps `--guard` left out, in one sentence; empty if none."""
+    guarded = run.facts.get("guarded") or {}
+    count, checked = guarded.get("left_out", 0), guarded.get("checked", 0)
+    if not count:
+        return ""
+    when = f"{'' if count == 1 else 'the first '}at step {guarded['first']}"
+    return f"`--guard` left out {count:,} of {checked:,} steps, {when}."
+
+
 def left_out(run: Run) -> Claim | None:
     """`--guard` left steps out, whose gradients would have gone into the weights."""
     guarded = run.facts.get("guarded") or {}
@@ -38,8 +48,8 @@ def left_out(run: Run) -> Claim | None:
     one = count == 1
     return Claim(
         0.5,
-        f"`--guard` left out {count:,} of {checked:,} steps, {'' if one else 'the first '}at step {guarded['first']}: "
-        f"{some} not finite. The weights are as if {'that step' if one else 'those steps'} had not been made.",
+        f"{steps_left_out(run)[:-1]}: {some} not finite. "
+        f"The weights are as if {'that step' if one else 'those steps'} had not been made.",
         step=guarded["first"],
         where=tuple(names[:_NAMED]),
         evidence=guarded,

@@ -345,7 +345,9 @@ def stale_state(run: Run) -> Claim | None:
                     grad, root = number(row.get("grad")), number(row.get("root_second_moment"))
                     if grad and root and len(run.parameters[row["id"]]["shape"]) >= 2:
                         ratios.append(root * size / grad)
-        fresh = not run.events("model-loaded") and (held.get("loaded_age") or 0) > 1
+        mine = [p for p in run.parameters.values() if held["number"] in p["optimizers"]]
+        known = run.events("model-loaded") or any(p["loaded"] or p.get("rewritten") for p in mine)
+        fresh = not known and (held.get("loaded_age") or 0) > 1
         if ratios and (median(ratios) > 30 or median(ratios) < 1 / 30):
             return Claim(
                 0.9,

@@ -69,6 +69,8 @@ def no_update(run: Run) -> Claim | None:
         trainable = [p for p in mine if p["requires_grad"]]
         if not trainable or any(p["changed"] for p in trainable) or held["steps"] < 3:
             continue
+        if (run.facts.get("guarded") or {}).get("left_out") and not any(p["unchanged"] for p in trainable):
+            continue  # every step that was looked at had been left out
         rates = [v for v in run.column("lr", held) if v is not None]
         if rates and max(rates) == 0:
             return _silent(run, held, trainable, f"its learning rate is {rates[0]:g} throughout", 0.9)

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from surefoot.keep.restoring import load_models
 from surefoot.launch.sites import caller, is_library, is_users, site
+from surefoot.observe.calls import Hook, hear
 
 if TYPE_CHECKING:
     from surefoot.launch.patches.wrapping import Wrapping
@@ -30,6 +32,16 @@ def wrap_states(watcher: Watcher, wrapping: Wrapping) -> None:
             watcher.book.add(tensor).loaded = True
         if is_users(frame.f_code.co_filename):
             watcher.happened({"event": "model-loaded", "step": watcher.steps, "site": site(4)})
+
+    def models_restored(call: Any, _: Any) -> None:
+        if watcher.here():
+            watcher.safely("states", restored, call[0][0])
+
+    def restored(models: Any) -> None:
+        for model in models:
+            for tensor in model.parameters():
+                watcher.book.add(tensor).loaded = True
+        watcher.happened({"event": "model-loaded", "step": watcher.steps, "site": site(4)})
 
     def optimizer_loaded(result: Any, args: Any, kwargs: Any) -> None:
         held = watcher.watched(args[0])
@@ -71,6 +83,8 @@ def wrap_states(watcher: Watcher, wrapping: Wrapping) -> None:
     )
     why = "a checkpoint is resumed: which states are loaded"
     wrapping.after(nn.Module, "load_state_dict", "states", module_loaded, why)
+    # A stabilizer's resume: sharded weights do not go through `load_state_dict`. Ours, so not in the table.
+    watcher.safely("states", hear, load_models, Hook(lambda args, kwargs: (args, kwargs), models_restored))
     wrapping.after(Optimizer, "load_state_dict", "states", optimizer_loaded, why)
     wrapping.after(LRScheduler, "load_state_dict", "states", scheduler_loaded, why)
     wrapping.after(torch.serialization, "load", "states", file_loaded, "which states a checkpoint holds")

@@ -20,7 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from surefoot.errors import UsageError
-from surefoot.files import make_subfolder
+from surefoot.files import make_subfolder, read_file, write_file
 from surefoot.keep.checkpoint import storage
 from surefoot.keep.checkpoint.folders import new_folder, sweep
 from surefoot.keep.checkpoint.tensor_file import HashedFile
@@ -69,6 +69,13 @@ def write_incident(
         storage.write(hidden / STATE, kept, {}, step=int(facts["step"]), unchecked=tuple(kept))
         _write_text(hidden / FACTS, json.dumps(plain, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
         _write_text(hidden / SUMMARY, summary_of(plain))
+
+
+def note_action(place: Path, action: str) -> None:
+    """Put what was done about an incident into its folder, once that is known. Raises `OSError` and `ValueError`."""
+    facts = json.loads(read_file(place / FACTS)) | {"action": action}
+    write_file(place / FACTS, json.dumps(facts, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+    write_file(place / SUMMARY, summary_of(facts))
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -14,7 +14,7 @@ def summary_of(facts: dict[str, Any]) -> str:
     lines = [
         f"# Step {facts['step']}: {facts['kind']}",
         "",
-        f"{_sentence(facts['summary'])} What was done: {facts['action']}.",
+        f"{_sentence(facts['summary'])} What was done: {_done(facts)}.",
         "",
         *_replay(facts),
         "",
@@ -26,6 +26,13 @@ def summary_of(facts: dict[str, Any]) -> str:
     if facts["left_out"]:
         lines += ["", "Left out:", "", *(f"- {what}" for what in facts["left_out"])]
     return "\n".join(lines) + "\n"
+
+
+def _done(facts: dict[str, Any]) -> str:
+    if facts["action"] == "skip":
+        by = " by `--guard`" if facts["configuration"].get("loop") == "bare" else ""
+        return f"the step was left out{by}"
+    return "nothing" if facts["action"] == "none" else str(facts["action"])
 
 
 def _sentence(text: str) -> str:
