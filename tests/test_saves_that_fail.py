@@ -210,7 +210,9 @@ def test_a_worker_that_is_killed_costs_no_save_that_was_due(tmp_path: Path, deci
                 for worker in multiprocessing.active_children():
                     os.kill(worker.pid or 0, signal.SIGKILL)
 
-    with pytest.raises(RuntimeError, match="worker"):
+    with pytest.raises(
+        (RuntimeError, OSError), match="worker|reset by peer"
+    ):  # by what it was doing when it was killed
         train()
     manager.wait()
     found = manager.load()
