@@ -211,7 +211,7 @@ def test_a_worker_that_is_killed_costs_no_save_that_was_due(tmp_path: Path, deci
                     os.kill(worker.pid or 0, signal.SIGKILL)
 
     with pytest.raises(
-        (RuntimeError, OSError), match="worker|reset by peer"
+        (RuntimeError, OSError), match=r"worker|reset by peer"
     ):  # by what it was doing when it was killed
         train()
     manager.wait()

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import patience
+from running import ENVIRONMENT
 
 SETTING = """
 import threading, time, torch
@@ -51,7 +52,7 @@ def watched(folder: Path, script: str, *words: str, python: tuple[str, ...] = ()
     """What the script printed, the facts and the diagnosis."""
     (folder / "train.py").write_text(script)
     command = [sys.executable, *python, "-m", "surefoot", "run", "--out", "run", *words, "train.py"]
-    ended = patience.run(command, cwd=folder, check=True)
+    ended = patience.run(command, cwd=folder, env=ENVIRONMENT, check=True)
     facts, found = (json.loads((folder / "run" / name).read_text()) for name in ("facts.json", "findings.json"))
     return ended.stdout, facts, found
 

@@ -23,7 +23,7 @@ from surefoot.diagnose.experiments import confine, shadow
 from surefoot.errors import UsageError
 from surefoot.files import make_subfolder, new_file
 from surefoot.launch.changes import ORDER
-from surefoot.launch.changes.guard import free_folders
+from surefoot.launch.changes.guard import free_folders, missing_caches
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -141,6 +141,7 @@ class Children:
         changed = {
             ORDER: json.dumps(order),
             "TMPDIR": str(temporary),
+            **missing_caches(str(temporary)),
         }
         given = self.subject.path
         path = filter(None, [os.environ.get("PYTHONPATH")] if given is None else given)

@@ -20,7 +20,7 @@ from typing import Any
 from surefoot.diagnose.experiments import shadow
 from surefoot.diagnose.experiments.confine import confined
 from surefoot.errors import UsageError
-from surefoot.launch.changes.guard import free_folders
+from surefoot.launch.changes.guard import free_folders, missing_caches
 
 _OUTPUT_SHOWN = 20
 _LONGEST_TAIL = 64 << 10
@@ -156,7 +156,8 @@ class _Told:
 
 def _environment(temporary: Path, path: tuple[str, ...]) -> dict[str, str]:
     """The same surefoot as here, wherever it is imported from; temporary files among those that are thrown away."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([_SOURCE, *path]), "TMPDIR": str(temporary)}
+    own = {"PYTHONPATH": os.pathsep.join([_SOURCE, *path]), "TMPDIR": str(temporary)}
+    return {**os.environ, **own, **missing_caches(str(temporary))}
 
 
 def _tail(output: Path) -> str:

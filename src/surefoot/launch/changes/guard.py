@@ -33,6 +33,19 @@ def free_folders() -> list[str]:
     return [os.path.realpath(home) for home in ("/dev", "/proc", "/tmp/nvidia-mps", *homes) if home]
 
 
+def missing_caches(temporary: str) -> dict[str, str]:
+    """Settings that put caches into a temporary folder, for those whose own folder is not there.
+
+    A run that may not write into the home folder could not make them.
+    """
+    own = {"XDG_CACHE_HOME": "~/.cache", "CUDA_CACHE_PATH": "~/.nv", "TRITON_HOME": "~/.triton"}
+    return {
+        name: temporary
+        for name, folder in own.items()
+        if name not in os.environ and not os.path.isdir(os.path.expanduser(folder))
+    }
+
+
 class Protected(Protocol):
     """A run whose files are looked after."""
 
