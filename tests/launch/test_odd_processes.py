@@ -4,8 +4,9 @@ import json
 import sys
 from pathlib import Path
 
-import patience
 from running import ENVIRONMENT
+
+import patience
 
 SETTING = """
 import threading, time, torch
