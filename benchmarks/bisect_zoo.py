@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from surefoot.diagnose.experiments.causes import FIXES
+from surefoot.experiments.change_causes import FIXES
 from surefoot.zoo import HEALTHY, Specimen, find
 
 SOURCE = str(Path(__file__).parents[1] / "src")

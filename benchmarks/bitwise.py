@@ -10,7 +10,7 @@ them; what differs between plain runs (on a GPU, sums whose order is not fixed) 
 counts only if two more plain runs do not show it.
 
 torch is imported once; each run is a fork of that process, so that hundreds of scripts take minutes. (The start of a
-run, with torch not yet imported, is the business of tests/launch.) The parent never touches the GPU: a fork could not
+run, with torch not yet imported, is the business of tests/watch.) The parent never touches the GPU: a fork could not
 use it then.
 
 The scripts are written for a CPU. With `--device cuda` they run unmodified after a few lines that a user might have
@@ -160,7 +160,9 @@ def _on_the_gpu(kind: type) -> None:
 
 def run_in_child(path: str, arguments: tuple[str, ...], watched: bool, folder: Path, device: str = "cpu") -> None:
     """In a forked child: become the script."""
-    from surefoot.launch import command, execute, voice
+    from surefoot.commands import run as command
+    from surefoot.watch import messages as voice
+    from surefoot.watch import run_script as execute
 
     folder.mkdir(parents=True, exist_ok=True)
     out = os.open(folder / "stdout", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -175,7 +177,7 @@ def run_in_child(path: str, arguments: tuple[str, ...], watched: bool, folder: P
         on_cuda()
     census = Census()
     target = execute.Target(path, arguments)
-    session = command.Session(command.Request(target, str(folder / "run")))
+    session = command.RunSession(command.Request(target, str(folder / "run")))
     leave = os._exit
     try:
         if watched:

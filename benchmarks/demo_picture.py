@@ -6,8 +6,8 @@ import json
 import sys
 from pathlib import Path
 
-from surefoot.build.picture import Chart, Series, to_svg
-from surefoot.demo.story import faults_of
+from surefoot.build.line_chart import Chart, ChartSeries, to_svg
+from surefoot.demo.results import faults_of
 
 SMOOTH = 3
 LABELS = ("corrupt batch", "LR typo", "overflow", "NaN gradient")
@@ -23,7 +23,7 @@ def main(folder: Path) -> None:
     for name, label in [("bare", "bare"), ("guarded", "guarded"), ("clean", "no faults")]:
         losses = json.loads((folder / name / "results.json").read_text())["losses"]
         steps = len(losses)
-        lines.append(Series(label, range(steps), smoothed(losses)))
+        lines.append(ChartSeries(label, range(steps), smoothed(losses)))
     marks = tuple((fault.steps.start, label) for fault, label in zip(faults_of(steps), LABELS, strict=True))
     title = "A character transformer: the same faults, bare and guarded"
     chart = Chart(title, "step", "training loss", tuple(lines), log_y=True, marks=marks)

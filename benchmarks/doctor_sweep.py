@@ -15,7 +15,7 @@ import torch
 
 from doctor_faults import FAULTS
 from doctor_healthy import HEALTHY
-from surefoot.diagnose.doctor.examine import examine
+from surefoot.doctor.examine import examine
 
 
 def main() -> int:

@@ -21,7 +21,7 @@ import numpy as np
 import surefoot
 from surefoot.record.bins import COUNT
 from surefoot.record.messages import DeviceRow, Histogram, LayerRows, StepRow
-from surefoot.report.page import write_report
+from surefoot.report.page.html import write_report
 
 BUILD_SECONDS, OPEN_SECONDS = 10.0, 2.0
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from surefoot.report.page import write_report
+from surefoot.report.page.html import write_report
 
 ROOT = Path(__file__).parents[1]
 ZOO = ROOT / "src" / "surefoot" / "zoo" / "tuning"

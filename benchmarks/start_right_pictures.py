@@ -26,7 +26,7 @@ from surefoot.build import (
     warmup_stable_decay,
     warmup_step,
 )
-from surefoot.build.picture import Chart, Series, to_svg
+from surefoot.build.line_chart import Chart, ChartSeries, to_svg
 
 FOLDER = Path(__file__).parents[1] / "docs" / "start-right"
 
@@ -56,14 +56,15 @@ def seeding() -> Chart:
 
     first, again, other = run(1), run(1), run(2)
     assert first == again
-    lines = (Series("seed 1, twice: one line", range(60), first), Series("seed 2", range(60), other))
+    lines = (ChartSeries("seed 1, twice: one line", range(60), first), ChartSeries("seed 2", range(60), other))
     return Chart("The same seed draws the same run", "step", "loss", lines)
 
 
 def initialisation() -> Chart:
     case = CASES["GELU MLP, 50 layers"]
     lines = tuple(
-        Series(name, range(1, 51), scales(case, INITS[name], seed=0)[1]) for name in ("init_for", "PyTorch default")
+        ChartSeries(name, range(1, 51), scales(case, INITS[name], seed=0)[1])
+        for name in ("init_for", "PyTorch default")
     )
     return Chart("Gradient that reaches each of 50 GELU layers", "layer", "root mean square", lines, log_y=True)
 
@@ -80,8 +81,8 @@ def blocks() -> Chart:
 
     sizes = [2, 4, 8, 16, 32, 64, 128, 256]
     lines = (
-        Series("BatchNorm", sizes, [disagreement(nn.BatchNorm1d(32), size) for size in sizes]),
-        Series("GroupNorm", sizes, [disagreement(nn.GroupNorm(8, 32), size) for size in sizes]),
+        ChartSeries("BatchNorm", sizes, [disagreement(nn.BatchNorm1d(32), size) for size in sizes]),
+        ChartSeries("GroupNorm", sizes, [disagreement(nn.GroupNorm(8, 32), size) for size in sizes]),
     )
     return Chart("Training and evaluation outputs disagree", "batch size", "difference (rms)", lines, log_x=True)
 
@@ -106,7 +107,7 @@ def schedules() -> Chart:
             scheduler.step()
         return rates
 
-    lines = tuple(Series(name, range(500), curve(make)) for name, make in makers.items())
+    lines = tuple(ChartSeries(name, range(500), curve(make)) for name, make in makers.items())
     return Chart("Warm-up, then …", "step", "learning rate / peak", lines)
 
 
@@ -136,8 +137,8 @@ def weight_decay() -> Chart:
         return sizes
 
     lines = (
-        Series("decay_groups", range(300), unused_rows(lambda model: decay_groups(model, 0.5))),
-        Series("decay on everything", range(300), unused_rows(lambda model: [{"params": model.parameters()}])),
+        ChartSeries("decay_groups", range(300), unused_rows(lambda model: decay_groups(model, 0.5))),
+        ChartSeries("decay on everything", range(300), unused_rows(lambda model: [{"params": model.parameters()}])),
     )
     return Chart("Embeddings of words that no batch contains", "step", "root mean square", lines)
 
@@ -152,7 +153,10 @@ def data_scale() -> Chart:
         model = small_model()
         return losses_of(model, torch.optim.Adam(model.parameters(), lr=1e-2), inputs, y, 200)
 
-    lines = (Series("standardised", range(200), run(Standardizer.fit(x)(x))), Series("raw", range(200), run(x)))
+    lines = (
+        ChartSeries("standardised", range(200), run(Standardizer.fit(x)(x))),
+        ChartSeries("raw", range(200), run(x)),
+    )
     return Chart("Features from 0.001 to 1000, same model and rate", "step", "loss", lines, log_y=True)
 
 
@@ -168,8 +172,8 @@ def masks() -> Chart:
 
     counts = range(9)
     lines = (
-        Series("masked_softmax: 0 at 8 of 8", counts, [gradient(masked_softmax, count) for count in counts]),
-        Series("additive -inf: NaN at 8 of 8", counts, [gradient(naive, count) for count in counts]),
+        ChartSeries("masked_softmax: 0 at 8 of 8", counts, [gradient(masked_softmax, count) for count in counts]),
+        ChartSeries("additive -inf: NaN at 8 of 8", counts, [gradient(naive, count) for count in counts]),
     )
     return Chart("Gradient through attention, by keys masked", "masked keys of 8", "gradient norm", lines)
 
@@ -180,9 +184,9 @@ def clipping() -> Chart:
     advice = clip_advice(norms, max_norm=0.5)
     suggested = advice.suggested_max_norm
     lines = (
-        Series("gradient norm", range(400), norms),
-        Series(f"limit in use: clips {advice.clipped_share:.0%}", [0, 399], [0.5, 0.5]),
-        Series(f"suggested: {suggested:.2g}", [0, 399], [suggested, suggested]),
+        ChartSeries("gradient norm", range(400), norms),
+        ChartSeries(f"limit in use: clips {advice.clipped_share:.0%}", [0, 399], [0.5, 0.5]),
+        ChartSeries(f"suggested: {suggested:.2g}", [0, 399], [suggested, suggested]),
     )
     return Chart("A limit that sets the size of most updates", "step", "norm", lines, log_y=True)
 

@@ -52,7 +52,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import surefoot as sf
-from surefoot.streams import read_streams
+from surefoot.core.random_state import read_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

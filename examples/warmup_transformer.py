@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from surefoot.build import seed_everything, warmup_cosine
-from surefoot.build.picture import Chart, Series, to_text
+from surefoot.build.line_chart import Chart, ChartSeries, to_text
 
 LETTERS, HALF, WIDTH, BLOCKS = 16, 8, 32, 6
 STEPS, WARMUP_STEPS, PEAK_RATE = 300, 150, 0.25
@@ -62,7 +62,7 @@ def main() -> None:
     bare, warmed = train(warmup_steps=0), train(warmup_steps=WARMUP_STEPS)
     print(f"without warm-up: {bare[0]:.2f} at the start, not finite at step {len(bare) - 1} (chance is {CHANCE:.2f})")
     print(f"with warm-up:    {warmed[0]:.2f} at the start, {sum(warmed[-20:]) / 20:.2f} at the end\n")
-    print(to_text(Chart("with warm-up", "step", "loss", (Series("loss", range(len(warmed)), warmed),))))
+    print(to_text(Chart("with warm-up", "step", "loss", (ChartSeries("loss", range(len(warmed)), warmed),))))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from surefoot.diagnose.experiments import baseline, bisect, children, trials
-from surefoot.entry import main
+from surefoot.__main__ import main
+from surefoot.experiments import baseline, bisect, trials
+from surefoot.experiments import processes as children
 
 FILE = sys.argv.pop(1)
 

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 
 import surefoot as sf
 from resumed import BATCH, PASS, Run, data, seed_all, shuffled
-from surefoot.streams import read_streams
+from surefoot.core.random_state import read_streams
 
 EPOCHS = 4
 HOLD_BATCH = EPOCHS * PASS - 5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from surefoot.diagnose.run import Run
+from surefoot.diagnose.run import RecordedRun
 
 SITE = "train.py:30"
 
@@ -44,7 +44,7 @@ def moves(ratio: float = 0.01) -> list[dict[str, Any]]:
     return [{"optimizer": 0, "rows": [{"id": 0, "grad": 1.0, "ratio": ratio}]}]
 
 
-def run(losses: list[float] | None = None, **facts: Any) -> Run:
+def run(losses: list[float] | None = None, **facts: Any) -> RecordedRun:
     """A run with one optimizer and one weight, and whatever else is given."""
     losses = falling() if losses is None else losses
     base: dict[str, Any] = {
@@ -61,4 +61,4 @@ def run(losses: list[float] | None = None, **facts: Any) -> Run:
         "seeds": {"torch": [0]},
         "stream": {"notes": [], "rows": {}},
     }
-    return Run(base | facts, {}, strict=True)
+    return RecordedRun(base | facts, {}, strict=True)

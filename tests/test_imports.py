@@ -10,39 +10,64 @@ import patience
 import surefoot
 
 ROOT = Path(surefoot.__file__).parent
-STAGES = ("observe", "detect", "decide", "act", "keep", "build")
-SHARED = ("types", "errors", "streams", "untouched", "folder_lock")
-FILES = [path for stage in STAGES for path in sorted((ROOT / stage).rglob("*.py"))]
+LAYERS = (
+    ("types", "errors", "core"),
+    ("observe", "detect", "decide", "act", "build"),
+    ("keep", "record"),
+    ("guard",),
+    ("watch", "trainers"),
+    ("diagnose",),
+    ("doctor", "replay", "experiments"),
+    ("report",),
+    ("zoo", "demo"),
+    ("commands", "cli", "__main__", "__init__"),
+)
+"""A package imports packages of its own row and of the rows above. The stages (row two) import row one alone."""
+RANK = {package: rank for rank, row in enumerate(LAYERS) for package in row}
+STAGES = LAYERS[1]
+SCRIPTS = ("zoo/tuning/", "zoo/testing/", "zoo/demo/")
+"""Training scripts as users write them: they import the public `surefoot`."""
+FILES = [path for path in sorted(ROOT.rglob("*.py")) if not str(path.relative_to(ROOT)).startswith(SCRIPTS)]
 
 
-def imported(tree):
-    """Every module of surefoot that some import names, wherever it stands."""
-    for node in ast.walk(tree):
+def package_of(path):
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported(tree, *, types_only=False):
+    """Every package of surefoot that some import names, wherever it stands, but for those of type checkers."""
+    for node in ast.iter_child_nodes(tree):
+        guarded = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
         if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names if name.name.split(".")[0] == "surefoot")
+            names = [name.name for name in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            if node.module == "surefoot":
-                yield from (f"surefoot.{name.name}" for name in node.names)
-            elif node.module and node.module.startswith("surefoot."):
-                yield node.module
+            names = [f"surefoot.{name.name}" for name in node.names] if node.module == "surefoot" else [node.module]
+        else:
+            names = []
+        if not types_only:
+            yield from ((name + ".__init__").split(".")[1] for name in names if name.split(".")[0] == "surefoot")
+        yield from imported(node, types_only=types_only or guarded)
 
 
-def strangers(source, stage):
-    """What a file of `stage` imports although it must not."""
+def against_the_layers(source, package):
+    """The packages that a file of `package` imports although it must not."""
     return [
-        name for name in imported(ast.parse(source)) if name.split(".")[1:2] not in [[stage], *([s] for s in SHARED)]
+        other
+        for other in imported(ast.parse(source))
+        if other != package
+        and (other not in RANK or RANK[other] > RANK[package] or (package in STAGES and other in STAGES))
     ]
 
 
-def test_the_stages_are_where_they_are_looked_for():
-    assert {path.parent.name for path in FILES} >= {"observe", "detect", "decide", "act"}
-    assert len(FILES) > 20
+def test_every_package_has_its_layer():
+    assert {package_of(path) for path in FILES} <= set(RANK)
+    assert len(FILES) > 300
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_stage_imports_types_and_errors_and_itself(path):
-    assert strangers(path.read_text(), path.relative_to(ROOT).parts[0]) == []
+def test_a_package_imports_no_layer_above_it(path):
+    assert against_the_layers(path.read_text(), package_of(path)) == []
 
 
 @pytest.mark.parametrize(
@@ -50,17 +75,22 @@ def test_a_stage_imports_types_and_errors_and_itself(path):
     [
         "from surefoot.act.clip import ClipByNorm",
         "import surefoot",
-        "import surefoot.state",
+        "import surefoot.guard.stabilizer",
         "from surefoot import Spike",
-        "from surefoot.stabilizer import TrainingStabilizer",
+        "from surefoot.guard.stabilizer import TrainingStabilizer",
         "def f():\n    from surefoot.decide import escalation",
+        "if x:\n    from surefoot.keep import buffers",
     ],
 )
-def test_an_import_of_another_stage_would_be_found(line):
-    assert strangers(line, "detect")
-    assert not strangers(
-        "import torch\nfrom surefoot.types import Signals\nfrom surefoot.detect.spike import Spike", "detect"
-    )
+def test_an_import_against_the_layers_would_be_found(line):
+    assert against_the_layers(line, "detect")
+
+
+def test_imports_along_the_layers_are_allowed():
+    lines = "import torch\nfrom surefoot.types import Signals\nfrom surefoot.detect.spike import Spike\n"
+    lines += "if TYPE_CHECKING:\n    from surefoot.guard.stabilizer import TrainingStabilizer"
+    assert against_the_layers(lines, "detect") == []
+    assert against_the_layers("from surefoot.keep.buffers import BufferKeeper", "guard") == []
 
 
 def modules_after(statement):

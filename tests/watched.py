@@ -1,7 +1,7 @@
 """Tiny scripts under the real watcher, each in a process of its own, for the price of a fork.
 
 One nursery process imports torch and surefoot once and computes nothing, so that it has no threads; every script runs
-in a child forked from it, through the `Session` of `surefoot run`, and leaves a real run folder behind.
+in a child forked from it, through the `RunSession` of `surefoot run`, and leaves a real run folder behind.
 """
 
 from __future__ import annotations
@@ -227,12 +227,12 @@ def _serve() -> None:
 
     import torch._dynamo  # noqa: F401 (the first optimizer would import it, for seconds)
 
+    import surefoot.commands.run
     import surefoot.diagnose.rules
-    import surefoot.launch.command
-    import surefoot.launch.diary
-    import surefoot.launch.patches
-    import surefoot.launch.postmortem
-    import surefoot.launch.watcher  # noqa: F401 (torch and all that watches it, once for every child)
+    import surefoot.watch.crash
+    import surefoot.watch.log_rows
+    import surefoot.watch.patches
+    import surefoot.watch.watcher  # noqa: F401 (torch and all that watches it, once for every child)
 
     assert len(os.listdir("/proc/self/task")) == 1 if os.path.exists("/proc/self/task") else True
     gc.freeze()  # what is imported needs no second look, and its pages stay shared
@@ -252,7 +252,7 @@ def _run_here(folder: str, arguments: list[str]) -> None:
 
     import torch
 
-    from surefoot.launch import voice
+    from surefoot.watch import messages as voice
 
     leave, code = os._exit, 0
     os.chdir(folder)
@@ -274,7 +274,7 @@ def _run_here(folder: str, arguments: list[str]) -> None:
 
 
 def _answer(arguments: list[str]) -> int:
-    from surefoot.entry import main
+    from surefoot.__main__ import main
 
     sys.argv, sys.path[0] = ["surefoot", *arguments], os.getcwd()
     try:
@@ -285,12 +285,12 @@ def _answer(arguments: list[str]) -> int:
 
 
 def _train() -> int:
-    from surefoot.launch.command import Request, Session
-    from surefoot.launch.execute import Target
+    from surefoot.commands.run import Request, RunSession
+    from surefoot.watch.run_script import Target
 
     given = json.loads(Path("arguments.json").read_text()) if os.path.exists("arguments.json") else []
     request = Request(Target("train.py", tuple(given)), out="run", guard=os.path.exists("guard"))
-    session, code = Session(request), 0
+    session, code = RunSession(request), 0
     try:
         session.run()
     except BaseException:

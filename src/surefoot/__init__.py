@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from surefoot.core import version
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__version__ = "0.1.0"
+__version__ = version.VERSION
 
 _NAMES_BY_MODULE = {
     "act.clip": "AdaptiveGradientClipper ClipByNorm ClipByQuantile ClipByZScore ClipPerTensor Clipper",
@@ -36,18 +38,18 @@ _NAMES_BY_MODULE = {
     "detect.setback": "Setback",
     "detect.spike": "Spike",
     "detect.vanish": "Vanishing",
-    "diagnose.doctor.checks": "Check Examination",
-    "diagnose.doctor.notebook": "debug_training_stability",
-    "diagnose.export.export": "Reproduction export_reproduction",
-    "diagnose.locate.find": "find_nonfinite",
-    "diagnose.locate.result": "NonFiniteOrigin",
+    "doctor.checks": "Check Examination",
+    "doctor.notebook": "debug_training_stability",
+    "replay.export.export": "Reproduction export_reproduction",
+    "replay.locate.find": "find_nonfinite",
+    "replay.locate.result": "NonFiniteOrigin",
     "errors": "CheckpointError FolderInUse RankFailed SettingError SurefootError TrainingHalted UsageError",
     "keep.checkpoint.manager": "CheckpointManager",
     "observe.monitor": "GradientMonitor",
     "observe.parameters": "parameter_report",
-    "observe.watch": "Watch",
-    "record.incidents.keeper": "IncidentKeeper",
-    "presets": "for_deep_cnn for_fine_tuning for_gan for_rl for_rnn for_transformer",
+    "observe.layer_metrics": "Watch",
+    "record.incidents.retention": "IncidentKeeper",
+    "guard.presets": "for_deep_cnn for_fine_tuning for_gan for_rl for_rnn for_transformer",
     "record.limits": "LogLimits",
     "record.log": "RunLog",
     "record.reading": "RunTables load_run",
@@ -55,9 +57,9 @@ _NAMES_BY_MODULE = {
     "record.sinks.tensorboard": "TensorBoardSink",
     "record.sinks.wandb": "WandbSink",
     "record.sinks.webhook": "Webhook",
-    "report.progress": "Progress",
-    "stabilizer": "TrainingStabilizer",
-    "standalone": "Running clip_gradients",
+    "report.terminal.progress": "Progress",
+    "guard.stabilizer": "TrainingStabilizer",
+    "guard.standalone": "Running clip_gradients",
     "types": "Decision Detector Incident Layers Outcome Signals StepRecord Verdict",
 }
 _MODULE_OF = {name: f"surefoot.{module}" for module, names in _NAMES_BY_MODULE.items() for name in names.split()}

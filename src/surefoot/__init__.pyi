@@ -47,11 +47,8 @@ from surefoot.detect.plateau import NoLearning, Plateau
 from surefoot.detect.setback import Setback
 from surefoot.detect.spike import Spike
 from surefoot.detect.vanish import Vanishing
-from surefoot.diagnose.doctor.checks import Check, Examination
-from surefoot.diagnose.doctor.notebook import debug_training_stability
-from surefoot.diagnose.export.export import Reproduction, export_reproduction
-from surefoot.diagnose.locate.find import find_nonfinite
-from surefoot.diagnose.locate.result import NonFiniteOrigin
+from surefoot.doctor.checks import Check, Examination
+from surefoot.doctor.notebook import debug_training_stability
 from surefoot.errors import (
     CheckpointError,
     FolderInUse,
@@ -61,12 +58,14 @@ from surefoot.errors import (
     TrainingHalted,
     UsageError,
 )
+from surefoot.guard.presets import for_deep_cnn, for_fine_tuning, for_gan, for_rl, for_rnn, for_transformer
+from surefoot.guard.stabilizer import TrainingStabilizer
+from surefoot.guard.standalone import Running, clip_gradients
 from surefoot.keep.checkpoint.manager import CheckpointManager
+from surefoot.observe.layer_metrics import Watch
 from surefoot.observe.monitor import GradientMonitor
 from surefoot.observe.parameters import parameter_report
-from surefoot.observe.watch import Watch
-from surefoot.presets import for_deep_cnn, for_fine_tuning, for_gan, for_rl, for_rnn, for_transformer
-from surefoot.record.incidents.keeper import IncidentKeeper
+from surefoot.record.incidents.retention import IncidentKeeper
 from surefoot.record.limits import LogLimits
 from surefoot.record.log import RunLog
 from surefoot.record.reading import RunTables, load_run
@@ -74,9 +73,10 @@ from surefoot.record.sinks.mlflow import MLflowSink
 from surefoot.record.sinks.tensorboard import TensorBoardSink
 from surefoot.record.sinks.wandb import WandbSink
 from surefoot.record.sinks.webhook import Webhook
-from surefoot.report.progress import Progress
-from surefoot.stabilizer import TrainingStabilizer
-from surefoot.standalone import Running, clip_gradients
+from surefoot.replay.export.export import Reproduction, export_reproduction
+from surefoot.replay.locate.find import find_nonfinite
+from surefoot.replay.locate.result import NonFiniteOrigin
+from surefoot.report.terminal.progress import Progress
 from surefoot.types import Decision, Detector, Incident, Layers, Outcome, Signals, StepRecord, Verdict
 
 __version__: str

@@ -1,5 +1,28 @@
-"""`python -m surefoot` is the command line."""
+"""The command line, also as `python -m surefoot`.
 
-from surefoot.entry import main
+`run` is answered before anything else is imported: the script's arguments are its own.
+"""
 
-main()
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Hand over to `surefoot run`, or to the other commands."""
+    if sys.argv[1:2] == ["--version"]:
+        from surefoot.core.version import VERSION
+
+        print(f"surefoot {VERSION}")
+        return
+    if sys.argv[1:2] == ["run"]:
+        from surefoot.commands.run import main as run
+
+        run(sys.argv[2:])
+    from surefoot.cli import main as answer
+
+    answer()
+
+
+if __name__ == "__main__":
+    main()

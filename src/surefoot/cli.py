@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 import surefoot
+from surefoot.commands.zoo import app as zoo
 from surefoot.errors import UsageError
-from surefoot.zoo.commands import app as zoo
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,8 +72,8 @@ def run(
     module: bool = typer.Option(False, "-m", help="Run a module, as `python -m` does."),
 ) -> None:
     """Run a PyTorch script unmodified, watch it, and end with a diagnosis on stderr."""
-    # Only the help comes from here: `surefoot.entry` answers everything else before this file is even imported.
-    from surefoot.launch.command import main as launch
+    # Only the help comes from here: `surefoot.__main__` answers everything else before this file is even imported.
+    from surefoot.commands.run import main as launch
 
     before = [
         *(["--out", str(out)] if out else []),
@@ -93,7 +93,7 @@ def diagnose(
     from surefoot.diagnose.engine import diagnose as judge
     from surefoot.diagnose.engine import load
     from surefoot.diagnose.terminal import as_full_text
-    from surefoot.launch.folder import as_json
+    from surefoot.record.run_folder import as_json
 
     facts, run = load(folder)
     diagnosis = judge(facts, run)
@@ -121,7 +121,7 @@ def bisect(
     allow_writes: list[Path] | None = typer.Option(None, help="A folder elsewhere that the script may write to."),
 ) -> None:
     """Run a failing script again under single changes and say which one cures it. Exit code 1 if none does."""
-    from surefoot.diagnose.experiments.command import run as answer
+    from surefoot.experiments.command import run as answer
 
     raise typer.Exit(
         answer(script, tuple(arguments or ()), module, budget, jobs, out, only, json, share or [], allow_writes or [])
@@ -134,7 +134,7 @@ def watch(
     once: bool = typer.Option(False, "--once", help="Print one view and exit."),
 ) -> None:
     """Follow a run from another terminal, while it trains. `q` or Ctrl-C ends the watching, not the run."""
-    from surefoot.report.watch import watch as follow
+    from surefoot.report.terminal.watch import watch as follow
 
     follow(folder, once)
 
@@ -148,7 +148,7 @@ def report(
     show: bool = typer.Option(False, "--open", help="Also open it in the browser."),
 ) -> None:
     """Write one HTML page about a run, to be read offline, and print its path."""
-    from surefoot.report.page import write_report
+    from surefoot.report.page.html import write_report
 
     path = write_report(folder, out)
     typer.echo(path)
@@ -163,7 +163,7 @@ def serve(
     host: str = typer.Option("127.0.0.1", help="Whom to listen to; the default is this machine alone."),
 ) -> None:
     """Show a run in the browser while it is being written."""
-    from surefoot.report.serve import serve as answer
+    from surefoot.report.page.serve import serve as answer
 
     answer(folder, host, port, say=lambda words: typer.echo(words, err=True))
 
@@ -194,7 +194,7 @@ def doctor(
     seconds: float = typer.Option(60.0, min=1.0, help="Time that all probes share, roughly."),
 ) -> None:
     """Examine a training setup before it runs: ten steps, nothing changed. Exit code 1 if a check failed."""
-    from surefoot.diagnose.doctor.target import examine_target
+    from surefoot.doctor.target import examine_target
     from surefoot.errors import SurefootError
 
     try:
@@ -205,7 +205,7 @@ def doctor(
     if as_json:
         typer.echo(json.dumps(examination.to_dict(), indent=2))
     else:
-        from surefoot.diagnose.doctor.show import show
+        from surefoot.doctor.terminal import show
 
         show(examination, _console())
     raise typer.Exit(0 if examination.ok else 1)
@@ -265,10 +265,10 @@ def replay(
         )
     if lost := [name for name, value in given.items() if value is not None]:
         raise UsageError(f"{lost[0]} belongs to --experiments, which was not given")
-    from surefoot.diagnose.experiments.command import ended_by_signals
-    from surefoot.diagnose.replay.command import replay as run_again
-    from surefoot.diagnose.replay.consent import asking
-    from surefoot.diagnose.replay.show import as_text
+    from surefoot.experiments.command import ended_by_signals
+    from surefoot.replay.command import replay as run_again
+    from surefoot.replay.consent import asking
+    from surefoot.replay.terminal import as_text
 
     with ended_by_signals():
         found = run_again(
@@ -301,9 +301,9 @@ def _experiments(
     share: list[Path],
     writable: list[Path],
 ) -> int:
-    from surefoot.diagnose.experiments.command import run_on_incident
-    from surefoot.diagnose.replay.consent import asking, order_for
+    from surefoot.experiments.command import run_on_incident
     from surefoot.record.incidents.reading import read_facts
+    from surefoot.replay.consent import asking, order_for
 
     order = order_for(incident, read_facts(incident), script, arguments, target, module=module, ask=asking())
     seconds = 600.0 if budget is None else budget

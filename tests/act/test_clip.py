@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import surefoot as sf
 from streams import INF, NAN, factors, norm_streams, same, total
 from surefoot.act.clip import limit_factor
-from surefoot.state import pack
+from surefoot.core.state_tree import pack
 from surefoot.types import GradientNorms
 
 CLIPPERS = [

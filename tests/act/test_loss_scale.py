@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import surefoot as sf
 from surefoot.act.loss_scale import TorchLossScaler
-from surefoot.state import pack, unpack
+from surefoot.core.state_tree import pack, unpack
 
 CPU = torch.device("cpu")
 overflows = st.lists(st.booleans(), min_size=10, max_size=60)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from surefoot.build import find_lr, suggest_lr, warmup_cosine
-from surefoot.build.picture import Chart, Series, to_svg, to_text
+from surefoot.build.line_chart import Chart, ChartSeries, to_svg, to_text
 
 
 def problem(seed=0):
@@ -209,13 +209,13 @@ def test_a_pair_nobody_documents_is_refused_with_the_way_out():
 
 
 def test_a_chart_draws_gaps_for_values_it_cannot_place():
-    chart = Chart("t", "x", "y", (Series("a<b", [1, 2, 3, 4], [1.0, float("nan"), 0.0, 10.0]),), log_y=True)
+    chart = Chart("t", "x", "y", (ChartSeries("a<b", [1, 2, 3, 4], [1.0, float("nan"), 0.0, 10.0]),), log_y=True)
     drawn = to_svg(chart)
     assert drawn.count("<polyline") == 2
     assert "a&lt;b" in drawn
     assert to_text(chart).count("•") == 2
     with pytest.raises(ValueError, match="Nothing to draw"):
-        to_svg(Chart("t", "x", "y", (Series("s", [1], [float("nan")]),)))
+        to_svg(Chart("t", "x", "y", (ChartSeries("s", [1], [float("nan")]),)))
 
 
 def test_range_test_puts_back_a_parameter_that_only_the_optimizer_knows():

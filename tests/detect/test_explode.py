@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import surefoot as sf
 from streams import INF, NAN, flags, judge, norm_streams, ordinary, same, steps
 from surefoot import Signals
-from surefoot.state import pack
+from surefoot.core.state_tree import pack
 
 RULE = sf.Explosion(factor=10.0, min_steps=5, patience=3, half_life_steps=50.0)
 healthy = st.lists(ordinary, min_size=5, max_size=30)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 import surefoot as sf
 from streams import INF, NAN, broken, flags, judge, loss_streams, norms, ordinary, same, steps
 from surefoot import Signals
+from surefoot.core.state_tree import pack
 from surefoot.detect.spike import IQR_OF_NORMAL
-from surefoot.state import pack
 
 ONE = sf.Spike(("loss",), window_steps=16, min_steps=6, patience=3, half_life_steps=50.0)
 BOTH = sf.Spike(window_steps=16, min_steps=6, patience=3)

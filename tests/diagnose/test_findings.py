@@ -72,7 +72,7 @@ def test_a_crash_keeps_its_traceback_and_says_what_was_wrong(watch: Nursery) -> 
     run = watch(*SCRIPTS["crashed"])
     assert run.exit_code == 1
     assert "IndexError: Target 3 is out of bounds" in run.errors
-    assert "surefoot/launch" not in run.errors
+    assert "surefoot/watch" not in run.errors
     assert run.first.cause == "data.label-out-of-range"
     assert run.first.step == 0
     assert run.at("loss = loss_of") in run.first.where

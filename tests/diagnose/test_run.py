@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from recorded import falling, look, optimizer, parameter, run
-from surefoot.diagnose.run import Curve, number
+from surefoot.diagnose.run import LossCurve, number
 
 NOISE = random.Random(0)
 
 
-def curve(values: list[float], **settings: Any) -> Curve:
-    return Curve(values, list(range(len(values))), **settings)
+def curve(values: list[float], **settings: Any) -> LossCurve:
+    return LossCurve(values, list(range(len(values))), **settings)
 
 
 def noisy(values: list[float], size: float) -> list[float]:

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from surefoot.diagnose.experiments import children
+from surefoot.experiments import processes as children
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 

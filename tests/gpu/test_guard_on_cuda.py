@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
-CASES = ROOT / "tests" / "launch" / "guarded_steps.py"
+CASES = ROOT / "tests" / "watch" / "guarded_steps.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
 
 

@@ -8,12 +8,12 @@ from torch import nn
 
 import surefoot as sf
 from captured import RefuseAt, incidents_in
-from surefoot.diagnose.replay.passes import Pass
-from surefoot.diagnose.replay.target import TargetStep
-from surefoot.diagnose.replay.values import differences
-from surefoot.diagnose.replay.verdict import judge
+from surefoot.record.incidents.environment import hardware, switches, versions
 from surefoot.record.incidents.reading import read_incident
-from surefoot.record.incidents.surroundings import hardware, switches, versions
+from surefoot.replay.processes import ReplayPass
+from surefoot.replay.target import TargetStep
+from surefoot.replay.tensor_difference import differences
+from surefoot.replay.verdict import judge
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -53,7 +53,7 @@ def replayed(folder):
         step = TargetStep(f"{Path(__file__)}:build", incident)
         step.run()
         apart = differences(incident.state.get("gradients", {}), step.gradients())
-        found.append(Pass(step.prints(), apart, versions(), hardware(step.home), switches(), []))
+        found.append(ReplayPass(step.prints(), apart, versions(), hardware(step.home), switches(), []))
     return judge(incident.facts, *found)
 
 

@@ -16,8 +16,8 @@ from surefoot import UsageError, load_run
 from surefoot.record.limits import LogLimits
 from surefoot.record.messages import Batch, LayerRows
 from surefoot.record.store import Store
-from surefoot.report.payload import sections
-from surefoot.report.source import read_source
+from surefoot.report.page.payload import sections
+from surefoot.report.page.source import read_source
 
 BATCHES, ROWS = 6, 10
 

@@ -31,8 +31,8 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
 from surefoot.act.pieces import same_rows, take_rows, tensors_of
+from surefoot.core.random_state import read_streams, set_streams
 from surefoot.errors import UsageError
-from surefoot.streams import read_streams, set_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

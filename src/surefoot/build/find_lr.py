@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from surefoot.build.picture import Chart, Series, to_svg, to_text
-from surefoot.untouched import untouched
+from surefoot.build.line_chart import Chart, ChartSeries, to_svg, to_text
+from surefoot.core.save_restore import untouched
 
 Batch = TypeVar("Batch")
 
@@ -53,7 +53,7 @@ class LRRange:
     def chart(self) -> Chart:
         """The curve, with the suggestion marked."""
         marks = () if self.suggested is None else ((self.suggested, f"suggested {self.suggested:.2g}"),)
-        lines = (Series("smoothed", self.rates, self.smoothed), Series("loss", self.rates, self.losses))
+        lines = (ChartSeries("smoothed", self.rates, self.smoothed), ChartSeries("loss", self.rates, self.losses))
         return Chart("Learning-rate range test", "learning rate", "loss", lines, log_x=True, marks=marks)
 
     def __str__(self) -> str:

@@ -11,15 +11,15 @@ from rich.text import Text
 
 from surefoot.demo.cost import measure_cost
 from surefoot.demo.live import follow
-from surefoot.demo.runs import Run, collect, prepare, under_way
-from surefoot.demo.story import diagnosis, fault_table, faults_of, outcome_table, verdict
-from surefoot.report.page import write_report
+from surefoot.demo.results import diagnosis, fault_table, faults_of, outcome_table, verdict
+from surefoot.demo.runs import DemoRun, collect, prepare, under_way
+from surefoot.report.page.html import write_report
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from surefoot.demo.cost import Cost
-    from surefoot.demo.story import Fault
+    from surefoot.demo.results import Fault
 
 COMPARED_STEPS = 40
 """Steps of each loop that the cost of a step is the median of."""
@@ -45,7 +45,7 @@ def run_demo(steps: int, seed: int, out: Path) -> None:
         print(write_report(run.folder))
 
 
-def _train(console: Console, runs: list[Run], steps: int, seed: int) -> list[Fault]:
+def _train(console: Console, runs: list[DemoRun], steps: int, seed: int) -> list[Fault]:
     _say(
         console,
         f"A small transformer learns to write Python from the source of the standard library: {steps} steps, three "
@@ -62,7 +62,7 @@ def _train(console: Console, runs: list[Run], steps: int, seed: int) -> list[Fau
     return faults
 
 
-def _tell(console: Console, runs: list[Run], faults: list[Fault], cost: Cost) -> None:
+def _tell(console: Console, runs: list[DemoRun], faults: list[Fault], cost: Cost) -> None:
     console.print()
     console.print(outcome_table(runs, faults, cost))
     _say(console, verdict(runs))
@@ -79,7 +79,7 @@ def _tell(console: Console, runs: list[Run], faults: list[Fault], cost: Cost) ->
         _say(console, incident["text"], indent=2)
 
 
-def _tell_the_cause(console: Console, bare: Run, steps: int, seed: int) -> None:
+def _tell_the_cause(console: Console, bare: DemoRun, steps: int, seed: int) -> None:
     _head(console, "What is wrong with the bare run?")
     _say(console, "It was watched, which changes nothing in it, by this command:")
     command = shlex.join(["surefoot", "run", "--out", str(bare.folder), *bare.words(steps, seed)])

@@ -31,7 +31,7 @@ def measure_cost(steps: int) -> Cost:
     """Train both without faults, a step each in turn; the guarded one also writes its run log."""
     import torch
 
-    from surefoot.demo.train import Faults, Training, read_text
+    from surefoot.zoo.demo.train import Faults, Training, read_text
 
     torch.set_num_threads(1)  # as the script does
     text, total = read_text(), WARMUP_STEPS + steps

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from surefoot.demo.runs import Run
+    from surefoot.demo.runs import DemoRun
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _LOWEST, _HIGHEST = 1.5, 7.5
@@ -27,7 +27,7 @@ _REPORTS = 4
 
 
 def follow(
-    console: Console, runs: list[Run], processes: list[subprocess.Popen[str]], steps: int, faults: list[int]
+    console: Console, runs: list[DemoRun], processes: list[subprocess.Popen[str]], steps: int, faults: list[int]
 ) -> None:
     """Show the runs until the last of them has ended."""
     if not console.is_terminal:
@@ -39,7 +39,7 @@ def follow(
             live.update(_picture(console, runs, steps, faults))
 
 
-def _follow_in_lines(console: Console, runs: list[Run], processes: list[subprocess.Popen[str]], steps: int) -> None:
+def _follow_in_lines(console: Console, runs: list[DemoRun], processes: list[subprocess.Popen[str]], steps: int) -> None:
     told = dict.fromkeys((run.name for run in runs), 0)
     over = False
     while not over:
@@ -52,7 +52,7 @@ def _follow_in_lines(console: Console, runs: list[Run], processes: list[subproce
         time.sleep(0.1)
 
 
-def _picture(console: Console, runs: list[Run], steps: int, faults: list[int]) -> Table:
+def _picture(console: Console, runs: list[DemoRun], steps: int, faults: list[int]) -> Table:
     width = max(10, min(80, console.width - _BESIDE))
     table = Table.grid(padding=(0, 2))
     table.add_row("", _marks(faults, steps, width), "", "", style="yellow")

@@ -11,14 +11,15 @@ import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from importlib.resources import files
 from typing import IO, TYPE_CHECKING, Any
 
+from surefoot.core.files import write_file
 from surefoot.errors import SurefootError, UsageError
-from surefoot.files import write_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 SCRIPT = "train.py"
 NAMES = ("clean", "bare", "guarded")
@@ -30,7 +31,7 @@ class DemoFailed(SurefootError):
 
 
 @dataclass
-class Run:
+class DemoRun:
     """One of the three runs, and what is known of it so far."""
 
     name: str
@@ -59,17 +60,17 @@ class Run:
         return [sys.executable, *watched, *self.words(steps, seed)]
 
 
-def prepare(out: Path) -> list[Run]:
+def prepare(out: Path) -> list[DemoRun]:
     """Put the script into the folder, which must be new, empty, or that of an earlier demo."""
     held = {path.name for path in out.iterdir()} if out.is_dir() else set()
     if out.exists() and (not out.is_dir() or (held and (SCRIPT not in held or held - {SCRIPT, *NAMES}))):
         raise UsageError(f"{out} holds other things than a demo: expected a new or empty folder. Give one with --out.")
-    runs = [Run(name, out / name) for name in NAMES]
+    runs = [DemoRun(name, out / name) for name in NAMES]
     try:
         for run in runs:
             shutil.rmtree(run.folder, ignore_errors=True)
             run.folder.mkdir(parents=True)
-        write_file(out / SCRIPT, Path(__file__).with_name(SCRIPT).read_bytes())
+        write_file(out / SCRIPT, (files("surefoot.zoo") / "demo" / SCRIPT).read_bytes())
     except OSError as error:
         raise UsageError(
             f"cannot write into {out}: {error.strerror or error}. Choose another folder with --out."
@@ -78,7 +79,7 @@ def prepare(out: Path) -> list[Run]:
 
 
 @contextmanager
-def under_way(runs: list[Run], steps: int, seed: int, width: int) -> Iterator[list[subprocess.Popen[str]]]:
+def under_way(runs: list[DemoRun], steps: int, seed: int, width: int) -> Iterator[list[subprocess.Popen[str]]]:
     """The runs as processes, each followed by threads that read it. None is left behind."""
     environment = {**os.environ, "COLUMNS": str(width), "PYTHONUNBUFFERED": "1"}
     processes: list[subprocess.Popen[str]] = []
@@ -109,7 +110,7 @@ def under_way(runs: list[Run], steps: int, seed: int, width: int) -> Iterator[li
             reader.join()
 
 
-def collect(runs: list[Run], processes: list[subprocess.Popen[str]]) -> None:
+def collect(runs: list[DemoRun], processes: list[subprocess.Popen[str]]) -> None:
     """Take in what the runs wrote down."""
     for run, process in zip(runs, processes, strict=True):
         if process.returncode != 0:
@@ -118,13 +119,13 @@ def collect(runs: list[Run], processes: list[subprocess.Popen[str]]) -> None:
         run.results = json.loads((run.folder / "results.json").read_text(encoding="utf-8"))
 
 
-def _read_losses(run: Run, stream: IO[str]) -> None:
+def _read_losses(run: DemoRun, stream: IO[str]) -> None:
     with stream:
         for line in stream:
             if found := _STEP.match(line):
                 run.losses.append(float(found[1]))
 
 
-def _read_words(run: Run, stream: IO[str]) -> None:
+def _read_words(run: DemoRun, stream: IO[str]) -> None:
     with stream:
         run.said.extend(line.rstrip("\n") for line in stream)

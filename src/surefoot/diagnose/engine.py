@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from surefoot.core.files import read_file
 from surefoot.diagnose.catalogue import CATALOGUE
 from surefoot.diagnose.findings import Diagnosis, Finding, Severity
-from surefoot.diagnose.run import Run
-from surefoot.diagnose.unjudged import why_unknown
+from surefoot.diagnose.insufficient import why_unknown
+from surefoot.diagnose.run import RecordedRun
 from surefoot.errors import UsageError
-from surefoot.files import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -48,7 +48,7 @@ class Rule:
 
     code: str
     kind: Kind
-    find: Callable[[Run], Claim | None]
+    find: Callable[[RecordedRun], Claim | None]
     """Looks for what the cause requires; `None` if something is missing or speaks against it."""
     explains: tuple[str, ...] = ()
     """Causes that are mere consequences of this one, if both are claimed. A trailing `*` covers a family."""
@@ -61,7 +61,7 @@ def diagnose(facts: dict[str, Any], run_facts: dict[str, Any] | None = None, str
     from surefoot.diagnose.rules import RULES
     from surefoot.diagnose.rules.last_resort import LAST_RESORT, steps_left_out
 
-    run = Run(facts, run_facts or {}, strict)
+    run = RecordedRun(facts, run_facts or {}, strict)
     found = _claims(run, RULES)
     left_out = steps_left_out(run)
     if all(claim.severity == "info" for _, claim in found):
@@ -76,7 +76,7 @@ def diagnose(facts: dict[str, Any], run_facts: dict[str, Any] | None = None, str
     return replace(diagnosis, reason=f"No fault was found in {run.steps:,} steps.{limit}")
 
 
-def _claims(run: Run, rules: Iterable[Rule]) -> list[tuple[Rule, Claim]]:
+def _claims(run: RecordedRun, rules: Iterable[Rule]) -> list[tuple[Rule, Claim]]:
     found: list[tuple[Rule, Claim]] = []
     for rule in rules:
         try:
@@ -131,7 +131,7 @@ def _described(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _judge(run: Run, found: list[tuple[Rule, Claim]]) -> tuple[Any, int, tuple[Finding, ...]]:
+def _judge(run: RecordedRun, found: list[tuple[Rule, Claim]]) -> tuple[Any, int, tuple[Finding, ...]]:
     codes = {rule.code for rule, claim in found if claim.severity != "info"}
     explained: dict[str, str] = {}
     for rule, claim in found:

@@ -60,7 +60,7 @@ def _entropy(losses: list[dict[str, Any]]) -> float | None:
 
 
 @dataclass(frozen=True)
-class Curve:
+class LossCurve:
     """What became of a loss."""
 
     values: list[float]
@@ -84,12 +84,12 @@ class Curve:
         return next((s for s, v in zip(self.steps, self.values, strict=True) if not math.isfinite(v)), None)
 
     @cached_property
-    def before_bad(self) -> Curve:
+    def before_bad(self) -> LossCurve:
         """The part before the first step whose loss is not finite: what became of the loss until then."""
         if self.first_bad is None:
             return self
         until = self.steps.index(self.first_bad)
-        return Curve(self.values[:until], self.steps[:until], self.continued, self.blind, self.chance)
+        return LossCurve(self.values[:until], self.steps[:until], self.continued, self.blind, self.chance)
 
     @property
     def count(self) -> int:
@@ -191,7 +191,7 @@ class Curve:
         return self.start - self.end > max(0.15 * abs(self.start), 3 * self.noise / math.sqrt(self.window))
 
 
-class Run:
+class RecordedRun:
     """The facts of one run."""
 
     def __init__(self, facts: dict[str, Any], run_facts: dict[str, Any], strict: bool = False) -> None:
@@ -217,7 +217,7 @@ class Run:
             return [number(v) for v in self.facts.get("backward_series", {}).get(name, [])]
         return [number(v) for v in held["series"].get(name, [])]
 
-    def curve_of(self, optimizer: dict[str, Any] | None) -> Curve:
+    def curve_of(self, optimizer: dict[str, Any] | None) -> LossCurve:
         """The loss of one optimizer's steps."""
         series = optimizer["series"] if optimizer is not None else self.facts.get("backward_series", {})
         pairs = [
@@ -226,7 +226,7 @@ class Run:
             if (value := number(raw)) is not None
         ]
         sign = -1.0 if optimizer is not None and optimizer["settings"][0].get("maximize") else 1.0
-        return Curve(
+        return LossCurve(
             [sign * value for _, value in pairs],
             [step for step, _ in pairs],
             continued=optimizer is not None and self._continues(optimizer),
@@ -235,7 +235,7 @@ class Run:
         )
 
     @cached_property
-    def curve(self) -> Curve:
+    def curve(self) -> LossCurve:
         """The loss of the run."""
         return self.curve_of(self.main)
 

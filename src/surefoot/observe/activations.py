@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from surefoot.observe.calm import Unnoticed, is_calm
 from surefoot.observe.histograms import Sample, take_sample
 from surefoot.observe.parameters import plain_name
+from surefoot.observe.without_hooks import WithoutHooks, is_calm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ _LEAKY = ("leakyrelu", "prelu", "rrelu")
 """Named like a ReLU, but never stuck at zero."""
 
 
-class Activation(NamedTuple):
+class LayerOutput(NamedTuple):
     """One call of one module."""
 
     name: str
@@ -59,7 +59,7 @@ class ActivationWatch:
         self.error: Exception | None = None
         """What went wrong inside a hook. The model never sees it."""
         self._handles: list[Any] = []
-        self._seen: list[Activation] = []
+        self._seen: list[LayerOutput] = []
         self._calls: dict[str, int] = {}
         self._thread = get_ident()
         self._units: tuple[int, int] | None = None
@@ -77,7 +77,7 @@ class ActivationWatch:
         for name, module in list(watched_modules(self._models))[:MOST_MODULES]:
             self._handles.append(module.register_forward_hook(_Hook(self, name)))
 
-    def end(self) -> list[Activation]:
+    def end(self) -> list[LayerOutput]:
         """Take the hooks off; what they have seen, in the order of the calls."""
         for handle in self._handles:
             handle.remove()
@@ -90,7 +90,7 @@ class ActivationWatch:
         if get_ident() != self._thread or not is_calm() or self._in_evaluation() or _in_backward():
             return
         try:
-            with Unnoticed():
+            with WithoutHooks():
                 self._look(name, module, output)
         except Exception as error:
             self.end()
@@ -110,7 +110,7 @@ class ActivationWatch:
         if sample is None:
             return
         dead, units = self._count_dead(values) if is_relu_like(module) else (None, 0)
-        self._seen.append(Activation(name, sample, dead, units))
+        self._seen.append(LayerOutput(name, sample, dead, units))
 
     def _count_dead(self, values: Tensor) -> tuple[Tensor | None, int]:
         """How many units are zero all over the batch, and how many there are."""

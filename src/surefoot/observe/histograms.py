@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from surefoot.observe.calm import Unnoticed
+from surefoot.observe.without_hooks import WithoutHooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -43,7 +43,7 @@ class Sample(NamedTuple):
 
 def take_sample(tensor: Tensor, most: int = SAMPLE) -> Sample | None:
     """A sample of a tensor as it is now; `None` for one whose values cannot be looked at."""
-    with Unnoticed():
+    with WithoutHooks():
         plain = _plain(tensor)
         if plain is None:
             return None
@@ -53,7 +53,7 @@ def take_sample(tensor: Tensor, most: int = SAMPLE) -> Sample | None:
 
 def sample_again(tensor: Tensor, most: int = SAMPLE) -> Tensor | None:
     """The values a sample of the tensor has now, without a look at the rest."""
-    with Unnoticed():
+    with WithoutHooks():
         plain = _plain(tensor)
         return None if plain is None else _copied(thinned(_flat(plain), most))
 
@@ -114,7 +114,7 @@ def count(samples: Sequence[Sample], bins: Bins, divide: Tensor | float | None =
 
     The values are divided by `divide` first, as gradients are by the loss scale.
     """
-    with Unnoticed():
+    with WithoutHooks():
         home = samples[0].values.device
         rows: dict[int, Tensor] = {}
         for members in _together([sample.values for sample in samples]):
@@ -178,7 +178,7 @@ def _broken(flat: Tensor) -> Tensor:
 @cache
 def _cuda_kernel() -> Callable[[Tensor], Tensor] | None:
     try:
-        from surefoot.observe.triton_broken import count_broken
+        from surefoot.observe.triton_nonfinite import count_broken
     except ImportError:  # a torch build without Triton: the plain operations serve
         return None
     return count_broken

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from surefoot.errors import UsageError
+from surefoot.observe.async_copy import AsyncCopy, begin_reading
 from surefoot.observe.parameters import named_parameters
-from surefoot.observe.readings import Reading, begin_reading
 from surefoot.observe.tensors import TensorMeter, dense_views, total_norm
 from surefoot.types import Layers, NamedParameter, format_number
 
@@ -24,7 +24,7 @@ class GradientReport:
     names: tuple[str, ...]
     ranks: tuple[int, ...]
     columns: tuple[str, ...]
-    reading: Reading
+    reading: AsyncCopy
 
     @property
     def layers(self) -> Layers:

@@ -21,9 +21,9 @@ from dataclasses import fields, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from surefoot.files import NO_LINKS, read_file
-from surefoot.launch.folder import as_json
+from surefoot.core.files import NO_LINKS, read_file
 from surefoot.record.messages import Event
+from surefoot.record.run_folder import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

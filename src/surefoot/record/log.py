@@ -19,10 +19,10 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.folder_lock import hold, rank_of_process
+from surefoot.core.folder_lock import hold, rank_of_process
 from surefoot.record.limits import LogLimits
 from surefoot.record.messages import Event, LayerRows, StepRow
-from surefoot.record.writer import WAITING_LAYER_ROWS, Source, Writer
+from surefoot.record.writer import WAITING_LAYER_ROWS, RowSource, Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -61,7 +61,7 @@ class RunLog:
             held.release()
             raise
         self._writer.close_at_exit = close_at_exit
-        self._held = _Held()
+        self._held = _OpenLog()
         """Shared with the parts: when nobody holds it any more, nobody can log, and the log ends."""
         weakref.finalize(self._held, self._writer.end_soon, EXIT_SECONDS).atexit = False
         if device_seconds is not None:
@@ -95,7 +95,7 @@ class RunLog:
 
         It must not hang, or the log does. If it raises it is warned about and not asked again.
         """
-        self._writer.sources.append(Source(source, every_seconds))
+        self._writer.sources.append(RowSource(source, every_seconds))
 
     def event(
         self,
@@ -147,7 +147,7 @@ class RunLog:
             _WRITERS.discard(self._writer)
 
 
-class _Held:
+class _OpenLog:
     """Something to hold."""
 
 

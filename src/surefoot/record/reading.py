@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surefoot.core.files import read_file
 from surefoot.errors import UsageError
-from surefoot.files import read_file
 from surefoot.record import events as event_file
-from surefoot.record.assembling import assemble
+from surefoot.record.assemble import assemble
 from surefoot.record.schema import TABLES, TableName
 from surefoot.record.segments import FOLDER, SegmentName, read_segment, segments_in
 from surefoot.record.sessions import first_steps

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from surefoot.record.owned import OwnedFile
+from surefoot.record.owned_file import OwnedFile
 from surefoot.record.schema import TABLES, TableName, fits
 
 if TYPE_CHECKING:

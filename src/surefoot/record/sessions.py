@@ -14,8 +14,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from surefoot.files import make_subfolder
-from surefoot.record.owned import OwnedFile
+from surefoot.core.files import make_subfolder
+from surefoot.record.owned_file import OwnedFile
 from surefoot.record.segments import FOLDER, segments_in
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from surefoot.record.events import EventFile
 from surefoot.record.schema import TABLES
 from surefoot.record.segments import FOLDER, segments_in
 from surefoot.record.sessions import Session, adopt
-from surefoot.record.thinning import Shelf, Surroundings
+from surefoot.record.thinning import Surroundings, TableThinning
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +60,7 @@ class Store:
         for event in self._events.earlier:
             self._note(event)
         number, around = self._session.number, self._surroundings
-        self._shelves = {table: Shelf(folder, table, number, limits.of(table), around) for table in TABLES}
+        self._shelves = {table: TableThinning(folder, table, number, limits.of(table), around) for table in TABLES}
         self._adopted = adopt(folder, before=number)
         names = [name for name in segments_in(folder) if name.session in self._adopted]
         for table, shelf in self._shelves.items():

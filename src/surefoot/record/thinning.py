@@ -85,7 +85,7 @@ class _Closed:
     size: int
 
 
-class Shelf:
+class TableThinning:
     """The segments of one table. Raises `OSError` where the disk fails, and then holds what it held before."""
 
     def __init__(self, folder: Path, table: TableName, session: int, limit: int, events: Surroundings) -> None:

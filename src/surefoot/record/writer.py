@@ -18,17 +18,17 @@ from collections import defaultdict, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from surefoot.record.derived import Derived
+from surefoot.core.redaction import Redactor
+from surefoot.record.derived_events import Derived
 from surefoot.record.messages import Batch, DeviceRow, Event, Histogram, LayerRows, StepRow
 from surefoot.record.sinks.runner import SinkRunner, close_all
-from surefoot.redaction import Redactor
 
 if TYPE_CHECKING:
     import weakref
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from surefoot.folder_lock import Hold
+    from surefoot.core.folder_lock import Hold
     from surefoot.record.limits import LogLimits
     from surefoot.record.messages import Sink
     from surefoot.record.store import Store
@@ -54,7 +54,7 @@ DROPS_SECONDS = 10.0
 _KINDS: tuple[type, ...] = (StepRow, LayerRows, Histogram, DeviceRow, Event)
 
 
-class Source:
+class RowSource:
     """Something that is asked for messages now and then, in the writer's thread."""
 
     def __init__(self, ask: Callable[[], Iterable[Any]], every_seconds: float) -> None:
@@ -76,7 +76,7 @@ class Writer:
         self.dropped = 0
         self.close_at_exit = True
         """Off where whoever opened the log has more to write at the end of the program."""
-        self.sources: list[Source] = []
+        self.sources: list[RowSource] = []
         self.last_words: list[weakref.WeakMethod[Callable[[], None]]] = []
         """Called before the log is closed."""
         self._counting = threading.RLock()  # a signal handler may log as well, in the middle of counting

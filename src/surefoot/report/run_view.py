@@ -17,8 +17,8 @@ from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
-from surefoot.report.sparkline import Curve
-from surefoot.report.words import one_line
+from surefoot.report.terminal.formatting import one_line
+from surefoot.report.terminal.sparkline import SparkCurve
 
 if TYPE_CHECKING:
     from surefoot.record.messages import Batch, Event, StepRow
@@ -84,7 +84,7 @@ class PartView:
         self.lr: float | None = None
         self.loss_scale: float | None = None
         self.skips = 0
-        self.curve = Curve()
+        self.curve = SparkCurve()
         self.pace = Pace()
         self._recent: deque[float] = deque(maxlen=SMOOTHED_OVER)
         self._clips_possible = 0

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, WeightedRandomSampler
 
+from surefoot.core.random_state import read_streams, set_streams
 from surefoot.keep.position.data import DataPosition
-from surefoot.streams import read_streams, set_streams
 
 SAMPLES = 14
 PLAIN = (type(None), bool, int, float, str, bytes, torch.Tensor)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from surefoot.record.incidents.streams import QuickStreams
+from surefoot.core.random_state import set_streams
+from surefoot.record.incidents.random_streams import QuickStreams
 from surefoot.record.incidents.values import ALIGNMENT, MOST_VALUES, decode, encode, tensors_in
-from surefoot.streams import set_streams
 
 Pair = namedtuple("Pair", "x y")
 

@@ -13,11 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.build.init.calibrate import rescale
-from surefoot.build.init.entries import Entry, Patterns, entries_of, refuse_lazy, selected
+from surefoot.build.init.entries import ParameterEntry, Patterns, entries_of, refuse_lazy, selected
 from surefoot.build.init.fresh import Freshness, freshness
 from surefoot.build.init.guess import guess
 from surefoot.build.init.report import InitReport, InitRow
-from surefoot.build.init.rules import Rule, is_weight_norm, left, rule_for, weight_norm_rule, with_orthogonal_directions
+from surefoot.build.init.rules import (
+    InitRule,
+    is_weight_norm,
+    left,
+    rule_for,
+    weight_norm_rule,
+    with_orthogonal_directions,
+)
 from surefoot.build.init.trace import Trace, trace
 
 
@@ -74,12 +81,12 @@ def init_for(
     return report
 
 
-def _row(entry: Entry, rule: Rule) -> InitRow:
+def _row(entry: ParameterEntry, rule: InitRule) -> InitRow:
     also = f" (tied: {', '.join(entry.names[1:])})" if len(entry.names) > 1 else ""
     return InitRow(entry.names[0], tuple(entry.parameter.shape), rule.recipe, rule.std, rule.why + also)
 
 
-def _decide(entry: Entry, modules: dict[str, nn.Module], found: Trace, *, allowed: bool) -> Rule:
+def _decide(entry: ParameterEntry, modules: dict[str, nn.Module], found: Trace, *, allowed: bool) -> InitRule:
     if not allowed:
         return left("excluded by `only` or `skip`")
     if not entry.parameter.requires_grad:
@@ -92,8 +99,8 @@ def _decide(entry: Entry, modules: dict[str, nn.Module], found: Trace, *, allowe
 
 
 def _spare_what_was_set(
-    plan: list[tuple[Entry, Rule]], modules: dict[str, nn.Module], *, named_by_user: bool
-) -> list[tuple[Entry, Rule]]:
+    plan: list[tuple[ParameterEntry, InitRule]], modules: dict[str, nn.Module], *, named_by_user: bool
+) -> list[tuple[ParameterEntry, InitRule]]:
     """Turn the rule into `left` for every parameter of a module that somebody has loaded, trained or set by hand.
 
     A module is judged as a whole: a short bias alone says nothing. Where other modules were set, one that is too small
@@ -107,7 +114,7 @@ def _spare_what_was_set(
             verdicts[entry.module_name] = verdict.joined(verdicts.get(entry.module_name))
     some_were_set = Freshness.SET in verdicts.values()
 
-    def spared(entry: Entry, rule: Rule) -> Rule:
+    def spared(entry: ParameterEntry, rule: InitRule) -> InitRule:
         verdict = verdicts.get(entry.module_name)
         if rule.fill is None or verdict in (None, Freshness.FRESH):
             return rule
@@ -120,7 +127,7 @@ def _spare_what_was_set(
     return [(entry, spared(entry, rule)) for entry, rule in plan]
 
 
-def _value(entry: Entry, modules: dict[str, nn.Module]) -> Tensor:
+def _value(entry: ParameterEntry, modules: dict[str, nn.Module]) -> Tensor:
     if not is_weight_norm(entry.module):
         return entry.parameter
     parent, attribute = _behind_weight_norm(entry, modules)
@@ -128,12 +135,14 @@ def _value(entry: Entry, modules: dict[str, nn.Module]) -> Tensor:
     return value
 
 
-def _behind_weight_norm(entry: Entry, modules: dict[str, nn.Module]) -> tuple[nn.Module, str]:
+def _behind_weight_norm(entry: ParameterEntry, modules: dict[str, nn.Module]) -> tuple[nn.Module, str]:
     parent, _, attribute = entry.module_name.rpartition("parametrizations.")
     return modules[parent.rstrip(".")], attribute
 
 
-def _write(entry: Entry, rule: Rule, modules: dict[str, nn.Module], generator: torch.Generator | None) -> None:
+def _write(
+    entry: ParameterEntry, rule: InitRule, modules: dict[str, nn.Module], generator: torch.Generator | None
+) -> None:
     if entry.parameter.is_meta:
         raise ValueError(
             f"{entry.names[0]} is on the meta device and has no memory to write. Call "

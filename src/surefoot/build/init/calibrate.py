@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.build.init.trace import call
-from surefoot.untouched import untouched
+from surefoot.core.save_restore import untouched
 
 
 def rescale(model: nn.Module, example: Any, aims: Mapping[Tensor, float]) -> None:

@@ -11,7 +11,7 @@ Patterns = str | Iterable[str]
 
 
 @dataclass(frozen=True)
-class Entry:
+class ParameterEntry:
     """One distinct parameter, where it sits, and every name it has."""
 
     parameter: Tensor
@@ -22,7 +22,7 @@ class Entry:
     tied_embedding: bool
 
 
-def entries_of(model: nn.Module) -> list[Entry]:
+def entries_of(model: nn.Module) -> list[ParameterEntry]:
     """List the distinct parameters; one that an embedding shares counts as the embedding's."""
     owners: dict[Tensor, list[tuple[str, nn.Module, str]]] = {}
     for module_name, module in model.named_modules():
@@ -34,7 +34,7 @@ def entries_of(model: nn.Module) -> list[Entry]:
         module_name, module, attribute = (embeddings or places)[0]
         names = tuple(f"{prefix}.{last}" if prefix else last for prefix, _, last in places)
         tied_embedding = bool(embeddings) and len(embeddings) < len(places)
-        entries.append(Entry(parameter, names, module_name, module, attribute, tied_embedding))
+        entries.append(ParameterEntry(parameter, names, module_name, module, attribute, tied_embedding))
     return entries
 
 
@@ -47,13 +47,13 @@ def refuse_lazy(model: nn.Module) -> None:
         )
 
 
-def selected(entries: list[Entry], only: Patterns | None, skip: Patterns) -> set[str]:
+def selected(entries: list[ParameterEntry], only: Patterns | None, skip: Patterns) -> set[str]:
     """Give the first names of the parameters that may be written."""
     chosen = {entry.names[0] for entry in entries} if only is None else _matching(entries, only, "only")
     return chosen - _matching(entries, skip, "skip")
 
 
-def _matching(entries: list[Entry], patterns: Patterns, argument: str) -> set[str]:
+def _matching(entries: list[ParameterEntry], patterns: Patterns, argument: str) -> set[str]:
     chosen = set[str]()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         hits = {entry.names[0] for entry in entries if any(_names(pattern, name) for name in entry.names)}

@@ -26,7 +26,7 @@ _ONE: Default = ("constant", 1.0)
 
 
 @dataclass(frozen=True)
-class Rule:
+class InitRule:
     """What to do with one parameter."""
 
     recipe: str
@@ -48,12 +48,12 @@ class Rule:
     """What the parameter looks like when PyTorch made it and nobody has touched it since."""
 
 
-def left(why: str) -> Rule:
+def left(why: str) -> InitRule:
     """Make the rule that leaves a parameter alone."""
-    return Rule("left", why)
+    return InitRule("left", why)
 
 
-def rule_for(module: nn.Module, attribute: str, parameter: Tensor, *, found: Trace, tied: bool) -> Rule:
+def rule_for(module: nn.Module, attribute: str, parameter: Tensor, *, found: Trace, tied: bool) -> InitRule:
     """Choose the rule for `module.attribute`."""
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return _embedding(module, tied=tied)
@@ -68,7 +68,7 @@ def rule_for(module: nn.Module, attribute: str, parameter: Tensor, *, found: Tra
     return left(f"no rule for the parameters of {type(module).__name__}")
 
 
-def weight_norm_rule(parent: nn.Module, attribute: str, found: Trace) -> Rule:
+def weight_norm_rule(parent: nn.Module, attribute: str, found: Trace) -> InitRule:
     """Give the rule for a weight behind `torch.nn.utils.parametrizations.weight_norm`, on the product it computes."""
     if not isinstance(parent, nn.Linear | Conv):
         return left(f"no rule for a parametrized {type(parent).__name__}")
@@ -85,11 +85,13 @@ def is_weight_norm(module: nn.Module) -> bool:
     )
 
 
-def _normal(recipe: str, why: str, std: float, *defaults: Default) -> Rule:
-    return Rule(recipe, why, lambda tensor, generator: recipes.normal_(tensor, std, generator), std, defaults=defaults)
+def _normal(recipe: str, why: str, std: float, *defaults: Default) -> InitRule:
+    return InitRule(
+        recipe, why, lambda tensor, generator: recipes.normal_(tensor, std, generator), std, defaults=defaults
+    )
 
 
-def with_orthogonal_directions(rule: Rule) -> Rule:
+def with_orthogonal_directions(rule: InitRule) -> InitRule:
     """Keep the rule's scale, and draw directions that owe nothing to luck."""
     std = rule.std
     if std is None:
@@ -97,17 +99,17 @@ def with_orthogonal_directions(rule: Rule) -> Rule:
     return replace(rule, fill=lambda tensor, generator: recipes.orthogonal_(tensor, std, generator))
 
 
-def _constant(recipe: str, why: str, value: float, *defaults: Default) -> Rule:
-    return Rule(recipe, why, lambda tensor, _: recipes.constant_(tensor, value), defaults=defaults)
+def _constant(recipe: str, why: str, value: float, *defaults: Default) -> InitRule:
+    return InitRule(recipe, why, lambda tensor, _: recipes.constant_(tensor, value), defaults=defaults)
 
 
-def _norm(attribute: str) -> Rule:
+def _norm(attribute: str) -> InitRule:
     if attribute == "weight":
         return _constant("ones", "gain of a norm layer", 1.0, _ONE)
     return _constant("zeros", "shift of a norm layer", 0.0, _ZERO)
 
 
-def _embedding(module: nn.Embedding | nn.EmbeddingBag, *, tied: bool) -> Rule:
+def _embedding(module: nn.Embedding | nn.EmbeddingBag, *, tied: bool) -> InitRule:
     if tied:
         std, why = 1.0 / math.sqrt(module.embedding_dim), "embedding tied to an output layer: logits of unit scale"
     else:
@@ -120,7 +122,7 @@ def _embedding(module: nn.Embedding | nn.EmbeddingBag, *, tied: bool) -> Rule:
             with torch.no_grad():
                 tensor[padding].zero_()
 
-    return Rule("normal", why, fill, std, defaults=(("normal", 1.0),))
+    return InitRule("normal", why, fill, std, defaults=(("normal", 1.0),))
 
 
 def _fans(module: nn.Module, weight: Tensor) -> recipes.Fans:
@@ -133,7 +135,7 @@ def _fans(module: nn.Module, weight: Tensor) -> recipes.Fans:
     return fan_in, fan_out / module.groups
 
 
-def _layer(module: nn.Module, attribute: str, parameter: Tensor, found: Trace) -> Rule:
+def _layer(module: nn.Module, attribute: str, parameter: Tensor, found: Trace) -> InitRule:
     weight, owner = module.weight, weight_of(module)
     if not isinstance(weight, Tensor) or attribute not in ("weight", "bias"):
         return left(f"no rule for `{attribute}` of {type(module).__name__}")
@@ -183,11 +185,11 @@ def _gates(module: nn.Module) -> int:
     return 3 if isinstance(module, nn.GRU | nn.GRUCell) else 1
 
 
-def _recurrent(module: nn.RNNBase | nn.RNNCellBase, attribute: str, parameter: Tensor, steps: int | None) -> Rule:
+def _recurrent(module: nn.RNNBase | nn.RNNCellBase, attribute: str, parameter: Tensor, steps: int | None) -> InitRule:
     gates, hidden = _gates(module), int(module.hidden_size)
     fresh: Default = ("uniform", 1.0 / math.sqrt(hidden))
     if attribute.startswith("weight_hh"):
-        return Rule(
+        return InitRule(
             "orthogonal",
             f"recurrent matrix, each of {gates} gate blocks on its own",
             lambda tensor, generator: recipes.orthogonal_gates_(tensor, gates, generator=generator),
@@ -196,7 +198,7 @@ def _recurrent(module: nn.RNNBase | nn.RNNCellBase, attribute: str, parameter: T
         )
     if attribute.startswith(("weight_ih", "weight_hr")):
         blocks = gates if attribute.startswith("weight_ih") else 1
-        return Rule(
+        return InitRule(
             "xavier",
             f"recurrent layer's {'input' if blocks == gates else 'projection'}, by gate block",
             lambda tensor, generator: recipes.xavier_gates_(tensor, blocks, generator=generator),
@@ -205,7 +207,7 @@ def _recurrent(module: nn.RNNBase | nn.RNNCellBase, attribute: str, parameter: T
         )
     if gates > 1 and attribute.startswith("bias_ih"):
         reach = f"times spread for sequences of {steps} steps" if steps else "1"
-        return Rule(
+        return InitRule(
             "remember",
             f"bias of the gate that keeps the state: {reach}",
             lambda tensor, _: recipes.remember_bias_(tensor, gates, sequence_steps=steps),
@@ -214,7 +216,7 @@ def _recurrent(module: nn.RNNBase | nn.RNNCellBase, attribute: str, parameter: T
     return _constant("zeros", "bias of a recurrent layer", 0.0, fresh)
 
 
-def _attention(module: nn.MultiheadAttention, attribute: str, parameter: Tensor) -> Rule:
+def _attention(module: nn.MultiheadAttention, attribute: str, parameter: Tensor) -> InitRule:
     if attribute in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
         rows, fan_in = parameter.shape
         packed = "query, key and value packed in one; each" if attribute == "in_proj_weight" else "attention input,"

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from surefoot.untouched import untouched
+from surefoot.core.save_restore import untouched
 
 Node = torch.autograd.graph.Node
 

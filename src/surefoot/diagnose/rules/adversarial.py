@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from surefoot.diagnose.data_summary import DISTANCES, where_of
 from surefoot.diagnose.engine import Claim, Rule
-from surefoot.diagnose.readings import DISTANCES, where_of
 
 if TYPE_CHECKING:
-    from surefoot.diagnose.run import Run
+    from surefoot.diagnose.run import RecordedRun
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Pair:
     discriminator_models: set[str]
 
 
-def adversaries(run: Run) -> Pair | None:
+def adversaries(run: RecordedRun) -> Pair | None:
     """Two optimizers of which one trains through the other's model, and the other judges real against made."""
     active = [held for held in run.optimizers if held["steps"] >= max(10, 0.02 * run.steps)]
     for first in active:
@@ -37,15 +37,15 @@ def adversaries(run: Run) -> Pair | None:
     return None
 
 
-def _owned(run: Run, optimizer: dict[str, Any]) -> set[int]:
+def _owned(run: RecordedRun, optimizer: dict[str, Any]) -> set[int]:
     return {p["id"] for p in run.parameters.values() if p["optimizers"] == [optimizer["number"]]}
 
 
-def _models(run: Run, optimizer: dict[str, Any]) -> set[str]:
+def _models(run: RecordedRun, optimizer: dict[str, Any]) -> set[str]:
     return {run.parameters[number]["model"] for number in _owned(run, optimizer)} - {""}
 
 
-def _roles(run: Run, a: dict[str, Any], b: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def _roles(run: RecordedRun, a: dict[str, Any], b: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Generator and discriminator: the generator's loss goes through the discriminator, which also learns alone."""
     own_a, own_b = _owned(run, a), _owned(run, b)
     if not own_a or not own_b:
@@ -68,7 +68,7 @@ def _roles(run: Run, a: dict[str, Any], b: dict[str, Any]) -> tuple[dict[str, An
     return _by_passes(run, a, b)
 
 
-def _by_passes(run: Run, a: dict[str, Any], b: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def _by_passes(run: RecordedRun, a: dict[str, Any], b: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """When made samples are never detached: whose outputs are the other's inputs."""
     for first, second in ((a, b), (b, a)):
         makers, judges = _models(run, first), _models(run, second)
@@ -83,7 +83,7 @@ def _sign(described: dict[str, Any]) -> tuple[Any, ...]:
     return described.get("mean"), described.get("min"), described.get("max")
 
 
-def _learns_values(run: Run, judge: dict[str, Any]) -> bool:
+def _learns_values(run: RecordedRun, judge: dict[str, Any]) -> bool:
     """Whether the other model is a critic of reinforcement learning: it is fitted to targets that vary."""
     for note in run.training_losses(*DISTANCES):
         if (note["target"].get("std") or 0.0) > 1e-4:
@@ -97,7 +97,7 @@ def _learns_values(run: Run, judge: dict[str, Any]) -> bool:
 # ── the discriminator has won ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def discriminator_wins(run: Run) -> Claim | None:
+def discriminator_wins(run: RecordedRun) -> Claim | None:
     """The discriminator's loss at 0 for good, and nothing left for the generator to follow."""
     pair = adversaries(run)
     if pair is None:
@@ -130,7 +130,7 @@ def discriminator_wins(run: Run) -> Claim | None:
     )
 
 
-def _rate(run: Run, optimizer: dict[str, Any]) -> float | None:
+def _rate(run: RecordedRun, optimizer: dict[str, Any]) -> float | None:
     rates = [value for value in run.column("lr", optimizer) if value is not None]
     return rates[0] if rates else None
 
@@ -138,7 +138,7 @@ def _rate(run: Run, optimizer: dict[str, Any]) -> float | None:
 # ── samples all alike ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def mode_collapse(run: Run) -> Claim | None:
+def mode_collapse(run: RecordedRun) -> Claim | None:
     """Made samples spread far less than real ones, or cover only a part of them."""
     pair = adversaries(run)
     if pair is None or discriminator_wins(run) is not None:

@@ -9,8 +9,7 @@ from collections import Counter
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
-from surefoot.diagnose.engine import Claim, Rule
-from surefoot.diagnose.readings import (
+from surefoot.diagnose.data_summary import (
     BINARY_LOSSES,
     CLASS_LOSSES,
     at_chance,
@@ -21,11 +20,12 @@ from surefoot.diagnose.readings import (
     weights_moved,
     where_of,
 )
+from surefoot.diagnose.engine import Claim, Rule
 from surefoot.diagnose.rules import data_order, data_splits
 from surefoot.diagnose.run import number
 
 if TYPE_CHECKING:
-    from surefoot.diagnose.run import Run
+    from surefoot.diagnose.run import RecordedRun
 
 _CONSEQUENCES = (
     "loss.undefined-op", "lr.too-high", "lr.no-warmup", "init.too-large", "model.exploding-gradient",
@@ -36,7 +36,7 @@ _CONSEQUENCES = (
 # ── values that are not finite ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def nonfinite_input(run: Run) -> Claim | None:
+def nonfinite_input(run: RecordedRun) -> Claim | None:
     """The first tensor that is not finite came from outside the graph."""
     bad = run.bad_value
     if bad is not None and bad.get("kind") == "data" and not _half_infinite(bad):
@@ -54,7 +54,7 @@ def nonfinite_input(run: Run) -> Claim | None:
     return _seen_in_pass(run, step) or _seen_in_stream(run, step)
 
 
-def _overflowed(run: Run) -> bool:
+def _overflowed(run: RecordedRun) -> bool:
     """Whether the loss had left all bounds before: then an overflow, not the data, made the first NaN."""
     late = [abs(value) for value in run.curve.finite[-6:]]
     return bool(late) and max(late) > 1e3 * max(1.0, abs(run.curve.start))
@@ -85,7 +85,7 @@ def _claim_autopsy(bad: dict[str, Any]) -> Claim:
     )
 
 
-def _seen_in_pass(run: Run, step: int | None) -> Claim | None:
+def _seen_in_pass(run: RecordedRun, step: int | None) -> Claim | None:
     for note in run.passes():
         if step is not None and note["step"] > step:
             break
@@ -117,7 +117,7 @@ def _is_mask(given: dict[str, Any]) -> bool:
     return given.get("min") == given.get("max") == 0.0 or "min" not in given
 
 
-def _seen_in_stream(run: Run, step: int | None) -> Claim | None:
+def _seen_in_stream(run: RecordedRun, step: int | None) -> Claim | None:
     for note in stream(run):
         for key, name in (("x_largest", "input"), ("y_largest", "target")):
             value = number(note.get(key))
@@ -137,7 +137,7 @@ def _seen_in_stream(run: Run, step: int | None) -> Claim | None:
 _BOUNDS = re.compile(r"index (-?\d+) is out of bounds for dimension (\d+) with size (\d+)")
 
 
-def label_crash(run: Run) -> Claim | None:
+def label_crash(run: RecordedRun) -> Claim | None:
     """Labels that name a class there is no output for."""
     return _label_crash(run.crash) if run.crash is not None else None
 
@@ -210,7 +210,7 @@ def _beyond_unit(target: dict[str, Any]) -> bool:
     return low is not None and high is not None and (low < -1e-3 or high > 1 + 1e-3)
 
 
-def label_beyond_binary(run: Run) -> Claim | None:
+def label_beyond_binary(run: RecordedRun) -> Claim | None:
     """A binary loss whose targets are no probabilities."""
     for note in run.training_losses(*BINARY_LOSSES):
         if _beyond_unit(note["target"]):
@@ -229,7 +229,7 @@ def _binary_claim(site: str, op: str, target: dict[str, Any], step: int | None) 
     )
 
 
-def token_crash(run: Run) -> Claim | None:
+def token_crash(run: RecordedRun) -> Claim | None:
     """Ids the embedding table has no row for."""
     crash = run.crash
     if crash is None:
@@ -262,7 +262,7 @@ def _lookup_crash(crash: dict[str, Any]) -> Claim | None:
     return _ids_claim(crash.get("site", ""), ids[0][1]["min"], ids[0][1]["max"], size) if tables and ids else None
 
 
-def token_forced(run: Run) -> Claim | None:
+def token_forced(run: RecordedRun) -> Claim | None:
     """Ids from the data that were clamped, or folded, to the rows of a table."""
     tables = {(note["step"], note["rows"]) for note in run.notes("embeddings")}
     hits = [
@@ -289,7 +289,7 @@ def token_forced(run: Run) -> Claim | None:
 # ── scale ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def unscaled_input(run: Run) -> Claim | None:
+def unscaled_input(run: RecordedRun) -> Claim | None:
     """Inputs far from unit scale before the first update, in a run that goes wrong."""
     note = next((n for n in run.passes(grad=True) if n.get("features") and n["step"] <= 1), None)
     if note is None or note["inputs"][0].get("nonfinite") or _normalised_first(run):
@@ -329,13 +329,13 @@ def unscaled_input(run: Run) -> Claim | None:
     )
 
 
-def _blown_start(run: Run) -> bool:
+def _blown_start(run: RecordedRun) -> bool:
     """Whether the first losses lie many times above what an untrained model should lose."""
     level = chance(run)
     return level is not None and level.kind != "variance" and max(run.curve.finite[:20], default=0) > 8 * level.level
 
 
-def _normalised_first(run: Run) -> bool:
+def _normalised_first(run: RecordedRun) -> bool:
     """Whether the first layer normalises, so that the scale of the input does not matter."""
     for look in run.looks[:1]:
         notes = look.get("notes", {})
@@ -353,7 +353,7 @@ def _normalised_first(run: Run) -> bool:
 # ── labels ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def class_collapse(run: Run) -> Claim | None:
+def class_collapse(run: RecordedRun) -> Claim | None:
     """Rare classes that are never predicted, to the end of the run."""
     notes = run.training_losses(*CLASS_LOSSES, *BINARY_LOSSES)
     late = [n for n in notes if n["step"] >= 0.4 * run.steps]
@@ -407,7 +407,7 @@ def _predictions(note: dict[str, Any]) -> dict[str, int]:
     return {"1": ones, "0": count - ones}
 
 
-def labels_uninformative(run: Run) -> Claim | None:
+def labels_uninformative(run: RecordedRun) -> Claim | None:
     """Stuck at chance although the weights move, and no label can be told from its input by other means either."""
     stuck = at_chance(run, 0.8)
     if stuck is None or run.nonfinite or run.adversarial or run.steps < 30:
@@ -440,13 +440,13 @@ def labels_uninformative(run: Run) -> Claim | None:
     )
 
 
-def _never_spread(run: Run) -> bool:
+def _never_spread(run: RecordedRun) -> bool:
     """Whether the outputs are the same for every row: then the model, not the labels, is to blame."""
     spreads = [n["unit_spread"] for n in run.training_losses() if n.get("unit_spread") is not None]
     return bool(spreads) and median(spreads[-5:]) < 1e-4
 
 
-def _pairs(run: Run) -> list[tuple[list[float], float]]:
+def _pairs(run: RecordedRun) -> list[tuple[list[float], float]]:
     seen: dict[tuple[float, ...], float] = {}
     for root in run.roots():
         held = root.get("pairs")

@@ -8,18 +8,18 @@ from itertools import pairwise
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
+from surefoot.diagnose.data_summary import entropy, label_batches, main_line, stream, training_loader, where_of
 from surefoot.diagnose.engine import Claim, Rule
-from surefoot.diagnose.readings import entropy, label_batches, main_line, stream, training_loader, where_of
 from surefoot.diagnose.run import number
 
 if TYPE_CHECKING:
-    from surefoot.diagnose.run import Run
+    from surefoot.diagnose.run import RecordedRun
 
 
 # ── sorted rows ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def unshuffled(run: Run) -> Claim | None:
+def unshuffled(run: RecordedRun) -> Claim | None:
     """Batches of few labels each, alike from one to the next and unlike further off."""
     batches = [batch for batch in label_batches(run) if sum(batch.values()) > 1]
     if run.adversarial:
@@ -85,7 +85,7 @@ def _mixed_entropy(batches: list[Counter[str]]) -> float:
     return mean(found)
 
 
-def _sorted_targets(run: Run) -> Claim | None:
+def _sorted_targets(run: RecordedRun) -> Claim | None:
     """Targets of a regression that rise (or fall) from batch to batch through the whole epoch."""
     notes = [note for note in main_line(run) if isinstance(note.get("y_mean"), float)]
     loader = training_loader(run)
@@ -119,14 +119,14 @@ def _sorted_targets(run: Run) -> Claim | None:
 # ── batches that come again ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def repeated_batches(run: Run) -> Claim | None:
+def repeated_batches(run: RecordedRun) -> Claim | None:
     """The very same batches again, although the script draws them anew."""
     if run.steps < 6:
         return None
     return _first_batch_for_ever(run) or _same_within_epoch(run) or _same_shuffle(run)
 
 
-def _first_batch_for_ever(run: Run) -> Claim | None:
+def _first_batch_for_ever(run: RecordedRun) -> Claim | None:
     """`next(iter(loader))`: every step opens the loader again and takes its first batch."""
     for loader in run.facts.get("loaders", []):
         notes = [b for b in run.facts["batches"] if b["loader"] == loader["number"] and b.get("grad")]
@@ -152,7 +152,7 @@ def _first_batch_for_ever(run: Run) -> Claim | None:
     return None
 
 
-def _same_within_epoch(run: Run) -> Claim | None:
+def _same_within_epoch(run: RecordedRun) -> Claim | None:
     """Batches that come several times within one pass over a loader, as when each worker reads the whole stream."""
     for loader in run.facts.get("loaders", []):
         first = [b for b in run.facts["batches"] if b["loader"] == loader["number"] and b["iteration"] == 1]
@@ -178,7 +178,7 @@ def _same_within_epoch(run: Run) -> Claim | None:
     return None
 
 
-def _same_shuffle(run: Run) -> Claim | None:
+def _same_shuffle(run: RecordedRun) -> Claim | None:
     """Every epoch has the same batches in the same order, and something that should have mixed them did not."""
     loader = training_loader(run)
     if loader is not None:
@@ -216,7 +216,7 @@ def _period(prints: list[Any]) -> int | None:
     return None
 
 
-def _reason(run: Run, loader: dict[str, Any] | None, period: int) -> dict[str, Any] | None:
+def _reason(run: RecordedRun, loader: dict[str, Any] | None, period: int) -> dict[str, Any] | None:
     """What should have mixed the batches: a shuffle that was drawn again, or a seed that was set again."""
     for key, steps in run.facts.get("reseeds", {}).items():
         times = len(set(steps))
@@ -260,7 +260,7 @@ def _reason(run: Run, loader: dict[str, Any] | None, period: int) -> dict[str, A
 # ── one batch unlike the others ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def bad_batch(run: Run) -> Claim | None:
+def bad_batch(run: RecordedRun) -> Claim | None:
     """Losses that stand out together with the data they came from."""
     spikes = run.events("spike")
     if not spikes or run.adversarial:
@@ -268,7 +268,7 @@ def bad_batch(run: Run) -> Claim | None:
     return _outlying_data(run, spikes) or _recurring_batch(run, spikes)
 
 
-def _outlying_data(run: Run, spikes: list[dict[str, Any]]) -> Claim | None:
+def _outlying_data(run: RecordedRun, spikes: list[dict[str, Any]]) -> Claim | None:
     at = {spike["backward"] for spike in spikes}
     for key, name in (("y_largest", "target"), ("x_largest", "input")):
         sizes = [(n["backward"], v) for n in main_line(run) if (v := number(n.get(key))) is not None and v < 1e30]
@@ -288,7 +288,13 @@ def _outlying_data(run: Run, spikes: list[dict[str, Any]]) -> Claim | None:
 
 
 def _claim_outlier(
-    run: Run, name: str, spikes: list[dict[str, Any]], hits: list[int], usual: float, worst: float, next_largest: float
+    run: RecordedRun,
+    name: str,
+    spikes: list[dict[str, Any]],
+    hits: list[int],
+    usual: float,
+    worst: float,
+    next_largest: float,
 ) -> Claim:
     first = next(spike for spike in spikes if spike["backward"] == hits[0])
     steps = [spike["step"] for spike in spikes if spike["backward"] in hits]
@@ -305,7 +311,7 @@ def _claim_outlier(
     )
 
 
-def _outlying_row(run: Run, spikes: list[dict[str, Any]]) -> Claim | None:
+def _outlying_row(run: RecordedRun, spikes: list[dict[str, Any]]) -> Claim | None:
     """For data the stream does not know: a row far out of its own batch, at most of the spikes."""
     usual = [
         abs(v)
@@ -334,7 +340,7 @@ def _outlying_row(run: Run, spikes: list[dict[str, Any]]) -> Claim | None:
     )
 
 
-def _recurring_batch(run: Run, spikes: list[dict[str, Any]]) -> Claim | None:
+def _recurring_batch(run: RecordedRun, spikes: list[dict[str, Any]]) -> Claim | None:
     """The same batch each time, and each time it comes."""
     prints = {note["backward"]: hash((note.get("x"), note.get("y"))) for note in stream(run)}
     if len(set(prints.values())) < 4:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from surefoot.diagnose.data_summary import where_of
 from surefoot.diagnose.engine import Claim, Rule
-from surefoot.diagnose.readings import where_of
 
 if TYPE_CHECKING:
-    from surefoot.diagnose.run import Run
+    from surefoot.diagnose.run import RecordedRun
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Known:
     """Which share of all training rows these are, roughly; 0 if it cannot be told."""
 
 
-def trained_rows(run: Run, model: str) -> Known:
+def trained_rows(run: RecordedRun, model: str) -> Known:
     """The rows a model was trained on: those of the lines whose gradients its optimizer took, and of the looks."""
     optimizers = {n for p in run.parameters.values() if p["model"] == model for n in p["trained_by"]}
     lines = {str(line) for held in run.optimizers if held["number"] in optimizers for line in held.get("lines", [])}
@@ -53,7 +53,7 @@ def _recapture(passes: list[dict[str, Any]], first: dict[int, int]) -> float:
 # ── leakage ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def leakage(run: Run) -> Claim | None:
+def leakage(run: RecordedRun) -> Claim | None:
     """Some rows of an evaluation batch were trained on and others not, or a held-out set lies within the training set.
 
     An evaluation of the training set itself, for its accuracy, shares all of its rows: that is no leak.
@@ -100,7 +100,7 @@ def _part_known(model: str, passes: list[dict[str, Any]], known: Known) -> Claim
     return _claim_leak(model, note, share, known, 0.92 if share > 0.1 else 0.8)
 
 
-def _held_within(run: Run, model: str, passes: list[dict[str, Any]], known: Known) -> Claim | None:
+def _held_within(run: RecordedRun, model: str, passes: list[dict[str, Any]], known: Known) -> Claim | None:
     """All evaluated rows were trained on, and they are but a part of the training set, from a source of their own."""
     shares = [_shared(note, known) for note in passes]
     if min(shares) < 0.97 or known.coverage < 0.9 or _same_loader(run):
@@ -127,7 +127,7 @@ def _claim_leak(model: str, note: dict[str, Any], share: float, known: Known, co
     )
 
 
-def _rows_differ(run: Run, model: str) -> bool:
+def _rows_differ(run: RecordedRun, model: str) -> bool:
     """Whether two different rows would look different: not so for a few kinds of tokens or discrete states."""
     batches = [n["rows"] for n in run.passes(grad=True) if n["model"] == model and len(n.get("rows") or ()) > 7]
     sizes = [
@@ -138,7 +138,7 @@ def _rows_differ(run: Run, model: str) -> bool:
     return bool(batches) and median(len(set(rows)) / len(rows) for rows in batches) > 0.9
 
 
-def _same_loader(run: Run) -> bool:
+def _same_loader(run: RecordedRun) -> bool:
     """Whether the loader that training draws from is also drawn from without gradients."""
     with_grad = {b["loader"] for b in run.facts.get("batches", []) if b.get("grad")}
     without = {b["loader"] for b in run.facts.get("batches", []) if not b.get("grad")}
@@ -148,7 +148,7 @@ def _same_loader(run: Run) -> bool:
 # ── two pipelines ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def split_mismatch(run: Run) -> Claim | None:
+def split_mismatch(run: RecordedRun) -> Claim | None:
     """Inputs of the evaluation with another mean or spread than those of training, in most features."""
     if run.adversarial:
         return None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from surefoot.diagnose.engine import Claim, Rule
 
 if TYPE_CHECKING:
-    from surefoot.diagnose.run import Run
+    from surefoot.diagnose.run import RecordedRun
 
 _NAMED = 3
 _REPLAY = (
@@ -20,12 +20,12 @@ _REPLAY = (
 )
 
 
-def _ended_badly(run: Run) -> bool:
+def _ended_badly(run: RecordedRun) -> bool:
     """Whether the last loss was not finite: a run that lost a few steps and came back has nothing to explain."""
     return bool(run.curve.values) and not math.isfinite(run.curve.values[-1])
 
 
-def steps_left_out(run: Run) -> str:
+def steps_left_out(run: RecordedRun) -> str:
     """How many steps `--guard` left out, in one sentence; empty if none."""
     guarded = run.facts.get("guarded") or {}
     count, checked = guarded.get("left_out", 0), guarded.get("checked", 0)
@@ -35,7 +35,7 @@ def steps_left_out(run: Run) -> str:
     return f"`--guard` left out {count:,} of {checked:,} steps, {when}."
 
 
-def left_out(run: Run) -> Claim | None:
+def left_out(run: RecordedRun) -> Claim | None:
     """`--guard` left steps out, whose gradients would have gone into the weights."""
     guarded = run.facts.get("guarded") or {}
     count, checked = guarded.get("left_out", 0), guarded.get("checked", 0)
@@ -58,7 +58,7 @@ def left_out(run: Run) -> Claim | None:
     )
 
 
-def broken_gradient(run: Run) -> Claim | None:
+def broken_gradient(run: RecordedRun) -> Claim | None:
     """A finite loss had a gradient that was not, and the weights took it."""
     events = run.events("nonfinite-gradient")
     if not _ended_badly(run) or not events or not events[0].get("loss_finite"):
@@ -77,7 +77,7 @@ def broken_gradient(run: Run) -> Claim | None:
     )
 
 
-def broken_weights(run: Run) -> Claim | None:
+def broken_weights(run: RecordedRun) -> Claim | None:
     """Weights were not finite, though no gradient before had been bad."""
     bad = run.bad_value
     if not _ended_badly(run) or bad is None or bad.get("kind") != "parameter":
@@ -97,7 +97,7 @@ def broken_weights(run: Run) -> Claim | None:
     )
 
 
-def broken_loss(run: Run) -> Claim | None:
+def broken_loss(run: RecordedRun) -> Claim | None:
     """The loss was not finite, and what made it so was not seen."""
     if not _ended_badly(run):
         return None

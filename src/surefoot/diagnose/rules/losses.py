@@ -10,7 +10,7 @@ from surefoot.diagnose.engine import Claim, Rule
 from surefoot.diagnose.run import weighs_by_reward
 
 if TYPE_CHECKING:
-    from surefoot.diagnose.run import Run
+    from surefoot.diagnose.run import RecordedRun
 
 BOUNDS: dict[str, tuple[float, float]] = {
     "sigmoid": (0, 1), "sigmoid_": (0, 1), "tanh": (-1, 1), "tanh_": (-1, 1), "softmax": (0, 1),
@@ -31,7 +31,7 @@ def _maker(note: dict[str, Any]) -> str:
     return str(producer.get("module") or producer.get("op") or "the model")
 
 
-def softmax_before_cross_entropy(run: Run) -> Claim | None:
+def softmax_before_cross_entropy(run: RecordedRun) -> Claim | None:
     """Every row that reaches cross-entropy is non-negative and sums to one."""
     for site, notes in _by_site(run.training_losses("cross_entropy")).items():
         seen = [n["distribution"] for n in notes if n.get("distribution") and n["distribution"]["classes"] > 1]
@@ -65,7 +65,7 @@ def softmax_before_cross_entropy(run: Run) -> Claim | None:
     return _softmax_twice(run)
 
 
-def _softmax_twice(run: Run) -> Claim | None:
+def _softmax_twice(run: RecordedRun) -> Claim | None:
     """The same by hand: log-softmax of something that already is a distribution."""
     for site, notes in _by_site([n for n in run.notes("softmaxes") if n["op"] == "log_softmax" and n["grad"]]).items():
         if len(notes) >= 2 and all(n.get("is_distribution") for n in notes):
@@ -81,7 +81,7 @@ def _softmax_twice(run: Run) -> Claim | None:
     return None
 
 
-def sigmoid_before_bce_logits(run: Run) -> Claim | None:
+def sigmoid_before_bce_logits(run: RecordedRun) -> Claim | None:
     """Everything that reaches BCE-with-logits lies between 0 and 1."""
     for site, notes in _by_site(run.training_losses("binary_cross_entropy_with_logits")).items():
         spread = [n for n in notes if (n["input"].get("std") or 0) > 0]
@@ -105,7 +105,7 @@ def sigmoid_before_bce_logits(run: Run) -> Claim | None:
     return None
 
 
-def logits_into_probability_loss(run: Run) -> Claim | None:
+def logits_into_probability_loss(run: RecordedRun) -> Claim | None:
     """A loss for (log-)probabilities is given something else."""
     crash = run.crash or {}
     if crash.get("call") == "binary_cross_entropy" and "between 0 and 1" in crash["message"]:
@@ -153,7 +153,7 @@ def logits_into_probability_loss(run: Run) -> Claim | None:
     return None
 
 
-def sign_flipped(run: Run) -> Claim | None:
+def sign_flipped(run: RecordedRun) -> Claim | None:
     """What is minimised is the negative of a loss."""
     if run.adversarial:
         return None
@@ -196,11 +196,11 @@ def _settles(losses: list[float]) -> bool:
     return half - last < 0.5 * (first - half)
 
 
-def _has_advantages(run: Run) -> bool:
+def _has_advantages(run: RecordedRun) -> bool:
     return any(weighs_by_reward(n) for n in run.notes("products"))
 
 
-def broadcast(run: Run) -> Claim | None:
+def broadcast(run: RecordedRun) -> Claim | None:
     """Prediction and target have different shapes and grow into each other."""
     found = [
         (n, n["input"]["shape"], n["target"]["shape"])
@@ -233,7 +233,7 @@ def broadcast(run: Run) -> Claim | None:
     return None
 
 
-def bounded_output(run: Run) -> Claim | None:
+def bounded_output(run: RecordedRun) -> Claim | None:
     """Targets lie where the last operation can never go."""
     notes = run.training_losses("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
     notes += [n for n in run.notes("errors") if not n["grown"]]
@@ -267,7 +267,7 @@ def _learned_target(note: dict[str, Any]) -> bool:
     return bool(note.get("target_from_model") or made & {"linear", "conv2d", "embedding", "matmul", "index_select"})
 
 
-def undefined_op(run: Run) -> Claim | None:
+def undefined_op(run: RecordedRun) -> Claim | None:
     """The first non-finite value was made by an operation outside its domain, forward or backward."""
     bad = run.bad_value
     step = _bad_step(run)
@@ -358,7 +358,7 @@ _EDGES = {"sqrt", "norm", "pow", "div", "log", "acos", "asin", "where", "std", "
           "log10"}  # fmt: skip
 
 
-def _likely_backward(run: Run, event: dict[str, Any]) -> Claim | None:
+def _likely_backward(run: RecordedRun, event: dict[str, Any]) -> Claim | None:
     """No look was on at that step: name the operations whose derivative has an edge, the one nearest to it first."""
     risky = [n for n in run.notes("risky") if n["op"] in _EDGES and n.get("nearest_zero") is not None]
     if not risky:
@@ -382,14 +382,14 @@ def _likely_backward(run: Run, event: dict[str, Any]) -> Claim | None:
     )
 
 
-def _bad_step(run: Run) -> int | None:
+def _bad_step(run: RecordedRun) -> int | None:
     bad = run.bad_value
     if bad is not None and bad.get("step") is not None:
         return int(bad["step"])
     return run.curve.first_bad if run.curve.first_bad is not None else run.steps
 
 
-def _blown_up(run: Run, bad: dict[str, Any]) -> bool:
+def _blown_up(run: RecordedRun, bad: dict[str, Any]) -> bool:
     """Whether values had already grown beyond reason: then the operation is only where it ended."""
     ranges = [abs(v) for pair in (bad.get("inputs") or {}).values() for v in pair]
     huge = bool(ranges) and max(ranges) > 1e10
@@ -397,7 +397,7 @@ def _blown_up(run: Run, bad: dict[str, Any]) -> bool:
     return huge or (bool(late) and max(late) > 1e3 * max(1.0, abs(run.curve.start)))
 
 
-def no_valid_targets(run: Run) -> Claim | None:
+def no_valid_targets(run: RecordedRun) -> Claim | None:
     """A batch in which nothing is left to learn from."""
     bad = run.bad_value or {}
     if bad.get("all_ignored"):
@@ -431,7 +431,7 @@ def no_valid_targets(run: Run) -> Claim | None:
     return None
 
 
-def sum_reduction(run: Run) -> Claim | None:
+def sum_reduction(run: RecordedRun) -> Claim | None:
     """A loss summed over the batch, in a run that does badly."""
     if run.curve.learned and not run.nonfinite:
         return None
@@ -447,7 +447,7 @@ def sum_reduction(run: Run) -> Claim | None:
     return None
 
 
-def _is_root(run: Run, note: dict[str, Any]) -> bool:
+def _is_root(run: RecordedRun, note: dict[str, Any]) -> bool:
     """Whether a loss goes into backward undivided."""
     return any(
         (root.get("sign") or {}).get("site") == note["site"] and (root["sign"].get("factor") or 0) == 1
@@ -455,7 +455,7 @@ def _is_root(run: Run, note: dict[str, Any]) -> bool:
     )
 
 
-def _summed(run: Run, site: str, op: str, count: int, step: int) -> Claim | None:
+def _summed(run: RecordedRun, site: str, op: str, count: int, step: int) -> Claim | None:
     norms = run.grad_norms[:8]
     pushed = max(run.update_ratios()[:8], default=0.0) > 0.02
     if not norms or not (run.nonfinite or run.curve.rose or run.curve.peak > 3 * abs(run.curve.start) or pushed):
@@ -472,7 +472,7 @@ def _summed(run: Run, site: str, op: str, count: int, step: int) -> Claim | None
     )
 
 
-def term_dominates(run: Run) -> Claim | None:
+def term_dominates(run: RecordedRun) -> Claim | None:
     """One term of the loss brings nearly all of the gradient, and another one does not improve."""
     looked = [root for root in run.roots() if root.get("terms")]
     if not looked:
@@ -506,7 +506,7 @@ def term_dominates(run: Run) -> Claim | None:
     return None
 
 
-def _same_prediction(run: Run, root: dict[str, Any], one: dict[str, Any], other: dict[str, Any]) -> bool:
+def _same_prediction(run: RecordedRun, root: dict[str, Any], one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two terms judge the same tensor."""
     look = next((look for look in run.looks if root in look.get("roots", [])), {})
     made = {n["index"]: (n.get("producer") or {}).get("index") for n in look.get("notes", {}).get("losses", [])}
@@ -528,7 +528,7 @@ def _share(root: dict[str, Any]) -> float:
     return max(norms) / sum(norms) if sum(norms) else 0.0
 
 
-def fully_masked_row(run: Run) -> Claim | None:
+def fully_masked_row(run: RecordedRun) -> Claim | None:
     """A row of attention in which every key is masked."""
     bad = run.bad_value or {}
     if bad.get("masked_rows"):
@@ -555,7 +555,7 @@ def fully_masked_row(run: Run) -> Claim | None:
     return None
 
 
-def leaks_future(run: Run) -> Claim | None:
+def leaks_future(run: RecordedRun) -> Claim | None:
     """In a next-token model, an earlier output depends on a later input."""
     for root in run.roots():
         facts = root.get("causality") or {}

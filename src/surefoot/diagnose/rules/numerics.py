@@ -11,17 +11,17 @@ from surefoot.diagnose.engine import Claim, Rule
 from surefoot.diagnose.run import number
 
 if TYPE_CHECKING:
-    from surefoot.diagnose.run import Run
+    from surefoot.diagnose.run import RecordedRun
 
 
-def _uses(run: Run, dtype: str) -> bool:
+def _uses(run: RecordedRun, dtype: str) -> bool:
     """Whether models run in a type, by autocast or by their weights."""
     if any(note.get("autocast") == dtype for note in run.passes()):
         return True
     return any(p["dtype"] == dtype and p["in_graph"] for p in run.parameters.values())
 
 
-def fp16_overflow(run: Run) -> Claim | None:
+def fp16_overflow(run: RecordedRun) -> Claim | None:
     """The first infinite value appeared in a half-precision tensor."""
     notes = list(run.notes("overflows"))
     harmless = {note["site"] for note in notes if _did_no_harm(run, note["step"])}
@@ -86,7 +86,7 @@ def fp16_overflow(run: Run) -> Claim | None:
     return None
 
 
-def _did_no_harm(run: Run, step: int) -> bool:
+def _did_no_harm(run: RecordedRun, step: int) -> bool:
     """Whether the step was taken with a finite loss, by a run that learned or broke elsewhere: the -inf of a mask."""
     curve, skipped = run.curve, (run.facts.get("scaler") or {}).get("skip_steps", [])
     loss = dict(zip(curve.steps, curve.values, strict=True)).get(step, math.nan)
@@ -95,12 +95,12 @@ def _did_no_harm(run: Run, step: int) -> bool:
     return taken and (curve.learned or curve.first_bad is not None)
 
 
-def _largest_half(run: Run) -> float:
+def _largest_half(run: RecordedRun) -> float:
     values = [number(n.get("out_largest")) for n in run.notes("layers") if n.get("dtype") == "float16"]
     return max((v for v in values if v is not None and math.isfinite(v)), default=0.0)
 
 
-def fp16_underflow(run: Run) -> Claim | None:
+def fp16_underflow(run: RecordedRun) -> Claim | None:
     """Gradients in fp16 that are exactly zero, with no loss scaling."""
     if not _uses(run, "float16") or (run.facts.get("scaler") or {}).get("enabled") or run.curve.learned:
         return None
@@ -119,7 +119,7 @@ def fp16_underflow(run: Run) -> Claim | None:
     )
 
 
-def low_precision_weights(run: Run) -> Claim | None:
+def low_precision_weights(run: RecordedRun) -> Claim | None:
     """Weights in 16 bits on which most updates round to nothing."""
     stuck: list[float] = []
     names: list[str] = []
@@ -143,7 +143,7 @@ def low_precision_weights(run: Run) -> Claim | None:
     )
 
 
-def scaler_stuck(run: Run) -> Claim | None:
+def scaler_stuck(run: RecordedRun) -> Claim | None:
     """Every step is skipped, for ever."""
     scaler = run.facts.get("scaler") or {}
     attempts, skips = scaler.get("attempts", 0), scaler.get("skips", 0)
@@ -164,7 +164,7 @@ def scaler_stuck(run: Run) -> Claim | None:
     )
 
 
-def clip_before_unscale(run: Run) -> Claim | None:
+def clip_before_unscale(run: RecordedRun) -> Claim | None:
     """Gradients were clipped while still multiplied by the loss scale."""
     scaler = run.facts.get("scaler") or {}
     count = scaler.get("clipped_scaled", 0)
@@ -181,12 +181,12 @@ def clip_before_unscale(run: Run) -> Claim | None:
     )
 
 
-def _windows(run: Run) -> list[list[dict[str, Any]]]:
+def _windows(run: RecordedRun) -> list[list[dict[str, Any]]]:
     """The backwards of each step that was looked at, in order."""
     return [look["roots"] for look in run.looks if look.get("roots") and look.get("steps")]
 
 
-def accum_not_divided(run: Run) -> Claim | None:
+def accum_not_divided(run: RecordedRun) -> Claim | None:
     """Several backwards per step, each with a whole loss."""
     if run.adversarial or not run.main:
         return None
@@ -223,7 +223,7 @@ def _is_divided(root: dict[str, Any]) -> bool:
     return root.get("factor", 1.0) != 1.0 or (root.get("operations") or [""])[0] in ("Div", "Mul")
 
 
-def accum_uneven(run: Run) -> Claim | None:
+def accum_uneven(run: RecordedRun) -> Claim | None:
     """Microbatches of unequal size that count the same."""
     uneven = []
     total = 0
@@ -268,7 +268,7 @@ def _sizes(look: dict[str, Any]) -> list[int]:
     return [n["inputs"][0]["shape"][0] for n in passes]
 
 
-def graph_retained(run: Run) -> Claim | None:
+def graph_retained(run: RecordedRun) -> Claim | None:
     """Graphs of past steps that something still holds."""
     counts = run.facts.get("retained", [])
     if len(counts) < 3:

@@ -10,7 +10,7 @@ from surefoot.diagnose.engine import Claim, Rule
 from surefoot.diagnose.run import number
 
 if TYPE_CHECKING:
-    from surefoot.diagnose.run import Curve, Run
+    from surefoot.diagnose.run import LossCurve, RecordedRun
 
 CYCLES = {"CosineAnnealingWarmRestarts", "OneCycleLR", "CyclicLR"}
 """Schedules that rise on purpose."""
@@ -21,7 +21,7 @@ _LAST = 10
 """Steps before a NaN in which a climb shows."""
 
 
-def too_high(run: Run) -> Claim | None:
+def too_high(run: RecordedRun) -> Claim | None:
     """Updates are large against the weights before the loss goes wrong."""
     curve = run.curve
     if run.adversarial or not run.main:
@@ -55,7 +55,7 @@ def too_high(run: Run) -> Claim | None:
     )
 
 
-def _climbed(run: Run, early: float) -> bool:
+def _climbed(run: RecordedRun, early: float) -> bool:
     """Whether the loss, the gradient or the weights grew before the first value that is not finite.
 
     A NaN by itself says nothing about the learning rate. Where it comes so early that nothing can be seen to grow, an
@@ -75,7 +75,7 @@ def _climbed(run: Run, early: float) -> bool:
     return _weights_grew(run, bad)
 
 
-def _weights_grew(run: Run, until: int) -> bool:
+def _weights_grew(run: RecordedRun, until: int) -> bool:
     """Whether the weights, taken together, became several times as large as they were at the first look."""
     sizes: dict[int, float] = {}
     for step, row in run.updates():
@@ -85,7 +85,7 @@ def _weights_grew(run: Run, until: int) -> bool:
     return bool(sizes) and max(sizes.values()) > 5 * sizes[min(sizes)]
 
 
-def _restless(curve: Curve) -> bool:
+def _restless(curve: LossCurve) -> bool:
     """Whether the loss jumps about its level by a lot instead of settling."""
     half = curve.finite[curve.count // 2 :]
     if len(half) < 8:
@@ -94,7 +94,7 @@ def _restless(curve: Curve) -> bool:
     return curve.noise > 0.3 * abs(level) or max(half) > 3 * abs(level)
 
 
-def too_low(run: Run) -> Claim | None:
+def too_low(run: RecordedRun) -> Claim | None:
     """Steady gradients, and steps too small to get anywhere."""
     curve = run.curve
     ratios = run.update_ratios()
@@ -119,7 +119,7 @@ def too_low(run: Run) -> Claim | None:
     )  # fmt: skip
 
 
-def no_warmup(run: Run) -> Claim | None:
+def no_warmup(run: RecordedRun) -> Claim | None:
     """A transformer that is thrown off course in its first steps, at full learning rate."""
     curve = run.curve
     if run.adversarial or not run.main or not run.lr or curve.count < 8:
@@ -151,7 +151,7 @@ def no_warmup(run: Run) -> Claim | None:
     )
 
 
-def schedule_broken(run: Run) -> Claim | None:
+def schedule_broken(run: RecordedRun) -> Claim | None:
     """The learning rate itself jumps, rebounds, or reaches nothing too early."""
     for held in run.optimizers:
         found = _schedule(run, held)
@@ -160,7 +160,7 @@ def schedule_broken(run: Run) -> Claim | None:
     return None
 
 
-def _schedule(run: Run, held: dict[str, Any]) -> Claim | None:
+def _schedule(run: RecordedRun, held: dict[str, Any]) -> Claim | None:
     rates = [v for v in run.column("lr", held) if v is not None]
     schedulers = [s for s in run.facts.get("schedulers", []) if s.get("optimizer") == held["number"]]
     kinds = {s["type"] for s in schedulers}
@@ -240,13 +240,13 @@ def _after_floor(rates: list[float]) -> float:
     return max(rates[rates.index(min(rates)) :])
 
 
-def _worse_after(run: Run, step: int) -> bool:
+def _worse_after(run: RecordedRun, step: int) -> bool:
     values = run.curve.finite
     before, after = values[max(0, step - 20) : step], values[step : step + 20]
     return bool(before and after) and median(after) > median(before) + 0.2 * abs(median(before))
 
 
-def epsilon(run: Run) -> Claim | None:
+def epsilon(run: RecordedRun) -> Claim | None:
     """Adam's eps outweighs the root of the second moment, or is too small to help."""
     if not run.main:
         return None
@@ -289,7 +289,7 @@ def epsilon(run: Run) -> Claim | None:
     return None
 
 
-def weight_decay(run: Run) -> Claim | None:
+def weight_decay(run: RecordedRun) -> Claim | None:
     """Decay outweighs the gradient and the weights shrink away."""
     if not run.main or (run.curve.learned and run.curve.drop > 0.6):
         return None
@@ -328,7 +328,7 @@ def weight_decay(run: Run) -> Claim | None:
     )
 
 
-def stale_state(run: Run) -> Claim | None:
+def stale_state(run: RecordedRun) -> Claim | None:
     """Moments that do not belong to these parameters or these gradients."""
     emptied = _emptied_moments(run)
     if emptied is not None:
@@ -370,7 +370,7 @@ def stale_state(run: Run) -> Claim | None:
     return None
 
 
-def _emptied_moments(run: Run) -> Claim | None:
+def _emptied_moments(run: RecordedRun) -> Claim | None:
     """The second moment fell faster than its decay allows, and its age went on: it was reset by half."""
     before: dict[int, tuple[float, float]] = {}
     fallen: dict[int, list[str]] = {}
@@ -405,7 +405,7 @@ def _emptied_moments(run: Run) -> Claim | None:
     return None
 
 
-def clip_saturated(run: Run) -> Claim | None:
+def clip_saturated(run: RecordedRun) -> Claim | None:
     """Nearly every step is clipped by far, and learning is slow."""
     if not run.main or (run.curve.learned and run.curve.drop > 0.3):
         return None

@@ -6,24 +6,24 @@ import math
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
+from surefoot.diagnose.data_summary import DISTANCES, where_of
 from surefoot.diagnose.engine import Claim, Rule
-from surefoot.diagnose.readings import DISTANCES, where_of
 from surefoot.diagnose.run import number
 
 if TYPE_CHECKING:
-    from surefoot.diagnose.run import Run
+    from surefoot.diagnose.run import RecordedRun
 
 _LOGS = {"log_prob", "log_softmax", "gather", "logsumexp"}
 
 
-def advantages(run: Run) -> list[dict[str, Any]]:
+def advantages(run: RecordedRun) -> list[dict[str, Any]]:
     """What log-probabilities, or importance ratios, were multiplied with."""
     return [
         n for n in run.notes("products") if n["other"].get("std") is not None and set(n["history"]) & (_LOGS | {"exp"})
     ]
 
 
-def is_policy(run: Run) -> bool:
+def is_policy(run: RecordedRun) -> bool:
     """Whether the script trains a policy: log-probabilities of drawn actions, weighted by what they brought."""
     if run.facts.get("policy") or any(True for _ in run.notes("ratios")):
         return True
@@ -32,7 +32,7 @@ def is_policy(run: Run) -> bool:
     )
 
 
-def returns(run: Run) -> list[tuple[int, float, float]]:
+def returns(run: RecordedRun) -> list[tuple[int, float, float]]:
     """Step, mean and spread of the returns: targets of the value function, or weights that are not centred."""
     found = [
         (n["step"], float(n["target"]["mean"]), float(n["target"]["std"]))
@@ -46,14 +46,14 @@ def returns(run: Run) -> list[tuple[int, float, float]]:
     return [] if centred else sorted(raw)
 
 
-def _value_errors(run: Run) -> list[dict[str, Any]]:
+def _value_errors(run: RecordedRun) -> list[dict[str, Any]]:
     """Predictions minus returns, by hand: differences that are not between log-probabilities."""
     densities = {n["site"] for n in run.notes("ratios")}  # an action minus its mean, inside a log-probability
     errors = [n for n in run.notes("errors") if n["site"] not in densities]
     return [n for n in errors if not set(n.get("target_history", ())) & _LOGS]
 
 
-def gain(run: Run) -> float | None:
+def gain(run: RecordedRun) -> float | None:
     """How far the returns rose, in units of their early spread; `None` if they are not known."""
     known = returns(run)
     if len(known) < 6:
@@ -64,7 +64,7 @@ def gain(run: Run) -> float | None:
     return (mean(m for _, m, _ in late) - mean(m for _, m, _ in early)) / spread if spread > 0 else None
 
 
-def entropies(run: Run) -> list[tuple[int, float]]:
+def entropies(run: RecordedRun) -> list[tuple[int, float]]:
     """Step and entropy of the policy, as a share of the largest it could have."""
     own = [
         (p["step"], p["entropy"] / math.log(p["actions"]))
@@ -83,7 +83,7 @@ def entropies(run: Run) -> list[tuple[int, float]]:
 # ── the rules ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def zero_advantage(run: Run) -> Claim | None:
+def zero_advantage(run: RecordedRun) -> Claim | None:
     """The weights of all log-probabilities are 0: no action is better than another."""
     notes = advantages(run)
     if not notes or not is_policy(run):
@@ -107,7 +107,7 @@ def zero_advantage(run: Run) -> Claim | None:
     )
 
 
-def ratio_explosion(run: Run) -> Claim | None:
+def ratio_explosion(run: RecordedRun) -> Claim | None:
     """Importance ratios of which a few are orders of magnitude above the rest."""
     notes = [n for n in run.notes("ratios") if number(n["largest"]) is not None and n["count"] > 1]
     wild = [n for n in notes if not float(n["largest"]) < 10]
@@ -125,7 +125,7 @@ def ratio_explosion(run: Run) -> Claim | None:
     )
 
 
-def divergences(run: Run) -> tuple[list[tuple[int, float]], str]:
+def divergences(run: RecordedRun) -> tuple[list[tuple[int, float]], str]:
     """Step and KL divergence from the old or reference policy, and where it was taken."""
     ratios = [(n["step"], float(n["kl"]), n["site"]) for n in run.notes("ratios") if number(n.get("kl")) is not None]
     apart = [
@@ -148,7 +148,7 @@ def divergences(run: Run) -> tuple[list[tuple[int, float]], str]:
     return [(step, value) for step, value, _ in chosen], chosen[0][2] if chosen else ""
 
 
-def kl_blowup(run: Run) -> Claim | None:
+def kl_blowup(run: RecordedRun) -> Claim | None:
     """The policy moves away from the one it is measured against, further and further."""
     if not is_policy(run) and not run.facts.get("divergences"):
         return None
@@ -177,7 +177,7 @@ def kl_blowup(run: Run) -> Claim | None:
     )
 
 
-def entropy_collapse(run: Run) -> Claim | None:
+def entropy_collapse(run: RecordedRun) -> Claim | None:
     """The policy became certain early in the run."""
     found = entropies(run)
     if len(found) < 8 or not is_policy(run):
@@ -208,7 +208,7 @@ def entropy_collapse(run: Run) -> Claim | None:
     )
 
 
-def _born_certain(run: Run, values: list[float]) -> Claim | None:
+def _born_certain(run: RecordedRun, values: list[float]) -> Claim | None:
     """A policy that never explored at all."""
     rise = gain(run)
     if rise is not None and rise > 1.5:
@@ -223,7 +223,7 @@ def _born_certain(run: Run, values: list[float]) -> Claim | None:
     )
 
 
-def reward_scale(run: Run) -> Claim | None:
+def reward_scale(run: RecordedRun) -> Claim | None:
     """Returns far from unit scale, a value loss that drowns the policy's, and a policy that does not get better."""
     if not is_policy(run):
         return None
@@ -261,7 +261,7 @@ def reward_scale(run: Run) -> Claim | None:
     )
 
 
-def _value_share(run: Run) -> float | None:
+def _value_share(run: RecordedRun) -> float | None:
     """Which part of the gradient comes from terms that fit values."""
     shares = []
     for root in run.roots():

@@ -6,14 +6,14 @@ import math
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from surefoot.diagnose.data_summary import stream, where_of
 from surefoot.diagnose.engine import Claim, Rule
-from surefoot.diagnose.readings import stream, where_of
 
 if TYPE_CHECKING:
-    from surefoot.diagnose.run import Run
+    from surefoot.diagnose.run import RecordedRun
 
 
-def restarts(run: Run) -> list[dict[str, Any]]:
+def restarts(run: RecordedRun) -> list[dict[str, Any]]:
     """Where a checkpoint was read from a file and put into a model that was then trained on.
 
     Each has the events from reading the file up to the next training step, and the optimizers that trained after it.
@@ -32,7 +32,7 @@ def restarts(run: Run) -> list[dict[str, Any]]:
     return found
 
 
-def _trains_after(optimizer: dict[str, Any], run: Run, position: int) -> bool:
+def _trains_after(optimizer: dict[str, Any], run: RecordedRun, position: int) -> bool:
     """Whether an optimizer was made around, or stepped after, the loading of a file."""
     loaded = run.facts["events"][position]["step"]
     return bool(optimizer["born_at"] >= loaded - 1 or optimizer["born_at"] + optimizer["steps"] > loaded + 5)
@@ -46,7 +46,7 @@ def has_memory(optimizer: dict[str, Any]) -> bool:
     return True
 
 
-def state_missing(run: Run) -> Claim | None:
+def state_missing(run: RecordedRun) -> Claim | None:
     """The parameters continue, something else that was there before starts over."""
     for restart in reversed(restarts(run)):
         file, events = restart["file"], restart["events"]
@@ -75,7 +75,7 @@ def state_missing(run: Run) -> Claim | None:
     return None
 
 
-def _before(run: Run, restart: dict[str, Any]) -> dict[str, Any] | None:
+def _before(run: RecordedRun, restart: dict[str, Any]) -> dict[str, Any] | None:
     """The optimizer of the same kind, settings and job that worked before the restart, in this very process."""
     new = restart["optimizers"][-1]
     shapes = _shapes(run, new["number"])
@@ -87,7 +87,7 @@ def _before(run: Run, restart: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def _shapes(run: Run, optimizer: int) -> list[list[int]]:
+def _shapes(run: RecordedRun, optimizer: int) -> list[list[int]]:
     return sorted(p["shape"] for p in run.parameters.values() if optimizer in p["optimizers"])
 
 
@@ -96,11 +96,11 @@ def _first_rate(optimizer: dict[str, Any]) -> Any:
     return settings.get("initial_lr", settings.get("lr"))
 
 
-def _losses(run: Run, optimizer: dict[str, Any]) -> list[float]:
+def _losses(run: RecordedRun, optimizer: dict[str, Any]) -> list[float]:
     return run.curve_of(optimizer).finite
 
 
-def _jump(run: Run, restart: dict[str, Any]) -> dict[str, Any]:
+def _jump(run: RecordedRun, restart: dict[str, Any]) -> dict[str, Any]:
     """Loss and learning rate on both sides of the restart, if both are in this run."""
     new, old = restart["optimizers"][-1], _before(run, restart)
     if old is None:
@@ -113,7 +113,7 @@ def _jump(run: Run, restart: dict[str, Any]) -> dict[str, Any]:
     return found | ({"lr_before": rates[0], "lr_after": rates[1]} if rates else {})
 
 
-def _rate_jump(run: Run, old: dict[str, Any], restart: dict[str, Any]) -> tuple[float, float] | None:
+def _rate_jump(run: RecordedRun, old: dict[str, Any], restart: dict[str, Any]) -> tuple[float, float] | None:
     new = restart["optimizers"][-1]
     before = [v for v in run.column("lr", old) if v is not None]
     after = [v for v in run.column("lr", new) if v is not None]
@@ -133,7 +133,7 @@ def _told(jump: dict[str, Any]) -> str:
     return "; " + " and ".join(parts) if parts else ""
 
 
-def _claim_forgotten(run: Run, restart: dict[str, Any], forgotten: list[str]) -> Claim:
+def _claim_forgotten(run: RecordedRun, restart: dict[str, Any], forgotten: list[str]) -> Claim:
     file, jump = restart["file"], _jump(run, restart)
     kind = restart["optimizers"][-1]["type"]
     lost = " and ".join({"optimizer": f"the moments of {kind}", "scheduler": "the schedule"}[f] for f in forgotten)
@@ -150,7 +150,7 @@ def _claim_forgotten(run: Run, restart: dict[str, Any], forgotten: list[str]) ->
 
 
 def _claim_unsaved(
-    run: Run, restart: dict[str, Any], before: dict[str, Any] | None, saved: list[dict[str, Any]]
+    run: RecordedRun, restart: dict[str, Any], before: dict[str, Any] | None, saved: list[dict[str, Any]]
 ) -> Claim:
     file, jump, new = restart["file"], _jump(run, restart), restart["optimizers"][-1]
     again = f", which had made {before['steps']} steps," if before is not None else ""
@@ -179,7 +179,7 @@ def _claim_rate(restart: dict[str, Any], jump: tuple[float, float]) -> Claim:
     )
 
 
-def data_replayed(run: Run) -> Claim | None:
+def data_replayed(run: RecordedRun) -> Claim | None:
     """After a restart in the middle of an epoch, the batches of that epoch come from its beginning again."""
     for restart in restarts(run):
         at = restart["file"]["step"]
@@ -223,7 +223,7 @@ def _replayed(before: list[Any], after: list[Any]) -> tuple[int, int] | None:
 
 
 def _in_mid_epoch(
-    run: Run, restart: dict[str, Any], before: list[Any], after: list[Any], replay: tuple[int, int]
+    run: RecordedRun, restart: dict[str, Any], before: list[Any], after: list[Any], replay: tuple[int, int]
 ) -> bool:
     """Whether the epoch went on beyond what had been seen: then its beginning should not have come again."""
     start, length = replay
@@ -243,7 +243,7 @@ def _in_mid_epoch(
     return length >= 5
 
 
-def unseeded(run: Run) -> Claim | None:
+def unseeded(run: RecordedRun) -> Claim | None:
     """No seed was ever set for the random numbers of torch."""
     seeds = run.facts.get("seeds", {})
     if not run.steps or run.facts.get("seeds") is None or seeds.get("torch"):

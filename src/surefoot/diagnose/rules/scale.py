@@ -10,13 +10,13 @@ from surefoot.diagnose.engine import Claim, Rule
 from surefoot.diagnose.run import number
 
 if TYPE_CHECKING:
-    from surefoot.diagnose.run import Run
+    from surefoot.diagnose.run import RecordedRun
 
 HEALTHY_GAIN = (0.1, 3.0)
 """std(weight) x sqrt(fan-in): 1.4 after He, 1 after Xavier, 0.58 by torch's default."""
 
 
-def _chain(run: Run) -> list[dict[str, Any]]:
+def _chain(run: RecordedRun) -> list[dict[str, Any]]:
     """The weight layers of the first step, in the order they ran, before anything was updated."""
     if not run.looks or run.looks[0]["step"] > (0 if run.main else 1):  # a loop without optimizer is seen from step 1
         return []
@@ -30,7 +30,7 @@ def _chain(run: Run) -> list[dict[str, Any]]:
     return chain
 
 
-def _gains(run: Run, chain: list[dict[str, Any]]) -> list[float]:
+def _gains(run: RecordedRun, chain: list[dict[str, Any]]) -> list[float]:
     """Gain of each layer's weight as it was at first sight."""
     found = []
     for note in chain:
@@ -41,7 +41,7 @@ def _gains(run: Run, chain: list[dict[str, Any]]) -> list[float]:
     return found
 
 
-def init_too_large(run: Run) -> Claim | None:
+def init_too_large(run: RecordedRun) -> Claim | None:
     """Activations grow with depth before the first update."""
     chain = _chain(run)
     gains = _gains(run, chain)
@@ -69,7 +69,7 @@ def init_too_large(run: Run) -> Claim | None:
     )
 
 
-def init_too_small(run: Run) -> Claim | None:
+def init_too_small(run: RecordedRun) -> Claim | None:
     """Activations die with depth before the first update."""
     chain = _chain(run)
     gains = _gains(run, chain)
@@ -109,7 +109,7 @@ def _passes(gains: list[float]) -> float:
     return math.prod(gains[:-1] or gains)
 
 
-def init_symmetric(run: Run) -> Claim | None:
+def init_symmetric(run: RecordedRun) -> Claim | None:
     """The units of a layer start equal and stay equal."""
     alike = [
         p
@@ -139,7 +139,7 @@ def init_symmetric(run: Run) -> Claim | None:
     )
 
 
-def dead_units(run: Run) -> Claim | None:
+def dead_units(run: RecordedRun) -> Claim | None:
     """Units that are zero on every input."""
     worst: tuple[float, int, tuple[str, str], list[dict[str, Any]]] | None = None
     for (module, site, _, units), notes in _rectified(run).items():
@@ -169,7 +169,7 @@ def dead_units(run: Run) -> Claim | None:
     )
 
 
-def _rectified(run: Run) -> dict[tuple[str, str, int, int], list[dict[str, Any]]]:
+def _rectified(run: RecordedRun) -> dict[tuple[str, str, int, int], list[dict[str, Any]]]:
     """Notes of rectified layers: by module, line, place among the calls of that line, and width.
 
     A line that runs often in one step, as a recurrence does, is one layer.
@@ -188,7 +188,7 @@ def _rectified(run: Run) -> dict[tuple[str, str, int, int], list[dict[str, Any]]
     return groups
 
 
-def saturated_units(run: Run) -> Claim | None:
+def saturated_units(run: RecordedRun) -> Claim | None:
     """Hidden sigmoid or tanh units that sit at their bounds."""
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for look in run.looks:
@@ -214,7 +214,7 @@ def saturated_units(run: Run) -> Claim | None:
     return None
 
 
-def _depth_profile(run: Run, looks: list[dict[str, Any]]) -> list[tuple[int, float]]:
+def _depth_profile(run: RecordedRun, looks: list[dict[str, Any]]) -> list[tuple[int, float]]:
     """Weight layers from first to last with the typical size of their gradient's entries, relative to the weights."""
     if not run.looks:
         return []
@@ -235,7 +235,7 @@ def _depth_profile(run: Run, looks: list[dict[str, Any]]) -> list[tuple[int, flo
     return [(i, median(sizes[i])) for i in order if i in sizes]
 
 
-def vanishing_gradient(run: Run) -> Claim | None:
+def vanishing_gradient(run: RecordedRun) -> Claim | None:
     """The gradient dies on its way back to the first layers."""
     early = run.looks[:6]
     profile = _depth_profile(run, early)
@@ -258,7 +258,7 @@ def vanishing_gradient(run: Run) -> Claim | None:
     )
 
 
-def exploding_gradient(run: Run) -> Claim | None:
+def exploding_gradient(run: RecordedRun) -> Claim | None:
     """The gradient grows on its way back, or with the length of a sequence."""
     early = run.looks[:4]
     profile = _depth_profile(run, early)
@@ -292,7 +292,7 @@ def exploding_gradient(run: Run) -> Claim | None:
     return None
 
 
-def _recurrent(run: Run) -> str:
+def _recurrent(run: RecordedRun) -> str:
     """The name of a recurrent part: an RNN module, or a layer that runs many times per step."""
     for look in run.looks[:3]:
         for note in look.get("notes", {}).get("layers", []):
@@ -308,11 +308,11 @@ def _recurrent(run: Run) -> str:
     return ""
 
 
-def _spiky(run: Run) -> bool:
+def _spiky(run: RecordedRun) -> bool:
     return len(run.events("spike")) >= 3
 
 
-def batchnorm_tiny_batch(run: Run) -> Claim | None:
+def batchnorm_tiny_batch(run: RecordedRun) -> Claim | None:
     """Batch norm computes its statistics over almost nothing."""
     notes = [n for n in run.notes("norms") if n["op"] == "batch_norm" and n.get("training") and n["grad"]]
     tiny = [n for n in notes if n["per_statistic"] <= 4 or (n["shape"][0] <= 2 and n["per_statistic"] <= 8)]
@@ -331,7 +331,7 @@ def batchnorm_tiny_batch(run: Run) -> Claim | None:
     )
 
 
-def attention_logit_growth(run: Run) -> Claim | None:
+def attention_logit_growth(run: RecordedRun) -> Claim | None:
     """Attention logits climb until the softmax is one-hot."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for note in run.notes("softmaxes"):
@@ -359,7 +359,7 @@ def attention_logit_growth(run: Run) -> Claim | None:
     return None
 
 
-def _badly(run: Run) -> bool:
+def _badly(run: RecordedRun) -> bool:
     """Whether the run went wrong: not finite, risen, spiky, or never clearly fallen."""
     return run.nonfinite or run.curve.rose or run.curve.blew_up or not run.curve.learned or _spiky(run)
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from surefoot.diagnose.engine import Claim, Rule
 
 if TYPE_CHECKING:
-    from surefoot.diagnose.run import Run
+    from surefoot.diagnose.run import RecordedRun
 
 
-def missing_zero_grad(run: Run) -> Claim | None:
+def missing_zero_grad(run: RecordedRun) -> Claim | None:
     """Each backward starts with the gradient the last step already used."""
     for held in [*run.optimizers, None]:
         left = [v for v in run.column("leftover", held)[1:] if v is not None] if held or not run.optimizers else []
@@ -34,7 +34,7 @@ def missing_zero_grad(run: Run) -> Claim | None:
     return None
 
 
-def no_update(run: Run) -> Claim | None:
+def no_update(run: RecordedRun) -> Claim | None:
     """Gradients exist, and the parameters stay as they are."""
     if (run.facts.get("scaler") or {}).get("skips"):
         return None
@@ -83,7 +83,7 @@ def no_update(run: Run) -> Claim | None:
     return None
 
 
-def _never_moved(run: Run) -> Claim | None:
+def _never_moved(run: RecordedRun) -> Claim | None:
     """A loop without an optimizer, whose parameters stay where they are."""
     mine = [run.parameters[n] for n in run.facts.get("manual", []) if n is not None]
     looked = [p for p in mine if p["in_graph"] >= 3]
@@ -104,7 +104,7 @@ def _never_moved(run: Run) -> Claim | None:
     )
 
 
-def _silent(run: Run, held: dict[str, Any], mine: list[dict[str, Any]], why: str, confidence: float) -> Claim:
+def _silent(run: RecordedRun, held: dict[str, Any], mine: list[dict[str, Any]], why: str, confidence: float) -> Claim:
     return Claim(
         confidence,
         f"{held['type']} (made at {held['site']}) stepped {held['steps']} times and none of its {len(mine)} "
@@ -115,7 +115,7 @@ def _silent(run: Run, held: dict[str, Any], mine: list[dict[str, Any]], why: str
     )
 
 
-def parameters_missing(run: Run) -> Claim | None:
+def parameters_missing(run: RecordedRun) -> Claim | None:
     """A parameter the loss depends on that no optimizer was given."""
     if not run.optimizers:
         return None
@@ -151,7 +151,7 @@ def parameters_missing(run: Run) -> Claim | None:
     )
 
 
-def frozen_parameters(run: Run) -> Claim | None:
+def frozen_parameters(run: RecordedRun) -> Claim | None:
     """Most of what the optimizer was given cannot change."""
     mine = [p for p in run.parameters.values() if p["optimizers"] and p["model"]]
     frozen = [p for p in mine if not p["requires_grad"] and not p["trained_by"] and not p["loaded"]]
@@ -188,7 +188,7 @@ def _look_trained(parameters: list[dict[str, Any]]) -> bool:
     return bool(tails) and median(tails) > 2
 
 
-def detached_graph(run: Run) -> Claim | None:
+def detached_graph(run: RecordedRun) -> Claim | None:
     """Parameters take part in the forward, and no gradient finds its way back to them."""
     crash = run.crash or {}
     if "does not require grad and does not have a grad_fn" in str(crash.get("message")):
@@ -236,7 +236,7 @@ def detached_graph(run: Run) -> Claim | None:
     )
 
 
-def _cut_behind(run: Run, dead: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _cut_behind(run: RecordedRun, dead: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The cut between parameters and the loss they are trained for; other losses may be cut off from them on purpose.
 
     A discriminator's loss leaves the generator alone: it is not the one that the generator's optimizer steps for.
@@ -255,7 +255,7 @@ def _cut_behind(run: Run, dead: list[dict[str, Any]]) -> dict[str, Any] | None:
     return found
 
 
-def _cuts_of_last_root(run: Run) -> list[dict[str, Any]]:
+def _cuts_of_last_root(run: RecordedRun) -> list[dict[str, Any]]:
     """Where the tensor that backward was last called on was cut off; all cuts of the run if that is not known."""
     looks = [look for look in run.looks if look.get("roots")]
     last = len(looks[-1]["roots"]) - 1 if looks else 0
@@ -267,7 +267,7 @@ def _cut_words(cut: dict[str, Any]) -> str:
     return "running without gradients (no_grad)" if cut["op"] == "no_grad" else f"`{cut['op']}`"
 
 
-def unregistered_parameters(run: Run) -> Claim | None:
+def unregistered_parameters(run: RecordedRun) -> Claim | None:
     """Weights in a plain list or attribute, where `parameters()` does not see them."""
     lost = [p for p in run.parameters.values() if not p["registered"] and p["in_graph"] and not p["optimizers"]]
     lost = [p for p in lost if not p["moved_alone"]]
@@ -284,7 +284,7 @@ def unregistered_parameters(run: Run) -> Claim | None:
     )
 
 
-def eval_mode_training(run: Run) -> Claim | None:
+def eval_mode_training(run: RecordedRun) -> Claim | None:
     """Steps are taken while dropout and batch norm are switched off."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for note in run.passes(grad=True):
@@ -320,7 +320,7 @@ def _switched_off(note: dict[str, Any]) -> bool:
     return bool((note["dropouts"] + norms) > 0 and note["dropouts_on"] == 0 and note["batchnorms_on"] == 0)
 
 
-def train_mode_eval(run: Run) -> Claim | None:
+def train_mode_eval(run: RecordedRun) -> Claim | None:
     """Evaluation passes with dropout, or batch statistics, switched on."""
     if run.adversarial or run.facts.get("policy") or run.facts.get("evaluation_blocks", 0) >= 0.5 * max(1, run.steps):
         return None  # samples and rollouts are drawn without gradients, in training mode, on purpose

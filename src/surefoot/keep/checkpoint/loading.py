@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import CheckpointError
-from surefoot.keep.checkpoint.shelf import Shelved, by_metric, look, part_name, whole_ones
+from surefoot.keep.checkpoint.listing import CheckpointListing, by_metric, look, part_name, whole_ones
 from surefoot.keep.checkpoint.storage import read, verify
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def load_first(place: Path, which: str, rank: int, world_size: int, without: Col
     return None
 
 
-def shelves(place: Path) -> list[Shelved]:
+def shelves(place: Path) -> list[CheckpointListing]:
     """The steps in a folder, none if it is not there. Raises `CheckpointError`."""
     try:
         return look(place)
@@ -87,13 +87,13 @@ def shelves(place: Path) -> list[Shelved]:
         raise CheckpointError(f"{place} cannot be read: {error.strerror}.") from error
 
 
-def _candidates(newest_first: list[Shelved], which: str) -> list[Shelved]:
+def _candidates(newest_first: list[CheckpointListing], which: str) -> list[CheckpointListing]:
     if which == "best":
         return by_metric(newest_first)
     return [each for each in newest_first if (each.good if which == "good" else each.finite)]
 
 
-def _load(shelved: Shelved, rank: int, world_size: int) -> Loaded:
+def _load(shelved: CheckpointListing, rank: int, world_size: int) -> Loaded:
     count = len(shelved.manifests)
     if count != world_size:
         raise CheckpointError(

@@ -37,13 +37,13 @@ from weakref import WeakValueDictionary
 
 import torch.distributed as dist
 
+from surefoot.core.folder_lock import Hold, hold, rank_of_process
 from surefoot.errors import FolderInUse, UsageError, require
-from surefoot.folder_lock import Hold, hold, rank_of_process
 from surefoot.keep.checkpoint.due import Due
+from surefoot.keep.checkpoint.failed_saves import FailedSaves
 from surefoot.keep.checkpoint.folders import discard, sweep
-from surefoot.keep.checkpoint.loading import Loaded, load_first, load_path, load_step, shelves
-from surefoot.keep.checkpoint.shelf import (
-    Shelved,
+from surefoot.keep.checkpoint.listing import (
+    CheckpointListing,
     by_metric,
     last_number,
     look,
@@ -52,9 +52,9 @@ from surefoot.keep.checkpoint.shelf import (
     to_discard,
     whole_ones,
 )
+from surefoot.keep.checkpoint.loading import Loaded, load_first, load_path, load_step, shelves
 from surefoot.keep.checkpoint.storage import Manifest, write_flat
 from surefoot.keep.checkpoint.tree import Flattened
-from surefoot.keep.checkpoint.troubles import Troubles
 from surefoot.keep.position.workers import worker_died
 from surefoot.keep.staging import Staged, stage
 
@@ -166,7 +166,7 @@ class CheckpointManager:
         self._given = (rank, world_size)
         require(every_minutes is None or self.world_size == 1, _CLOCKS_DIFFER)
         self._due = Due(every_steps, every_minutes)
-        self._troubles = Troubles()
+        self._troubles = FailedSaves()
         self._process = os.getpid()
         self._lock = threading.RLock()
         self._writer: threading.Thread | None = None
@@ -337,7 +337,7 @@ class CheckpointManager:
             self._due.restart(loaded.step)
         return loaded
 
-    def _info(self, shelved: Shelved, best: bool) -> CheckpointInfo:
+    def _info(self, shelved: CheckpointListing, best: bool) -> CheckpointInfo:
         manifest = shelved.manifests[self.rank]
         return CheckpointInfo(
             step=shelved.step,

@@ -68,9 +68,9 @@ def write_tensors(file: HashedFile, tensors: Mapping[str, Tensor], judged: set[s
     # Widest first, as the library does: then every tensor is aligned to its own width.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     file.write(_header(order, tensors))
-    broken, ferries = [], dict[torch.device, _Ferry]()
+    broken, ferries = [], dict[torch.device, _ChunkCopier]()
     for name in order:
-        look = Look() if name in judged and tensors[name].is_floating_point() else None
+        look = FiniteCheck() if name in judged and tensors[name].is_floating_point() else None
         for chunk in _host_chunks(tensors[name], ferries):
             file.write(chunk.view(torch.uint8).numpy())
             if look is not None:
@@ -96,7 +96,7 @@ def _header(order: list[str], tensors: Mapping[str, Tensor]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-class Look:
+class FiniteCheck:
     """What is known about the values of one tensor after some of its chunks."""
 
     def __init__(self) -> None:
@@ -129,13 +129,13 @@ class Look:
 # ---- from wherever a tensor is ------------------------------------------------------------------------------------
 
 
-def _host_chunks(tensor: Tensor, ferries: dict[torch.device, _Ferry]) -> Iterator[Tensor]:
+def _host_chunks(tensor: Tensor, ferries: dict[torch.device, _ChunkCopier]) -> Iterator[Tensor]:
     """The values in order, in host memory, a few megabytes at a time; each is valid until the next is asked for."""
     if tensor.numel() == 0:
         return
     if tensor.device.type == "cuda":
         if tensor.device not in ferries:
-            ferries[tensor.device] = _Ferry(tensor.device)
+            ferries[tensor.device] = _ChunkCopier(tensor.device)
         yield from ferries[tensor.device].chunks(tensor)
         return
     for piece in _pieces(tensor):
@@ -146,7 +146,7 @@ def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
     return torch.split(tensor.detach().reshape(-1), max(1, CHUNK_BYTES // tensor.element_size()))
 
 
-class _Ferry:
+class _ChunkCopier:
     """Two pinned buffers and a stream: one chunk is on its way while the one before is being written."""
 
     def __init__(self, device: torch.device) -> None:

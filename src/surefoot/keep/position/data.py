@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from surefoot.core.random_state import read_streams
 from surefoot.errors import require
 from surefoot.keep.position.epochs import EpochLoops
 from surefoot.keep.position.generators import find_generators
+from surefoot.keep.position.loader_state import GeneratorState, WorkerState
 from surefoot.keep.position.loaders import loader_kind, plain
-from surefoot.keep.position.passes import Pass, begin, take_up
-from surefoot.keep.position.slots import GeneratorSlots, WorkerSlots
-from surefoot.streams import read_streams
+from surefoot.keep.position.passes import LoaderPass, begin, take_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,8 +50,8 @@ class DataPosition:
         self._started = 0
         self._open: dict[int, _Open] = {}
         self._loops = EpochLoops()
-        self._generators = GeneratorSlots()
-        self._workers = WorkerSlots()
+        self._generators = GeneratorState()
+        self._workers = WorkerState()
         self._streams_at_end: dict[str, Any] | None = None
         self._target: dict[str, Any] | None = None
         self._waiting: set[int] = set()
@@ -120,8 +120,8 @@ class DataPosition:
         self._next, self._started = 0, state["started"]
         self._open, self._streams_at_end = {}, None
         self._loops = EpochLoops(state["loops"])
-        self._generators = GeneratorSlots(state["generators"])
-        self._workers = WorkerSlots(state["workers"])
+        self._generators = GeneratorState(state["generators"])
+        self._workers = WorkerState(state["workers"])
         self._target = state
         self._waiting = {saved["number"] for saved in state["open"]}
 
@@ -161,7 +161,7 @@ class DataPosition:
 
     def begin(
         self, loader: Any, owner: Any, after_positioning: Callable[[], None] | None
-    ) -> tuple[Pass, Iterator[Any]] | None:
+    ) -> tuple[LoaderPass, Iterator[Any]] | None:
         """Begin the next pass, or take it up again; `None` if it was complete when the state was saved."""
         number = self._next
         self._next += 1
@@ -188,7 +188,7 @@ class DataPosition:
                 self._reach(after_positioning)
         return current, iterator
 
-    def end(self, current: Pass) -> None:
+    def end(self, current: LoaderPass) -> None:
         """A pass has come to its end."""
         if self._open.get(current.number) is not None and self._open[current.number].current is current:
             del self._open[current.number]
@@ -217,7 +217,7 @@ class DataPosition:
 class Mark(NamedTuple):
     """A position between two batches."""
 
-    passes: list[tuple[Pass, int, int]]
+    passes: list[tuple[LoaderPass, int, int]]
     """Each pass under way, with its batches handed out and failed."""
     generators: dict[int, Any]
 
@@ -252,7 +252,7 @@ class FollowedPasses:
     def __init__(self, position: DataPosition, loader: Any, epochs: int, after: Callable[[], None] | None) -> None:
         self._position, self._loader, self._epochs, self._after = position, loader, epochs, after
         self.epoch = -1
-        self.current: Pass | None = None
+        self.current: LoaderPass | None = None
         self._inner: Iterator[Any] | None = None
         self._begin_next()
 
@@ -304,7 +304,7 @@ def _set_epoch(loader: Any, epoch: int) -> None:
 class _Open:
     """A pass that has begun and not ended. Holds neither its iterator nor its loader."""
 
-    def __init__(self, current: Pass, owner: Any, loader: Any) -> None:
+    def __init__(self, current: LoaderPass, owner: Any, loader: Any) -> None:
         self.current, self.owner = current, weakref.ref(owner)
         stateful = current.loader["kind"] == "stateful"
         self._loader = weakref.ref(loader) if stateful and hasattr(loader, "__weakref__") else lambda: None

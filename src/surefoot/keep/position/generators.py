@@ -3,7 +3,7 @@
 A data set, a sampler or a collate function may own a `torch.Generator`, a `numpy.random.Generator` or `RandomState`, or
 a `random.Random`. `find_generators` walks attributes, small containers, closures and the globals of their modules, and
 names each one by its path, which is the same in a restarted process. The streams of the process itself
-(`surefoot.streams`) are not among them, except in `process_generators`, which a worker process uses.
+(`surefoot.core.random_state`) are not among them, except in `process_generators`, which a worker process uses.
 
 Left out: generators inside containers of more than `LARGEST` entries, behind `__slots__`, or
 made later than looked for.

@@ -21,11 +21,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from surefoot.core.random_state import read_streams, set_streams
 from surefoot.keep.position.generators import find_generators, read_generators, set_generators
 from surefoot.keep.position.loaders import describe, draws_once, tell_difference
 from surefoot.keep.position.samplers import FollowedIndices, FollowedSampler, StreamWatch
 from surefoot.keep.position.workers import FollowedWorkers, WorkerPlan, replaced, workers_followed
-from surefoot.streams import read_streams, set_streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,7 @@ SLOW_SECONDS = 5.0
 
 
 @dataclass
-class Pass:
+class LoaderPass:
     """Where one pass over one loader is, and where it began."""
 
     number: int
@@ -84,10 +84,10 @@ class Pass:
         }
 
 
-def begin(loader: Any, number: int, workers: WorkerPlan | None = None) -> tuple[Pass, Iterator[Any]]:
+def begin(loader: Any, number: int, workers: WorkerPlan | None = None) -> tuple[LoaderPass, Iterator[Any]]:
     """Begin a pass, exactly as `iter(loader)` would, or as it would with the workers of an earlier process."""
     generators = find_generators(loader)
-    current = Pass(number, describe(loader), generators=read_generators(generators))
+    current = LoaderPass(number, describe(loader), generators=read_generators(generators))
     if workers is not None:
         _go_on(current, workers, generators)
     if current.loader["kind"] == "map":
@@ -95,11 +95,13 @@ def begin(loader: Any, number: int, workers: WorkerPlan | None = None) -> tuple[
     return current, _iterate(loader, current, 0)
 
 
-def take_up(loader: Any, saved: dict[str, Any]) -> tuple[Pass, Iterator[Any]]:
+def take_up(loader: Any, saved: dict[str, Any]) -> tuple[LoaderPass, Iterator[Any]]:
     """Take a pass up again where it was saved. The global streams are left wherever that takes them."""
     now, then = describe(loader), saved["loader"]
     skip = tell_difference(now, then, saved)
-    current = Pass(saved["number"], now, saved["streams"], saved["generators"], skip, shared=list(saved["shared"]))
+    current = LoaderPass(
+        saved["number"], now, saved["streams"], saved["generators"], skip, shared=list(saved["shared"])
+    )
     generators = find_generators(loader)
     _put_back(current, generators)
     if now["kind"] == "stateful" and saved["own"] is not None:
@@ -116,13 +118,13 @@ def take_up(loader: Any, saved: dict[str, Any]) -> tuple[Pass, Iterator[Any]]:
     return current, _fast_forward(loader, current, skip)
 
 
-def _put_back(current: Pass, generators: dict[str, Any]) -> None:
+def _put_back(current: LoaderPass, generators: dict[str, Any]) -> None:
     """The streams as they were when the pass began."""
     set_streams(current.streams)
     set_generators(generators, current.generators)
 
 
-def _go_on(current: Pass, workers: WorkerPlan, generators: dict[str, Any]) -> None:
+def _go_on(current: LoaderPass, workers: WorkerPlan, generators: dict[str, Any]) -> None:
     """These workers had been started in an earlier pass, so this one must not be seen to draw their seed."""
     current.plan, current.reused_workers = workers, True
     workers.before_first_pass = lambda: _put_back(current, generators)
@@ -132,7 +134,7 @@ def _by_worker(saved: dict[str, Any]) -> dict[int, dict[str, Any]]:
     return {int(worker): dict(states) for worker, states in saved["workers"].items()}
 
 
-def _iterate_map(loader: Any, current: Pass, skip: int) -> Iterator[Any]:
+def _iterate_map(loader: Any, current: LoaderPass, skip: int) -> Iterator[Any]:
     """The iterator of a map-style loader, past its first `skip` batches."""
     if not draws_once(loader):
         current.watch = StreamWatch()
@@ -155,7 +157,7 @@ def _iterate_map(loader: Any, current: Pass, skip: int) -> Iterator[Any]:
     return made
 
 
-def _iterate(loader: Any, current: Pass, skip: int) -> Iterator[Any]:
+def _iterate(loader: Any, current: LoaderPass, skip: int) -> Iterator[Any]:
     """The iterator of anything else, past its first `skip` batches."""
     with ExitStack() as stack:
         if current.loader["kind"] == "stream" and loader.num_workers > 0:
@@ -174,7 +176,7 @@ def _iterate(loader: Any, current: Pass, skip: int) -> Iterator[Any]:
     return followed
 
 
-def _prepare_workers(loader: Any, current: Pass, sampler: Any, stack: ExitStack) -> None:
+def _prepare_workers(loader: Any, current: LoaderPass, sampler: Any, stack: ExitStack) -> None:
     """Have the workers' streams followed, in workers that will be started or in those kept from an earlier pass."""
     kept = getattr(loader, "_iterator", None) if loader.persistent_workers else None
     if kept is not None and current.plan is not None:  # taken up: these workers are not where the saved ones were
@@ -191,7 +193,7 @@ def _prepare_workers(loader: Any, current: Pass, sampler: Any, stack: ExitStack)
         current.untracked_workers = True
 
 
-def _fast_forward(loader: Any, current: Pass, skip: int) -> Iterator[Any]:
+def _fast_forward(loader: Any, current: LoaderPass, skip: int) -> Iterator[Any]:
     """Consume what was handed out before."""
     if skip:
         log.warning(

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from surefoot.core.files import make_subfolder, read_file, write_file
 from surefoot.errors import UsageError
-from surefoot.files import make_subfolder, read_file, write_file
 from surefoot.keep.checkpoint import storage
 from surefoot.keep.checkpoint.folders import new_folder, sweep
 from surefoot.keep.checkpoint.tensor_file import HashedFile
@@ -31,8 +31,8 @@ from surefoot.record.incidents.summary import summary_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from surefoot.record.incidents.keeper import IncidentKeeper
-    from surefoot.redaction import Redactor
+    from surefoot.core.redaction import Redactor
+    from surefoot.record.incidents.retention import IncidentKeeper
 
 SCHEMA = 1
 FACTS, SUMMARY, STATE = "incident.json", "summary.md", "state"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from surefoot.observe.calm import Unnoticed
 from surefoot.observe.readable import has_company, is_readable, readable
-from surefoot.record.incidents.prints import print_of
+from surefoot.observe.without_hooks import WithoutHooks
+from surefoot.record.incidents.fingerprints import print_of
 from surefoot.record.incidents.values import encode
 
 if TYPE_CHECKING:
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from surefoot.record.incidents.notes import Microbatch, Window
-    from surefoot.redaction import Redactor
+    from surefoot.core.redaction import Redactor
+    from surefoot.record.incidents.step_capture import Microbatch, Window
 
 
 def model_parts(models: Sequence[nn.Module]) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def _state(model: nn.Module) -> dict[str, Any]:
     if not has_company():
         return model.state_dict()
     found: dict[str, Any] = {}
-    with Unnoticed():
+    with WithoutHooks():
         for path, part in model.named_modules(remove_duplicate=False):
             kept = {name: each for name, each in part._buffers.items() if name not in part._non_persistent_buffers_set}
             for name, tensor in {**part._parameters, **kept}.items():

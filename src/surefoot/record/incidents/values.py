@@ -80,7 +80,7 @@ def _parts_of(value: Any) -> Iterable[Any] | None:
 _is_inference, _detach = Tensor.is_inference, Tensor.detach  # the script may replace them
 
 
-class Mirror:
+class TensorMirror:
     """A nesting as it is now, in containers of our own: its objects can die while it is kept, its numbers cannot.
 
     Of each tensor an alias is kept, which shares its memory and its count of writes. An array of NumPy's cannot be
@@ -184,7 +184,7 @@ class _Encoder:
                 self._full = True
                 self._left_out.append(f"{path} and what comes after it: there are more than {MOST_VALUES:,} values")
             return {_IS: "left out", "type": _kind(value)}
-        if isinstance(value, Mirror):
+        if isinstance(value, TensorMirror):
             value = value.value
         if isinstance(value, _Part):
             return self._part(value, path)
@@ -294,7 +294,7 @@ class LeftOut:
         return f"<a {self.kind}, left out of the incident>"
 
 
-class Record(dict[str, Any]):
+class EncodedBatch(dict[str, Any]):
     """The attributes of an object whose class is not known here: `record.x` and `record["x"]` alike."""
 
     def __getattr__(self, name: str) -> Any:
@@ -332,7 +332,7 @@ def _decode_named(plain: dict[str, Any], pattern: Any, device: torch.device | No
     fits = pattern is not None and all(hasattr(pattern, name) for name, _ in items)
     values = {name: decode(item, getattr(pattern, name) if fits else None, device) for name, item in items}
     if not fits:
-        return Record(values)
+        return EncodedBatch(values)
     if kind == "fields":
         return type(pattern)(**values)
     filled = copy.copy(pattern)

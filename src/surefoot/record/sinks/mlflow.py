@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import require
 from surefoot.record.sinks.extras import load
-from surefoot.record.sinks.readings import DIGEST_LENGTH, Reader, digest, full_name, sentence, shortened
+from surefoot.record.sinks.named_values import DIGEST_LENGTH, BatchReader, digest, full_name, sentence, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from surefoot.record.messages import Batch
-    from surefoot.record.sinks.readings import Placed, Reading
+    from surefoot.record.sinks.named_values import NamedValues, Placed
 
 LONGEST_NAME = 250
 LONGEST_TAG = 5000
@@ -66,7 +66,7 @@ class MLflowSink:
         self._experiment = experiment
         self._run_name = run_name or time.strftime("surefoot-%Y%m%d-%H%M%S")
         self._tags = dict(tags or {})
-        self._reader = Reader(every_steps, layers_every_steps)
+        self._reader = BatchReader(every_steps, layers_every_steps)
         self._client: Any = None
         self.run_id = run_id
         """The id of the run; on a server `None` until it has begun."""
@@ -111,7 +111,7 @@ class MLflowSink:
             run = self._client.create_run(experiment, run_name=self._run_name, tags=self._tags)
             self.run_id = run.info.run_id
 
-    def _metrics(self, reading: Reading) -> Iterator[Any]:
+    def _metrics(self, reading: NamedValues) -> Iterator[Any]:
         for point in reading.points:
             for name, value in point.values.items():
                 key = _allowed(full_name(point.part, name))

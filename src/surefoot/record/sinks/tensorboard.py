@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.record.bins import EDGES
 from surefoot.record.sinks.extras import load
-from surefoot.record.sinks.readings import Reader, full_name, sentence
+from surefoot.record.sinks.named_values import BatchReader, full_name, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from surefoot.record.messages import Batch, Event
-    from surefoot.record.sinks.readings import Placed, Point
+    from surefoot.record.sinks.named_values import Placed, Point
 
 _numbers = itertools.count()
 
@@ -42,7 +42,7 @@ class TensorBoardSink:
         self._shape = load("tensorboard.compat.proto.tensor_shape_pb2", "tensorboard")
         self._records = load("tensorboard.summary.writer.record_writer", "tensorboard")
         self.folder = Path(folder)
-        self._reader = Reader(every_steps, layers_every_steps)
+        self._reader = BatchReader(every_steps, layers_every_steps)
         self._file: io.FileIO | None = None
         self._closed = False
 

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 from surefoot.errors import UsageError, require
 from surefoot.record.bins import EDGES
 from surefoot.record.sinks.extras import load
-from surefoot.record.sinks.readings import Reader, encodable, full_name, sentence, shortened
+from surefoot.record.sinks.named_values import BatchReader, encodable, full_name, sentence, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from surefoot.record.messages import Batch, Event
-    from surefoot.record.sinks.readings import Placed, Point
+    from surefoot.record.sinks.named_values import Placed, Point
     from surefoot.types import Severity
 
 LONGEST_NAME = 250
@@ -58,7 +58,7 @@ class WandbSink:
         require(not set(alerts) - set(LEVELS), f"`alerts` may hold {', '.join(LEVELS)}; got {alerts!r}.")
         require(run is None or (project is None and not init), "give either `run` or what a new one needs, not both.")
         self._wandb = load("wandb", "wandb")
-        self._reader = Reader(every_steps, layers_every_steps)
+        self._reader = BatchReader(every_steps, layers_every_steps)
         self._alerts = frozenset(alerts)
         self._run = run
         self._owns_run = run is None

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import require
+from surefoot.record.sinks.named_values import encodable
 from surefoot.record.sinks.posting import Address
-from surefoot.record.sinks.readings import encodable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

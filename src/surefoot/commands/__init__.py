@@ -1,0 +1,1 @@
+"""Commands of the command line that need a file of their own."""

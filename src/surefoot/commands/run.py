@@ -1,0 +1,348 @@
+"""`surefoot run`: its arguments, the run from beginning to end, and what it says when the script is done."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+
+from surefoot.core.folder_lock import hold
+from surefoot.errors import FolderInUse
+from surefoot.watch.messages import say
+from surefoot.watch.process_exit import leave_by
+from surefoot.watch.run_script import Ending, Target, run
+from surefoot.watch.torch_import import when_imported
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any, NoReturn
+
+    from surefoot.core.folder_lock import Hold
+    from surefoot.record.log import RunLog
+    from surefoot.watch.watcher import Watcher
+
+USAGE = (
+    "usage: surefoot run [--out DIR] [--guard] [--progress] SCRIPT [ARGS...]   "
+    "or: surefoot run [...] -m MODULE [ARGS...]"
+)
+
+OPTIONS = {"--out": "DIR", "--guard": "", "--progress": ""}
+"""Our options that few scripts have, in the order of the usage, and what each takes. `-m` is common in scripts."""
+
+
+class Request:
+    """What the command line asked for."""
+
+    def __init__(self, target: Target, out: str | None = None, guard: bool = False, progress: bool = False) -> None:
+        self.target, self.out, self.guard, self.progress = target, out, guard, progress
+
+
+def parse(arguments: list[str]) -> Request | str | None:
+    """The request, or what is wrong with it; `None` asks for help. What follows the script belongs to the script."""
+    out: str | None = None
+    guard = progress = False
+    waiting = list(arguments)
+    while waiting:
+        word = waiting.pop(0)
+        if word == "--guard":
+            guard = True
+        elif word == "--progress":
+            progress = True
+        elif word == "--out":
+            if not waiting:
+                return "--out needs a folder: surefoot run --out DIR SCRIPT"
+            out = waiting.pop(0)
+        elif word.startswith("--out="):
+            out = word.removeprefix("--out=")
+        elif word == "-m":
+            if not waiting:
+                return "-m needs a module: surefoot run -m MODULE"
+            return Request(Target(waiting[0], tuple(waiting[1:]), is_module=True), out, guard, progress)
+        elif word in ("-h", "--help"):
+            return None
+        elif word == "--" and waiting:
+            return Request(Target(waiting[0], tuple(waiting[1:])), out, guard, progress)
+        elif word.startswith("-") and word != "-":
+            return f"unknown option {word}; options come before the script. {USAGE}"
+        else:
+            return Request(Target(word, tuple(waiting)), out, guard, progress)
+    return f"no script given. {USAGE}"
+
+
+def misplaced(target: Target) -> str:
+    """What to say of options of ours that stand behind the script, where they belong to the script."""
+    given = [word for word in target.arguments if word in OPTIONS or word.startswith("--out=")]
+    if not given:
+        return ""
+    found = list(dict.fromkeys(word.partition("=")[0] for word in given))
+    usage = " ".join(f"{name} {OPTIONS[name]}".rstrip() for name in sorted(found, key=list(OPTIONS).index))
+    script = f"{'-m ' * target.is_module}{target.name}"
+    were = "was" if len(found) == 1 else "were"
+    return (
+        f"surefoot: {', '.join(found)} behind {target.name} {were} passed to it; "
+        f"to give {'it' if len(found) == 1 else 'them'} to surefoot, write: surefoot run {usage} {script} ..."
+    )
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Run the command. Does not return: the process ends the way the script did."""
+    request = parse(arguments)
+    if request is None:
+        from surefoot.cli import main as answer
+
+        answer(["run", "--help"])
+    if isinstance(request, str):
+        print(f"surefoot run: {request}", file=sys.stderr)
+        sys.exit(2)
+    if words := misplaced(request.target):
+        say(words)
+    RunSession(request).run()
+    sys.exit(0)
+
+
+class RunSession:
+    """One watched run."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.watcher: Watcher | None = None
+        self.ending = Ending()
+        self._here = os.getcwd()
+        self._began = time.time()
+        self._started = time.monotonic()
+        self._process = os.getpid()
+        self._closed = False
+        self._folder: Path | None = None
+        self._held: Hold | None = None
+        self._rank, self._world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+
+    def run(self) -> None:
+        """Run the script. However it ends, the diagnosis comes last: after its threads and its `atexit` functions."""
+        if self.request.out is not None:
+            self._claim()
+        when_imported("torch", self._attach)
+        atexit.register(self._close)
+
+        def leaving(status: int) -> None:
+            if os.getpid() == self._process:
+                self.ending.code = status & 0xFF
+                self._close(flush=False)  # what is not flushed by then is lost, as it always is
+
+        leave_by(leaving)
+        if "SUREFOOT_EXPERIMENT" in os.environ:  # files are looked after before the script can touch one
+            from json import loads
+
+            from surefoot.experiments.changes.guard import guard_early
+
+            guard_early(loads(os.environ["SUREFOOT_EXPERIMENT"]))
+        if '"incident"' in os.environ.get("SUREFOOT_EXPERIMENT", ""):  # what is wrapped then must be whole by itself
+            import torch  # noqa: F401
+        run(self.request.target, self.ending)
+
+    def _claim(self) -> None:
+        """Two processes in one folder would mix their files: the second ends before its script begins."""
+        try:
+            self._held = hold(self._out(), "log", self._lock_rank)
+        except (FolderInUse, OSError) as error:
+            say(f"surefoot run: {error}")
+            sys.exit(2)
+
+    @property
+    def _lock_rank(self) -> int:
+        """Ranks that have no folder of their own here would mix their files."""
+        return self._rank if self._world_size > 1 else 0
+
+    def _out(self) -> str:
+        """The folder that was asked for, without importing anything: the script has not begun."""
+        folder = os.path.join(self._here, self.request.out or "")
+        return os.path.join(folder, f"rank{self._rank}") if self._world_size > 1 else folder
+
+    def _attach(self) -> None:
+        try:
+            from surefoot.watch.incidents import IncidentWriter
+            from surefoot.watch.log_rows import WatchLog
+            from surefoot.watch.patches import install
+            from surefoot.watch.watcher import Watcher
+
+            self.watcher = Watcher(guard=self.request.guard)
+            self.watcher.save = self._save
+            self.watcher.diary = WatchLog(self._open_log, self.watcher.book)
+            self.watcher.blackbox = IncidentWriter(self.watcher, self._place, (self._rank, self._world_size))
+            experiment = None
+            if "SUREFOOT_EXPERIMENT" in os.environ:  # one of the runs of `surefoot bisect`
+                from surefoot.experiments.changes import begin
+
+                experiment = begin(self.watcher)
+            install(self.watcher, ("surefoot.report.terminal.progress",) if self.request.progress else ())
+            if experiment is not None:
+                experiment.follow()
+        except Exception as error:
+            say(f"surefoot: cannot watch this torch ({type(error).__name__}: {error}); the script runs as it is")
+
+    def _close(self, flush: bool = True) -> None:
+        if self._closed or os.getpid() != self._process:
+            return
+        self._closed = True
+        if flush:
+            _flush()
+        try:
+            self._write(self.ending)
+        except Exception as error:
+            if self.watcher is not None:
+                say(f"surefoot: no diagnosis: {type(error).__name__}: {error}")
+            if os.environ.get("SUREFOOT_DEBUG"):
+                raise
+        interrupted = isinstance(self.ending.error, KeyboardInterrupt)
+        # Let go of all that is the script's, so that it is taken down in the usual order.
+        self.watcher = None
+        self.ending = Ending()
+        if interrupted and flush:
+            _die_of_interrupt()
+
+    def _save(self, facts: dict[str, Any]) -> None:
+        """What is known so far, in case the run is killed."""
+        if os.getpid() == self._process:
+            self._write_facts(facts, self._describe(None))
+
+    def _describe(self, ending: Ending | None) -> dict[str, Any]:
+        """What ran, and how it ended; a run that has not ended has no exit code."""
+        from surefoot.record.run_folder import describe_run
+
+        target, torch = self.request.target, sys.modules.get("torch")
+        error = ending.error if ending is not None else None
+        return describe_run(target.name, target.arguments, target.is_module, self.request.guard, self._began) | {
+            "rank": self._rank,
+            "world_size": self._world_size,
+            "exit_code": ending.code if ending is not None else None,
+            "error": type(error).__name__ if error is not None else None,
+            "seconds": round(time.monotonic() - self._started, 3),
+            "torch": str(getattr(torch, "__version__", "")) or None,
+            **({"guarded": self.watcher.guard.as_facts()} if self.watcher is not None and self.watcher.guard else {}),
+        }
+
+    def _write_facts(self, facts: dict[str, Any], run_facts: dict[str, Any]) -> Path:
+        from surefoot.record.run_folder import write_json
+
+        folder = self._made()
+        write_json(folder / "run.json", run_facts)
+        write_json(folder / "facts.json", facts)
+        return folder
+
+    def _place(self) -> Path:
+        """The run folder, chosen once."""
+        from surefoot.record.run_folder import folder_for
+
+        while self._folder is None:
+            where = (self._here, self._began, self._rank, self._world_size)
+            folder = folder_for(self.request.out, self.request.target.name, *where)
+            try:
+                self._held = self._held or hold(folder, "log", self._lock_rank)
+            except FolderInUse:  # chosen by another run that began in the same second
+                if self._world_size == 1:
+                    continue
+            self._folder = folder
+        return self._folder
+
+    def _made(self) -> Path:
+        """The run folder, which is there now. That of a rank must be no link in a folder of somebody else's."""
+        from surefoot.core.files import make_subfolder
+
+        folder = self._place()
+        if self._world_size > 1:
+            make_subfolder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _open_log(self) -> RunLog | None:
+        """The run log, and a `run.json` beside it, so that others can see what is running."""
+        if os.getpid() != self._process:
+            return None
+        from surefoot.record.log import RunLog
+        from surefoot.record.run_folder import write_json
+
+        folder = self._place()
+        try:
+            self._made()
+            if (folder / "telemetry").exists():
+                say(f"surefoot: {folder} holds a run already; this one counts from step 0 and takes its place there")
+            write_json(folder / "run.json", self._describe(None))
+        except OSError:
+            return None  # the end of the run says so
+        sinks = []
+        if self.request.progress:
+            from surefoot.report.terminal.progress import Progress
+            from surefoot.watch.messages import stream
+
+            sinks = [Progress(stream=stream())]
+        return RunLog(folder, sinks=sinks, close_at_exit=False)  # the diagnosis, which comes last, belongs into it
+
+    def _write(self, ending: Ending) -> None:
+        facts: dict[str, Any] = {"schema": 1, "steps": 0}
+        if self.watcher is not None:
+            facts = self._facts(self.watcher, ending)
+        run_facts = self._describe(ending)
+        folder: Path | None = None
+        try:
+            folder = self._write_facts(facts, run_facts)
+        except OSError as error:
+            say(f"surefoot: cannot write {self._folder}: {error.strerror or error}; the diagnosis is only shown here")
+        if self.watcher is None:
+            return
+        from surefoot.diagnose.engine import diagnose
+        from surefoot.diagnose.terminal import as_text
+
+        diagnosis = diagnose(facts, run_facts)
+        if self.watcher.diary is not None:
+            self.watcher.safely("run log", self.watcher.diary.end, diagnosis, ending.code)
+        if folder is not None:
+            from surefoot.record.run_folder import write_json
+
+            write_json(folder / "findings.json", diagnosis.as_json())
+        say(as_text(diagnosis, str(self._folder)))
+        if "guarded" in facts:
+            from surefoot.watch.guard import in_words
+
+            say(f"surefoot: {in_words(facts['guarded'])}")
+        if self.watcher.incident is not None:
+            say(f"the first bad step is kept: {self.watcher.incident}")
+        if folder is not None and diagnosis.steps:
+            say(f"charts and events on one page: surefoot report {folder}")
+
+    def _facts(self, watcher: Watcher, ending: Ending) -> dict[str, Any]:
+        from surefoot.watch.crash import find_bad_loss, postmortem
+
+        crash = None
+        if ending.error is not None:
+            crash = watcher.safely("crash", postmortem, ending.error, watcher)
+            crash = crash or {"type": type(ending.error).__name__, "message": str(ending.error)[:2000]}
+        bad = watcher.safely("autopsy", find_bad_loss, ending.error, ending.globals, watcher)
+        facts = watcher.as_facts()
+        if crash is not None:
+            facts["crash"] = crash
+        if bad is not None:
+            facts["bad_loss"] = bad
+        return facts
+
+
+def _die_of_interrupt() -> None:
+    """As Python does after an interrupt nobody caught, so that a shell loop around it stops too."""
+    import signal
+
+    _flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def _flush() -> None:
+    """What the script printed comes before what surefoot says."""
+    try:  # noqa: SIM105 (contextlib is not imported before the script)
+        sys.stdout.flush()
+    except Exception:
+        pass  # the interpreter flushes once more, and says what there is to say
+
+
+def _number(name: str, otherwise: int) -> int:
+    word = os.environ.get(name, "")
+    return int(word) if word.isdigit() else otherwise

@@ -1,0 +1,119 @@
+"""`surefoot zoo list|run|score`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from typing import TYPE_CHECKING
+
+import typer
+
+from surefoot.errors import UsageError
+
+if TYPE_CHECKING:
+    from surefoot.zoo.score import Result
+
+SEEDS = "100,101,102"
+
+app = typer.Typer(help="Scripts with a known cause: list, run, score the diagnosis.", rich_markup_mode=None)
+
+
+@app.callback(invoke_without_command=True)
+def _zoo(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        raise UsageError("zoo needs one of list, run, score; `surefoot zoo --help` says what each does.")
+
+
+@app.command("list")
+def list_scripts(
+    half: str = typer.Option("both", help="tuning, testing or both."),
+    only: str = typer.Option("", help="Only scripts with this in their name."),
+) -> None:
+    """List the scripts with their true causes."""
+    from surefoot.zoo import specimens
+
+    _check_half(half)
+    for specimen in specimens(half, only):
+        typer.echo(specimen.name)
+
+
+@app.command()
+def run(
+    name: str = typer.Argument(help="A script's name, or as much of it as makes it the only one."),
+    seed: int = typer.Argument(100, help="Handed to the script."),
+    out: Path | None = typer.Option(None, help="Where the run folder goes (default: runs/SCRIPT-DATE-TIME)."),
+) -> None:
+    """Run one script as `surefoot run` would, and say what is true about it."""
+    from surefoot.commands.run import main
+    from surefoot.zoo import find
+
+    specimen = find(name)
+    typer.echo(f"surefoot: the truth is {specimen.truth}", err=True)
+    main([*(["--out", str(out)] if out is not None else []), str(specimen.path), str(seed)])
+
+
+@app.command()
+def score(
+    half: str = typer.Option("both", help="tuning, testing or both."),
+    seeds: str = typer.Option(SEEDS, help="Seeds, with commas between. With --from: all that were recorded."),
+    jobs: int = typer.Option(os.cpu_count() or 1, min=1, help="Scripts that run at the same time."),
+    only: str = typer.Option("", help="Only scripts with this in their name."),
+    json: Path | None = typer.Option(None, help="Also write everything to this file."),
+    keep: Path | None = typer.Option(None, help="Keep the run folders here."),
+    recorded: Path | None = typer.Option(None, "--from", help="Score the run folders kept here; run nothing."),
+    timeout: float = typer.Option(180.0, min=1.0, help="Seconds after which a script is given up."),
+) -> None:
+    """Run every script, diagnose it, and compare with the truth."""
+    from rich.console import Console
+
+    from surefoot.zoo import score as board
+
+    _check_half(half)
+    numbers = _seeds(seeds)
+    if recorded is not None:
+        if keep is not None:
+            raise UsageError("--keep and --from exclude each other: --from runs nothing that could be kept.")
+        given = numbers if seeds != SEEDS else None
+        results = list(board.recorded(recorded, half, only, given))
+    else:
+        results = _run(half, only, numbers, jobs, keep, timeout)
+    if not results:
+        where = f"in {recorded}" if recorded is not None else "in the zoo"
+        raise UsageError(f"no script {where} fits --half {half} --only {only!r}; `surefoot zoo list` shows all.")
+    console = Console()
+    board.show(results, console if console.is_terminal else Console(width=200))
+    if json is not None:
+        json.write_text(board.as_json(results), encoding="utf-8")
+
+
+def _run(half: str, only: str, seeds: list[int], jobs: int, keep: Path | None, timeout: float) -> list[Result]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from surefoot.zoo import score as board
+    from surefoot.zoo import specimens
+
+    chosen = specimens(half, only)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("zoo", total=len(chosen) * len(seeds))
+
+        def done(result: board.Result) -> None:
+            progress.update(task, advance=1, description=result.name[-48:])
+
+        return list(board.run_all(chosen, seeds, jobs, keep, timeout, done))
+
+
+def _check_half(half: str) -> None:
+    if half not in ("tuning", "testing", "both"):
+        raise UsageError(f"--half must be tuning, testing or both; got {half!r}.")
+
+
+def _seeds(words: str) -> list[int]:
+    try:
+        found = [int(word) for word in words.split(",")]
+    except ValueError:
+        raise UsageError(
+            f"--seeds must be whole numbers with commas between, such as 100,101; got {words!r}."
+        ) from None
+    return list(dict.fromkeys(found))

@@ -1,0 +1,1 @@
+"""Shared utilities: state trees, random state, save and restore."""

@@ -1,0 +1,69 @@
+"""Files in a folder that somebody else may have made: nothing is written through a link, no pipe is waited for.
+
+A run folder can be sent to another person. Whoever made it may have put a link where a file is about to be written. So
+a file is written under a new name that nobody could know, and renamed: a link of the same name is replaced, and what it
+points to stays as it was. The other functions open and make only what is not a link.
+
+Files that are appended to while a run lasts are in `record/owned_file.py` and `record/events.py`; folders that are
+filled before they get their name are in `keep/checkpoint/folders.py`. Nothing else writes into run folders.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
+"""The flag for `os.open` that refuses a link."""
+_PLAIN = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINKS | _PLAIN
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write one file whole or not at all, whatever is there under its name. Raises `OSError`."""
+    # Text need not be UTF-8 (an argument, a path): what no encoding has becomes a question mark.
+    data = memoryview(content.encode("utf-8", "replace") if isinstance(content, str) else content)
+    # Not from `secrets`: a script may well have a file of that name beside it, which would be imported instead.
+    scratch = path.with_name(f".{path.name[:100]}.{os.urandom(8).hex()}.part")
+    descriptor = os.open(scratch, _NEW, 0o666)
+    try:
+        try:
+            while data:
+                data = data[os.write(descriptor, data) :]
+        finally:
+            os.close(descriptor)
+        os.replace(scratch, path)
+    except BaseException:
+        os.unlink(scratch)
+        raise
+
+
+def read_file(path: Path) -> bytes:
+    """All of a plain file. Raises `OSError` for anything else: a pipe would be waited for, a device has no end."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _PLAIN)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+        return file.read()
+
+
+def new_file(path: Path, appending: bool = False) -> int:
+    """The descriptor of a file that was not there before. Raises `FileExistsError`, also for a link."""
+    return os.open(path, _NEW | (os.O_APPEND if appending else 0), 0o666)
+
+
+def make_subfolder(path: Path) -> None:
+    """Make a folder inside of another one, if it is not there. Raises `OSError` where a link has its name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise NotADirectoryError(
+                errno.ENOTDIR, "it is a link or a file where a folder is expected; nothing is written there", str(path)
+            ) from None

@@ -1,0 +1,190 @@
+"""One writer per folder: a lock that the kernel releases when its process ends, however it ends.
+
+It is a POSIX record lock on a hidden file. Such a lock belongs to the process: a forked data loading worker does not
+hold it, so it is free as soon as the training itself is dead, killed or not. It works across machines as far as the
+file system supports it (NFSv4 does). Where there are no locks at all (Windows, some network file systems) nothing is
+refused.
+
+The file names its owner, for the message that the second process gets. It is never deleted: that would be a race.
+Within one process a lock may be taken any number of times, since two stabilizers may share a folder. Nobody needs it to
+read.
+
+Nothing is imported here that the interpreter has not loaded by itself: `surefoot run` takes the lock before the script
+starts.
+"""
+
+from __future__ import annotations
+
+import _thread
+import errno
+import os
+import sys
+import time
+
+from surefoot.core.files import NO_LINKS
+from surefoot.errors import FolderInUse
+
+TRIES, PAUSE_SECONDS = 5, 0.05
+"""Somebody who only cleans up holds the lock for a moment."""
+_CONFLICT = (errno.EAGAIN, errno.EACCES)
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+"""Where torchrun, srun and the kinds of mpirun say which process this is, and of how many."""
+
+
+class _Lock:
+    """One lock file that this process has locked, and how many times."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path, self.descriptor, self.process, self.holds = path, descriptor, os.getpid(), 0
+        self._identity = _identity(os.fstat(descriptor))
+
+    @property
+    def stands(self) -> bool:
+        """Whether it is this process that holds it, and the file is still the one that others would lock.
+
+        The kernel drops the lock when anything in the process closes the file, as a copy of the folder does. So it is
+        taken again here, which changes nothing where it is held.
+        """
+        try:
+            if (
+                self.process != os.getpid()
+                or self._identity != _identity(os.fstat(self.descriptor))
+                or self._identity != _identity(os.stat(self.path))
+            ):
+                return False
+            os.lockf(self.descriptor, os.F_TLOCK, 0)
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Unlock, unless somebody has closed the descriptor and another file has its number by now."""
+        try:
+            if self._identity == _identity(os.fstat(self.descriptor)):
+                os.close(self.descriptor)
+        except OSError:
+            return
+
+
+_locks: dict[str, _Lock] = {}
+_guard = _thread.RLock()
+
+
+class Hold:
+    """A lock that is held until `release`."""
+
+    def __init__(self, lock: _Lock | None) -> None:
+        self._lock = lock
+
+    @property
+    def stands(self) -> bool:
+        """Whether it keeps others out."""
+        return self._lock is not None and self._lock.stands
+
+    def release(self) -> None:
+        """Give it up. May be called again, and in a forked process."""
+        with _guard:
+            lock, self._lock = self._lock, None
+            if lock is None or lock.process != os.getpid():
+                return
+            lock.holds -= 1
+            if lock.holds == 0:
+                if _locks.get(lock.path) is lock:
+                    del _locks[lock.path]
+                lock.close()
+
+
+def hold(folder: str | os.PathLike[str], what: str, rank: int = 0) -> Hold:
+    """Keep other processes from writing `what` ("log", "checkpoints") into a folder.
+
+    Every rank of a job has a lock of its own. Raises `FolderInUse`, and `OSError` where a link has the lock's name.
+    """
+    part = f".rank-{rank}" if rank else ""
+    path = os.path.join(os.path.realpath(folder), f".{what}{part}.lock")
+    with _guard:
+        lock = _locks.get(path)
+        if lock is None or not lock.stands:
+            lock = _taken(path, os.fspath(folder), what)
+            if lock is None:
+                return Hold(None)
+            _locks[path] = lock
+        lock.holds += 1
+        return Hold(lock)
+
+
+def rank_of_process() -> int:
+    """This process among those that were started together, as torch.distributed or a launcher says; 0 if it is alone.
+
+    What several launchers have set belongs to the first of them: torchrun may itself be started by srun.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    initialized = getattr(distributed, "is_initialized", None)  # there is none while torch is being imported
+    if distributed is not None and initialized is not None and initialized():
+        return int(distributed.get_rank())
+    for name, of in _LAUNCHERS:
+        word = os.environ.get(name, "")
+        if word.isdecimal():
+            return int(word) if os.environ.get(of, "") != "1" else 0
+    return 0
+
+
+def _taken(path: str, folder: str, what: str) -> _Lock | None:
+    """The lock; `None` where there is no way to lock anything."""
+    if not hasattr(os, "lockf"):
+        return None
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | NO_LINKS, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(
+                errno.ELOOP, "it is a link where a lock file is expected; nothing is written there", path
+            ) from None
+        return None  # whoever writes will say what is wrong with the folder
+    try:
+        for attempt in range(TRIES):
+            try:
+                os.lockf(descriptor, os.F_TLOCK, 0)
+                break
+            except OSError as error:
+                if error.errno not in _CONFLICT:
+                    os.close(descriptor)
+                    return None
+                if attempt == TRIES - 1:
+                    raise FolderInUse(_message(folder, what, descriptor)) from None
+            time.sleep(PAUSE_SECONDS)
+        _sign(descriptor)
+        return _Lock(path, descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _sign(descriptor: int) -> None:
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime())
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}, since {since}\n".encode(), 0)
+    except OSError:  # a full disk: the lock holds all the same
+        return
+
+
+def _message(folder: str, what: str, descriptor: int) -> str:
+    try:
+        owner = os.pread(descriptor, 300, 0).decode("utf-8", "replace").strip()
+    except OSError:
+        owner = ""
+    files = "a run log" if what == "log" else what
+    return (
+        f"another process is writing {files} into {folder}: {owner or 'its name is not known'}. Two in one folder "
+        "would mix their files. Stop that process, or use another folder."
+    )
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino

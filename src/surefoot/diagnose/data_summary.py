@@ -1,0 +1,126 @@
+"""Readings of a run's data that several rules share: labels, batches, chance level, training and evaluation passes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from statistics import mean, median
+from typing import TYPE_CHECKING, Any
+
+from surefoot.diagnose.run import number
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.run import RecordedRun
+
+CLASS_LOSSES = ("cross_entropy", "nll_loss", "nll_loss2d")
+BINARY_LOSSES = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
+DISTANCES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+
+
+def entropy(counts: dict[str, int] | Counter[str]) -> float:
+    """Of the distribution the counts stand for, in nats."""
+    total = sum(counts.values())
+    return -sum(c / total * math.log(c / total) for c in counts.values() if c) if total else 0.0
+
+
+def stream(run: RecordedRun) -> list[dict[str, Any]]:
+    """What each step was trained on, as far as it is known."""
+    found: list[dict[str, Any]] = run.facts.get("stream", {}).get("notes", [])
+    return found
+
+
+def main_line(run: RecordedRun) -> list[dict[str, Any]]:
+    """The notes of the line of the script that called `backward` most often."""
+    notes = stream(run)
+    if not notes:
+        return []
+    line = Counter(note["line"] for note in notes).most_common(1)[0][0]
+    return [note for note in notes if note["line"] == line]
+
+
+def label_batches(run: RecordedRun) -> list[Counter[str]]:
+    """The labels of each batch that was trained on, in order: from the loss itself, or else from the data loader."""
+    own = [Counter(note["labels"]) for note in main_line(run) if note.get("labels")]
+    if len(own) >= 10:
+        return own
+    loader = training_loader(run)
+    if loader is None:
+        return own
+    notes = [b for b in run.facts.get("batches", []) if b["loader"] == loader["number"] and b.get("grad")]
+    drawn = [Counter(note["labels"]) for note in notes if note.get("labels")]
+    return drawn if len(drawn) > len(own) else own
+
+
+def training_loader(run: RecordedRun) -> dict[str, Any] | None:
+    """The data loader that most batches were drawn from with gradients on."""
+    drawn = Counter(batch["loader"] for batch in run.facts.get("batches", []) if batch.get("grad"))
+    if not drawn:
+        return None
+    number_of = drawn.most_common(1)[0][0]
+    return next((loader for loader in run.facts["loaders"] if loader["number"] == number_of), None)
+
+
+@dataclass(frozen=True)
+class Chance:
+    """What a model that ignores its input would lose."""
+
+    level: float
+    """In the units of the loss."""
+    kind: str
+    """`classes`, `binary` or `variance`."""
+    site: str
+    majority: float = 0.0
+    """Share of the commonest label."""
+
+
+def chance(run: RecordedRun) -> Chance | None:
+    """The loss of the best constant prediction, when the run trains on one plain loss function."""
+    notes = run.training_losses(*CLASS_LOSSES, *BINARY_LOSSES, "mse_loss")
+    notes = [n for n in notes if n.get("reduction") == "mean" and isinstance(n.get("value"), (int, float))]
+    if not notes or len({(n["op"], n["site"]) for n in notes}) != 1:
+        return None
+    first = notes[0]
+    roots = {look["step"]: look["roots"][0]["value"] for look in run.looks if look.get("roots")}
+    for note in notes:
+        total = number(roots.get(note["step"]))
+        if total is not None and abs(total - note["value"]) > 0.05 * abs(total) + 1e-6:
+            return None  # more than this one function is minimised
+    if first["op"] == "mse_loss":
+        return _variance_chance(notes)
+    counts: Counter[str] = Counter()
+    for labels in label_batches(run) or [Counter(n["labels"]) for n in notes if n.get("labels")]:
+        counts.update(labels)
+    if len(counts) < 2:
+        return None
+    majority = max(counts.values()) / sum(counts.values())
+    return Chance(entropy(counts), "classes" if first["op"] in CLASS_LOSSES else "binary", first["site"], majority)
+
+
+def _variance_chance(notes: list[dict[str, Any]]) -> Chance | None:
+    means = [v for n in notes if (v := number(n["target"].get("mean"))) is not None]
+    spreads = [v for n in notes if (v := number(n["target"].get("std"))) is not None]
+    if len(means) < 3:
+        return None
+    between = sum((m - mean(means)) ** 2 for m in means) / len(means)
+    level = mean([s * s for s in spreads]) + between
+    return Chance(level, "variance", notes[0]["site"]) if level > 0 else None
+
+
+def at_chance(run: RecordedRun, slack: float = 0.9) -> Chance | None:
+    """The chance level, if the loss ended no better than near it."""
+    found = chance(run)
+    if found is None or not run.curve.finite or run.curve.end < slack * found.level:
+        return None
+    return found
+
+
+def weights_moved(run: RecordedRun) -> float:
+    """How far the weights travelled, roughly, in units of their own size: ratio of update to weight, times steps."""
+    ratios = run.update_ratios()
+    return median(ratios) * run.steps if ratios else 0.0
+
+
+def where_of(*places: str | None) -> tuple[str, ...]:
+    """The places that are known."""
+    return tuple(place for place in places if place)

@@ -1,0 +1,70 @@
+"""Why a run in which no fault was found cannot be called healthy: there was too little to judge, or it was not seen.
+
+A script that never trained, ended too early, crashed or was interrupted, and one whose inside surefoot could not watch,
+have no finding either. Their verdict is `unknown`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from surefoot.diagnose.run import FEWEST_LOSSES
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.run import RecordedRun
+
+_NO_EVIDENCE = frozenset({"run log", "incidents", "saving", "left-out steps", "replicas", "crash"})
+"""Probes that record or protect: no rule goes by what they see."""
+
+
+def why_unknown(run: RecordedRun) -> str:
+    """The reason in one sentence; empty if the run was judged."""
+    ended, steps = _how_it_ended(run), f"{run.steps:,} step{'s' if run.steps != 1 else ''}"
+    unwatched = {probe: why for probe, why in run.facts.get("problems", {}).items() if probe not in _NO_EVIDENCE}
+    if not run.steps:
+        why = ended or next(iter(unwatched.values()), "")
+        return f"No training step was seen{f': {why}' if why else ''}."
+    if ended:
+        return f"After {steps} {ended}; no fault was found until then."
+    losses = run.curve.count
+    if not losses:
+        return f"No loss was seen in {steps}: nothing that was trained on went through `backward`."
+    if losses < FEWEST_LOSSES:
+        seen = "only 1 loss was" if losses == 1 else f"only {losses} losses were"
+        return f"Too short to judge: {seen} seen, and a curve needs {FEWEST_LOSSES}."
+    if unwatched:
+        probe, why = next(iter(unwatched.items()))
+        more = f" and {len(unwatched) - 1} more" if len(unwatched) > 1 else ""
+        return f"surefoot stopped watching {probe}{more} ({why}), so not everything could be judged."
+    if run.looks and not run.facts.get("compiled") and not any(_saw_inside(look) for look in run.looks):
+        return (
+            f"No fault was found in {steps}, but the script trains inside a torch mode, so what happens between data "
+            "and loss was not watched."
+        )
+    return ""
+
+
+def _saw_inside(look: dict[str, Any]) -> bool:
+    """Whether a look saw what leads from the data to the loss.
+
+    Of a compiled model it never does. What goes in and out of the model, the loss, the gradients and the updates are
+    still seen, and most rules go by those.
+    """
+    return bool(look.get("operations") and look.get("roots"))
+
+
+def _how_it_ended(run: RecordedRun) -> str:
+    """What ended the run before its time; empty if it came to its own end."""
+    if run.facts.get("experiment", {}).get("ended"):  # `surefoot bisect` had seen enough
+        return ""
+    code, error = run.run_facts.get("exit_code", 0), run.run_facts.get("error")
+    if error == "KeyboardInterrupt":
+        return "the script was interrupted"
+    if run.crash is not None:
+        message = str(run.crash.get("message", "")).strip().splitlines()
+        return f"the script ended with {run.crash.get('type')}{f': {message[0][:120]}' if message else ''}"
+    if error:
+        return f"the script ended with {error}"
+    if code is None:
+        return "the script had not ended (killed, or still running)"
+    return f"the script ended with exit code {code}" if code else ""

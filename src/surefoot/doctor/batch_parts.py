@@ -1,0 +1,55 @@
+"""Which part of a batch is the target, and which holds token ids: found by comparing values, not by position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from surefoot.doctor.batches import leaves
+
+if TYPE_CHECKING:
+    from surefoot.doctor.context import CheckContext
+    from surefoot.doctor.function_calls import Lookup, LossCall
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor of every batch, by its path."""
+
+    path: str
+
+    def of(self, batch: Any) -> Tensor | None:
+        """The tensor at this path; `None` where a batch has none."""
+        return dict(leaves(batch)).get(self.path)
+
+
+def target_part(bench: CheckContext) -> tuple[Part, LossCall] | None:
+    """The tensor that reaches the loss as its target, and the call that took it."""
+    look = bench.look
+    for call in reversed(look.recorded.losses if look is not None else []):
+        part = _part_equal_to(bench.batches[0], call.target)
+        if part is not None:
+            return part, call
+    return None
+
+
+def token_parts(bench: CheckContext) -> list[tuple[Part, Lookup]]:
+    """The tensors that are looked up in embeddings, as they come in the batch."""
+    look = bench.look
+    found = []
+    for lookup in look.recorded.lookups if look is not None else []:
+        part = _part_equal_to(bench.batches[0], lookup.ids)
+        if part is not None:
+            found.append((part, lookup))
+    return found
+
+
+def _part_equal_to(batch: Any, value: Tensor) -> Part | None:
+    flat = value.detach().cpu().flatten()
+    for path, tensor in leaves(batch):
+        if tensor.numel() == flat.numel() and torch.equal(tensor.cpu().flatten().to(flat.dtype), flat):
+            return Part(path)
+    return None

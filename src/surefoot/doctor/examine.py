@@ -1,0 +1,159 @@
+"""The preflight itself: ten steps in order, each on copies, everything put back at the end.
+
+The order is that of explanation: a label out of range explains a crash, a cut graph explains a flat loss, and only when
+neither is there does the learning rate get the blame. A step that raises, because a model is stranger than expected, is
+reported as skipped, and the others go on.
+
+Nothing is changed: parameters, buffers, gradients, training flags, hooks, optimizer, and all random streams are as they
+were, bit for bit. What cannot be put back is left to the reader: batches drawn from a one-shot iterator (a note says
+how many), and what hooks or closures of the user's own write elsewhere.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from surefoot.core.save_restore import untouched
+from surefoot.doctor.batches import generators_of, is_iterator, take
+from surefoot.doctor.checks import STEPS, Check, Examination, skipped
+from surefoot.doctor.clipping import check_clipping
+from surefoot.doctor.context import CheckContext
+from surefoot.doctor.data import check_data
+from surefoot.doctor.learning_rates import check_rates
+from surefoot.doctor.loss_inputs import check_agreement
+from surefoot.doctor.overfit import check_overfit
+from surefoot.doctor.precision import check_precision
+from surefoot.doctor.retained_graphs import check_graphs
+from surefoot.doctor.scale import check_scale
+from surefoot.doctor.shapes import check_shapes
+from surefoot.doctor.shuffled_labels import check_control
+from surefoot.doctor.statistics import check_statistics
+from surefoot.errors import SettingError, UsageError, require
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from surefoot.doctor.loss_of_batch import LossOf
+
+
+def examine(
+    model: nn.Module,
+    loader: Iterable[Any],
+    loss_fn: Any = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    eval_loader: Iterable[Any] | None = None,
+    loss_of: LossOf | None = None,
+    clip: float | None = None,
+    seconds: float = 60.0,
+) -> Examination:
+    """Run the ten steps and return every check; nothing is changed.
+
+    Args:
+        model: Copied, never run itself.
+        loader: Gives batches: a loader, a list, or (with a note) an iterator.
+        loss_fn: `loss_fn(prediction, target)`; may be left out when the model returns its own loss.
+        optimizer: May be left out; what needs it is then skipped.
+        eval_loader: With one, the splits are compared: rows in both, different scale.
+        loss_of: `loss_of(model, batch)` gives the loss, for loops whose way to call the model cannot be guessed.
+        clip: The limit on the gradient norm that the loop uses, if it clips.
+        seconds: Time that all probes share, roughly.
+    """
+    _refuse_what_cannot_be_examined(model, loader, optimizer, seconds)
+    start = time.monotonic()
+    inner = _unwrapped(model)
+    generators = [*generators_of(loader), *generators_of(eval_loader)]
+    with untouched(model, optimizer, generators), torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        bench = CheckContext(
+            inner, loss_fn, optimizer, _take(loader, "loader"), [], seconds, clip, _device(inner, optimizer)
+        )
+        bench.eval_batches = [] if eval_loader is None else _take(eval_loader, "eval_loader")
+        bench.notes = _notes(model, inner, loader, len(bench.batches))
+        for step, name, check in _steps(loss_of):
+            bench.checks += _safely(bench, step, name, check)
+    return Examination(tuple(bench.checks), time.monotonic() - start, tuple(bench.notes))
+
+
+def _steps(loss_of: LossOf | None) -> list[tuple[int, str, Callable[[CheckContext], list[Check]]]]:
+    checks: dict[int, Callable[[CheckContext], list[Check]]] = {
+        1: lambda bench: check_shapes(bench, loss_of),
+        2: check_agreement,
+        3: check_overfit,
+        4: check_statistics,
+        5: check_rates,
+        6: check_scale,
+        7: check_clipping,
+        8: check_precision,
+        9: check_graphs,
+        10: check_data,
+    }
+    return [*((step, STEPS[step], check) for step, check in checks.items()), (10, "shuffled labels", check_control)]
+
+
+def _safely(bench: CheckContext, step: int, name: str, check: Callable[[CheckContext], list[Check]]) -> list[Check]:
+    """Run one step; what keeps it from running is said, not raised."""
+    if bench.refusal and check is not check_data and step not in (1, 2):
+        return [skipped(step, name, bench.refusal)]
+    if step == 2 and bench.look is None:
+        return [skipped(step, name, bench.refusal)]
+    try:
+        return check(bench)
+    except Exception as error:
+        line = (str(error).strip().splitlines() or [""])[0][:160]
+        return [skipped(step, name, f"this step could not run: {type(error).__name__}: {line}")]
+
+
+def _refuse_what_cannot_be_examined(model: Any, loader: Any, optimizer: Any, seconds: float) -> None:
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"`model` must be a torch.nn.Module; got {type(model).__name__}.")
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise UsageError(f"`loader` must give batches when iterated over; got {type(loader).__name__}.")
+    if optimizer is not None and not hasattr(optimizer, "param_groups"):
+        raise UsageError(f"`optimizer` must be a torch optimizer; got {type(optimizer).__name__}.")
+    require(seconds > 0, f"`seconds` must be more than 0; got {seconds}. The default is 60.")
+
+
+def _take(loader: Iterable[Any], name: str) -> list[Any]:
+    try:
+        batches = take(loader)
+    except (SettingError, UsageError):
+        raise
+    except Exception as error:
+        raise UsageError(f"`{name}` raised {type(error).__name__} instead of giving a batch: {error}") from error
+    if not batches:
+        raise UsageError(f"`{name}` gave no batch. Give a loader or a list of batches that is not used up.")
+    return batches
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside `torch.compile` and the parallel wrappers, whose copies would compile or communicate."""
+    for name in ("_orig_mod", "module"):
+        inner = getattr(model, name, None)
+        if isinstance(inner, nn.Module) and type(model).__name__ in _WRAPPERS:
+            return _unwrapped(inner)
+    return model
+
+
+_WRAPPERS = ("OptimizedModule", "DataParallel", "DistributedDataParallel")
+
+
+def _device(model: nn.Module, optimizer: Any) -> torch.device:
+    groups = [] if optimizer is None else optimizer.param_groups
+    tensors = [*model.parameters(), *model.buffers(), *(p for group in groups for p in group["params"])]
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
+def _notes(model: nn.Module, inner: nn.Module, loader: Any, taken: int) -> list[str]:
+    notes = []
+    if inner is not model:
+        notes.append(f"Examined the {type(inner).__name__} inside the {type(model).__name__}.")
+    if is_iterator(loader):
+        notes.append(f"The loader is an iterator and cannot be rewound: {taken} batches were taken out of it.")
+    return notes

@@ -1,0 +1,202 @@
+"""Sees, by value, what reaches the functions that matter: losses, embeddings, activations, softmaxes.
+
+A `TorchFunctionMode` stands between the model and torch, so it does not matter whether a loss was called as a module,
+as a function or inside the model, nor what anything is named. Calls are noted before they run: when one raises, what it
+was given is known.
+
+Left out: what runs inside a single call, such as the softmax within `multi_head_attention_forward`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+CLASSES = ("cross_entropy", "nll_loss")
+"""Losses whose targets are class indices."""
+
+POINTWISE = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+"""Losses that compare a prediction with a target of the same shape."""
+
+_LOSSES = {
+    getattr(F, name): name
+    for name in (*CLASSES, *POINTWISE, "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div")
+}
+_SOFTMAX = {F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, Tensor.softmax, Tensor.log_softmax}
+_BOUNDED = {torch.sigmoid: "sigmoid", Tensor.sigmoid: "sigmoid", F.sigmoid: "sigmoid"}
+_BOUNDED |= {torch.tanh: "tanh", Tensor.tanh: "tanh", F.tanh: "tanh"}
+_RELU = {F.relu: "relu", torch.relu: "relu", Tensor.relu: "relu", F.relu6: "relu6"}
+_SUBTRACT = {torch.sub, Tensor.sub, Tensor.__sub__, Tensor.__rsub__, torch.subtract, Tensor.subtract}
+_AT_THE_BOUND = 0.99
+
+
+@dataclass(frozen=True)
+class LossCall:
+    """One call of a loss function: what reached it."""
+
+    kind: str
+    input: Tensor
+    target: Tensor
+    settings: dict[str, Any]
+    """Its other arguments, defaults filled in."""
+    value: Tensor | None = None
+    """What it returned; `None` if it raised."""
+
+    @property
+    def class_dim(self) -> int:
+        """The axis of the classes in the input."""
+        return 1 if self.input.dim() > 1 else 0
+
+    @property
+    def class_count(self) -> int:
+        """How many classes the input has."""
+        return self.input.shape[self.class_dim] if self.input.dim() else 1
+
+    @property
+    def has_indices(self) -> bool:
+        """Whether the targets are class indices."""
+        return self.kind in CLASSES and not self.target.is_floating_point()
+
+    @property
+    def valid(self) -> Tensor:
+        """Which targets count, that is, are not the ignore index."""
+        return torch.ne(self.target, self.settings.get("ignore_index", -100))
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """One lookup in an embedding table."""
+
+    where: str
+    ids: Tensor
+    table_rows: int
+
+
+@dataclass(frozen=True)
+class ActivationCall:
+    """What an activation function put out."""
+
+    where: str
+    kind: str
+    output: Tensor
+
+    def saturated_share(self) -> float:
+        """Share of the outputs at a bound, where the slope is nearly 0."""
+        values = self.output.float()
+        centred = values.abs() if self.kind == "tanh" else (2 * values - 1).abs()
+        return float((centred > _AT_THE_BOUND).float().mean()) if values.numel() else 0.0
+
+    def silent_units(self) -> Tensor:
+        """Which units are 0 on every row: the axis after the batch, or the last of a sequence."""
+        zero = self.output == 0
+        if zero.dim() == 4:
+            return zero.flatten(2).all(2).all(0)
+        return zero.reshape(-1, zero.shape[-1]).all(0) if zero.dim() >= 2 else zero.new_zeros(0)
+
+
+@dataclass
+class Recorded:
+    """Everything one pass showed."""
+
+    losses: list[LossCall] = field(default_factory=list)
+    lookups: list[Lookup] = field(default_factory=list)
+    activations: list[ActivationCall] = field(default_factory=list)
+    fully_masked: list[str] = field(default_factory=list)
+    """Modules in which a softmax got a row that is minus infinity everywhere."""
+    differences: list[tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
+    """Shapes of two tensors of one size whose difference was taken and is larger than either."""
+    first_nan: tuple[str, str] | None = None
+    """The first operation that made a NaN out of none, and the module it ran in."""
+
+
+class FunctionCalls(TorchFunctionMode):
+    """Notes what reaches losses, embeddings and activations while it is on."""
+
+    def __init__(self, where: list[str], trace_nan: bool = False) -> None:
+        super().__init__()
+        self.recorded = Recorded()
+        self._where = where
+        self._trace_nan = trace_nan
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the function, noting what matters about it."""
+        kwargs = kwargs or {}
+        self._before(func, args, kwargs)
+        result = func(*args, **kwargs)
+        with torch.no_grad():
+            self._after(func, args, kwargs, result)
+        return result
+
+    @property
+    def _module(self) -> str:
+        return self._where[-1] if self._where else ""
+
+    def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if func in _LOSSES:
+            self._note_loss(_LOSSES[func], func, args, kwargs)
+        elif func is F.embedding:
+            ids, table = args[0], args[1] if len(args) > 1 else kwargs["weight"]
+            self.recorded.lookups.append(Lookup(self._module, ids.detach(), table.shape[0]))
+        elif func in _SUBTRACT and len(args) > 1 and isinstance(args[0], Tensor) and isinstance(args[1], Tensor):
+            one, other = tuple(args[0].shape), tuple(args[1].shape)
+            if _spreads(one, other):
+                self.recorded.differences.append((one, other))
+
+    def _note_loss(self, kind: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        bound = inspect.signature(func).bind(*args, **kwargs)
+        bound.apply_defaults()
+        settings = dict(bound.arguments)
+        value, target = settings.pop("input"), settings.pop("target")
+        if isinstance(value, Tensor) and isinstance(target, Tensor):
+            self.recorded.losses.append(LossCall(kind, value.detach(), target.detach(), settings))
+
+    def _after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if func in _LOSSES and self.recorded.losses and isinstance(result, Tensor):
+            call = self.recorded.losses[-1]
+            self.recorded.losses[-1] = LossCall(call.kind, call.input, call.target, call.settings, result.detach())
+        elif func in _BOUNDED or func in _RELU:
+            kind = _BOUNDED.get(func) or _RELU[func]
+            self.recorded.activations.append(ActivationCall(self._module, kind, result.detach()))
+        elif func in _SOFTMAX:
+            self._note_softmax(args, kwargs)
+        if self._trace_nan and self.recorded.first_nan is None and _made_nan(args, kwargs, result):
+            self.recorded.first_nan = (getattr(func, "__name__", str(func)), self._module)
+
+    def _note_softmax(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        scores = args[0] if args else kwargs["input"]
+        dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
+        usual = isinstance(dim, int) and scores.is_floating_point() and scores.numel() and scores.dim()
+        if usual and bool((scores == -torch.inf).all(dim).any()):
+            self.recorded.fully_masked.append(self._module)
+
+
+def _spreads(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether two shapes hold equally many values, differ, and broadcast to more than that: (N, 1) and (N)."""
+    if one == other or len(one) == len(other) or max(*one, *other, 0) < 2:
+        return False
+    size = math.prod(one)
+    return size == math.prod(other) and broadcast_size(one, other) > size
+
+
+def broadcast_size(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """How many values two shapes broadcast to; 0 when they do not."""
+    length = max(len(one), len(other))
+    pairs = zip((1,) * (length - len(one)) + one, (1,) * (length - len(other)) + other, strict=True)
+    sizes = [max(a, b) if 1 in (a, b) or a == b else 0 for a, b in pairs]
+    return math.prod(sizes)
+
+
+def _made_nan(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+    def nan(value: Any) -> bool:
+        if isinstance(value, Tensor):
+            return (value.is_floating_point() or value.is_complex()) and bool(value.isnan().any())
+        return any(map(nan, value)) if isinstance(value, tuple | list) else False
+
+    return nan(result) and not nan(args) and not nan(list(kwargs.values()))

@@ -1,0 +1,241 @@
+"""A copy of everything, to be trained, broken and thrown away; and one careful look at a pass through it.
+
+Model, loss function and optimizer are copied together, so that the copied optimizer steps the copied parameters. User
+code that closes over the original model reaches the original all the same; the whole examination therefore also runs
+inside `untouched`, which puts the originals back.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from surefoot.doctor.function_calls import FunctionCalls, Recorded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from surefoot.doctor.loss_of_batch import Convention
+
+
+@dataclass
+class LayerTrace:
+    """What went through one layer that has a weight matrix."""
+
+    name: str
+    module: nn.Module
+    input_rms: float
+    input_variation: float
+    """Root mean square of what is left when the mean over the rows is taken off."""
+    output_rms: float
+
+
+@dataclass
+class PassTrace:
+    """One pass, seen closely."""
+
+    recorded: Recorded
+    outputs: Any = None
+    loss: Tensor | None = None
+    error: Exception | None = None
+    """What it raised, if it did."""
+    reached_loss: bool = False
+    """Whether the model ran, and an error is the loss's."""
+    layers: list[LayerTrace] = field(default_factory=list)
+    """Layers with a weight, in the order in which they ran."""
+    ran: dict[str, bool] = field(default_factory=dict)
+    """Modules that ran, and whether gradients were on in any of their calls."""
+    first_nonfinite: str | None = None
+    """The first module that put out a value that is not finite."""
+
+    @property
+    def value(self) -> float:
+        """The loss as a number; NaN if there is none."""
+        return math.nan if self.loss is None else float(self.loss.detach())
+
+
+class ModelCopy:
+    """Copies of a model, its loss function and its optimizer."""
+
+    def __init__(self, model: nn.Module, loss_fn: Any, optimizer: Any, convention: Convention | None) -> None:
+        memo: dict[int, Any] = {}  # shared, so that the copied optimizer holds the copied parameters
+        self.model, self.loss_fn, self.optimizer = copy.deepcopy((model, loss_fn, optimizer), memo)
+        _copy_what_pickling_forgets(optimizer, self.optimizer, memo)
+        self.convention = convention
+        if not self.model.training:
+            self.model.train()
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Everything that is trained, whether the model or only the optimizer knows it."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        known = dict.fromkeys([*self.model.parameters(), *(p for group in groups for p in group["params"])])
+        return [parameter for parameter in known if parameter.requires_grad]
+
+    def loss(self, batch: Any) -> Tensor:
+        """The loss of a batch."""
+        assert self.convention is not None
+        outputs = self.convention.forward(self.model, batch)
+        return scalar(self.convention.loss(self.loss_fn, outputs, batch))
+
+    def step(self, batch: Any) -> float:
+        """One training step; returns the loss before it."""
+        if _needs_closure(self.optimizer):
+            return float(self.optimizer.step(lambda: self._backward(batch)))
+        loss = self._backward(batch)
+        self.optimizer.step()
+        return float(loss.detach())
+
+    def _backward(self, batch: Any) -> Tensor:
+        for parameter in self.parameters:
+            parameter.grad = None
+        loss = self.loss(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    def gradient_norm(self) -> float:
+        """Norm of all gradients together."""
+        norms = [torch.linalg.vector_norm(p.grad.to_dense().float()) for p in self.parameters if p.grad is not None]
+        return float(torch.linalg.vector_norm(torch.stack([norm.cpu() for norm in norms]))) if norms else 0.0
+
+    def scale_rates(self, factor: float) -> None:
+        """Multiply every learning rate; one held down by a warm-up counts as what it warms up to."""
+        for group in self.optimizer.param_groups:
+            rate = peak_rate(group) * factor
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def without_dropout(self) -> ModelCopy:
+        """Turn dropout off, so that a loss can be followed to its floor."""
+        for module in self.model.modules():
+            if isinstance(module, _DropoutNd):
+                module.eval()
+            elif isinstance(module, nn.RNNBase | nn.MultiheadAttention):
+                module.dropout = 0.0
+        return self
+
+    def look(self, batch: Any, trace_nan: bool = False) -> PassTrace:
+        """Run one pass under observation; an error is kept, not raised."""
+        assert self.convention is not None
+        where: list[str] = []
+        recorder = FunctionCalls(where, trace_nan)
+        look = PassTrace(recorder.recorded)
+        with _watched(self.model, look, where), recorder:
+            try:
+                look.outputs = self.convention.forward(self.model, batch)
+                look.reached_loss = True
+                look.loss = scalar(self.convention.loss(self.loss_fn, look.outputs, batch))
+            except Exception as error:
+                look.error = error
+        return look
+
+
+def _copy_what_pickling_forgets(original: Any, duplicate: Any, memo: dict[int, Any]) -> None:
+    """Optimizers copy groups and state only; L-BFGS and many a custom one need their other attributes too.
+
+    Callables are left out: they are what a scheduler has wrapped around the original's `step`.
+    """
+    for name, value in vars(original).items() if original is not None else ():
+        if not hasattr(duplicate, name) and not callable(value):
+            setattr(duplicate, name, copy.deepcopy(value, memo))
+
+
+def scalar(loss: Any) -> Tensor:
+    """The loss as one number with a graph; a tuple that starts with it will do."""
+    if isinstance(loss, tuple | list) and loss:
+        loss = loss[0]
+    if isinstance(loss, dict) and "loss" in loss:
+        loss = loss["loss"]
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"the loss must be a tensor; got {type(loss).__name__}")
+    if loss.numel() != 1:
+        raise ValueError(
+            f"the loss must be one number to call backward on; got shape {tuple(loss.shape)}. Take its mean, or drop "
+            '`reduction="none"`'
+        )
+    return loss.reshape(())
+
+
+def peak_rate(group: dict[str, Any]) -> float:
+    """The learning rate of a group, or the one a schedule is warming up to."""
+    return max(float(group["lr"]), float(group.get("initial_lr", 0.0)))
+
+
+def rms(tensor: Tensor) -> float:
+    """Root of the mean square."""
+    return float(tensor.detach().float().square().mean().sqrt()) if tensor.numel() else 0.0
+
+
+def _variation(tensor: Tensor) -> float:
+    return rms(tensor.detach().float() - tensor.detach().float().mean(0)) if tensor.dim() else 0.0
+
+
+def first_tensor(value: Any) -> Tensor | None:
+    """The first floating-point tensor in what a module took or gave."""
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() else None
+    if isinstance(value, tuple | list):
+        return next((found for item in value if (found := first_tensor(item)) is not None), None)
+    return None
+
+
+def has_matrix(module: nn.Module) -> bool:
+    """Whether a module itself holds a weight of two dimensions or more that multiplies its input."""
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return False
+    return any(parameter.dim() >= 2 for parameter in module.parameters(recurse=False))
+
+
+def _needs_closure(optimizer: Any) -> bool:
+    return isinstance(optimizer, torch.optim.LBFGS)
+
+
+@contextmanager
+def _watched(model: nn.Module, look: PassTrace, where: list[str]) -> Iterator[None]:
+    """Hooks on every module of a copy: who runs, what goes in and out, where it first stops being finite."""
+    inputs: dict[str, list[tuple[float, float]]] = {}
+    handles = []
+
+    def before(name: str, module: nn.Module) -> Any:
+        def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
+            where.append(name)
+            look.ran[name] = look.ran.get(name, False) or torch.is_grad_enabled()
+            if has_matrix(module):
+                found = first_tensor(args) if args else first_tensor(list(kwargs.values()))
+                inputs.setdefault(name, []).append(
+                    (math.nan, math.nan) if found is None else (rms(found), _variation(found))
+                )
+
+        return hook
+
+    def after(name: str, module: nn.Module) -> Any:
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            if where:
+                where.pop()
+            found = first_tensor(output)
+            if found is None:
+                return
+            if look.first_nonfinite is None and not bool(found.isfinite().all()):
+                look.first_nonfinite = name or type(model).__name__
+            if inputs.get(name):
+                look.layers.append(LayerTrace(name, module, *inputs[name].pop(), rms(found)))
+
+        return hook
+
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(before(name, module), with_kwargs=True))
+        handles.append(module.register_forward_hook(after(name, module), always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

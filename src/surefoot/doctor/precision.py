@@ -1,0 +1,87 @@
+"""Step 8: the same pass with mixed precision off and on (bf16 autocast), and whether weights can move at all."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from surefoot.doctor.checks import Check, from_catalogue, passed, skipped, warned
+from surefoot.doctor.wiring import backward
+
+if TYPE_CHECKING:
+    from surefoot.doctor.context import CheckContext
+    from surefoot.doctor.model_copy import ModelCopy
+
+STEP = 8
+_LOSS_OFF, _DIRECTION = 0.1, 0.8
+_UNMOVED = 0.5
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def check_precision(bench: CheckContext) -> list[Check]:
+    """Compare precisions, and look for weights that swallow their updates."""
+    return [_autocast(bench), _weights(bench)]
+
+
+def _autocast(bench: CheckContext) -> Check:
+    name, expected = "bf16 autocast", f"loss within {_LOSS_OFF:.0%}, gradient direction above {_DIRECTION:g}"
+    plain, mixed = bench.trial(), bench.trial()
+    if any(parameter.dtype in _HALF for parameter in plain.model.parameters()):
+        return skipped(STEP, name, "the weights are in half precision themselves")
+    torch.manual_seed(0)
+    with torch.autocast(bench.device.type, enabled=False):
+        off = plain.look(bench.batch())
+        backward(off)
+    torch.manual_seed(0)
+    with torch.autocast(bench.device.type, dtype=torch.bfloat16):
+        on = mixed.look(bench.batch())
+    if on.error is not None or not math.isfinite(off.value):
+        why = str(on.error).split("\n")[0] if on.error is not None else "the loss is not finite in float32 either"
+        return skipped(STEP, name, f"autocast cannot be compared: {why}")
+    backward(on)
+    gap = abs(on.value - off.value) / max(abs(off.value), 1e-6)
+    alike = _cosine(plain, mixed)
+    summary = f"the loss moves by {gap:.2%}, and the gradients have a cosine of {alike:.4f}"
+    if not math.isfinite(on.value) or (gap > _LOSS_OFF and abs(on.value - off.value) > 1e-3) or alike < _DIRECTION:
+        fix = "Keep this model in float32, or the operation that differs: turn autocast off around it."
+        return warned(STEP, name, summary, gap, expected, fix)
+    return passed(STEP, name, summary, gap, expected)
+
+
+def _cosine(one: ModelCopy, other: ModelCopy) -> float:
+    dot = left = right = 0.0
+    for a, b in zip(one.parameters, other.parameters, strict=True):
+        if a.grad is not None and b.grad is not None:
+            x, y = a.grad.to_dense().double().flatten(), b.grad.to_dense().double().flatten()
+            dot, left, right = dot + float(x @ y), left + float(x @ x), right + float(y @ y)
+    if not math.isfinite(right) or not math.isfinite(left):
+        return math.nan if not math.isfinite(left) else -1.0
+    return dot / math.sqrt(left * right) if left > 0.0 and right > 0.0 else 1.0
+
+
+def _weights(bench: CheckContext) -> Check:
+    """Take one step and count the entries that did not change although their gradient is not 0."""
+    name, expected = "weights move", f"less than {_UNMOVED:.0%} of the entries stay the same"
+    if bench.optimizer is None:
+        return skipped(STEP, name, "no optimizer was given")
+    trial = bench.trial()
+    trial.scale_rates(1.0)
+    before = [parameter.detach().clone() for parameter in trial.parameters]
+    trial.step(bench.batch())
+    moved = total = 0
+    for parameter, old in zip(trial.parameters, before, strict=True):
+        if parameter.grad is not None and not parameter.grad.is_sparse:
+            active = parameter.grad != 0
+            total += int(active.sum())
+            moved += int((active & (parameter.detach() != old)).sum())
+    if total == 0:
+        return skipped(STEP, name, "no parameter of the optimizer has a gradient other than 0")
+    share = 1.0 - moved / total
+    summary = f"{share:.0%} of {total:,} entries with a gradient are the same bit for bit after a step"
+    if share > _UNMOVED and any(parameter.dtype in _HALF for parameter in trial.parameters):
+        return from_catalogue(STEP, name, "fail", "precision.low-precision-weights", summary, share, expected)
+    if moved == 0 and not (bench.found("optim.parameters-missing") or bench.found("optim.no-update")):
+        return from_catalogue(STEP, name, "fail", "optim.no-update", summary, share, expected)
+    return passed(STEP, name, summary, share, expected)

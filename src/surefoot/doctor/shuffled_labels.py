@@ -1,0 +1,105 @@
+"""Step 10, last part: the control with shuffled labels. Do the labels say anything about the inputs at all?
+
+Two copies learn the same rows, one with the labels shuffled. Both can learn them by heart; only with true labels should
+that help on rows held out. Said only when it can be said: enough rows, both learnt, and no better on held-out rows.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from surefoot.doctor.batch_parts import Part, target_part
+from surefoot.doctor.batches import leaves, map_leaves, row_count, to_device
+from surefoot.doctor.checks import Check, from_catalogue, passed, skipped
+
+if TYPE_CHECKING:
+    from surefoot.doctor.context import CheckContext
+
+STEP = 10
+_NAME = "shuffled labels"
+_STEPS = 600
+_RATE = 2e-3
+_SHARE = 0.1
+_FEWEST_ROWS = 256
+_LEARNT, _BY_HEART = 0.3, 0.6
+"""Fall of the training loss from which rows count as learnt, and as learnt well enough to stop."""
+_BETTER = 0.02
+
+
+def check_control(bench: CheckContext) -> list[Check]:
+    """Train with true and with shuffled labels, and compare on rows held out."""
+    found = target_part(bench)
+    if found is None:
+        return [skipped(STEP, _NAME, "the target is not a part of the batch, so it cannot be shuffled")]
+    if bench.overfits is not True:
+        return [skipped(STEP, _NAME, "a tiny batch is not overfitted, so the labels cannot be judged")]
+    cut = max(1, len(bench.batches) * 3 // 4)
+    train, held = bench.batches[:cut], bench.batches[cut:]
+    rows = sum(row_count(batch) or 0 for batch in train)
+    if rows < _FEWEST_ROWS or not held:
+        return [skipped(STEP, _NAME, f"{rows} rows to learn from are too few to tell; {_FEWEST_ROWS} are needed")]
+    mixed = _shuffled(train, found[0])
+    if mixed is None:
+        return [skipped(STEP, _NAME, "targets of different batches have different shapes")]
+    true_fall, true_held, steps = _learn(bench, train, held)
+    false_fall, false_held, _ = _learn(bench, mixed, held)
+    story = (
+        f"after {steps} steps on {rows} rows the held-out loss is {true_held:.3g}, and {false_held:.3g} with labels "
+        "shuffled"
+    )
+    expected = "lower with the true labels"
+    gain = (false_held - true_held) / max(abs(false_held), 1e-8)
+    if gain > _BETTER:
+        return [passed(STEP, _NAME, story, gain, expected)]
+    if true_fall < _LEARNT or false_fall < _LEARNT or not math.isfinite(gain):
+        return [skipped(STEP, _NAME, f"the rows were not learnt by heart, so nothing follows: {story}")]
+    return [from_catalogue(STEP, _NAME, "warn", "data.labels-uninformative", story, gain, expected)]
+
+
+def _learn(bench: CheckContext, train: list[Any], held: list[Any]) -> tuple[float, float, int]:
+    """How far the training loss fell, the best held-out loss on the way, and the steps taken."""
+    trial = bench.trial(own_optimizer=False).without_dropout()
+    trial.optimizer = torch.optim.Adam(trial.parameters, lr=_RATE)
+    start, fall, best, steps = math.nan, 0.0, math.inf, 0
+    epoch: list[float] = []
+    for step in bench.steps(_STEPS, _SHARE):
+        epoch.append(trial.step(to_device(train[step % len(train)], bench.device)))
+        steps += 1
+        if len(epoch) == len(train):
+            mean, epoch = sum(epoch) / len(epoch), []
+            start = mean if math.isnan(start) else start
+            fall, best = (start - mean) / max(abs(start), 1e-8), min(best, _held_out(bench, trial, held))
+            if fall > _BY_HEART:
+                break
+    return fall, min(best, _held_out(bench, trial, held)), steps
+
+
+def _held_out(bench: CheckContext, trial: Any, held: list[Any]) -> float:
+    trial.model.eval()
+    total = sum(float(trial.loss(to_device(batch, bench.device)).detach()) for batch in held) / len(held)
+    trial.model.train()
+    trial.without_dropout()
+    return total
+
+
+def _shuffled(batches: list[Any], part: Part) -> list[Any] | None:
+    """The same batches with the rows of one part dealt out anew over all of them."""
+    targets = [part.of(batch) for batch in batches]
+    if any(target is None or target.dim() == 0 for target in targets):
+        return None
+    rows = [target for target in targets if target is not None]
+    if len({tuple(row.shape[1:]) for row in rows}) != 1:
+        return None
+    pool = torch.cat(rows)
+    order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(0))
+    dealt = torch.split(pool[order], [len(row) for row in rows])
+    return [_replaced(batch, part, new) for batch, new in zip(batches, dealt, strict=True)]
+
+
+def _replaced(batch: Any, part: Part, new: Tensor) -> Any:
+    old = dict(leaves(batch))[part.path]
+    return map_leaves(batch, lambda tensor: new if tensor is old else tensor)

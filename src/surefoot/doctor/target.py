@@ -1,0 +1,114 @@
+"""What `surefoot doctor TARGET` examines: the objects that a function of the user's returns.
+
+TARGET is `module:function` or `path/to/file.py:function`; a plain `path/to/file.py` is watched instead (`script`).
+The function takes no arguments and returns model, loader, loss function and optimizer, as a tuple in this order, or as
+a dict or an object with these names. `eval_loader`, `loss_of` and `clip` may come with them by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from surefoot.errors import UsageError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from surefoot.doctor.checks import Examination
+
+NAMES = ("model", "loader", "loss_fn", "optimizer")
+EXTRAS = ("eval_loader", "loss_of", "clip")
+_WAY_OUT = "Give module:function, where function() returns model, loader, loss_fn, optimizer."
+
+
+def examine_target(target: str, seconds: float) -> Examination:
+    """Load what the target names and examine it."""
+    from surefoot.doctor.examine import examine
+
+    if ":" not in target and (target.endswith(".py") or Path(target).exists()):
+        from surefoot.doctor.script import examine_script
+
+        return examine_script(Path(target), seconds)
+    subject = subject_of(_call(load_function(target), target), target)
+    return examine(**subject, seconds=seconds)
+
+
+def load_function(target: str) -> Any:
+    """The function that `module:function` or `file.py:function` names."""
+    place, _, name = target.rpartition(":")
+    if not place or not name:
+        raise UsageError(f"got {target!r}. {_WAY_OUT}")
+    found: Any = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            near = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")][:5]
+            listed = f"; it has {', '.join(near)}" if near else ""
+            raise UsageError(f"{place!r} has no {part!r}{listed}. {_WAY_OUT}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise UsageError(f"{target!r} is a {type(found).__name__}, not a function. {_WAY_OUT}")
+    return found
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"there is no file {str(path)!r}. {_WAY_OUT}")
+    sys.path.insert(0, str(path.parent.resolve()))  # what stands beside the file can be imported, as under python
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        _raise_as_usage(f"importing {str(path)!r}", error)
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise UsageError(f"there is no module {name!r} here. {_WAY_OUT}") from error
+        _raise_as_usage(f"importing {name!r}", error)
+    except Exception as error:
+        _raise_as_usage(f"importing {name!r}", error)
+
+
+def _call(function: Any, target: str) -> Any:
+    try:
+        return function()
+    except Exception as error:
+        _raise_as_usage(f"calling {target!r} without arguments", error)
+
+
+def _raise_as_usage(doing: str, error: Exception) -> NoReturn:
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    line = (str(error).strip().splitlines() or [""])[0]
+    raise UsageError(f"{doing} raised {type(error).__name__}{where}: {line}. Make that run first.") from error
+
+
+def subject_of(returned: Any, target: str) -> dict[str, Any]:
+    """Model, loader and the rest, out of whatever the function returned."""
+    if isinstance(returned, Mapping):
+        subject = {name: returned[name] for name in (*NAMES, *EXTRAS) if name in returned}
+    elif isinstance(returned, tuple | list) and not hasattr(returned, "model"):
+        if not 2 <= len(returned) <= len(NAMES):
+            raise UsageError(f"{target!r} returned {len(returned)} values, expected 2 to 4. {_WAY_OUT}")
+        subject = dict(zip(NAMES, returned, strict=False))
+    else:
+        subject = {name: getattr(returned, name) for name in (*NAMES, *EXTRAS) if hasattr(returned, name)}
+    missing = [name for name in ("model", "loader") if name not in subject]
+    if missing:
+        raise UsageError(f"{target!r} returned a {type(returned).__name__} without {' and '.join(missing)}. {_WAY_OUT}")
+    return subject

@@ -1,0 +1,118 @@
+"""The script as it is: the run that all others are compared with."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from surefoot.diagnose.engine import diagnose, load
+from surefoot.diagnose.run import RecordedRun
+from surefoot.errors import UsageError
+from surefoot.experiments.change_causes import FIXES
+from surefoot.experiments.run_comparison import RunReading, is_numeric, read
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.findings import Diagnosis
+    from surefoot.experiments.processes import Child, Children
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What the unchanged script came to."""
+
+    reading: RunReading
+    diagnosis: Diagnosis
+    facts: dict[str, Any]
+    seconds: float
+    cut_short: bool
+    """It was ended because its share of the budget was over."""
+
+    @cached_property
+    def run(self) -> RecordedRun:
+        """As the rules of the diagnosis see it."""
+        return RecordedRun(self.facts, {})
+
+    @property
+    def why_not(self) -> str:
+        """Why no experiment could cure it; empty if one might."""
+        if not self.reading.fails:
+            return self._nothing_to_cure()
+        if self.reading.outcome == "crashed" and not is_numeric(self.reading.crash):
+            return f"the script ends with {self.reading.crash}, which no change of the training cures."
+        return ""
+
+    @property
+    def likely_fixes(self) -> dict[str, str]:
+        """The changes that would fix the first finding that any change would fix."""
+        serious = [finding.cause for finding in self.diagnosis.findings if finding.severity != "info"]
+        return next((FIXES[cause] for cause in serious if cause in FIXES), {})
+
+    def _nothing_to_cure(self) -> str:
+        words = f"nothing needs curing: {self.reading.steps} steps, the loss {self.reading.words}."
+        if self.reading.outcome == "too short":
+            words = f"nothing to judge: {self.reading.words}."
+        elif self.diagnosis.serious:
+            named = self.diagnosis.serious[0]
+            words = (
+                f"the loss does not fail ({self.reading.words}), so there is nothing to cure by experiment; "
+                f"the diagnosis names {named.cause}."
+            )
+        return words + (" It was ended when its share of the budget was over." if self.cut_short else "")
+
+
+def run_baseline(children: Children, seconds: float, deadline: float) -> Baseline:
+    """Run the script; it is told to end after `seconds`, and made to after twice that."""
+    child = children.start("baseline", {"change": None, "seconds": seconds})
+    children.wait(until=min(deadline, time.monotonic() + 2 * seconds))
+    facts, run_facts = usable_facts(child)
+    diagnosis = diagnose(facts, run_facts)
+    verdict = diagnosis.verdict if diagnosis.serious else "healthy"  # as far as it was judged
+    reading = _with_findings(read(facts, run_facts, verdict), diagnosis)
+    cut_short = facts["experiment"]["ended"] == "time" or run_facts.get("exit_code") is None
+    return Baseline(reading, diagnosis, facts, child.seconds, cut_short)
+
+
+def usable_facts(child: Child) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the run left. A script that cannot be experimented with is wrong use, with a way out."""
+    log = child.folder / "output.txt"
+    try:
+        facts, run_facts = load(child.folder)
+    except UsageError:
+        raise UsageError(
+            f"the script showed nothing in {child.seconds:.0f} s: see {log}, or give it a larger --budget."
+        ) from None
+    told, crash, code = facts.get("experiment"), facts.get("crash"), run_facts.get("exit_code")
+    if crash and crash.get("type") == UsageError.__name__:  # said by surefoot itself, inside the run
+        raise UsageError(str(crash.get("message", "")))
+    if told is None:
+        raise UsageError(f"the script ended (exit code {code}) without importing torch: see {log}.")
+    if told.get("refused"):
+        raise UsageError(
+            f"the script writes to {told['refused']}, which is outside of the working directory and was there before; "
+            "experiments would change it. Have the script write inside the working directory."
+        )
+    if crash and crash.get("type") == "PermissionError":
+        raise UsageError(
+            f"the script ended with PermissionError: {crash.get('message', '')}. Experiments may write only inside the "
+            "working directory, and not to what is shared: have the script write there, or name another folder with "
+            "--allow-writes"
+        )
+    if told.get("problem"):
+        raise UsageError(str(told["problem"]))
+    if not facts.get("backwards"):
+        why = f"it ended with {crash.get('type')}" if crash else f"exit code {code}"
+        raise UsageError(f"the script never called backward ({why}): see {log}.")
+    return facts, run_facts
+
+
+def _with_findings(reading: RunReading, diagnosis: Diagnosis) -> RunReading:
+    """A run that learns, but whose diagnosis names a cause that a change could cure, may learn much better."""
+    named = next((finding for finding in diagnosis.findings if finding.severity != "info"), None)
+    if named is None:
+        return reading
+    reading = replace(reading, suspected_at=named.step)
+    if reading.outcome == "learned" and named.cause in FIXES:
+        return replace(reading, outcome="slow", words=f"{reading.words}, though {named.cause}")
+    return reading

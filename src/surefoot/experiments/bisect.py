@@ -1,0 +1,152 @@
+"""From a script to the change that cures it: baseline, repetition, experiments, within one budget of time.
+
+The baseline is run first, and may take a third of the budget. If it does not fail, that is the answer. If it does, it
+is run once more with nothing changed: a failure that does not come again cannot be cured by experiment, only by luck.
+Then the changes, as many at a time as there are jobs. When the time is over, what runs is ended.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from surefoot.experiments.baseline import Baseline, run_baseline
+from surefoot.experiments.change_causes import confirm, speaks_for, weigh
+from surefoot.experiments.plan import in_turn, nothing_to_change, order_for
+from surefoot.experiments.probes import not_learned, tells
+from surefoot.experiments.processes import Children, Subject
+from surefoot.experiments.results import Report, Row, sentence
+from surefoot.experiments.run_comparison import compare, read
+from surefoot.experiments.trials import BASELINE_SHARE, FLAKY, LEAST_SECONDS, REPEAT, Trials, cores
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from surefoot.diagnose.findings import Diagnosis
+    from surefoot.experiments.plan import Change
+    from surefoot.experiments.results import Answer, Verdict
+
+
+def bisect(
+    subject: Subject,
+    out: Path,
+    changes: list[Change],
+    budget_s: float,
+    jobs: int,
+    tell: Callable[[str, str], None] = lambda name, words: None,
+) -> Report:
+    """Run the experiments and judge them. `tell(name, words)` hears of each run's beginning (no words) and end."""
+    began = time.monotonic()
+    with Children(subject, out, threads=max(1, cores() // jobs)) as children:
+        tell("baseline", "")
+        baseline = run_baseline(children, budget_s * BASELINE_SHARE, began + budget_s)
+        tell("baseline", baseline.reading.words)
+        rows = [_row_of(baseline)]
+        if not baseline.why_not:
+            trials = Trials(children, _Bisection(baseline), began + budget_s, jobs, tell)
+            rows += trials.run(changes, in_turn(changes, baseline.likely_fixes))
+    report = _conclude(baseline, rows)
+    report.script, report.budget_s, report.jobs = subject.target, budget_s, jobs
+    report.seconds = time.monotonic() - began
+    report.write(out)
+    return report
+
+
+def _row_of(baseline: Baseline) -> Row:
+    reading = baseline.reading
+    verdict: Verdict = "fails" if reading.fails else "cannot tell" if reading.outcome == "too short" else "healthy"
+    return Row("baseline", "baseline", "baseline", verdict, reading.words, reading, baseline.seconds)
+
+
+def _conclude(baseline: Baseline, rows: list[Row]) -> Report:
+    """What the experiments say about the causes."""
+    if baseline.why_not:
+        unjudged = baseline.reading.fails or baseline.reading.outcome == "too short"
+        answer: Answer = "undecided" if unjudged else "healthy"
+        return Report(answer, baseline.why_not, rows, baseline.diagnosis)
+    if any(row.name == REPEAT.name and row.verdict == "healthy" for row in rows):
+        words = f"{FLAKY} when nothing is changed: no experiment can tell a cure."
+        return Report("flaky", words, rows, baseline.diagnosis)
+    cures = [row.name for row in rows if row.verdict == "cures"]
+    failed = {row.name: row.reading.failed_at for row in rows if row.verdict == "does not" and row.reading}
+    exact = baseline.reading.outcome != "slow"  # how fast is a matter of degree, and refutes nothing
+    unmoved = [name for name, step in failed.items() if exact and step == baseline.reading.failed_at]
+    found = weigh(baseline.diagnosis, cures, list(failed), unmoved)
+    scale = _scale(rows, cures, found)
+    if scale:
+        found = confirm(found, "data.unscaled-input", "synthetic-inputs")
+    report = Report("cured" if cures else "not cured" if failed else "undecided", sentence(rows), rows, found)
+    report.confirms = [f.cause for f in found.findings if f.evidence.get("experiments", {}).get("confirmed")]
+    report.speaks_for = speaks_for(cures, unmoved)
+    report.conclusions = [*scale, *_chance(rows, report.confirms)]
+    return report
+
+
+def _scale(rows: list[Row], cures: list[str], found: Diagnosis) -> list[str]:
+    """Whether nothing but other inputs helps. That a few rows are learned is taken back where noise shows otherwise."""
+    probes = {row.name: row for row in rows if row.verdict == "tells" and row.reading is not None}
+    noise, few = probes.get("synthetic-inputs"), probes.get("tiny-batch")
+    if noise is None or noise.reading is None:
+        return []
+    if few is not None and few.reading is not None and not few.reading.fails:
+        few.why = not_learned(few.reading, noise.reading) or few.why
+    broken = any(each.cause == "data.nonfinite-input" and each.severity != "info" for each in found.findings)
+    if cures or broken or noise.reading.outcome != "learned":
+        return []
+    return ["With inputs of mean 0 and deviation 1 it learns: look at the scale of the inputs."]
+
+
+def _chance(rows: list[Row], confirmed: list[str]) -> list[str]:
+    """Whether the failure goes away when only the draw of the data, or of everything, is another one."""
+    held = {row.name: row.reading for row in rows if row.applied and row.reading is not None}
+    seed = "other-seed" in held and held["other-seed"].outcome == "learned"
+    order = any(row.name == "other-batches" and row.verdict == "cures" for row in rows)
+    if confirmed or not (seed or order):
+        return []
+    if not seed:
+        fails = " (with another seed it fails too)" if "other-seed" in held and held["other-seed"].fails else ""
+        return [f"With other batches it does not fail{fails}: it depends on the order of the data, or on chance."]
+    nor = ", nor with other batches" if order else ""
+    return [f"With another seed it does not fail{nor}: it depends on chance."]
+
+
+class _Bisection:
+    """Asks of each run whether it learns where the baseline failed."""
+
+    def __init__(self, baseline: Baseline) -> None:
+        self.baseline = baseline
+
+    def nothing_to_change(self, change: Change) -> str | None:
+        return nothing_to_change(change, self.baseline.run, self.baseline.reading)
+
+    def order(self, change: Change, seconds_left: float) -> dict[str, Any]:
+        seconds = min(seconds_left, max(LEAST_SECONDS, 5 * self.baseline.seconds))
+        order = order_for(change if change is not REPEAT else None, self.baseline.reading, seconds)
+        if self.baseline.cut_short and "steps" not in order:
+            order["steps"] = self.baseline.reading.steps
+        return order
+
+    def judge(self, row: Row, change: Change, facts: dict[str, Any], run_facts: dict[str, Any]) -> None:
+        if change.name == "other-batches" and _same_data(self.baseline.facts, facts):
+            row.verdict, row.why, row.notes = "does not apply", "the batches stay the same", []
+            return
+        if change.name == "other-seed" and not facts["experiment"].get("acted"):
+            row.notes.append("the script sets no seed of its own")
+        row.reading = read(facts, run_facts)
+        if change is REPEAT:
+            fails = row.reading.fails or self.baseline.reading.outcome == "slow"
+            row.verdict, row.why = ("fails" if fails else "healthy"), row.reading.words
+        elif change.kind == "probe":
+            row.verdict, row.why = "tells", tells(change.name, self.baseline.reading, row.reading)
+        else:
+            row.verdict, row.why = compare(self.baseline.reading, row.reading)
+
+
+def _same_data(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two runs were trained on the same batches, as far as their prints show."""
+    notes = [facts.get("stream", {}).get("notes", [])[:40] for facts in (one, other)]
+    prints = [[(note.get("x"), note.get("y")) for note in held] for held in notes]
+    length = min(len(held) for held in prints)
+    known = sum(pair != (None, None) for pair in prints[0][:length])
+    return known >= 5 and prints[0][:length] == prints[1][:length]

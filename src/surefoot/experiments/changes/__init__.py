@@ -1,0 +1,48 @@
+"""One change, made to a script from outside: what `surefoot bisect` does to the runs it compares.
+
+A run under `surefoot bisect`, or under `surefoot replay --experiments`, finds an order in its environment: which change
+to make (none in the baseline), when to end, which folder to write in. `begin` reads it, before the watcher wraps
+anything, so that the changes lie inside of what is watched; `follow` comes after, so that the watcher sees gradients as
+the script made them. Every change says how often it could do something: one that found nothing to change is no
+experiment.
+
+`rates`, `gradients`, `state`, `precision`, `order`, `inputs` and `kernels` hold the changes, `outputs` keeps the
+script's files safe, `experiment` counts and ends the run. Without the order in the environment nothing of this is
+imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from surefoot.experiments.changes.experiment import Experiment
+    from surefoot.watch.watcher import Watcher
+
+ORDER = "SUREFOOT_EXPERIMENT"
+"""The environment variable that holds the order, as JSON. It is taken out before the script can see it."""
+
+
+def begin(watcher: Watcher) -> Experiment | None:
+    """Make the change that was ordered, if one was. Called once, right after torch was imported."""
+    words = os.environ.pop(ORDER, None)
+    if words is None:
+        return None
+    from surefoot.experiments.changes.experiment import Experiment
+    from surefoot.experiments.changes.outputs import protect
+    from surefoot.experiments.changes.table import install
+
+    order: dict[str, Any] = json.loads(words)
+    experiment = Experiment(watcher, order)
+    watcher.experiment = experiment
+    protect(experiment)
+    made = False
+    if order.get("incident"):  # `surefoot replay --experiments`: the run begins at the step of an incident
+        from surefoot.replay.continued_run import rehearse
+
+        made = rehearse(experiment)
+    if order.get("change") and not made:
+        install(order["change"], experiment)
+    return experiment

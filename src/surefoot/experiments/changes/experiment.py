@@ -1,0 +1,211 @@
+"""One run of `surefoot bisect`, from inside: the change's hold on the script, how often it acted, and the end of the
+run.
+
+The run ends as soon as it has shown enough: the ordered number of steps, the ordered time, or losses that are not
+finite for many steps in a row. It ends at a step's boundary, by a `SystemExit`: the script's `finally` blocks run,
+nothing after its loop does. The facts are written first, and a script that holds on to life is killed a few seconds
+later. So is one whose `surefoot bisect` is gone.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from surefoot.watch.messages import say
+from surefoot.watch.patches.hooks import Hooks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.optim import Optimizer
+
+    from surefoot.watch.watcher import Watcher
+
+GRACE_SECONDS = 10.0
+"""How long a script may take to go, once told."""
+BROKEN_STEPS = 25
+"""So many losses in a row that are not finite: it will not come back."""
+
+
+class Enough(SystemExit):
+    """The run has shown what it had to show."""
+
+
+class Experiment:
+    """What was ordered, and what came of it."""
+
+    def __init__(self, watcher: Watcher, order: dict[str, Any]) -> None:
+        self.watcher, self.order = watcher, order
+        self.acted = 0
+        """How often the change found something to change."""
+        self.patience: int | None = None
+        """After so many steps without having acted, the change does not apply. `None`: it may act at any time."""
+        self.notes: list[str] = []
+        """What the change could not do, in words."""
+        self.problem = ""
+        """Why the change was given up."""
+        self.skipped: list[int] = []
+        """Steps that were left out on purpose."""
+        self.refused: str | None = None
+        """A file of the user's that the script wanted to write to."""
+        self.outside: list[str] = []
+        """New files outside of the scratch folder."""
+        self.first_step = 0
+        """How many steps had gone by where the experiment began: at the captured step of an incident, or at 0."""
+        self.found: dict[str, Any] = {}
+        """What else was learned on the way, for the facts."""
+        self.ended = ""
+        self.has_closure = False
+        """Whether the optimizer that is about to step computes its gradients inside the step."""
+        self._seen: dict[str, Any] = {"devices": [], "has_state": False, "dtypes": []}
+        self._began = time.monotonic()
+        self._before: list[Callable[[Optimizer], None]] = []
+        self._after: list[Callable[[Optimizer], None]] = []
+        self.wrapping = Hooks(watcher)
+        """For changes that must stand around a call."""
+        self.wrapping.around(torch.autograd, "backward", self._around_backward)
+
+    # What changes use
+
+    def before_step(self, call: Callable[[Optimizer], None]) -> None:
+        """Have something done before each step, after the watcher has looked at the gradients."""
+        self._before.append(call)
+
+    def after_step(self, call: Callable[[Optimizer], None]) -> None:
+        """Have something done after each step, after the watcher has looked at the result."""
+        self._after.append(call)
+
+    def number(self, optimizer: Optimizer) -> int:
+        """Which step of the experiment an optimizer is in, counted from 0."""
+        return self.watcher.watched(optimizer).series.count - self.first_step
+
+    def alter(self, owner: Any, name: str, change: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        """Let `change(args, kwargs)` give a function other arguments; `None` leaves them."""
+
+        def call(original: Any, args: Any, kwargs: Any) -> Any:
+            args, kwargs = self.safely(change, args, kwargs) or (args, kwargs)
+            return original(*args, **kwargs)
+
+        self.wrapping.around(owner, name, call)
+
+    def replace(self, owner: Any, name: str, change: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        """Let `change(result, args, kwargs)` return something else in the place of a function's result."""
+
+        def call(original: Any, args: Any, kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            changed = self.safely(change, result, args, kwargs)
+            return result if changed is None else changed
+
+        self.wrapping.around(owner, name, call)
+
+    def safely(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Make a part of the change. If that fails, the change is given up and the script goes on without it."""
+        if self.problem or not self.watcher.active:
+            return None
+        try:
+            return call(*args)
+        except Exception as error:
+            self.problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            say(f"surefoot: could not make the change {self.order.get('change')!r}: {self.problem}")
+            return None
+
+    # The end of the run
+
+    def follow(self) -> None:
+        """From here on steps are followed. Called after the watcher has put its own hooks on."""
+
+        def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            if self.watcher.here():
+                if not self.watcher.steps:
+                    self.safely(self._look, optimizer)
+                self.has_closure = callable(args[1] if len(args) > 1 else kwargs.get("closure"))
+                for call in self._before:
+                    self.safely(call, optimizer)
+
+        def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            if self.watcher.here():
+                self.safely(self._look_after, optimizer)
+                for call in self._after:
+                    self.safely(call, optimizer)
+                self._end_if_due()
+
+        register_optimizer_step_pre_hook(before)
+        register_optimizer_step_post_hook(after)
+
+    def _look(self, optimizer: Optimizer) -> None:
+        tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        for key, words in (("devices", {t.device.type for t in tensors}), ("dtypes", {str(t.dtype) for t in tensors})):
+            self._seen[key] = sorted({*self._seen[key], *words})
+
+    def _look_after(self, optimizer: Optimizer) -> None:
+        self._seen["has_state"] = self._seen["has_state"] or any(
+            isinstance(value, Tensor) and value.dim() for state in optimizer.state.values() for value in state.values()
+        )
+
+    def _around_backward(self, original: Any, args: Any, kwargs: Any) -> Any:
+        if self.watcher.here():
+            self._end_if_due()
+        return original(*args, **kwargs)
+
+    def _end_if_due(self) -> None:
+        why = self._due()
+        if why:
+            self.end(why)
+
+    def _due(self) -> str:
+        order, watcher = self.order, self.watcher
+        done = max(watcher.steps, watcher.backwards if not watcher.optimizers else 0)
+        # A scaler that skips every step leaves backwards without steps.
+        done = max(done, watcher.backwards // 4 if not watcher.steps else 0)
+        if order.get("parent") and os.getppid() != order["parent"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if order.get("steps") and done >= order["steps"]:
+            return "steps"
+        if order.get("seconds") and time.monotonic() - self._began > order["seconds"]:
+            return "time"
+        if self.problem or (self.patience is not None and done >= self.patience and not self.acted):
+            return "does not apply"
+        if self._is_broken():
+            return "non-finite"
+        return ""
+
+    def _is_broken(self) -> bool:
+        held = max(self.watcher.optimizers, key=lambda item: item.series.count, default=None)
+        rows = (held.series if held is not None and held.series.count else self.watcher.backward_series).rows
+        last = [row.get("loss") for row in rows[-BROKEN_STEPS:]]
+        return len(last) == BROKEN_STEPS and all(isinstance(v, float) and not math.isfinite(v) for v in last)
+
+    def end(self, why: str) -> None:
+        """Write down what is known, and go."""
+        if not self.ended:
+            self.ended = why
+            if self.watcher.save is not None:
+                self.watcher.safely("saving", lambda: self.watcher.save and self.watcher.save(self.watcher.as_facts()))
+            timer = threading.Timer(GRACE_SECONDS, os.kill, (os.getpid(), signal.SIGKILL))
+            timer.daemon = True
+            timer.start()
+        raise Enough(0)
+
+    def as_facts(self) -> dict[str, Any]:
+        """For the run folder."""
+        return {
+            "change": self.order.get("change"),
+            "acted": self.acted,
+            "problem": self.problem,
+            "notes": list(dict.fromkeys(self.notes)),
+            "skipped": self.skipped,
+            "refused": self.refused,
+            "outside": self.outside,
+            "ended": self.ended,
+            "seen": self._seen,
+            **self.found,
+        }

@@ -1,0 +1,183 @@
+"""Which files a run of `surefoot bisect` or `surefoot replay` may change, and the hook that watches over it.
+
+The run works in a scratch folder that looks like the script's own (see `experiments.shadow_folder`): what it writes
+there is thrown away. What is only linked there, from beside or above the working directory, becomes a file of its own
+before it is written to. And a file elsewhere that was there before the experiments began is not written to, renamed or
+removed: the script gets a `PermissionError`, and `surefoot bisect` says why.
+
+This is done by an audit hook, which hears of every file that Python opens. It is in place before the script begins, so
+nothing is imported here that takes long. Caches may be written.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Protocol
+
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_CACHES = (
+    "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TRANSFORMERS_CACHE", "TORCH_HOME",
+    "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "CUDA_MPS_PIPE_DIRECTORY",
+    "CUDA_MPS_LOG_DIRECTORY", "NUMBA_CACHE_DIR", "MPLCONFIGDIR", "SCIKIT_LEARN_DATA", "NLTK_DATA", "KERAS_HOME",
+)  # fmt: skip
+_HOMES = ("~/.cache", "~/.nv", "~/.triton", "~/.config/matplotlib", "~/.keras", "~/nltk_data", "~/scikit_learn_data")
+_CHANGES = ("os.remove", "os.rename", "os.truncate", "os.rmdir", "shutil.rmtree", "os.chmod", "os.chown", "os.utime",
+            "os.setxattr", "os.removexattr")  # fmt: skip
+_FOLLOWS = ("os.truncate", "os.chmod", "os.chown", "os.utime", "os.setxattr", "os.removexattr")
+
+
+def free_folders() -> list[str]:
+    """Folders of the machine that any run may write to: devices and caches."""
+    homes = [*map(os.path.expanduser, _HOMES), *map(os.environ.get, _CACHES)]
+    return [os.path.realpath(home) for home in ("/dev", "/proc", "/tmp/nvidia-mps", *homes) if home]
+
+
+def missing_caches(temporary: str) -> dict[str, str]:
+    """Settings that put caches into a temporary folder, for those whose own folder is not there.
+
+    A run that may not write into the home folder could not make them.
+    """
+    own = {"XDG_CACHE_HOME": "~/.cache", "CUDA_CACHE_PATH": "~/.nv", "TRITON_HOME": "~/.triton"}
+    return {
+        name: temporary
+        for name, folder in own.items()
+        if name not in os.environ and not os.path.isdir(os.path.expanduser(folder))
+    }
+
+
+class Protected(Protocol):
+    """A run whose files are looked after."""
+
+    order: dict[str, Any]
+    """`scratch`, `out` and those in `writable` are folders that may be written to; `began`: when the runs began."""
+    refused: str | None
+    """The first file that the script was not allowed to change."""
+    outside: list[str]
+    """New files elsewhere."""
+
+
+class Files:
+    """What is known of a run's files before there is a run."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self.order = order
+        self.refused: str | None = None
+        self.outside: list[str] = []
+
+
+_early: list[Guard] = []
+"""The guard that was there before torch was."""
+
+
+def guard_early(order: dict[str, Any]) -> None:
+    """Watch over the files from here on; `guard_for` says later whose they are."""
+    _early.append(Guard(Files(order)))
+    sys.addaudithook(_early[0].hear)
+
+
+def guard_for(run: Protected) -> Guard:
+    """The guard of a run: the early one, or a new one."""
+    if not _early:
+        guard = Guard(run)
+        sys.addaudithook(guard.hear)
+        return guard
+    guard = _early[0]
+    guard.belongs_to(run)
+    return guard
+
+
+class Guard:
+    """Knows which files are whose."""
+
+    def __init__(self, run: Protected) -> None:
+        order = run.order
+        self._run = run
+        self._scratch = os.path.realpath(order["scratch"]) if order.get("scratch") else None
+        self._began = float(order.get("began") or 0.0)
+        own = (os.path.realpath(home) for home in (self._scratch, order.get("out")) if home)
+        self._free = (*own, *free_folders(), *map(os.path.realpath, order.get("writable") or ()))
+        self._process = os.getpid()
+        self._busy = False
+
+    def belongs_to(self, run: Protected) -> None:
+        """Tell another run of what is refused, what has been so far included."""
+        run.refused, run.outside = self._run.refused, self._run.outside
+        self._run = run
+
+    def hear(self, event: str, args: Any) -> None:
+        """Of anything Python is about to do."""
+        try:
+            self._hear(event, args)
+        except PermissionError:
+            raise
+        except Exception:
+            return  # an odd path: the script will be told so by what it called
+
+    def _hear(self, event: str, args: Any) -> None:
+        if event == "open":
+            path, mode, flags = args
+            writes = any(letter in mode for letter in "wax+") if isinstance(mode, str) else bool(flags & _WRITES)
+            if writes:
+                self.before_writing(path, keeps=not isinstance(mode, str) or "w" not in mode)
+        elif event == "sqlite3.connect":  # the library opens the file itself, and may only read it
+            self.make_own(args[0])
+        elif event in _CHANGES:
+            self.before_writing(args[0], keeps=True, follow=event in _FOLLOWS)
+            if event == "os.rename":
+                self.before_writing(args[1], keeps=True, follow=False)
+
+    def before_writing(self, path: Any, keeps: bool, follow: bool = True) -> None:
+        """Make a link a file of its own; refuse what is the user's."""
+        if self._busy or os.getpid() != self._process or not isinstance(path, (str, bytes, os.PathLike)):
+            return
+        self._busy = True
+        try:
+            name = os.path.abspath(os.fsdecode(path))
+            if follow and os.path.islink(name) and self._is_ours(os.path.dirname(name)):
+                _make_own(name, keeps)
+            folder = os.path.realpath(os.path.dirname(name))
+            real = os.path.realpath(name) if follow else os.path.join(folder, os.path.basename(name))
+            if not self._is_ours(real):
+                self._check(real)
+        finally:
+            self._busy = False
+
+    def make_own(self, path: Any) -> None:
+        """Make a link of the scratch folder a file of its own, and leave everything else as it is."""
+        if not self._busy and os.getpid() == self._process and isinstance(path, (str, bytes, os.PathLike)):
+            self._busy = True
+            try:
+                name = os.path.abspath(os.fsdecode(path))
+                if os.path.islink(name) and os.path.isfile(name) and self._is_ours(os.path.dirname(name)):
+                    _make_own(name, keeps=True)
+            finally:
+                self._busy = False
+
+    def _is_ours(self, path: str) -> bool:
+        path = os.path.realpath(path) if os.path.isdir(path) else path
+        return any(path == home or path.startswith(home + os.sep) for home in self._free)
+
+    def _check(self, path: str) -> None:
+        try:
+            found = os.lstat(path)
+        except OSError:
+            if len(self._run.outside) < 8:
+                self._run.outside.append(path)
+            return
+        if max(found.st_ctime, found.st_mtime) < self._began:
+            self._run.refused = self._run.refused or path
+            raise PermissionError(
+                f"{path} was there before surefoot ran this script again, and must not be changed by that. Have the "
+                "script write inside its working directory."
+            )
+
+
+def _make_own(link: str, keeps: bool) -> None:
+    """Put a copy of the file, or nothing, in the place of a link to it."""
+    import shutil
+
+    target = os.path.realpath(link)
+    os.unlink(link)
+    if keeps and os.path.isfile(target):
+        shutil.copyfile(target, link)

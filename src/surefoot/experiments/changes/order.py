@@ -1,0 +1,108 @@
+"""Which data come when: other batches, another seed, or the same few rows again and again.
+
+Generators that the script makes for itself with NumPy or Python are out of reach, and so are orders that were drawn
+before the optimizer was made; whoever judges the run compares the batches.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.data import SequentialSampler
+
+if TYPE_CHECKING:
+    from surefoot.experiments.changes.experiment import Experiment
+
+OTHER = 7_919
+"""What is added to a seed, or seeds what had none."""
+FEW = 8
+"""Rows of the tiny batch."""
+
+
+def change_order(experiment: Experiment) -> None:
+    """The weights begin as in the baseline, the batches are others.
+
+    All shared random streams move on when the first optimizer is made: weights and data exist by then. Loaders that go
+    through the data in order are shuffled.
+    """
+    own = torch.Generator().manual_seed(OTHER)
+    seed_torch = torch.manual_seed
+    made = False
+
+    def optimizer_made(result: Any, args: Any, kwargs: Any) -> None:
+        nonlocal made
+        if made:
+            return
+        made = True
+        seed_torch(OTHER)
+        random.seed(OTHER)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(OTHER)
+        experiment.acted += 1
+
+    def permuted(result: Any, args: Any, kwargs: Any) -> Any:
+        """A permutation from a generator of the script's own, permuted once more."""
+        if not made or kwargs.get("generator") is None or not isinstance(result, Tensor):
+            return None
+        return result[torch.argsort(torch.rand(len(result), generator=own)).to(result.device)]
+
+    def in_order(result: Any, args: Any, kwargs: Any) -> Any:
+        rows = list(result)
+        return iter([rows[i] for i in torch.argsort(torch.rand(len(rows), generator=own)).tolist()])
+
+    experiment.patience = 3
+    experiment.replace(Optimizer, "__init__", optimizer_made)
+    experiment.replace(torch, "randperm", permuted)
+    experiment.replace(SequentialSampler, "__iter__", in_order)
+
+
+def change_seed(experiment: Experiment) -> None:
+    """Every whole number that something is seeded with becomes another one."""
+
+    def other(value: Any) -> Any:
+        return (value + OTHER) % 2**32 if isinstance(value, int) and not isinstance(value, bool) else value
+
+    def seeding(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        experiment.acted += 1
+        return tuple(other(a) for a in args), {key: other(value) for key, value in kwargs.items()}
+
+    experiment.alter(torch, "manual_seed", seeding)
+    experiment.alter(random, "seed", seeding)
+    if "numpy" in sys.modules:
+        numpy = sys.modules["numpy"]
+        experiment.alter(numpy.random, "seed", seeding)
+        experiment.alter(numpy.random, "default_rng", seeding)
+
+
+def repeat_tiny_batch(experiment: Experiment) -> None:
+    """Wherever rows are drawn in an order, the first few are drawn again and again, from the first step on."""
+    kept: dict[int, Tensor] = {}
+    made = False
+
+    def optimizer_made(result: Any, args: Any, kwargs: Any) -> None:
+        nonlocal made
+        made = True
+
+    def permuted(result: Any, args: Any, kwargs: Any) -> Any:
+        if not made or not isinstance(result, Tensor) or len(result) <= FEW:
+            return None
+        experiment.acted += 1
+        few = kept.setdefault(len(result), result[:FEW].clone())
+        return few.repeat(-(-len(result) // FEW))[: len(result)]
+
+    def in_order(result: Any, args: Any, kwargs: Any) -> Any:
+        rows = list(result)
+        if not torch.is_grad_enabled() or len(rows) <= FEW:
+            return iter(rows)
+        experiment.acted += 1
+        return iter((rows[:FEW] * -(-len(rows) // FEW))[: len(rows)])
+
+    experiment.patience = 20
+    experiment.replace(Optimizer, "__init__", optimizer_made)
+    experiment.replace(torch, "randperm", permuted)
+    experiment.replace(SequentialSampler, "__iter__", in_order)

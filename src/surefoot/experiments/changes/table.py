@@ -1,0 +1,42 @@
+"""The changes by name. What they are called in full, and in which order they are tried: `experiments.plan`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from surefoot.experiments.changes.gradients import clip, skip_batches
+from surefoot.experiments.changes.inputs import shuffle_labels, synthesize_inputs
+from surefoot.experiments.changes.kernels import use_deterministic_kernels
+from surefoot.experiments.changes.order import change_order, change_seed, repeat_tiny_batch
+from surefoot.experiments.changes.precision import use_bf16, use_fp32
+from surefoot.experiments.changes.rates import divide_rate, warm_up
+from surefoot.experiments.changes.state import change_eps, reset_moments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from surefoot.experiments.changes.experiment import Experiment
+
+INSTALL: dict[str, Callable[[Experiment], None]] = {
+    "lr-3": partial(divide_rate, by=3.0),
+    "lr-10": partial(divide_rate, by=10.0),
+    "warm-up": warm_up,
+    "clip": clip,
+    "fp32": use_fp32,
+    "bf16": use_bf16,
+    "other-batches": change_order,
+    "skip-batch": skip_batches,
+    "reset-moments": reset_moments,
+    "eps": change_eps,
+    "deterministic": use_deterministic_kernels,
+    "other-seed": change_seed,
+    "tiny-batch": repeat_tiny_batch,
+    "synthetic-inputs": synthesize_inputs,
+    "shuffled-labels": shuffle_labels,
+}
+
+
+def install(name: str, experiment: Experiment) -> None:
+    """Make one change."""
+    experiment.safely(INSTALL[name], experiment)

@@ -1,0 +1,141 @@
+"""`surefoot bisect` and `surefoot replay --experiments`: check what was asked for, run it, print the answer.
+
+Exit code 0: nothing to cure, or a cure was found. 1: none was. 2: wrong use.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.errors import UsageError
+from surefoot.experiments import plan
+from surefoot.experiments import shadow_folder as shadow
+from surefoot.experiments.bisect import bisect
+from surefoot.experiments.processes import Subject
+from surefoot.experiments.sandbox import tell_if_unconfined
+from surefoot.experiments.terminal import progress, show
+from surefoot.experiments.trials import default_jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from surefoot.experiments.results import Report
+    from surefoot.replay.processes import Order
+
+_OUR_OPTIONS = ("--budget", "--jobs", "--only", "--share", "--allow-writes")
+"""Options that hardly a script has."""
+
+
+def run(
+    script: str,
+    arguments: tuple[str, ...],
+    is_module: bool,
+    budget_s: float,
+    jobs: int,
+    out: Path | None,
+    only: str,
+    as_json: bool,
+    share: Sequence[Path] = (),
+    writable: Sequence[Path] = (),
+) -> int:
+    """The whole command; its exit code."""
+    changes = plan.chosen(only)
+    kept = shadow.shared(share, Path.cwd())
+    if not is_module and not os.path.exists(script):
+        raise UsageError(f"no script at {script}: expected a file, such as train.py, or -m and a module.")
+    folder = _folder(out, Path(script).stem or "script")
+    if late := [each for each in arguments if each.partition("=")[0] in _OUR_OPTIONS]:
+        print(
+            f"surefoot: {late[0]} comes after {script} and is given to it; bisect's own go before it", file=sys.stderr
+        )
+    subject = Subject(script, arguments, is_module, share=kept, writable=shadow.writable(writable))
+    tell_if_unconfined()
+    with ended_by_signals(), progress(len(changes) + 2, budget_s) as tell:
+        report = bisect(subject, folder, changes, budget_s, jobs or default_jobs(), tell)
+    return _answer(report, folder, as_json)
+
+
+def run_on_incident(
+    incident: Path,
+    order: Order,
+    budget_s: float,
+    jobs: int,
+    out: Path | None,
+    only: str,
+    as_json: bool,
+    share: Sequence[Path] = (),
+    writable: Sequence[Path] = (),
+) -> int:
+    """The same for the step of an incident; `order` says which script or target plays it."""
+    from surefoot.experiments.incident import CapturedIncident, experiment_on
+    from surefoot.record.incidents.reading import read_facts
+    from surefoot.replay.consent import import_path, received
+
+    changes = plan.chosen(only)
+    captured = CapturedIncident(incident, read_facts(incident), order.target)
+    folder = _folder(out, f"incident-{incident.resolve().name}")
+    kept = shadow.shared(share, Path.cwd())
+    subject = Subject(
+        order.script or "",
+        order.arguments,
+        order.module,
+        share=kept,
+        writable=shadow.writable(writable),
+        path=tuple(import_path(received(incident))),
+    )
+    tell_if_unconfined()
+    with ended_by_signals(), progress(len(changes) + 2, budget_s) as tell:
+        report = experiment_on(captured, subject, folder, changes, budget_s, jobs or default_jobs(), tell)
+    return _answer(report, folder, as_json)
+
+
+def _answer(report: Report, folder: Path, as_json: bool) -> int:
+    if as_json:
+        from surefoot.record.run_folder import as_json as text
+
+        print(text(report.as_json() | {"findings": report.diagnosis.as_json()["findings"]}, indent=2))
+    else:
+        from rich.console import Console
+
+        console = Console()
+        show(report, _short(folder), console if console.is_terminal else Console(width=160))
+    return 0 if report.answer in ("healthy", "no harm", "cured") else 1
+
+
+def _folder(out: Path | None, name: str) -> Path:
+    folder = out if out is not None else Path("runs") / f"bisect-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = Path(os.path.abspath(folder))
+    if (folder / "bisect.json").exists():
+        raise UsageError(f"{folder} already holds a bisection; give --out another folder.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {folder}: {error.strerror}; give --out another one.") from None
+    return folder
+
+
+def _short(folder: Path) -> str:
+    relative = os.path.relpath(folder)
+    return str(folder) if relative.startswith("..") else relative
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """A request to end is an exception here, so that no run is left behind."""
+
+    def leave(number: int, frame: Any) -> None:
+        sys.exit(128 + number)
+
+    names = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.signal(number, leave) for number in names}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,258 @@
+"""From an incident to the change that cures it: the captured step and those after it, run again under single changes.
+
+As in `bisect` the baseline comes first, then its repetition, then the changes, within one budget. A run begins at the
+captured step, from the captured state (`replay.continued_run`), and is short, so it is read by `stretch`. Changes
+that act on the update alone are not tried where the step fails before anything is updated. What the runs say together
+is concluded in `meaning`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from surefoot.diagnose.findings import Diagnosis, Finding
+from surefoot.diagnose.terminal import printable
+from surefoot.errors import UsageError
+from surefoot.experiments.after_incident import (
+    FOLLOW_STEPS,
+    Level,
+    compare_stretch,
+    level_before,
+    losses_before,
+    read_stretch,
+)
+from surefoot.experiments.baseline import usable_facts
+from surefoot.experiments.processes import Children, Subject
+from surefoot.experiments.results import Report, Row
+from surefoot.experiments.run_comparison import crash_of, is_numeric
+from surefoot.experiments.step_conclusion import conclude, other_draws, told_by_draws, told_by_probe
+from surefoot.experiments.trials import BASELINE_SHARE, LEAST_SECONDS, REPEAT, Trials, cores
+from surefoot.record.incidents.reading import number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from surefoot.experiments.plan import Change
+    from surefoot.experiments.run_comparison import RunReading
+
+LOOP = "surefoot.replay.target_loop"
+MOST_STEPS = 200
+_UPDATE_ONLY = ("lr-3", "lr-10", "warm-up", "clip", "reset-moments", "eps")
+"""Changes that cannot reach a forward or a backward."""
+
+
+@dataclass(frozen=True)
+class CapturedIncident:
+    """The incident, and what of it is compared with."""
+
+    folder: Path
+    facts: dict[str, Any]
+    target: str | None = None
+
+    @property
+    def step(self) -> int:
+        """The captured step."""
+        return int(self.facts["step"])
+
+    @property
+    def level(self) -> Level | None:
+        """Where the loss was before."""
+        return level_before([loss for _, loss in losses_before(self.facts)])
+
+    def order(self, change: str | None, seconds: float, follow: int = FOLLOW_STEPS) -> dict[str, Any]:
+        """What a run is told."""
+        return {
+            "change": change,
+            "incident": str(self.folder.resolve()),
+            "target": self.target,
+            "follow": follow,
+            "seconds": seconds,
+        }
+
+
+@dataclass(frozen=True)
+class AppliedAsItWas:
+    """The run with nothing changed."""
+
+    captured: CapturedIncident
+    reading: RunReading
+    facts: dict[str, Any]
+    seconds: float
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What was seen from inside."""
+        return self.facts["experiment"]  # type: ignore[no-any-return]
+
+    @property
+    def why_not(self) -> str:
+        """Why no experiment could cure it; empty if one might."""
+        crash = self.reading.crash
+        if self.reading.outcome == "crashed" and not is_numeric(crash):
+            return f"the script ends with {crash}, which no change of the training cures."
+        return ""
+
+    @property
+    def fails_at_once(self) -> bool:
+        """Whether the step fails before anything is updated."""
+        return self.reading.outcome in ("non-finite", "crashed") and self.reading.failed_at == self.captured.step
+
+
+def experiment_on(
+    captured: CapturedIncident,
+    subject: Subject,
+    out: Path,
+    changes: list[Change],
+    budget_s: float,
+    jobs: int,
+    tell: Callable[[str, str], None] = lambda name, words: None,
+) -> Report:
+    """Run the experiments and judge them. `tell(name, words)` hears of each run's beginning (no words) and end."""
+    began = time.monotonic()
+    if captured.target is not None:
+        subject = replace(subject, target=LOOP, arguments=(captured.target,), is_module=True)
+    with Children(subject, out, threads=max(1, cores() // jobs)) as children:
+        tell("baseline", "")
+        baseline = _apply(captured, children, budget_s * BASELINE_SHARE, began + budget_s)
+        tell("baseline", baseline.reading.words)
+        rows = [_row_of(baseline)]
+        if baseline.reading.fails and not baseline.why_not:
+            trials = Trials(children, _Short(baseline), began + budget_s, jobs, tell)
+            rows += trials.run(changes, changes)
+    report = conclude(baseline, rows, findings_near(captured), subject.target if captured.target is None else "")
+    report.script, report.budget_s, report.jobs = captured.target or subject.target, budget_s, jobs
+    report.incident, report.seconds = captured.folder.name, time.monotonic() - began
+    report.write(out)
+    return report
+
+
+def _apply(captured: CapturedIncident, children: Children, seconds: float, deadline: float) -> AppliedAsItWas:
+    child = children.start("baseline", captured.order(None, seconds))
+    children.wait(until=min(deadline, time.monotonic() + 2 * seconds))
+    facts, run_facts = usable_facts(child)
+    told, log = facts["experiment"], child.folder / "output.txt"
+    reading = read_stretch(facts, run_facts, captured.step, captured.level)
+    if not told.get("trail") and not told.get("open"):
+        crash = f" ({reading.crash})" if reading.crash else ""
+        raise UsageError(
+            f"the script did not come to the end of a step with the captured state{crash}: nothing in it trains a "
+            f"model with the names and shapes of the captured weights, or it drew no batch. See {log}."
+        )
+    return AppliedAsItWas(captured, reading, facts, child.seconds)
+
+
+def _row_of(baseline: AppliedAsItWas) -> Row:
+    reading = baseline.reading
+    before = losses_before(baseline.captured.facts)
+    shown = replace(reading, losses=[*before, *reading.losses])  # the picture begins before the step
+    return Row(
+        "baseline", "baseline", "baseline", "fails" if reading.fails else "healthy", reading.words, shown,
+        baseline.seconds, list(baseline.told.get("notes", [])),
+    )  # fmt: skip
+
+
+class _Short:
+    """Asks of each run whether it stays calm where the baseline failed."""
+
+    def __init__(self, baseline: AppliedAsItWas) -> None:
+        self.baseline, self.captured = baseline, baseline.captured
+        failed = baseline.reading.failed_at
+        self._optimizers: list[dict[str, Any]] = baseline.facts["optimizers"]
+        self.failed_after = 0 if failed is None else failed - self.captured.step
+
+    def nothing_to_change(self, change: Change) -> str | None:
+        baseline, level = self.baseline, self.captured.level
+        if baseline.told.get("state"):
+            return "weights were not finite before the step"
+        first = next(iter(baseline.told.get("trail", [])), None)
+        if baseline.fails_at_once:
+            if change.name in _UPDATE_ONLY:
+                return "the step fails before anything is updated"
+            if change.name == "skip-batch" and first is not None and not first["applied"]:
+                return "the loss scaler leaves the step out already"
+        elif change.name == "tiny-batch" and (level is None or first is None or number(first["loss"]) <= level.bar):
+            return "the loss of the step itself does not stand out, so no row of it can"
+        if change.name in ("synthetic-inputs", "shuffled-labels") and baseline.reading.outcome == "risen":
+            return "what the loss should be then is not known"
+        if change.name == "reset-moments" and not baseline.told["seen"].get("has_state", True):
+            return "the optimizer keeps no moments"
+        if change.name in ("clip", "skip-batch") and any("closure" in held["series"] for held in self._optimizers):
+            return "the optimizer evaluates the loss itself, so that its gradients are out of reach"
+        if change.name == "eps" and not self._has_eps():
+            return "the optimizer has no eps"
+        if change.name == "deterministic" and self.captured.facts["hardware"].get("device") == "cpu":
+            return "everything runs on the CPU"
+        return None
+
+    def _has_eps(self) -> bool:
+        groups = [group for held in self._optimizers for group in held["settings"]]
+        return any(isinstance(group.get("eps"), float) for group in groups)
+
+    def order(self, change: Change, seconds_left: float) -> dict[str, Any]:
+        seconds = min(seconds_left, max(LEAST_SECONDS, 5 * self.baseline.seconds))
+        name = None if change is REPEAT else change.name
+        order = self.captured.order(name, seconds, self._follow(change))
+        if name == "other-seed":
+            order["draws"] = self.baseline.fails_at_once  # what fails later takes a run, not a step
+        if name == "tiny-batch":
+            level = self.captured.level
+            order["bar"] = None if self.baseline.fails_at_once or level is None else level.bar
+        return order | {"skip_steps": [0], "reset_at": 0, "warmup_steps": FOLLOW_STEPS}
+
+    def _follow(self, change: Change) -> int:
+        """Long enough to come as far as the baseline did before it failed."""
+        if not self.failed_after:
+            return FOLLOW_STEPS
+        further = math.ceil(1.5 * change.slower * self.failed_after) + FOLLOW_STEPS // 2
+        return min(MOST_STEPS, max(FOLLOW_STEPS, further + (FOLLOW_STEPS if change.name == "warm-up" else 0)))
+
+    def judge(self, row: Row, change: Change, facts: dict[str, Any], run_facts: dict[str, Any]) -> None:
+        told = facts["experiment"]
+        row.draws = other_draws(told, crash_of(facts, run_facts))
+        if change.name == "other-seed" and row.draws is not None:
+            row.verdict, row.why = told_by_draws(row.draws, told["rows"]["draws"]["random"])
+            return
+        if change.name == "tiny-batch":
+            row.title = "rows of the batch"
+            row.verdict, row.why = told_by_probe(change.name, None, told)
+            return
+        # What a loss on noise should be is not known: only what is plain counts there.
+        level = None if change.name in ("synthetic-inputs", "shuffled-labels") else self.captured.level
+        row.reading = read_stretch(facts, run_facts, self.captured.step, level)
+        first: dict[str, Any] = next(iter(told.get("trail", [])), {})
+        if change is REPEAT:
+            row.verdict, row.why = ("fails" if row.reading.fails else "healthy"), row.reading.words
+        elif change.name == "other-batches" and first.get("captured_rows"):
+            row.verdict, row.why, row.reading = "does not apply", "the batches stay the same", None
+        elif change.kind == "probe":
+            row.verdict, row.why = told_by_probe(change.name, row.reading, told)
+        else:
+            row.verdict, row.why = compare_stretch(self.baseline.reading, row.reading)
+
+
+def findings_near(captured: CapturedIncident) -> Diagnosis:
+    """The diagnosis of the run that the incident is from, where there is one beside it; else an empty one."""
+    nothing = Diagnosis("broken", captured.step, ())
+    try:
+        text = (captured.folder.resolve().parents[1] / "findings.json").read_text(encoding="utf-8")
+        told = json.loads(text, object_hook=_printable)  # they are shown, and may be a stranger's
+        names = Finding.__dataclass_fields__
+        findings = [{key: value for key, value in each.items() if key in names} for each in told["findings"]]
+        made = (Finding(**each | {"where": tuple(each["where"]), "fixes": tuple(each["fixes"])}) for each in findings)
+        return Diagnosis(told["verdict"], int(told["steps"]), tuple(made))
+    except (OSError, ValueError, TypeError, KeyError, IndexError):
+        return nothing
+
+
+def _printable(held: dict[str, Any]) -> dict[str, Any]:
+    def shown(item: Any) -> Any:
+        if isinstance(item, list):
+            return [shown(each) for each in item]
+        return printable(item) if isinstance(item, str) else item
+
+    return {printable(key): shown(item) for key, item in held.items()}

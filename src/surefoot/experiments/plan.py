@@ -1,0 +1,119 @@
+"""The changes, from cheap to invasive: what each is called, when it has nothing to change, how long its run must be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from surefoot.errors import UsageError
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.run import RecordedRun
+    from surefoot.experiments.run_comparison import RunReading
+
+Kind = Literal["cure", "probe", "baseline"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change that can be made to a run from outside."""
+
+    name: str
+    """What `--only`, the run folder and the results call it."""
+    title: str
+    """For people."""
+    kind: Kind = "cure"
+    """A cure can be taken over into the script; a probe only tells where the cause lies."""
+    slower: float = 1.0
+    """How many times as many steps it needs to come as far."""
+
+
+CHANGES: tuple[Change, ...] = (
+    Change("lr-3", "LR / 3", slower=3.0),
+    Change("lr-10", "LR / 10", slower=10.0),
+    Change("warm-up", "warm-up"),
+    Change("clip", "clip 1.0"),
+    Change("fp32", "fp32"),
+    Change("bf16", "bf16 for fp16"),
+    Change("other-batches", "other batches"),
+    Change("skip-batch", "batch skipped"),
+    Change("reset-moments", "moments reset"),
+    Change("eps", "eps changed"),
+    Change("deterministic", "deterministic kernels"),
+    Change("other-seed", "other seed", "probe"),
+    Change("tiny-batch", "tiny batch", "probe"),
+    Change("synthetic-inputs", "synthetic inputs", "probe"),
+    Change("shuffled-labels", "shuffled labels", "probe"),
+)
+BY_NAME = {change.name: change for change in CHANGES}
+
+FEWEST_STEPS = 200
+"""A run that did not fail must have had so many steps in which to learn, if the script has them."""
+
+
+def chosen(only: str) -> list[Change]:
+    """The changes named in `--only`, in the order of the plan; all, if none is named."""
+    if not only.strip():
+        return list(CHANGES)
+    names = [name.strip().lower() for name in only.split(",") if name.strip()]
+    unknown = [name for name in names if name not in BY_NAME]
+    if unknown:
+        raise UsageError(f"--only knows no change called {unknown[0]!r}; there are {', '.join(BY_NAME)}.")
+    return [change for change in CHANGES if change.name in names]
+
+
+def in_turn(changes: list[Change], first: dict[str, str]) -> list[Change]:
+    """The order to run them in: what would fix the cause that the diagnosis names, then the rest as planned."""
+    return sorted(changes, key=lambda change: change.name not in first)
+
+
+def nothing_to_change(change: Change, run: RecordedRun, baseline: RunReading) -> str | None:
+    """Why a change cannot do anything to this script, as far as the baseline shows."""
+    seen: dict[str, Any] = run.facts.get("experiment", {}).get("seen", {})
+    if change.name in ("lr-3", "lr-10", "warm-up", "clip", "reset-moments") and run.main is None:
+        return "no optimizer ever stepped"
+    if change.name == "clip" and run.grad_norms and not run.nonfinite and max(run.grad_norms) <= 1.0:
+        return f"no gradient norm is above 1.0 (largest {max(run.grad_norms):.3g})"
+    if change.name == "skip-batch" and not baseline.bad_steps and baseline.outcome != "non-finite":
+        return "no single step stands out"
+    if change.name == "reset-moments":
+        if not seen.get("has_state", True):
+            return "the optimizer keeps no moments"
+        known = baseline.failed_at is not None or baseline.suspected_at is not None
+        if not known and not run.events("optimizer-loaded"):
+            return "no step at which it began to fail"
+    if change.name == "eps" and run.main is not None:
+        settings = [group for held in run.optimizers for group in held["settings"]]
+        if not any(isinstance(group.get("eps"), float) for group in settings):
+            return "the optimizer has no eps"
+    if change.name == "synthetic-inputs" and baseline.outcome in ("stuck", "slow"):
+        return "noise cannot be learned, so it says nothing about a run that is stuck"
+    if change.name == "deterministic" and seen.get("devices") == ["cpu"]:
+        return "everything runs on the CPU"
+    return None
+
+
+def order_for(change: Change | None, baseline: RunReading, seconds: float) -> dict[str, Any]:
+    """What the run of a change (or, for `None`, the repetition of the baseline) is told."""
+    order: dict[str, Any] = {"change": change.name if change else None, "seconds": seconds}
+    failed = baseline.failed_at
+    if failed is not None and baseline.outcome in ("non-finite", "crashed"):  # other failures take the whole curve
+        slower = change.slower if change else 1.0
+        longer = warmup_steps(baseline) if change and change.name == "warm-up" else 0
+        least = FEWEST_STEPS if change else 0
+        order["steps"] = max(least, math.ceil(1.5 * slower * failed) + longer + 30)
+    if change and change.name == "warm-up":
+        order["warmup_steps"] = warmup_steps(baseline)
+    if change and change.name == "skip-batch":
+        order["skip_steps"] = list(baseline.bad_steps)
+    if change and change.name == "reset-moments":
+        at = failed if failed is not None else baseline.suspected_at
+        order["reset_at"] = max(1, at - 1) if at is not None else None
+    return order
+
+
+def warmup_steps(baseline: RunReading) -> int:
+    """A third of the steps, within reason; if it failed early, five times as many as it took to fail."""
+    length = baseline.steps // 3 if baseline.failed_at is None else 5 * baseline.failed_at
+    return min(500, max(50, length))

@@ -1,0 +1,169 @@
+"""What the experiments came to: one row per run, the sentence that sums them up, and the files for other programs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from surefoot.record.run_folder import write_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from surefoot.diagnose.findings import Diagnosis
+    from surefoot.experiments.run_comparison import RunReading
+
+SCHEMA = 1
+POINTS = 300
+"""So many points of each loss curve are kept for the report."""
+SURE = 0.9
+"""A finding of such confidence needs no guesses beside it."""
+
+Verdict = Literal["cures", "does not", "cannot tell", "does not apply", "tells", "not run", "fails", "healthy"]
+Answer = Literal["healthy", "no harm", "cured", "not cured", "flaky", "undecided"]
+
+
+@dataclass
+class Row:
+    """One run and what was made of it."""
+
+    name: str
+    title: str
+    kind: str
+    verdict: Verdict
+    why: str = ""
+    reading: RunReading | None = None
+    seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+    draws: tuple[int, int] | None = None
+    """With how many other draws of random numbers the step failed, and how many were tried, where that is known."""
+
+    @property
+    def applied(self) -> bool:
+        """Whether the run really was another one than the baseline."""
+        return self.verdict not in ("does not apply", "not run") and self.name not in ("baseline", "repeat")
+
+    def as_json(self) -> dict[str, Any]:
+        """For `bisect.json`."""
+        held = self.reading
+        return {
+            "name": self.name,
+            "title": self.title,
+            "kind": self.kind,
+            "applied": self.applied,
+            "outcome": held.outcome if held else None,
+            "verdict": self.verdict,
+            "why": self.why,
+            "notes": self.notes,
+            "draws": None if self.draws is None else {"failed": self.draws[0], "tried": self.draws[1]},
+            "steps": held.steps if held else 0,
+            "failed_at": held.failed_at if held else None,
+            "final_loss": held.end if held else None,
+            "loss": [list(point) for point in thinned(held.losses)] if held else [],
+            "seconds": round(self.seconds, 2),
+        }
+
+
+@dataclass
+class Report:
+    """Everything the command found out."""
+
+    answer: Answer
+    sentence: str
+    rows: list[Row]
+    diagnosis: Diagnosis
+    """The baseline's, in the light of the experiments."""
+    script: str = ""
+    confirms: list[str] = field(default_factory=list)
+    """Causes of the baseline's diagnosis that the experiments confirm."""
+    speaks_for: list[str] = field(default_factory=list)
+    """Causes whose fixes cured the run, whatever the diagnosis said."""
+    conclusions: list[str] = field(default_factory=list)
+    """What the runs say together, for people."""
+    incident: str = ""
+    """The name of the incident's folder, where the experiments were on one."""
+    budget_s: float = 0.0
+    seconds: float = 0.0
+    jobs: int = 1
+
+    @property
+    def cures(self) -> list[str]:
+        """Names of the changes that cure it, cheapest first."""
+        return [row.name for row in self.rows if row.verdict == "cures"]
+
+    @property
+    def guesses(self) -> list[str]:
+        """Of the causes that the cures speak for, what is worth saying: nothing beside a finding that is sure.
+
+        Many changes make a failure come later or not at all; what the facts show by line and value is not outweighed by
+        that, unless an experiment speaks against it.
+        """
+        sure = (f for f in self.diagnosis.findings if f.severity != "info" and f.confidence >= SURE)
+        return [] if any("experiments" not in finding.evidence for finding in sure) else self.speaks_for
+
+    def as_json(self) -> dict[str, Any]:
+        """The whole result."""
+        return {
+            "schema": SCHEMA,
+            "script": self.script,
+            "incident": self.incident or None,
+            "answer": self.answer,
+            "sentence": self.sentence,
+            "conclusions": self.conclusions,
+            "cures": self.cures,
+            "confirms": self.confirms,
+            "speaks_for": self.speaks_for,
+            "budget_s": self.budget_s,
+            "seconds": round(self.seconds, 2),
+            "jobs": self.jobs,
+            "runs": [row.as_json() for row in self.rows],
+        }
+
+    def write(self, folder: Path) -> None:
+        """`bisect.json` and `findings.json`."""
+        write_json(folder / "bisect.json", self.as_json())
+        write_json(folder / "findings.json", self.diagnosis.as_json())
+
+
+def thinned(losses: list[tuple[int, float]], points: int = POINTS) -> list[tuple[int, float]]:
+    """A curve with fewer points: of each stretch the lowest and the highest; what is not finite counts as highest."""
+    if len(losses) <= points:
+        return losses
+    size = math.ceil(2 * len(losses) / points)
+    kept: list[tuple[int, float]] = []
+    for start in range(0, len(losses), size):
+        part = losses[start : start + size]
+        ends = {min(part, key=_height), max(part, key=_height)}
+        kept.extend(sorted(ends, key=lambda point: point[0]))
+    return kept
+
+
+def _height(point: tuple[int, float]) -> float:
+    return point[1] if math.isfinite(point[1]) else math.inf
+
+
+def sentence(rows: list[Row]) -> str:
+    """Which single change cures it, which do not."""
+    cures = [row.title for row in rows if row.verdict == "cures"]
+    others = [row.title for row in rows if row.verdict == "does not"]
+    unsure = [row.title for row in rows if row.verdict == "cannot tell"]
+    parts = []
+    if cures:
+        parts.append(f"{cures[0]} cures it")
+        if cures[1:]:
+            parts.append(f"so {'do' if len(cures) > 2 else 'does'} {_listed(cures[1:])}")
+    else:
+        parts.append("no single change that was tried cures it")
+    if others:
+        parts.append(f"{_listed(others)} {'do' if len(others) > 1 else 'does'} not")
+    if unsure:
+        parts.append(f"of {_listed(unsure)} it cannot be told")
+    missing = [row for row in rows if row.verdict == "not run"]
+    if missing:
+        parts.append(f"{len(missing)} {'was' if len(missing) == 1 else 'were'} not run")
+    return "; ".join(parts) + "."
+
+
+def _listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,233 @@
+"""What became of a run, and whether a change cured it.
+
+A run is read the way the diagnosis reads it (`diagnose.run.Curve`): it crashed, its loss was not finite, it diverged,
+it got stuck, one batch or another threw it, or it learned. A change cures if the baseline fails, the changed run
+learns by the same reading, and it had the chance to fail: it came at least as far as the baseline did before it
+failed, measured in distance (the sum of the learning rates) or in how low the loss got. A run that is merely slower
+does not count.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
+
+from surefoot.diagnose.run import FEWEST_LOSSES, RecordedRun
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.run import LossCurve
+
+Outcome = Literal[
+    "learned", "slow", "stuck", "diverged", "non-finite", "crashed", "thrown", "too short", "calm", "risen"
+]
+"""The last two are those of a short stretch: see `stretch`."""
+
+_NOT_NUMERIC = ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "NameError", "AttributeError",
+                "KeyError", "TypeError", "FileNotFoundError", "PermissionError", "OSError", "OutOfMemoryError",
+                "KeyboardInterrupt", "MemoryError")  # fmt: skip
+"""What no change of the training cures."""
+_MOST_SKIPPED = 0.75
+"""A run that left out more of its steps than this was not cured by leaving them out."""
+_FAR = 20.0
+"""A loss so many times above its neighbours was thrown there by its batch."""
+_FEWEST = FEWEST_LOSSES
+"""Losses without which nothing can be said."""
+
+
+@dataclass(frozen=True)
+class RunReading:
+    """What one run came to."""
+
+    outcome: Outcome
+    steps: int
+    failed_at: int | None = None
+    """The first step that failed, where there is one."""
+    start: float = math.nan
+    end: float = math.nan
+    """The loss it ended at."""
+    noise: float = 0.0
+    suspected_at: int | None = None
+    """The step that the first finding of the diagnosis names."""
+    bad_steps: tuple[int, ...] = ()
+    """Steps whose batch threw the loss, or made it non-finite, and the step before those."""
+    travelled: float = 0.0
+    """The sum of the learning rates up to the failure, or to the end."""
+    left_out: int = 0
+    """Steps that were left out on purpose."""
+    words: str = ""
+    """What happened, for the table."""
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    crash: str = ""
+
+    @property
+    def fails(self) -> bool:
+        """Whether there is something to cure."""
+        return self.outcome not in ("learned", "too short", "calm")
+
+
+def read(facts: dict[str, Any], run_facts: dict[str, Any], verdict: str = "broken") -> RunReading:
+    """The reading of a run's facts; `verdict` is the diagnosis of it, or for a changed run that of the baseline."""
+    skipped = set(facts.get("experiment", {}).get("skipped", []))
+    run = RecordedRun(_without(facts, skipped) if skipped else facts, run_facts)
+    curve = run.curve
+    bad = _first_bad(run, curve, forgiving=bool(skipped))
+    crash = crash_of(facts, run_facts)
+    thrown = _worst(curve)
+    outcome, failed_at, words = _outcome(run, curve, bad, crash, verdict, thrown)
+    every = len(skipped) + len(curve.values)
+    if skipped:
+        words = f"{words}, {len(skipped)} of {every} steps left out"
+        many = len(skipped) > _MOST_SKIPPED * every
+        outcome = "stuck" if many and outcome in ("learned", "too short") else outcome
+    return RunReading(
+        outcome,
+        steps=max(run.steps, int(facts.get("backwards", 0)) if run.main is None else 0),
+        failed_at=failed_at,
+        start=curve.start,
+        end=curve.end,
+        noise=curve.noise,
+        bad_steps=_bad_steps(run, bad, thrown),
+        travelled=_travelled(run, failed_at),
+        left_out=len(skipped),
+        words=words,
+        losses=list(zip(curve.steps, curve.values, strict=True)),
+        crash=crash,
+    )
+
+
+def _without(facts: dict[str, Any], skipped: set[int]) -> dict[str, Any]:
+    """The facts of a run as if the steps that were left out had never been."""
+    kept = []
+    for held in facts.get("optimizers", []):
+        rows = [i for i, step in enumerate(held["series"].get("step", [])) if step not in skipped]
+        series = {key: [column[i] for i in rows] for key, column in held["series"].items()}
+        kept.append({**held, "series": series})
+    return {**facts, "optimizers": kept}
+
+
+def _first_bad(run: RecordedRun, curve: LossCurve, forgiving: bool) -> int | None:
+    """The first step at which a loss or a gradient was not finite."""
+    if forgiving:
+        return curve.first_bad
+    steps = [event["step"] for name in ("nonfinite-loss", "nonfinite-gradient") for event in run.events(name)]
+    if curve.first_bad is not None:
+        steps.append(curve.first_bad)
+    if not steps and run.nonfinite:
+        steps.append(run.steps)
+    return min(steps, default=None)
+
+
+def crash_of(facts: dict[str, Any], run_facts: dict[str, Any]) -> str:
+    """What it died of, in words; empty if it ended normally or was ended."""
+    if facts.get("experiment", {}).get("ended"):
+        return ""
+    crash = facts.get("crash")
+    if crash is not None:
+        message = str(crash.get("message", "")).strip().splitlines()
+        return f"{crash.get('type')}: {message[0][:120] if message else ''}".rstrip(": ")
+    code = run_facts.get("exit_code")
+    return f"exit code {code}" if code else ""
+
+
+def is_numeric(crash: str) -> bool:
+    """Whether an error may come from numbers or data, and not from code or files."""
+    return not crash.startswith(_NOT_NUMERIC) and "out of memory" not in crash
+
+
+def _outcome(
+    run: RecordedRun, curve: LossCurve, bad: int | None, crash: str, verdict: str, thrown: list[int]
+) -> tuple[Outcome, int | None, str]:
+    if bad is not None and not (verdict == "healthy" and curve.learned):
+        return "non-finite", bad, f"not finite from step {bad}"
+    if crash:
+        return "crashed", run.steps, crash
+    if curve.count < _FEWEST:
+        return "too short", None, f"only {curve.count} losses"
+    if curve.rose:
+        onset = _onset(curve)
+        return "diverged", onset, f"rose from step {onset}" if onset is not None else "rose"
+    if curve.learned or curve.fell_through_noise:
+        if thrown and verdict != "healthy":
+            more = f" and {len(thrown) - 1} more" if len(thrown) > 1 else ""
+            return "thrown", thrown[0], f"thrown at step {thrown[0]}{more}"
+        return "learned", None, f"fell to {curve.end:.3g}"
+    if verdict == "healthy":
+        return "learned", None, f"ended at {curve.end:.3g}"
+    onset = _onset(curve) if curve.blew_up else None
+    if curve.chance is not None and curve.end > 0.97 * curve.chance:
+        return "stuck", onset, f"at chance ({curve.end:.3g})"
+    return "stuck", onset, f"stuck at {curve.end:.3g}"
+
+
+def _onset(curve: LossCurve) -> int | None:
+    """The first step from which three losses in a row are far above the first one."""
+    limit = curve.start + max(0.5 * abs(curve.start), 1e-12)
+    for i in range(len(curve.values) - 2):
+        if all(not value < limit for value in curve.values[i : i + 3]):
+            return curve.steps[i]
+    return None
+
+
+def _worst(curve: LossCurve) -> list[int]:
+    """The steps whose loss was thrown furthest, beyond the first loss: those after them are often mere aftershocks."""
+    far: dict[int, float] = {}
+    for i, (step, value) in enumerate(zip(curve.steps, curve.values, strict=True)):
+        before = [v for v in curve.values[max(0, i - 20) : i] if math.isfinite(v)]
+        if len(before) >= 3 and math.isfinite(value) and value > max(_FAR * abs(median(before)), abs(curve.start)):
+            far[step] = value
+    largest = max(far.values(), default=0.0)
+    return [step for step, value in far.items() if value > 0.02 * largest]
+
+
+def _bad_steps(run: RecordedRun, bad: int | None, thrown: list[int]) -> tuple[int, ...]:
+    """Steps whose batch is under suspicion; if they are very many, no batch is."""
+    steps = set(thrown) if len(thrown) <= max(3, run.steps // 5) else set()
+    if bad is not None:
+        steps |= {bad, max(0, bad - 1)}
+    return tuple(sorted(steps))
+
+
+def _travelled(run: RecordedRun, until: int | None) -> float:
+    rates = [value or 0.0 for value in run.column("lr")] if run.main is not None else []
+    return math.fsum(rates if until is None else rates[:until])
+
+
+Result = Literal["cures", "does not", "cannot tell"]
+
+
+def compare(baseline: RunReading, changed: RunReading) -> tuple[Result, str]:
+    """Whether a change cured the run, and why that can be said."""
+    if changed.outcome == "too short":
+        return "cannot tell", changed.words
+    if changed.fails:
+        return "does not", changed.words
+    if not _came_as_far(baseline, changed):
+        share = changed.travelled / baseline.travelled if baseline.travelled else 0.0
+        return "cannot tell", f"has not come as far yet ({share:.0%} of the distance)"
+    low = baseline.outcome in ("stuck", "diverged", "slow") and math.isfinite(baseline.end)
+    if low and baseline.end - changed.end <= _clearly(baseline, changed):
+        return "does not", f"ends at {changed.end:.3g}, not clearly lower"
+    return "cures", changed.words
+
+
+def _clearly(baseline: RunReading, changed: RunReading) -> float:
+    """By how much the end must be lower: a tenth of the loss, or, where it fell, a quarter of what it fell by."""
+    part = 0.1 * abs(baseline.end)
+    if baseline.outcome == "slow":
+        part = 0.25 * min(abs(baseline.end), abs(baseline.start - baseline.end))
+    return max(part, 2 * min(baseline.noise, changed.noise))
+
+
+def _came_as_far(baseline: RunReading, changed: RunReading) -> bool:
+    """Whether the changed run had the chance to fail where the baseline did."""
+    if baseline.failed_at is None:
+        return changed.steps >= 0.9 * baseline.steps
+    if changed.steps < baseline.failed_at:
+        return False
+    before = [value for step, value in baseline.losses if step < baseline.failed_at and math.isfinite(value)]
+    if not before or changed.travelled >= 0.95 * baseline.travelled:
+        return True
+    lowest = min(median(before[i : i + 5]) for i in range(max(1, len(before) - 4)))
+    return changed.end < lowest - max(0.1 * abs(lowest), 2 * changed.noise)

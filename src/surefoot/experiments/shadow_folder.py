@@ -1,0 +1,290 @@
+"""A folder that looks like another one, and can be written to without harm.
+
+A script is run many times; each run works in its own shadow of the working directory. Every file in it is a copy, so
+that nothing happens to the real one, whoever writes: Python, sqlite, a memory map, a C library, another process. Where
+the file system can share the blocks of a copy until one side is written to (btrfs, XFS, …), that costs nothing;
+elsewhere there is a limit, beyond which the user is asked which folders the script only reads (`--share`). Those become
+links. So do virtual environments, links that lead out of the working directory to a folder, and what lies beside and
+above the working directory, so that `../data` is found: these are not part of the working directory, and what is
+written to there is the business of `experiments.changes.outputs`.
+
+Links within the working directory lead to the same place in the shadow, two names of one file (hard links) stay two
+names of one file, holes in a file stay holes. Pipes, sockets and devices are left out.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from surefoot.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+MOST_COPIED_BYTES = 1 << 30
+"""So much is copied for each run, where blocks cannot be shared."""
+MOST_ENTRIES = 20_000
+"""Files and folders of a shadow."""
+MOST_BESIDE = 500
+"""So many neighbours of the working directory are linked, and of the folder it lies in."""
+_LEVELS_ABOVE = 2
+_CLONE = 0x40049409
+"""`FICLONE`: the same blocks under another name, until one side is written to."""
+_MOST_MEASURED = 300_000
+_NAMED = 3
+SCRATCH = ("surefoot-bisect-", "surefoot-replay-")
+"""How the names of the folders begin that shadows are in."""
+
+
+def make(source: Path, scratch: Path, leave_out: Path, share: Collection[Path] = ()) -> Path:
+    """Make a shadow of `source` below `scratch`, without the folder `leave_out`, and return where it is.
+
+    Neither is there another shadow in it, should the working directory be that of temporary files. What is in `share`
+    becomes a link. Raises `UsageError` if there is too much to copy.
+    """
+    above = list(source.parents)[:_LEVELS_ABOVE][::-1]
+    place = scratch
+    for folder, inner in zip(above, [*above, source][1:], strict=True):
+        place = place / (folder.name or "root")
+        place.mkdir(parents=True)
+        _link_all(folder, place, leave_out=inner)
+    target = place / (source.name or "work")
+    target.mkdir(parents=True)
+    try:
+        _Shadow(source, target, leave_out, share).fill(source, target)
+    except _TooMuch:
+        raise UsageError(_too_much(source, leave_out, share)) from None
+    except OSError as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise UsageError(
+            f"the working directory {source} cannot be copied to {scratch} ({error.strerror or error}): make room "
+            "there, set TMPDIR to a folder with more room, or name folders that the script only reads with --share"
+        ) from None
+    return target
+
+
+def shared(paths: Sequence[str | Path], source: Path) -> tuple[Path, ...]:
+    """The folders and files of `--share`, checked."""
+    found = []
+    for given in paths:
+        path = Path(os.path.abspath(source / given))
+        if not path.exists():
+            raise UsageError(f"--share {given}: there is nothing at {path}; expected a file or folder")
+        if source not in path.parents:
+            raise UsageError(
+                f"--share {given}: {path} is not inside the working directory {source}; what lies elsewhere is not "
+                "copied and need not be shared"
+            )
+        found.append(path)
+    return tuple(found)
+
+
+def writable(paths: Sequence[str | Path]) -> tuple[Path, ...]:
+    """The folders of `--allow-writes`, checked."""
+    found = [Path(os.path.realpath(path)) for path in paths]
+    for given, path in zip(paths, found, strict=True):
+        if not path.is_dir():
+            raise UsageError(f"--allow-writes {given}: there is no folder {path}")
+    return tuple(found)
+
+
+def shares_blocks(folder: Path) -> bool:
+    """Whether copies in a folder share their blocks with the original until they are written to."""
+    one, other = (folder / f".surefoot-{os.urandom(6).hex()}" for _ in range(2))
+    try:
+        with open(one, "xb") as first:
+            first.write(b"0" * 4096)
+        with open(one, "rb") as first, open(other, "xb") as second:
+            return _clone(first, second)
+    except OSError:
+        return False
+    finally:
+        for path in (one, other):
+            with suppress(OSError):
+                path.unlink()
+
+
+class _TooMuch(Exception):
+    """More than is copied."""
+
+
+class _Shadow:
+    """Keeps count of what was copied."""
+
+    def __init__(self, source: Path, target: Path, leave_out: Path, share: Collection[Path]) -> None:
+        self._source, self._target = source, target
+        self._real_source = os.path.realpath(source)
+        self.leave_out, self.share = leave_out, frozenset(share)
+        self.bytes = self.entries = 0
+        self._twins: dict[tuple[int, int], Path] = {}
+
+    def fill(self, real: Path, place: Path) -> None:
+        for entry in _entries(real):
+            path, made = Path(entry.path), place / entry.name
+            if _is_left_out(path, self.leave_out):
+                continue
+            self.entries += 1
+            if self.entries > MOST_ENTRIES:
+                raise _TooMuch
+            if path in self.share:
+                _link(path, made)
+            elif entry.is_symlink():
+                self._symlink(path, made)
+            elif entry.is_dir():
+                self._folder(path, made)
+            elif entry.is_file():
+                with suppress(FileNotFoundError):  # somebody removed it meanwhile
+                    self._file(path, made)
+
+    def _folder(self, path: Path, made: Path) -> None:
+        if _is_environment(path):
+            _link(path, made)
+            return
+        made.mkdir()
+        self.fill(path, made)
+
+    def _symlink(self, path: Path, made: Path) -> None:
+        """A link to within the working directory leads to the shadow; of a file elsewhere there is a copy."""
+        real = os.path.realpath(path)
+        if real == self._real_source or real.startswith(self._real_source + os.sep):
+            made.symlink_to(self._target / os.path.relpath(real, self._real_source))
+        elif os.path.isdir(real):
+            made.symlink_to(real)
+        elif os.path.isfile(real):
+            self._file(Path(real), made)
+
+    def _file(self, path: Path, made: Path) -> None:
+        found = path.stat()
+        twin = self._twins.get((found.st_dev, found.st_ino))
+        if twin is not None:
+            os.link(twin, made)
+            return
+        if not os.access(path, os.R_OK):
+            return  # the script could not read it either
+        with open(path, "rb") as original, open(made, "xb") as copy:
+            if not _clone(original, copy):
+                self.bytes += min(found.st_size, _size_on_disk(found))
+                if self.bytes > MOST_COPIED_BYTES:
+                    raise _TooMuch
+                _copy(original, copy, found)
+        with suppress(OSError):
+            shutil.copystat(path, made)
+        if found.st_nlink > 1:
+            self._twins[found.st_dev, found.st_ino] = made
+
+
+def _is_left_out(path: Path, leave_out: Path) -> bool:
+    return path == leave_out or path.name == "__pycache__" or path.name.startswith(SCRATCH)
+
+
+def _is_environment(folder: Path) -> bool:
+    """Whether it holds Python packages: they are found by their own paths, and no training writes to them."""
+    return (folder / "pyvenv.cfg").is_file() or (folder / "conda-meta").is_dir()
+
+
+def _size_on_disk(found: os.stat_result) -> int:
+    return getattr(found, "st_blocks", 1 + found.st_size // 512) * 512
+
+
+def _clone(original: IO[bytes], copy: IO[bytes]) -> bool:
+    try:
+        from fcntl import ioctl
+
+        ioctl(copy.fileno(), _CLONE, original.fileno())
+    except (ImportError, OSError):  # another file system, or one that cannot
+        return False
+    return True
+
+
+def _copy(original: IO[bytes], copy: IO[bytes], found: os.stat_result) -> None:
+    if not hasattr(os, "SEEK_DATA") or _size_on_disk(found) >= found.st_size:
+        shutil.copyfileobj(original, copy, 1 << 20)
+        return
+    size, at = found.st_size, 0
+    while at < size:
+        try:
+            at = os.lseek(original.fileno(), at, os.SEEK_DATA)
+        except OSError:  # nothing but a hole up to the end
+            break
+        end = os.lseek(original.fileno(), at, os.SEEK_HOLE)
+        while at < end and (piece := os.pread(original.fileno(), min(1 << 20, end - at), at)):
+            os.pwrite(copy.fileno(), piece, at)
+            at += len(piece)
+    os.ftruncate(copy.fileno(), size)
+
+
+# ---- what there is too much of ---------------------------------------------------------------------------------------
+
+
+def _too_much(source: Path, leave_out: Path, share: Collection[Path]) -> str:
+    sizes = {}
+    left = _MOST_MEASURED
+    for entry in _entries(source):
+        path = Path(entry.path)
+        if _is_left_out(path, leave_out) or path in share or entry.is_symlink() or _is_environment(path):
+            continue
+        bytes_held, entries = _measured(path, left, leave_out, share)
+        left -= entries
+        sizes[entry.name] = max(bytes_held / MOST_COPIED_BYTES, entries / MOST_ENTRIES), bytes_held, entries
+    largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:_NAMED]
+    named = ", ".join(f"{name} ({_size(sizes[name][1])}, {sizes[name][2]:,} entries)" for name in largest)
+    return (
+        f"the working directory {source} holds more than is copied for each run, which is {_size(MOST_COPIED_BYTES)} "
+        f"and {MOST_ENTRIES:,} entries; the largest: {named}. Name what the script only reads, as in --share "
+        f"{largest[0] if largest else 'data'}, or move it out of the working directory"
+    )
+
+
+def _measured(path: Path, most_entries: int, leave_out: Path, share: Collection[Path]) -> tuple[int, int]:
+    """Bytes and entries, counted up to a limit."""
+    total, entries = 0, 1
+    if not path.is_dir():
+        with suppress(OSError):
+            total = _size_on_disk(path.lstat())
+        return total, entries
+    for inner in _below(path, leave_out, share):
+        entries += 1
+        with suppress(OSError):
+            found = inner.stat(follow_symlinks=False)
+            total += min(found.st_size, _size_on_disk(found)) if stat.S_ISREG(found.st_mode) else 0
+        if entries >= most_entries:
+            break
+    return total, entries
+
+
+def _below(folder: Path, leave_out: Path, share: Collection[Path]) -> Iterator[os.DirEntry[str]]:
+    for entry in _entries(folder):
+        if not _is_left_out(Path(entry.path), leave_out) and Path(entry.path) not in share:
+            yield entry
+            if entry.is_dir(follow_symlinks=False):
+                yield from _below(Path(entry.path), leave_out, share)
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1024 or unit == "GB":
+            break
+        count /= 1024
+    return f"{count:,.0f} {unit}" if unit == "bytes" else f"{count:,.1f} {unit}"
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        return sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        return []  # the script could not read it either
+
+
+def _link_all(folder: Path, place: Path, leave_out: Path) -> None:
+    for entry in _entries(folder)[:MOST_BESIDE]:
+        if Path(entry.path) != leave_out:
+            _link(Path(entry.path), place / entry.name)
+
+
+def _link(path: Path, made: Path) -> None:
+    made.symlink_to(path.resolve())

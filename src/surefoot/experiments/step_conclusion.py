@@ -1,0 +1,269 @@
+"""What the experiments on one step say together: about the batch, the precision, the update, and what came before.
+
+Facts, not guesses: each sentence names the two runs that it follows from. A cause is confirmed where one change that
+would fix it cures, and nothing that must fix it fails; a cause that a single step cannot show is not spoken of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from surefoot.diagnose.catalogue import CATALOGUE
+from surefoot.diagnose.findings import Diagnosis, Finding
+from surefoot.experiments.change_causes import speaks_for, weigh
+from surefoot.experiments.results import Report, Row, sentence
+from surefoot.experiments.trials import FLAKY, REPEAT
+from surefoot.replay.verdict import fails as fails_in
+
+if TYPE_CHECKING:
+    from surefoot.experiments.incident import AppliedAsItWas
+    from surefoot.experiments.results import Answer, Verdict
+    from surefoot.experiments.run_comparison import RunReading
+
+_AT_ONCE = ("data.nonfinite-input", "data.bad-batch", "loss.no-valid-targets", "precision.fp16-overflow")
+_LATER = ("model.exploding-gradient", "lr.too-high", "optim.stale-state", "optim.epsilon", "precision.fp16-overflow")
+_EVERYWHERE = "every part of the captured batch fails alone: single rows are not to blame"
+_BY_EXPERIMENT = 0.9
+"""The confidence of a cause that only experiments name."""
+
+
+def conclude(baseline: AppliedAsItWas, rows: list[Row], before: Diagnosis, script: str) -> Report:
+    """The answer, in one sentence and a few facts. `before` is what the diagnosis of the run had found."""
+    if not baseline.reading.fails:
+        return _harmless(baseline, rows, before)
+    if baseline.why_not:
+        return Report("undecided", baseline.why_not, rows, before)
+    if any(row.name == REPEAT.name and row.verdict == "healthy" for row in rows):
+        return Report("flaky", f"{FLAKY} when nothing is changed: no experiment can tell a cure.", rows, before)
+    by_name = {row.name: row for row in rows}
+    chance = next((row.draws for row in rows if _by_chance(row.draws)), None)
+    _doubt_luck(by_name, chance)
+    hidden = _hides(baseline, by_name, by_chance=chance is not None)
+    cures = [row.name for row in rows if row.verdict == "cures"]
+    failed = {row.name: row.reading.failed_at for row in rows if row.verdict == "does not" and row.reading}
+    unmoved = [name for name, step in failed.items() if step == baseline.reading.failed_at]
+    refuted = ["data.nonfinite-input"] if _came_in_finite(baseline, cures) else []
+    report = Report("not cured", sentence(rows), rows, weigh(before, cures, list(failed), unmoved, refuted))
+    broken = baseline.told.get("state", {})
+    report.answer = "cured" if cures else "not cured" if failed or broken else "undecided"
+    report.conclusions = [*hidden, *_facts(baseline, by_name, script)]
+    report.speaks_for = _causes(baseline, by_name, speaks_for(cures, unmoved))
+    if _names_operation(before, baseline):  # leaving out its batch cures that too
+        report.speaks_for = [code for code in report.speaks_for if not code.startswith("data.")]
+    if len(report.speaks_for) == 1:
+        report.diagnosis = _with(report.diagnosis, report.speaks_for[0], baseline, cures, report.conclusions)
+    report.confirms = [f.cause for f in report.diagnosis.findings if f.evidence.get("experiments", {}).get("confirmed")]
+    return report
+
+
+def _harmless(baseline: AppliedAsItWas, rows: list[Row], before: Diagnosis) -> Report:
+    """Nothing failed: the step did no harm, or it is not the step of the record, or nobody can tell."""
+    captured, reading = baseline.captured, baseline.reading
+    answer: Answer = "no harm"
+    words = f"applied as it was, the loss {reading.words}: the step did no harm."
+    if fails_in(captured.facts["fingerprints"]):
+        answer, words = "flaky", f"{FLAKY}: every value is finite when the step is run again."
+    elif captured.level is None or not reading.words.startswith("goes on"):
+        known = "too few steps before it are known" if captured.level is None else "too few steps come after it"
+        answer, words = "undecided", f"every value is finite, and {known} to tell whether the step did harm."
+    report = Report(answer, words, rows, before)
+    if answer == "flaky":
+        report.conclusions = ["`surefoot replay` without --experiments says what differs from the record."]
+    return report
+
+
+def _doubt_luck(rows: dict[str, Row], chance: tuple[int, int] | None) -> None:
+    """Other batches come with other random numbers: where those alone may save the step, they cure nothing."""
+    if chance is not None and _is(rows, "other-batches", "cures"):
+        others = rows["other-batches"]
+        others.verdict = "cannot tell"
+        others.why += f"; but this batch fails with only {chance[0]} of {chance[1]} other draws of random numbers"
+
+
+def _hides(baseline: AppliedAsItWas, rows: dict[str, Row], by_chance: bool) -> list[str]:
+    """Where other batches fail as well, leaving out bad steps cures nothing. That is put into the row, and said.
+
+    One bad batch among others with values that are not finite is a matter of data, and leaving it out is its cure. So
+    it is for a batch whose update does the harm, if the steps after it can stay.
+    """
+    if not _is(rows, "skip-batch", "cures"):
+        return []
+    skipped = rows["skip-batch"]
+    count = skipped.reading.left_out if skipped.reading else 0
+    elsewhere = _is(rows, "other-batches", "does not") and not _nonfinite_in_batch(baseline)
+    if not by_chance and not (elsewhere and (baseline.fails_at_once or count > 1)):
+        return []
+    steps = skipped.reading.steps if skipped.reading else 0
+    words = f"leaving out bad steps hides it ({count} of {steps} steps {'was' if count == 1 else 'were'} left out)"
+    skipped.verdict, skipped.why = "does not", words
+    return [f"{words[:1].upper()}{words[1:]}."]
+
+
+def _nonfinite_in_batch(baseline: AppliedAsItWas) -> int:
+    return int(baseline.told.get("batch", {}).get("nonfinite", 0))
+
+
+def _facts(baseline: AppliedAsItWas, rows: dict[str, Row], script: str) -> list[str]:
+    told = baseline.told
+    if told.get("state"):
+        name, count = next(iter(told["state"].items()))
+        more = f" and in {len(told['state']) - 1} more" if len(told["state"]) > 1 else ""
+        return [f"{count} values of {name}{more} were not finite before the step.", _earlier(script)]
+    found = []
+    precise = [rows[name].title for name in ("fp32", "bf16") if _is(rows, name, "cures")]
+    if precise:
+        found.append(f"With {' or '.join(precise)} the same weights and the same batch are fine: it is the precision.")
+    bad = _nonfinite_in_batch(baseline)
+    are = f"{'is' if bad == 1 else 'are'} not finite"
+    if _is(rows, "other-batches", "cures"):
+        found.append("From the same weights, other batches are fine: it is this batch.")
+        if bad:
+            found.append(f"{bad} of its values {are}.")
+    elif _is(rows, "other-batches", "does not") and not precise and bad:
+        found.append(f"{bad} of this batch's values {are}; from the same weights, another batch fails too.")
+    elif _is(rows, "other-batches", "does not") and not precise:
+        if baseline.fails_at_once or _begins_high(rows["other-batches"], baseline):
+            found.append("From the same weights, another batch fails too: it is not this batch.")
+        if not any(row.verdict == "cures" for row in rows.values()):
+            found.append(_earlier(script))
+    if not baseline.fails_at_once and _is(rows, "skip-batch", "cures"):
+        found.append("Left out, it does no harm: the harm lies in its update.")
+    hunted, seeded = rows.get("tiny-batch"), rows.get("other-seed")
+    if hunted is not None and hunted.verdict == "tells":
+        found.append(f"{hunted.why[:1].upper()}{hunted.why[1:]}.")
+    elif seeded is not None and _by_chance(seeded.draws):
+        found.append(f"The step {seeded.why}.")
+    return found
+
+
+def _begins_high(row: Row, baseline: AppliedAsItWas) -> bool:
+    """Whether the first loss, before any update, is above all that the run had shown."""
+    level = baseline.captured.level
+    return level is not None and row.reading is not None and row.reading.start > level.bar
+
+
+def _earlier(script: str) -> str:
+    way = f"`surefoot bisect {script}`" if script else "`surefoot bisect` on the script"
+    return (
+        f"The weights before the step are already the trouble, or the model fails on any batch: {way} begins earlier."
+    )
+
+
+def _is(rows: dict[str, Row], name: str, verdict: Verdict) -> bool:
+    return name in rows and rows[name].verdict == verdict
+
+
+def _causes(baseline: AppliedAsItWas, rows: dict[str, Row], spoken_for: list[str]) -> list[str]:
+    """Of the causes whose fixes cured, those that one step can show."""
+    possible = set(_AT_ONCE if baseline.fails_at_once else _LATER)
+    if not _is(rows, "other-batches", "cures"):
+        possible -= {"data.nonfinite-input", "data.bad-batch", "loss.no-valid-targets"}
+    elif not baseline.fails_at_once:
+        possible = {"data.bad-batch"}  # whatever tames its update cures it too
+    nonfinite = bool(_nonfinite_in_batch(baseline))
+    possible.discard("data.bad-batch" if nonfinite else "data.nonfinite-input")
+    if nonfinite or "tiny-batch" not in rows or not rows["tiny-batch"].why.startswith(_EVERYWHERE):
+        possible.discard("loss.no-valid-targets")
+    if not _is(rows, "bf16", "cures"):
+        possible.discard("precision.fp16-overflow")
+    return [code for code in spoken_for if code in possible]
+
+
+def _came_in_finite(baseline: AppliedAsItWas, cures: list[str]) -> bool:
+    """Whether the values of the batch were finite: they would be so in any precision, and they are looked at."""
+    handed_out = baseline.told.get("batch", {}).get("handed_out", False) and not _nonfinite_in_batch(baseline)
+    return bool({"fp32", "bf16"} & set(cures)) or (handed_out and baseline.fails_at_once)
+
+
+def _names_operation(before: Diagnosis, baseline: AppliedAsItWas) -> bool:
+    """Whether the diagnosis of the run says which operation made the first non-finite value of this step."""
+    here = [each for each in before.findings if each.severity != "info" and each.step == baseline.captured.step]
+    return baseline.fails_at_once and any(each.cause == "loss.undefined-op" for each in here)
+
+
+def _with(diagnosis: Diagnosis, cause: str, baseline: AppliedAsItWas, cures: list[str], facts: list[str]) -> Diagnosis:
+    """The diagnosis with a cause that only the experiments name, in the first place."""
+    family = cause.split(".")[0]
+    known = [each for each in diagnosis.findings if each.evidence.get("experiments", {}).get("confirmed")]
+    if any(each.cause == cause for each in diagnosis.findings) or any(each.cause.startswith(family) for each in known):
+        return diagnosis
+    told = {"confirmed": True, "refuted": False, "cured_by": cures, "not_cured_by": []}
+    summary = facts[0] if facts else f"step {baseline.captured.step}: cured by {', '.join(cures)}."
+    made = Finding(
+        cause, "error", _BY_EXPERIMENT, summary, baseline.captured.step, (), {"experiments": told},
+        tuple(CATALOGUE[cause].fixes),
+    )  # fmt: skip
+    return replace(diagnosis, verdict="broken", findings=(made, *diagnosis.findings))
+
+
+# ---- probes ----------------------------------------------------------------------------------------------
+
+
+def told_by_probe(name: str, changed: RunReading | None, told: dict[str, Any]) -> tuple[Verdict, str]:
+    """One line for the table."""
+    if name == "tiny-batch":
+        return _rows(told.get("rows") or {})
+    assert changed is not None
+    if changed.outcome == "too short":
+        return "cannot tell", changed.words
+    again, not_again = {
+        "other-seed": ("fails with other random numbers too", "does not fail with other random numbers: it is chance"),
+        "synthetic-inputs": ("fails on noise too: not the values of the inputs", "fails only on its own inputs"),
+        "shuffled-labels": ("fails with shuffled labels too", "does not fail with shuffled labels"),
+    }[name]
+    return "tells", again if changed.fails else not_again
+
+
+def other_draws(told: dict[str, Any], crash: str = "") -> tuple[int, int] | None:
+    """With how many other draws of random numbers the step failed, and how many were tried; `None` if none was."""
+    found = told.get("rows") or {}
+    draws = found.get("draws") or {"tries": 0, "failed": 0}
+    died = bool(
+        crash and draws["tries"] and not found["done"]
+    )  # a script that ends at a bad loss, in the try under way
+    tries, failed = draws["tries"] + died, draws["failed"] + died
+    return (failed, tries) if tries else None
+
+
+def told_by_draws(draws: tuple[int, int], is_random: bool) -> tuple[Verdict, str]:
+    """The line of `other-seed`."""
+    failed, tries = draws
+    if failed and not is_random:
+        return "does not apply", "the step draws no random numbers"
+    if failed == tries:
+        return "tells", f"fails with {tries} of {tries} other draws of random numbers"
+    number = failed or "none"
+    return "tells", f"fails with {number} of {tries} other draws of random numbers: it depends on chance"
+
+
+def _by_chance(draws: tuple[int, int] | None) -> bool:
+    """Whether the step, repeated with other random numbers, does not always fail."""
+    return draws is not None and draws[0] < draws[1]
+
+
+def _rows(found: dict[str, Any]) -> tuple[Verdict, str]:
+    """Which rows of the batch fail."""
+    draws = other_draws({"rows": found})
+    if draws is not None and _by_chance(draws):
+        words = f"fails with {draws[0] or 'none'} of {draws[1]} other draws: rows cannot be told apart"
+        return "tells", f"the step draws random numbers, and {words}"
+    if found.get("ahead"):
+        return "cannot tell", "the script draws batches ahead of their steps, so that parts cannot be told apart"
+    if not found.get("tries"):
+        return "cannot tell", "the script ended before a part of the batch had been tried"
+    single, together = sorted(found["single"]), found["together"]
+    if not found["fails"]:
+        return "tells", "all rows of the batch together do not fail"
+    if found["everywhere"]:
+        return "tells", _EVERYWHERE
+    parts = []
+    if single:
+        listed = ", ".join(map(str, single))
+        parts.append(f"row {listed} alone fails" if len(single) == 1 else f"rows {listed} fail, each alone")
+    parts += [f"rows {first} to {last} fail only together" for first, last in together]
+    if not found["done"] and found.get("narrowed"):
+        first, last = found["narrowed"]
+        parts.append(f"rows {first} to {last} fail; the script ended before they could be told apart")
+    batch = "the batch" if found.get("microbatch") is None else f"microbatch {found['microbatch']}"
+    return "tells", f"{' and '.join(parts)} (of {batch}'s {found['of']}, counted from 0)"

@@ -1,0 +1,147 @@
+"""Runs under single changes, side by side, within a deadline: what every command that experiments has in common.
+
+First comes the repetition with nothing changed, then the changes, as many at a time as there are jobs. When the time is
+over, what runs is ended and the rest is listed as not run. If the repetition does not fail, nothing more is started,
+since no experiment could tell a cure from luck. What the runs are told and how they are read is a `Question`'s
+business.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from surefoot.diagnose.engine import load
+from surefoot.errors import UsageError
+from surefoot.experiments.plan import Change
+from surefoot.experiments.results import Row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from surefoot.experiments.processes import Child, Children
+    from surefoot.experiments.results import Verdict
+
+BASELINE_SHARE = 1 / 3
+"""Of the budget, for the first run."""
+LEAST_SECONDS = 20.0
+"""What an experiment may take in any case, if the budget has it."""
+REPEAT = Change("repeat", "repeat", "baseline")
+"""Nothing changed."""
+FLAKY = "the failure does not come again"
+NOTHING = {
+    "lr-3": "no optimizer has a learning rate",
+    "lr-10": "no optimizer has a learning rate",
+    "warm-up": "no optimizer has a learning rate",
+    "clip": "no gradient norm is above 1.0",
+    "fp32": "no autocast and no half precision in the script",
+    "bf16": "no fp16 in the script",
+    "other-batches": "no optimizer was made",
+    "skip-batch": "no step had to be skipped",
+    "reset-moments": "there were no moments to reset",
+    "eps": "the optimizer has no eps",
+    "tiny-batch": "rows are drawn in a way that is out of reach",
+    "synthetic-inputs": "the model is given no floating-point inputs",
+    "shuffled-labels": "the loss is not one of torch's own functions",
+}
+"""Why a change never acted."""
+
+
+def default_jobs() -> int:
+    """Half of the cores; one where there is a GPU, whose memory the runs would have to share."""
+    if os.path.exists("/proc/driver/nvidia") or os.path.exists("/dev/nvidia0"):
+        return 1
+    return max(1, cores() // 2)
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Question(Protocol):
+    """What is asked of the runs."""
+
+    def nothing_to_change(self, change: Change) -> str | None:
+        """Why a change cannot do anything, as far as the baseline shows; then no run is spent on it."""
+
+    def order(self, change: Change, seconds_left: float) -> dict[str, Any]:
+        """What a run is told."""
+
+    def judge(self, row: Row, change: Change, facts: dict[str, Any], run_facts: dict[str, Any]) -> None:
+        """Put the verdict into the row of a run that came to its end."""
+
+
+class Trials:
+    """The repetition and the changes."""
+
+    def __init__(
+        self, children: Children, question: Question, deadline: float, jobs: int, tell: Callable[[str, str], None]
+    ) -> None:
+        self.children, self.question, self.deadline = children, question, deadline
+        self.jobs, self.tell = jobs, tell
+        self.flaky = False
+
+    def run(self, changes: list[Change], turns: list[Change]) -> list[Row]:
+        """One row per change, in the order of `changes`, the repetition first; they are run in the order of `turns`."""
+        rows: dict[str, Row] = {}
+        waiting = [REPEAT]
+        for change in turns:
+            why = self.question.nothing_to_change(change)
+            if why:
+                rows[change.name] = _row(change, "does not apply", why)
+            else:
+                waiting.append(change)
+        started: dict[str, Change] = {}
+        while waiting or self.children.running:
+            while waiting and self._may_start():
+                change = waiting.pop(0)
+                started[change.name] = change
+                self.tell(change.name, "")
+                order = self.question.order(change, self.deadline - time.monotonic())
+                self.children.start(change.name, order)
+            child = self.children.wait(until=self.deadline)
+            if child is None:
+                break
+            row = rows[child.name] = self._judged(child, started[child.name])
+            self.tell(child.name, f"{row.verdict}: {row.why}" if row.why else row.verdict)
+            self.flaky = self.flaky or (child.name == REPEAT.name and row.verdict == "healthy")
+        for change in waiting:
+            rows[change.name] = _row(change, "not run", FLAKY if self.flaky else "budget")
+        return [self._settled(rows[change.name]) for change in [REPEAT, *changes]]
+
+    def _may_start(self) -> bool:
+        return len(self.children.running) < self.jobs and time.monotonic() < self.deadline and not self.flaky
+
+    def _settled(self, row: Row) -> Row:
+        if self.flaky and row.verdict == "cures":
+            row.verdict, row.why = "cannot tell", "nor did the unchanged script fail again"
+        return row
+
+    def _judged(self, child: Child, change: Change) -> Row:
+        row = _row(change, "not run", "budget")
+        row.seconds = child.seconds
+        try:
+            facts, run_facts = load(child.folder)
+        except UsageError:
+            if time.monotonic() < self.deadline:
+                row.verdict, row.why = "cannot tell", f"left no facts: see {child.folder / 'output.txt'}"
+            return row
+        told = facts.get("experiment", {})
+        if run_facts.get("exit_code") is None and not told.get("ended"):
+            row.why = "stopped: budget"  # killed on its way; what it had written by then proves nothing
+        elif told.get("problem"):
+            row.verdict, row.why = "does not apply", f"could not be made: {told['problem']}"
+        elif told.get("why_not"):
+            row.verdict, row.why = "does not apply", told["why_not"]
+        elif change.name in NOTHING and not told.get("acted"):
+            row.verdict, row.why = "does not apply", NOTHING[change.name]
+        else:
+            row.notes = list(told.get("notes", []))
+            self.question.judge(row, change, facts, run_facts)
+        return row
+
+
+def _row(change: Change, verdict: Verdict, why: str) -> Row:
+    return Row(change.name, change.title, change.kind, verdict, why)

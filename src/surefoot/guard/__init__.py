@@ -1,0 +1,1 @@
+"""The stages combined: the guarded optimizer and `TrainingStabilizer`."""

@@ -1,0 +1,249 @@
+"""From losses to the gradients of one optimizer step: backward, loss scale, accumulation, pieces, ranks.
+
+`GradientWindow` is everything that happens between two optimizer steps. It knows the microbatches of the window, what
+their gradients still have to be divided by, and whether somebody else has laid hands on them.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from surefoot.act.accumulate import AccumulationWindow
+from surefoot.act.microbatches import Microbatches, RowLimit, Split, Weighing
+from surefoot.act.pieces import count_rows
+from surefoot.core.state_tree import pack
+from surefoot.decide.agreement import add_up, average_gradients, set_gradient_sync
+from surefoot.decide.uneven_ranks import apart, check_can_part
+from surefoot.guard.validation import check_loss
+from surefoot.keep.restore import as_gradient
+from surefoot.keep.staging import map_tensors
+from surefoot.observe.gradient_changes import GradientChanges
+from surefoot.observe.tensors import dense_views
+from surefoot.types import Scalar, Signals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch.distributed as dist
+    from torch import nn
+
+    from surefoot.guard.run_history import RunHistory
+    from surefoot.guard.step_decision import StepDecider
+    from surefoot.observe.layout import Layout
+
+log = logging.getLogger("surefoot")
+
+
+class GradientWindow:
+    """The microbatches since the last optimizer step, and their gradients."""
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        layout: Layout,
+        judge: StepDecider,
+        ledger: RunHistory,
+        group: dist.ProcessGroup | None,
+        accumulate: int,
+        zero_grad: bool,
+    ) -> None:
+        self._models, self._layout, self._judge, self._ledger, self._group = models, layout, judge, ledger, group
+        self._zero_grad = zero_grad
+        self.step = 0
+        """The optimizer step that is being gathered for."""
+        self.sums = AccumulationWindow(accumulate, across_ranks=group is not None)
+        self._row_limit = RowLimit()
+        self._microbatches: Microbatches | None = None
+        self._seal: GradientChanges | None = None
+        self._announce_sync()
+
+    # ---- one microbatch -------------------------------------------------------------------------------------------
+
+    def backward(self, loss: Tensor, weight: Scalar | None, options: dict[str, Any]) -> None:
+        """Run backward on one loss of a microbatch."""
+        check_loss(loss)
+        self._look_at_gradients()
+        self._scaled_backward(loss, weight, **options)
+        self._take_in(loss, weight)
+
+    def run_pieces(
+        self, loss_fn: Callable[[Any], Tensor], batch: Any, weight: Callable[[Any], Scalar] | None
+    ) -> Tensor:
+        """Run one microbatch forward and backward, in as few pieces as fit; returns its loss."""
+        if self._microbatches is None:
+            check_can_part(self._models)
+            self._microbatches = Microbatches(self._models, self._row_limit)
+        try:
+            with apart(self._models, self._group, self._is_last):
+                loss, weight_of_all, split = self._run_pieces(self._microbatches, loss_fn, batch, weight)
+        except Exception:
+            if self._group is not None:  # all ranks failed together, and begin anew together
+                self._layout.drop_gradients()
+                self.sums = self.sums.cleared()
+                self._announce_sync()
+            raise
+        if split is not None:
+            self._tell_split(split)
+        self._take_in(loss, weight_of_all)
+        return loss
+
+    def _run_pieces(
+        self, microbatches: Microbatches, loss_fn: Callable[[Any], Tensor], batch: Any, weight: Any
+    ) -> tuple[Tensor, Scalar | None, Split | None]:
+        weighing = Weighing(count_rows(batch), weight, None if weight is None else weight(batch))
+        self._look_at_gradients()
+
+        def backward(loss: Tensor, share: float) -> None:
+            if share < 1 and isinstance(loss, Tensor) and not loss.requires_grad:
+                return  # a piece without any target may have a constant loss where the batch has not
+            check_loss(loss)
+            self._scaled_backward(loss if share == 1 else loss * share, weighing.total)
+
+        parameters = [parameter for _, parameter in self._layout.parameters]
+        loss, split = microbatches.run(loss_fn, batch, weighing, backward, parameters)
+        # A batch of padding alone: nothing to learn from it.
+        loss = torch.zeros((), device=self._layout.home) if loss is None else loss
+        return loss, weighing.total, split
+
+    def _scaled_backward(self, loss: Tensor, weight: Scalar | None, **options: Any) -> None:
+        scale = self._judge.loss_scale()
+        with torch.enable_grad():  # the loss has its graph, wherever backward is called from
+            scaled = self.sums.scaled(loss, weight)
+            if scale is not None:
+                scaled = scaled * scale.to(scaled.device)
+        scaled.backward(**options)  # type: ignore[no-untyped-call]
+
+    def _take_in(self, loss: Tensor, weight: Scalar | None) -> None:
+        """After a microbatch, or one loss of it."""
+        self.sums.add(loss, weight)
+        if self._judge.scaler is not None:
+            self._seal = GradientChanges(self._layout.parameters)
+
+    # ---- the window -----------------------------------------------------------------------------------------------
+
+    @property
+    def _is_last(self) -> bool:
+        return self.sums.count == self.sums.length - 1
+
+    def _announce_sync(self) -> None:
+        """Under DDP and FSDP2, only the last microbatch of a window averages gradients over ranks."""
+        if self.sums.length > 1:
+            set_gradient_sync(self._models, self._is_last)
+
+    def close_microbatch(self) -> bool:
+        """The microbatch is complete; returns whether the window is."""
+        self.sums.close()
+        if not self.sums.full:
+            self._announce_sync()
+        return self.sums.full
+
+    def close_early(self) -> bool:
+        """Close a window that has fewer microbatches than it should; returns whether there is anything in it."""
+        if self.sums.open:
+            self.sums.close()
+        if self.sums.count and not self.sums.full:
+            average_gradients(dense_views(self._layout.with_gradient()[1]), self._group)
+        return self.sums.count > 0
+
+    def begin(self, step: int) -> None:
+        """An empty window for the next optimizer step."""
+        self.step, self.sums, self._seal = step, self.sums.cleared(), None
+        self._announce_sync()
+
+    def evaluate(self, closure: Callable[[], Tensor]) -> Tensor:
+        """Run a closure that calls backward, or leaves gradients, in a window of its own."""
+        self.sums = self.sums.cleared()
+        with torch.enable_grad():
+            loss = closure()
+        if not self.sums.open:
+            self.sums.add(torch.as_tensor(loss, device=self._layout.home), None)
+        return loss
+
+    def divisor(self) -> Scalar:
+        """What accumulation left to divide the gradients by; weights are added up over the ranks."""
+        divisor, home = self.sums.divisor, self._layout.home
+        if not self.sums.weighted or (self._group is None and home.type == "cpu"):
+            return divisor
+        if not isinstance(divisor, Tensor):  # a tensor on a device: a number would be part of what is recorded there
+            divisor = torch.full((), divisor, dtype=torch.float32, device=home)
+        if self._group is None:
+            return divisor
+        total = torch.as_tensor(divisor, dtype=torch.float32, device=home)
+        return add_up(total, self._group) / torch.distributed.get_world_size(self._group)
+
+    # ---- what others did to the gradients -------------------------------------------------------------------------
+
+    def _look_at_gradients(self) -> None:
+        """Before a microbatch: drop or notice what somebody else did to the gradients."""
+        if self._zero_grad and self.sums.loss_sum is None:
+            self._layout.drop_gradients()  # what another model's backward left, as in a GAN
+        self._notice_lost_gradients()
+
+    def _notice_lost_gradients(self) -> None:
+        """Losses were taken in, and their gradients are gone: somebody called `zero_grad()` in between."""
+        window = self.sums
+        if window.loss_sum is None or any(p.grad is not None for _, p in self._layout.parameters):
+            return
+        if window.length == 1:  # as after a batch that failed: thrown away, and on to the next
+            self.sums = window.cleared()
+            return
+        self._ledger.warn_once(
+            Signals(self.step),
+            "optim.lost-microbatch",
+            f"the gradients of {window.count} of {window.length} microbatches were thrown away before the step: with "
+            "`accumulate` the stabilizer calls `zero_grad()`, the loop must not",
+        )
+
+    def warn_if_clipped_outside(self) -> None:
+        """Somebody changed gradients that are still multiplied by the loss scale."""
+        if self._seal is not None and self._seal.broken:
+            self._ledger.warn_once(
+                Signals(self.step),
+                "clip.before-unscale",
+                "gradients were changed in place between backward() and step(), while they are still multiplied by the "
+                "loss scale: a limit applied there means nothing. Pass `clip=` instead",
+            )
+
+    def _tell_split(self, split: Split) -> None:
+        """Say once that batches do not fit whole, and once what that does to batch norm."""
+        signals = Signals(self.step)
+        if "memory.split" not in self._ledger.by_kind:
+            log.info("surefoot: step %d: %s", self.step, split)
+            self._ledger.note(signals, "memory.split", "info", str(split), evidence=split.evidence())
+        if any(isinstance(m, _BatchNorm) and m.training for model in self._models for m in model.modules()):
+            self._ledger.warn_once(
+                signals,
+                "memory.split-batch-norm",
+                f"batches are run in pieces of {split.largest} rows, since more did not fit in memory, and batch norm "
+                "takes its statistics over a piece: they are noisier than over the batch. Group norm has no such limit",
+            )
+
+    # ---- saving ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self, live: bool) -> dict[str, Any]:
+        """The window with the gradients it has so far, if one is under way; with `live` the tensors themselves."""
+        under_way = self.sums.loss_sum is not None
+        gradients = [parameter.grad for _, parameter in self._layout.parameters] if under_way else []
+        return {
+            "sums": pack(self.sums.state_dict(), live) if under_way else None,
+            "gradients": pack(gradients, live),
+            "row_limit": self._row_limit.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], step: int) -> None:
+        """Continue a window that was under way, with the gradients it had so far."""
+        self._layout.drop_gradients()
+        self._row_limit.load_state_dict(state["row_limit"])
+        self.begin(step)
+        if state["sums"] is None:
+            return
+        self.sums.load_state_dict(map_tensors(state["sums"], lambda tensor: tensor.to(self._layout.home)))
+        self._announce_sync()
+        for (_, parameter), gradient in zip(self._layout.parameters, state["gradients"], strict=True):
+            if gradient is not None:
+                parameter.grad = as_gradient(gradient, parameter)

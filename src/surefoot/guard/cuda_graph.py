@@ -1,0 +1,160 @@
+"""The judgement of a step as one CUDA graph: a hundred small kernels for the price of one launch.
+
+The rules are written as ordinary tensor operations, so that they exist once and read well. On a GPU their launches
+would cost the host milliseconds a step; recorded once into a CUDA graph and replayed, they cost it a few microseconds.
+After `WARM_STEPS` steps of the ordinary way the judgement is recorded with fixed inputs and states; a step whose shape
+differs from the recorded one (another set of gradients, no loss) takes the ordinary way, as does everything if
+recording fails for any reason.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from surefoot.act.loss_scale import DynamicLossScaler
+from surefoot.core.state_tree import leaves
+from surefoot.detect.combine import Combined, Sustained
+from surefoot.detect.explode import Explosion
+from surefoot.detect.nonfinite import NonFinite
+from surefoot.detect.setback import Setback
+from surefoot.detect.spike import Spike
+from surefoot.observe.tensors import TensorStatistics
+
+if TYPE_CHECKING:
+    from surefoot.guard.step_decision import StepDecider, StepDecision, StepInput
+
+log = logging.getLogger("surefoot")
+
+WARM_STEPS = 3
+MOST_RECORDINGS = 8
+
+
+class GraphedDecider:
+    """Judges steps like `StepDecider`, through a CUDA graph once it is recorded."""
+
+    def __init__(self, judge: StepDecider) -> None:
+        self._judge = judge
+        self._usable = judge.group is None and _is_ours(judge)
+        self._seen: dict[tuple[Any, ...], int] = {}
+        self._recorded: dict[tuple[Any, ...], _Recording] = {}
+
+    def judge(self, given: StepInput) -> tuple[StepDecision, Tensor]:
+        """The judgement, and all its numbers in one vector."""
+        key = self._key(given)
+        if key is None:
+            return self._plainly(given)
+        recording = self._recorded.get(key)
+        if recording is None:
+            self._seen[key] = self._seen.get(key, 0) + 1
+            if self._seen[key] <= WARM_STEPS:
+                return self._plainly(given)
+            if len(self._recorded) >= MOST_RECORDINGS:
+                self.forget()
+            try:
+                recording = self._recorded[key] = _Recording(self._judge, given)
+            except Exception as error:  # any failure to record leaves the ordinary way, which always works
+                self._usable = False
+                log.debug("judging without a CUDA graph: %s", error)
+                return self._plainly(given)
+        return recording.replay(given)
+
+    def forget(self) -> None:
+        """Drop the recordings: the states they work on have been replaced."""
+        self._recorded.clear()
+
+    def _plainly(self, given: StepInput) -> tuple[StepDecision, Tensor]:
+        before = self._judge.states
+        judged = self._judge.judge(given)
+        vector = judged.packed()
+        if self._recorded:  # recordings go on working on the same state tensors
+            torch._foreach_copy_(leaves(before), leaves(self._judge.states))
+            self._judge.states = before
+        return judged, vector
+
+    def _key(self, given: StepInput) -> tuple[Any, ...] | None:
+        """What must be the same for a recording to serve; `None` if none can."""
+        norm = given.statistics.norm
+        if not self._usable or norm.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+            return None
+        divisor = "tensor" if isinstance(given.divisor, Tensor) else given.divisor
+        return norm.shape[0], given.loss is None, divisor, given.positions is None or given.positions.data_ptr()
+
+
+class _Recording:
+    """One recorded judgement with its fixed inputs and outputs."""
+
+    def __init__(self, judge: StepDecider, given: StepInput) -> None:
+        self._fixed = [tensor.detach().clone() for tensor in _tensors_of(given)]
+        fixed_given = _with_tensors(given, self._fixed)
+        states = leaves(judge.states)
+        before = judge.states
+        self._graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream(given.statistics.norm.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(stream):
+                self._graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    self.judged = judge.judge(fixed_given)
+                    self.vector = self.judged.packed()
+                    torch._foreach_copy_(states, leaves(judge.states))
+                finally:
+                    self._graph.capture_end()
+        finally:
+            judge.states = before  # recording ran nothing; from here on the graph advances them in place
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def replay(self, given: StepInput) -> tuple[StepDecision, Tensor]:
+        torch._foreach_copy_(self._fixed, _tensors_of(given))
+        self._graph.replay()
+        return self.judged, self.vector
+
+
+def _tensors_of(given: StepInput) -> list[Tensor]:
+    found = [*given.statistics, given.param_norm, torch.as_tensor(given.broken_setting)]
+    if given.loss is not None:
+        found.append(given.loss)
+    if isinstance(given.divisor, Tensor):
+        found.append(given.divisor)
+    return found
+
+
+def _with_tensors(given: StepInput, tensors: list[Tensor]) -> StepInput:
+    norm, largest, nonfinite, param_norm, broken, *rest = tensors
+    loss = rest.pop(0) if given.loss is not None else None
+    divisor = rest.pop(0) if isinstance(given.divisor, Tensor) else given.divisor
+    statistics = TensorStatistics(norm, largest, nonfinite)
+    return replace(
+        given,
+        statistics=statistics,
+        loss=loss,
+        divisor=divisor,
+        param_norm=param_norm,
+        broken_setting=broken,
+        own={},
+    )
+
+
+def _is_ours(judge: StepDecider) -> bool:
+    """Whether every part is one whose arithmetic depends on its tensors alone, the same way every step."""
+    if judge.scaler is not None and not isinstance(judge.scaler, DynamicLossScaler):
+        return False
+    clipper_is_ours = judge.clipper is None or type(judge.clipper).__module__ == "surefoot.act.clip"
+    return clipper_is_ours and all(rule is None or _rule_is_ours(rule) for rule in (judge.rules, judge.setback))
+
+
+def _rule_is_ours(rule: Any) -> bool:
+    if isinstance(rule, Combined):
+        return all(_rule_is_ours(part) for part in rule.parts)
+    if isinstance(rule, Sustained):
+        return _rule_is_ours(rule.detector)
+    if isinstance(rule, Spike):
+        return set(rule.signals) <= {"loss", "grad_norm", "nonfinite"}
+    if isinstance(rule, Setback):
+        return rule.signal in {"loss", "grad_norm", "nonfinite"}
+    return isinstance(rule, NonFinite | Explosion)

@@ -1,0 +1,189 @@
+"""One sampled step seen closely: how weights, gradients and activations are spread, and how far the update went.
+
+Made before the update, finished after it, read when its numbers have come to the host. Everything is computed where the
+tensors lie; two copies bring it over, one of counts and one of numbers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from surefoot.observe.activations import LayerOutput, calls_by_module
+from surefoot.observe.async_copy import AsyncCopy, begin_reading
+from surefoot.observe.histograms import Bins, Sample, count, sample_again, take_sample
+from surefoot.observe.tensors import TensorMeter, is_plain
+from surefoot.observe.without_hooks import WithoutHooks
+from surefoot.record.bins import COUNT, LARGEST_POWER, SMALLEST_POWER
+from surefoot.record.messages import Histogram, LayerRows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from surefoot.types import NamedParameter
+
+T = TypeVar("T")
+Kind: TypeAlias = Literal["weight", "gradient", "activation"]
+MOST_HISTOGRAMS = 1000
+"""Of a model with more parameters so many get histograms, evenly chosen, always the same ones."""
+BINS = Bins(SMALLEST_POWER, LARGEST_POWER)
+
+
+class Taken(NamedTuple):
+    """A sample of a parameter, or of its gradient."""
+
+    name: str
+    parameter: Tensor
+    sample: Sample
+
+
+def evenly(items: Sequence[T], most: int = MOST_HISTOGRAMS) -> Sequence[T]:
+    """At most `most` of these, evenly spaced."""
+    return items[:: -(-len(items) // most)] if len(items) > most else items
+
+
+def weights_of(named: Sequence[NamedParameter]) -> list[Taken]:
+    """Samples of the parameters that have values to look at."""
+    samples = [(each, take_sample(each.parameter)) for each in named]
+    return [Taken(each.name, each.parameter, sample) for each, sample in samples if sample is not None]
+
+
+def gradients_of(named: Sequence[NamedParameter]) -> list[Taken]:
+    """Samples of the gradients there are."""
+    gradients = [(each, each.parameter.grad) for each in named]
+    samples = [(each, take_sample(gradient)) for each, gradient in gradients if gradient is not None]
+    return [Taken(each.name, each.parameter, sample) for each, sample in samples if sample is not None]
+
+
+def counted(plain: Sequence[Sample], scaled: Sequence[Sample], divide: Tensor | float | None) -> Tensor | None:
+    """The histograms of all of them, a row each; those that are `scaled` are divided first. `None` for none."""
+    tables = []
+    if plain:
+        tables.append(count(plain, BINS))
+    if scaled:
+        tables.append(count(scaled, BINS, divide))
+    return torch.cat([table.to(tables[0].device) for table in tables]) if tables else None
+
+
+def histograms(step: int, kind: Kind, names: Sequence[str], counts: Tensor, part: str) -> list[Histogram]:
+    """Messages of the run log from counts on the host, a row for each name."""
+    return [_histogram(step, kind, name, row, part) for name, row in zip(names, counts.tolist(), strict=True)]
+
+
+def _histogram(step: int, kind: Kind, name: str, row: Sequence[int], part: str) -> Histogram:
+    nan, positive_inf, negative_inf = row[COUNT:]
+    return Histogram(step, kind, name, row[:COUNT], nan, positive_inf, negative_inf, part)
+
+
+class LayerSample:
+    """One sampled step."""
+
+    def __init__(
+        self,
+        step: int,
+        named: Sequence[NamedParameter],
+        divide: Tensor | float | None,
+        activations: Sequence[LayerOutput],
+    ) -> None:
+        """Take the samples; `divide` is what the gradients still have to be divided by."""
+        self.step = step
+        self._taken, gradients, self._activations = weights_of(named), gradients_of(evenly(named)), activations
+        self._weights, self._gradients = [each.name for each in self._taken], [each.name for each in gradients]
+        shown = evenly(self._taken)
+        self._shown = [each.name for each in shown]
+        self._outputs = [each.name for each in activations]
+        self._units = [(each.name, each.units) for each in activations if each.dead is not None]
+        unscaled = [each.sample for each in shown] + [each.sample for each in activations]
+        self._counts = counted(unscaled, [each.sample for each in gradients], divide)
+        self._measured = _norms(self._taken)
+        self._columns: tuple[str, ...] = ()
+        self._columns_taken = False
+        self._readings: tuple[AsyncCopy, AsyncCopy] | None = None
+
+    def finish(self) -> None:
+        """The update is done: see how far it went, send everything on its way, and let go of the device's memory."""
+        if self._counts is not None:
+            with WithoutHooks():
+                measured = self._measured | _ratios(self._taken)
+                dead = [each.dead.reshape(1) for each in self._activations if each.dead is not None]
+                numbers = [each.to(self._counts.device, torch.float32) for each in (*measured.values(), *dead)]
+                empty = self._counts.new_zeros(0, dtype=torch.float32)
+                self._readings = begin_reading(self._counts), begin_reading(torch.cat([empty, *numbers]))
+            self._columns = tuple(measured)
+        self._counts, self._measured, self._taken, self._activations = None, {}, [], ()
+
+    def columns(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Parameter norms and update ratios in the order of `names`, NaN for others; `messages` leaves them out then.
+
+        Waits for the numbers if they have not arrived.
+        """
+        if self._readings is None:
+            return {}
+        known, self._columns_taken = self._by_column(), True
+        place = {name: i for i, name in enumerate(self._weights)}
+        chosen = torch.tensor([place.get(name, -1) for name in names], device="cpu")
+        return {key: torch.where(chosen < 0, torch.nan, values[chosen]) for key, values in known.items()}
+
+    def messages(self, part: str) -> list[Histogram | LayerRows]:
+        """Everything, for the run log. Waits for the numbers if they have not arrived."""
+        if self._readings is None:
+            return []
+        sizes = [len(self._shown), len(self._outputs), len(self._gradients)]
+        weights, outputs, gradients = torch.split(self._readings[0].wait(), sizes)
+        calls = calls_by_module(self._outputs)
+        combined = [outputs[own].sum(0) for own in calls.values()]
+        return [
+            *histograms(self.step, "weight", self._shown, weights, part),
+            *histograms(self.step, "activation", list(calls), torch.stack(combined) if combined else outputs, part),
+            *histograms(self.step, "gradient", self._gradients, gradients, part),
+            *self._layers(part),
+        ]
+
+    def _layers(self, part: str) -> list[LayerRows]:
+        columns = {} if self._columns_taken else self._by_column()
+        found = [LayerRows(self.step, self._weights, columns, part)] if columns else []
+        shares = self._dead_shares(self._numbers()[len(self._columns) * len(self._weights) :].tolist())
+        if shares:
+            column = torch.tensor(list(shares.values()), dtype=torch.float32, device="cpu")
+            found.append(LayerRows(self.step, list(shares), {"dead_share": column}, part))
+        return found
+
+    def _numbers(self) -> Tensor:
+        assert self._readings is not None
+        return self._readings[1].wait()
+
+    def _by_column(self) -> dict[str, Tensor]:
+        numbers, size = self._numbers(), len(self._weights)
+        return {name: numbers[i * size : (i + 1) * size] for i, name in enumerate(self._columns)}
+
+    def _dead_shares(self, dead: list[float]) -> Mapping[str, float]:
+        """Per module: dead units over units, of all its calls together."""
+        units = [count for _, count in self._units]
+        return {
+            name: sum(dead[i] for i in calls) / sum(units[i] for i in calls)
+            for name, calls in calls_by_module([name for name, _ in self._units]).items()
+        }
+
+
+def _norms(weights: Sequence[Taken]) -> dict[str, Tensor]:
+    """The norm of each parameter; left out where one is spread over ranks, which would have to agree to measure it."""
+    tensors = [each.parameter.detach() for each in weights]
+    if not tensors or not all(is_plain(tensor) and tensor.is_floating_point() for tensor in tensors):
+        return {}
+    return {"param_norm": TensorMeter().measure(tensors).norm}
+
+
+def _ratios(weights: Sequence[Taken]) -> dict[str, Tensor]:
+    """How far each parameter moved, relative to its size, by the sampled values; Inf for one that was zero before."""
+    now = [sample_again(each.parameter) for each in weights]
+    before = [each.sample.values for each in weights]
+    if not before or any(new is None or new.shape != old.shape for new, old in zip(now, before, strict=True)):
+        return {}  # the parameters were replaced meanwhile
+    moved = torch._foreach_norm(torch._foreach_sub([new for new in now if new is not None], before))
+    home = before[0].device
+    distance, norm = (
+        torch.stack([each.to(home, torch.float32) for each in side]) for side in (moved, torch._foreach_norm(before))
+    )
+    return {"update_ratio": torch.where(distance == 0, 0, distance / norm)}

@@ -1,0 +1,169 @@
+"""What a stabilizer writes into the run log: every step's numbers, layers now and then, and what was done about what.
+
+All of it is handed over as it is, in a microsecond or so; the log's own thread does the writing. Layers are the bulk:
+they go in at every step at first, then at every tenth, and at every step around an incident. On a few sampled steps
+there are histograms too, dead units and update ratios (`portrait.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import torch
+
+from surefoot.core.version import VERSION
+from surefoot.errors import SettingError
+from surefoot.record.log import RunLog
+from surefoot.record.messages import LayerRows, StepRow
+from surefoot.record.run_folder import describe_run, write_json
+
+if TYPE_CHECKING:
+    from surefoot.decide.agreement import Ranks
+    from surefoot.guard.model_sampling import ModelSampler
+    from surefoot.record.messages import EventName
+    from surefoot.types import Incident, Layers, Severity, Signals, StepRecord
+
+LAYERS_AT_FIRST = 100
+LAYERS_EVERY = 10
+NEAR_STEPS = 20
+"""Steps before and after an incident whose layers are all written."""
+
+_EVENTS: dict[str, EventName] = {
+    "skip": "skip",
+    "back_off": "skip",
+    "roll_back": "rollback",
+    "reset_moments": "rollback",
+    "take_back": "rollback",
+    "halt": "halt",
+}
+_OPEN: WeakValueDictionary[Path, RunLog] = WeakValueDictionary()
+"""The logs of this process by folder: two stabilizers that name the same one, as for a GAN, share it."""
+_SHARED: WeakKeyDictionary[RunLog, int] = WeakKeyDictionary()
+"""How many stabilizers write into each."""
+
+
+def open_log(given: Any, ranks: Ranks) -> RunLog | None:
+    """The log that was asked for: one that is there, or one in a folder; each rank has its own in there."""
+    if given is None:
+        return None
+    if isinstance(given, RunLog):
+        _describe(given.folder, ranks)
+        return given
+    if not isinstance(given, (str, os.PathLike)):
+        raise SettingError(f"`log` takes a folder or a RunLog; got {given!r}.")
+    folder = Path(given) / f"rank{ranks.place}" if ranks.several else Path(given)
+    known = _OPEN.get(folder.absolute())
+    if known is None or known.closed:
+        _OPEN[folder.absolute()] = known = RunLog(folder)
+        _SHARED[known] = 1
+        _describe(folder, ranks)
+        return known
+    _SHARED[known] += 1
+    return known.part(f"optimizer {_SHARED[known]}")
+
+
+def _describe(folder: Path, ranks: Ranks) -> None:
+    """`run.json`: what is running, since when, with which versions."""
+    facts = describe_run(sys.argv[0] or "python", tuple(sys.argv[1:]), False, True, time.time())
+    facts |= {"rank": ranks.place, "world_size": ranks.count, "torch": torch.__version__, "surefoot": VERSION}
+    with suppress(OSError):  # the log will say that there is no room, or no right
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "run.json", facts)
+
+
+class LogRows:
+    """Writes one stabilizer's run into a log."""
+
+    def __init__(self, log: RunLog, portraits: ModelSampler) -> None:
+        self.log, self._portraits = log, portraits
+        self._recent: deque[Signals] = deque(maxlen=NEAR_STEPS)
+        """The last steps whose layers were not written."""
+        self._all_until = LAYERS_AT_FIRST
+
+    def step(self, record: StepRecord) -> None:
+        """A step's numbers have arrived."""
+        signals: Any = record.signals
+        self.log.take(
+            StepRow(
+                signals.step,
+                time.time(),
+                loss=signals.loss,
+                grad_norm=signals.grad_norm,
+                clip_factor=signals.clip_factor,
+                lr=signals.lr,
+                loss_scale=signals.loss_scale,
+                nonfinite=signals.nonfinite,
+                skipped=record.skipped,
+                signals=signals.extra,
+            )
+        )
+        if record.overflow:
+            scale = f"{signals.loss_scale:g}"
+            self.log.event("overflow", signals.step, f"fp16 gradients overflowed at loss scale {scale}", action="skip")
+        if signals.layers is not None:
+            self._take_layers(signals)
+        for message in self._portraits.arrived(signals.step):
+            self.log.take(message)
+
+    def _take_layers(self, signals: Signals) -> None:
+        at_once = signals.step < self._all_until or signals.step % LAYERS_EVERY == 0
+        if at_once or self._portraits.has(signals.step):
+            self._write_layers(signals)
+        else:
+            self._recent.append(signals)
+
+    def incident(self, incident: Incident) -> None:
+        """Something happened that a person should know about."""
+        name = _EVENTS.get(incident.action) or ("spike" if "spike" in incident.kind else "alarm")
+        self.log.event(
+            name,
+            incident.step,
+            incident.summary,
+            severity=incident.severity,
+            cause=incident.kind,
+            action="" if incident.action == "none" else incident.action,
+            evidence=incident.evidence,
+        )
+        while self._recent:
+            self._write_layers(self._recent.popleft())
+        self._all_until = max(self._all_until, incident.step + NEAR_STEPS)
+
+    def saved(self, step: int, folder: Path, facts: dict[str, Any]) -> None:
+        """A checkpoint is on the disk. Called by the thread that wrote it."""
+        kind = "good" if facts["finite"] and facts["quiet"] else "kept as evidence"
+        evidence = {"checkpoint": str(folder), "metric": facts["metric"]}
+        self.log.event("checkpoint", step, f"checkpoint of step {step:,} saved ({kind})", evidence=evidence)
+
+    def failing(self, step: int, message: str, evidence: dict[str, Any]) -> None:
+        """Checkpoints cannot be written, or can be again. Called by the thread that writes them."""
+        severity: Severity = "error" if evidence["failures"] else "info"
+        self.log.event("alarm", step, message, severity=severity, cause="checkpoint.failed", evidence=evidence)
+
+    def resumed(self, step: int, folder: Path) -> None:
+        """The run goes on from a checkpoint."""
+        evidence = {"checkpoint": str(folder)}
+        self.log.event("resume", step, f"goes on from the checkpoint of step {step:,}", evidence=evidence)
+
+    def _write_layers(self, signals: Signals) -> None:
+        layers = signals.layers
+        assert layers is not None
+        columns = self._portraits.layer_columns(signals.step, layers.names) | _columns(layers)
+        self.log.take(LayerRows(signals.step, layers.names, columns))
+
+
+def _columns(layers: Layers) -> dict[str, Any]:
+    columns = {
+        "grad_norm": layers.grad_norm,
+        "grad_largest": layers.grad_largest,
+        "nonfinite": layers.nonfinite,
+        "param_norm": layers.param_norm,
+        "update_ratio": layers.update_to_weight,
+    }
+    return {name: values for name, values in columns.items() if values is not None}

@@ -1,0 +1,147 @@
+"""Close looks at a model in training: histograms, update ratios and dead units on a few sampled steps.
+
+`ModelSampler` follows one optimizer. The loop tells it where a step stands, and takes what has arrived to the run log:
+
+    portraits = Portraits(models)                                      # beside the optimizer
+
+    portraits.before_update(step, named_parameters, divide)            # gradients are ready, nothing is applied yet
+    optimizer.step()
+    portraits.after_update(step)
+    portraits.before_forward(step + 1)                                 # hooks on, if that step is looked at
+    for message in portraits.arrived(step - lag_steps):                # of steps whose numbers are on the host by now
+        log.take(message)
+
+The run log keeps one row per step and layer. Whoever writes such rows of a step (gradient norms) joins the norms and
+update ratios of the same parameters into them first: `columns |= portraits.layer_columns(step, names)`.
+
+On all other steps each call is one comparison. On a sampled one everything is computed where the tensors lie and comes
+to the host in two copies, read some steps later, so that the loop never waits. An error inside ends the looking with
+one warning, never the training.
+
+`histograms_of` is the same for weights and gradients at once, for those who may wait.
+
+The activations of the very first step are left out: models are compiled, copied and wrapped before it, and hooks would
+be in the way.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from surefoot.guard.layer_sample import LayerSample, counted, gradients_of, histograms, weights_of
+from surefoot.observe.activations import ActivationWatch
+from surefoot.observe.sampling import Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor, nn
+
+    from surefoot.record.messages import Histogram, LayerRows
+    from surefoot.types import NamedParameter
+
+log = logging.getLogger("surefoot")
+
+
+class ModelSampler:
+    """Looks closely at sampled steps of one optimizer; see the module's docstring for the calls it needs."""
+
+    def __init__(self, models: Sequence[nn.Module], sampling: Sampling | None = None, part: str = "") -> None:
+        self._sampling, self._part = sampling or Sampling(), part
+        self._activations = ActivationWatch(models)
+        weakref.finalize(self, self._activations.end)  # hooks must not outlive whoever reads what they see
+        self._now: LayerSample | None = None
+        self._pending: deque[LayerSample] = deque()
+        self._active = True
+
+    def before_forward(self, step: int) -> None:
+        """The forward pass of `step` is next."""
+        if self._active and self._sampling.due(step):
+            self._safely(self._activations.begin)
+
+    def before_update(self, step: int, named: Sequence[NamedParameter], divide: Tensor | float | None = None) -> None:
+        """The gradients of `step` are complete; `divide` is what they still have to be divided by."""
+        if self._active and self._sampling.due(step):
+            self._safely(partial(self._begin, step, named, divide))
+
+    def after_update(self, step: int) -> None:
+        """The parameters have been updated, or the step was left out."""
+        now, self._now = self._now, None
+        if self._activations.is_on:  # there was no update to look at
+            self._activations.end()
+        if now is not None and now.step == step:
+            self._safely(now.finish)
+            self._pending.append(now)
+
+    def has(self, step: int) -> bool:
+        """Whether there is something of this step that `arrived` has not handed over yet."""
+        return any(each.step == step for each in self._pending)
+
+    def layer_columns(self, step: int, names: Sequence[str]) -> dict[str, Tensor]:
+        """`param_norm` and `update_ratio` of a sampled step, to join the other columns of its rows; else nothing.
+
+        Ask before `arrived` hands the step over; what is asked for here is not handed over again there.
+        """
+        found: dict[str, Tensor] = {}
+        for each in self._pending:
+            if each.step == step:
+                self._safely(partial(_join, found, each, names))
+        return found
+
+    def arrived(self, through: int | None = None) -> list[Histogram | LayerRows]:
+        """What was seen up to and with step `through`, or so far, each once. Waits for what is still on its way."""
+        found: list[Histogram | LayerRows] = []
+        while self._pending and (through is None or self._pending[0].step <= through):
+            ready = self._pending.popleft()
+            self._safely(partial(_add, found, ready, self._part))
+        return found
+
+    def _begin(self, step: int, named: Sequence[NamedParameter], divide: Tensor | float | None) -> None:
+        seen = self._activations.end()
+        if self._activations.error is not None:
+            raise self._activations.error
+        self._now = LayerSample(step, named, divide, seen)
+
+    def _safely(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as error:  # watching never kills
+            self._active, self._now = False, None
+            self._activations.end()
+            words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            log.warning("histograms and activations are no longer watched (%s); training goes on", words)
+
+
+def _join(found: dict[str, Tensor], close_up: LayerSample, names: Sequence[str]) -> None:
+    found |= close_up.columns(names)
+
+
+def _add(found: list[Histogram | LayerRows], close_up: LayerSample, part: str) -> None:
+    found += close_up.messages(part)
+
+
+def histograms_of(named: Sequence[NamedParameter], step: int, part: str = "") -> list[Histogram]:
+    """Histograms of weights and gradients as they are now. Waits for the device.
+
+    >>> import torch
+    >>> from surefoot.types import NamedParameter
+    >>> weight = torch.nn.Parameter(torch.tensor([0.0, 1.5, float("nan")]))
+    >>> [found] = histograms_of([NamedParameter("weight", weight)], step=3)
+    >>> found.kind, sum(found.counts), found.nan
+    ('weight', 2, 1)
+    """
+    weights, gradients = weights_of(named), gradients_of(named)
+    counts = counted([each.sample for each in weights], [each.sample for each in gradients], None)
+    if counts is None:
+        return []
+    of_weights, of_gradients = torch.split(counts.cpu(), [len(weights), len(gradients)])
+    return [
+        *histograms(step, "weight", [each.name for each in weights], of_weights, part),
+        *histograms(step, "gradient", [each.name for each in gradients], of_gradients, part),
+    ]

@@ -1,0 +1,108 @@
+"""Starting points by kind of model: plain functions that return a configured `TrainingStabilizer`.
+
+Each sets what that kind of training is known to need and leaves the rest at its default. Anything given in `settings`
+wins over the preset, so a preset is a first line to write, not a cage:
+
+    stabilizer = surefoot.for_transformer(model, optimizer, total_steps=50_000, accumulate=4)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from surefoot.act.clip import ClipByNorm
+from surefoot.act.shape import AdaptiveUnitClip
+from surefoot.build.schedules import warmup_cosine, warmup_linear
+from surefoot.detect.checker import StabilityChecker
+from surefoot.errors import require
+from surefoot.guard.stabilizer import TrainingStabilizer
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_CURVE_DETECTORS = ("spike", "loss", "oscillation", "plateau", "no_learning", "setback")
+CURVES_MEAN_LITTLE = dict.fromkeys(_CURVE_DETECTORS)
+"""Detectors that read the loss curve, off: an adversarial or a policy loss does not measure progress."""
+
+
+def for_transformer(
+    model: nn.Module,
+    optimizer: Any,
+    *,
+    total_steps: int | None = None,
+    warmup_steps: int | None = None,
+    **settings: Any,
+) -> TrainingStabilizer:
+    """Clip at 1.0, as nearly every published run does; with `total_steps`, warm up over 2 % and decay as a cosine."""
+    if total_steps is not None and "scheduler" not in settings:  # making one sets the optimizer's rates
+        settings["scheduler"] = warmup_cosine(optimizer, *_steps(total_steps, warmup_steps, share=0.02))
+    return for_rnn(model, optimizer, **settings)
+
+
+def for_fine_tuning(
+    model: nn.Module,
+    optimizer: Any,
+    *,
+    total_steps: int | None = None,
+    warmup_steps: int | None = None,
+    **settings: Any,
+) -> TrainingStabilizer:
+    """Clip at 1.0; with `total_steps`, warm up over 6 % so that the new head does not tear the body, then to zero."""
+    if total_steps is not None and "scheduler" not in settings:  # making one sets the optimizer's rates
+        settings["scheduler"] = warmup_linear(optimizer, *_steps(total_steps, warmup_steps, share=0.06))
+    return for_rnn(model, optimizer, **settings)
+
+
+def for_rnn(model: nn.Module, optimizer: Any, **settings: Any) -> TrainingStabilizer:
+    """Clip at 1.0: gradients through time grow with the sequence (Pascanu et al., 2013)."""
+    settings.setdefault("clip", ClipByNorm(1.0))
+    return TrainingStabilizer(model, optimizer, **settings)
+
+
+def for_deep_cnn(
+    model: nn.Module, optimizer: Any, *, head: tuple[str, ...] = ("fc.*", "head.*", "classifier.*"), **settings: Any
+) -> TrainingStabilizer:
+    """Clip each unit relative to its weights (AGC, Brock et al., 2021), the head left out."""
+    settings.setdefault("clip", AdaptiveUnitClip(0.01, exclude=head))
+    return TrainingStabilizer(model, optimizer, **settings)
+
+
+def for_gan(
+    generator: nn.Module,
+    generator_optimizer: Any,
+    discriminator: nn.Module,
+    discriminator_optimizer: Any,
+    **settings: Any,
+) -> tuple[TrainingStabilizer, TrainingStabilizer]:
+    """Two stabilizers, generator first. Broken and exploding steps are refused; the loss curves are not judged.
+
+    With `checkpoints` the generator's stabilizer saves and loads both, so that they are always of the same moment: draw
+    the batches from its `resume`, and call its `save` and `restore`. What is in `also_save` is saved with it once.
+    """
+    settings.setdefault("checker", StabilityChecker(**CURVES_MEAN_LITTLE))
+    if settings.get("checkpoints") is None:
+        return (
+            TrainingStabilizer(generator, generator_optimizer, **settings),
+            TrainingStabilizer(discriminator, discriminator_optimizer, **settings),
+        )
+    checkpoints, also = settings.pop("checkpoints"), settings.pop("also_save", None) or {}
+    second = TrainingStabilizer(discriminator, discriminator_optimizer, **settings)
+    settings |= {"checkpoints": checkpoints, "also_save": {**also, "discriminator": second}}
+    return TrainingStabilizer(generator, generator_optimizer, **settings), second
+
+
+def for_rl(model: nn.Module, optimizer: Any, **settings: Any) -> TrainingStabilizer:
+    """Clip at 0.5, as PPO's reference settings do; the loss, which crosses zero and follows the returns, is not judged.
+
+    Watch what does mean something: `stabilizer.observe(kl=…, entropy=…)`.
+    """
+    settings.setdefault("clip", ClipByNorm(0.5))
+    settings.setdefault("checker", StabilityChecker(**CURVES_MEAN_LITTLE))
+    return TrainingStabilizer(model, optimizer, **settings)
+
+
+def _steps(total_steps: int, warmup_steps: int | None, share: float) -> tuple[int, int]:
+    """Warm-up and total, the warm-up a share of the total unless it is given."""
+    require(total_steps >= 1, f"`total_steps` must be at least 1; got {total_steps}.")
+    warmup = min(total_steps - 1, max(1, round(share * total_steps))) if warmup_steps is None else warmup_steps
+    return warmup, total_steps

@@ -1,0 +1,362 @@
+"""The host's side of a run: takes in what became of each step, keeps the history, and says how far to go.
+
+On a GPU the numbers of a step arrive a few steps after it, always the same few, so that a run decides the same way
+every time. Whether a step is applied was settled on the device long before; here it is a matter of alarms, budgets,
+and of telling the person.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from surefoot.core.state_tree import pack, settings_of, unpack
+from surefoot.detect.combine import Combined, sustained
+from surefoot.detect.spike import Spike
+from surefoot.detect.user_detectors import tolerated
+from surefoot.guard.step_decision import BROKEN_SETTING
+from surefoot.types import Action, Decision, Incident, Severity, StepRecord, format_number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from surefoot.decide.escalation import Escalation
+    from surefoot.decide.recovery import TrainingRecovery
+    from surefoot.detect.checker import StabilityChecker
+    from surefoot.types import Detector, Signals, Verdict
+
+log = logging.getLogger("surefoot")
+
+HISTORY_STEPS = 1_000
+LAYERS_KEPT = 100
+"""How many of them keep their per-layer statistics, which of a large model are the bulk."""
+INCIDENTS_KEPT = 200
+RECENT_STEPS = 50
+UNREST_KEPT = 5
+QUIET_STEPS = 10
+"""Steps without a refusal or a setback before the run counts as quiet."""
+SETBACKS_TOLD = 3
+"""Setbacks in a row from which on the run is not quiet: a single one is noise."""
+LOUD_INCIDENTS = 20
+"""Incidents of one kind that are logged one by one; later ones are only counted."""
+
+_RETURNS = ("roll_back", "reset_moments", "take_back")
+"""Actions after which the steps taken since count for nothing."""
+
+
+class RunHistory:
+    """History, alarms and budgets of one run."""
+
+    def __init__(
+        self,
+        checker: StabilityChecker,
+        escalation: Escalation | None,
+        recovery: TrainingRecovery | None,
+        scale_floor: float | None,
+        first_of: Callable[[Any], str],
+        weights_broken: Callable[[], bool],
+        agreed: Callable[[bool], bool],
+    ) -> None:
+        self._look_back = tolerated(Combined(checker.look_back, "any")) if checker.look_back else None
+        self._look_back_state = self._look_back.init() if self._look_back else ()
+        self.escalation = escalation
+        self._escalation_state = escalation.init() if escalation else None
+        self.recovery = recovery
+        self._recovery_state = recovery.init() if recovery else None
+        self._unrest: deque[tuple[int, str]] = deque(maxlen=UNREST_KEPT)
+        self._scale_floor = scale_floor
+        self._first_of = first_of
+        self._weights_broken = weights_broken
+        self._agreed = agreed
+        self._own: dict[str, tuple[Detector, Any]] = {}
+        self._active: set[str] = set()
+        self.history: deque[StepRecord] = deque(maxlen=HISTORY_STEPS)
+        self.incidents: deque[Incident] = deque(maxlen=INCIDENTS_KEPT)
+        self.counts: dict[str, int] = {
+            "steps": 0,
+            "applied": 0,
+            "skipped": 0,
+            "clipped": 0,
+            "overflows": 0,
+            "alarms": 0,
+        }
+        self.by_kind: dict[str, int] = {}
+        self.tell: Callable[[Incident], None] = lambda incident: None
+        """Who else wants to know of incidents."""
+        self._logs = True
+
+    def ahead(
+        self,
+        records: Iterable[StepRecord],
+        stale_before: float,
+        tell: Callable[[Incident], None] = lambda incident: None,
+    ) -> RunHistory:
+        """A copy that has taken in steps whose turn has not come yet, to be looked at.
+
+        The copy logs nothing, and calls `tell` with each new incident. This ledger stays as it is: what the steps call
+        for is done when their turn comes, whether or not somebody has looked. Steps before `stale_before` are only
+        counted, and so are those after a step that calls for a return.
+        """
+        ahead = copy.copy(self)
+        ahead.history, ahead.incidents = self.history.copy(), self.incidents.copy()
+        ahead.counts, ahead.by_kind = dict(self.counts), dict(self.by_kind)
+        ahead._unrest, ahead._own, ahead._active = self._unrest.copy(), dict(self._own), set(self._active)
+        ahead._look_back_state = copy.deepcopy(self._look_back_state)
+        ahead._agreed = lambda flag: flag  # only this rank may be looking
+        ahead.tell, ahead._logs = tell, False
+        for record in records:
+            if record.signals.step < stale_before:
+                ahead.count(record)
+            elif ahead.account(record).action in _RETURNS:
+                stale_before = math.inf
+        return ahead
+
+    def account(self, record: StepRecord) -> Decision:
+        """Take one step in; returns what is to be done from here on."""
+        self.count(record)
+        self._watch_own_signals(record.signals)
+        if not record.skipped:
+            self._watch_behind(record.signals)
+        decision, refused = self._escalate(record)
+        return decision if self.recovery is None else self._recover(record, refused, decision)
+
+    def count(self, record: StepRecord) -> None:
+        """Take one step into the history and the counts, and draw no conclusion."""
+        self._remember(record)
+        self.counts["steps"] += 1
+        self.counts["skipped" if record.skipped else "applied"] += 1
+        self.counts["overflows"] += record.overflow
+        self.counts["clipped"] += not record.skipped and bool(record.signals.clip_factor < 1.0)
+
+    def _remember(self, record: StepRecord) -> None:
+        """Append to the history; what is a while back keeps its numbers and gives up its layers."""
+        self.history.append(record)
+        if len(self.history) > LAYERS_KEPT:
+            old = self.history[-LAYERS_KEPT - 1]
+            self.history[-LAYERS_KEPT - 1] = replace(old, signals=replace(old.signals, layers=None))
+
+    def note(
+        self,
+        signals: Signals,
+        kind: str,
+        severity: Severity,
+        summary: str,
+        action: Action = "none",
+        evidence: Any = None,
+    ) -> Incident:
+        """Record an incident and tell the person about it."""
+        incident = Incident(signals.step, kind, severity, summary, action, evidence or {}, signals)
+        self.incidents.append(incident)
+        self.by_kind[kind] = seen = self.by_kind.get(kind, 0) + 1
+        self.counts["alarms"] += severity != "info"
+        self.tell(incident)
+        if self._logs and severity != "info" and seen <= LOUD_INCIDENTS:
+            last = f" (later incidents of kind {kind!r} are counted, not logged)" if seen == LOUD_INCIDENTS else ""
+            log.warning("surefoot: %s%s", incident, last)
+        return incident
+
+    def warn_once(self, signals: Signals, kind: str, summary: str) -> None:
+        """Record and tell something that is said the first time only."""
+        if kind not in self.by_kind:
+            self.note(signals, kind, "warning", summary)
+
+    def _watch_behind(self, signals: Signals) -> None:
+        if self._look_back is None:
+            return
+        self._look_back_state, verdict = self._look_back.update(self._look_back_state, signals)
+        for part in verdict.parts:
+            self._alarm(part.detector, part, signals)
+
+    def _watch_own_signals(self, signals: Signals) -> None:
+        """The user's own signals get what ours get: NaN at once, a spike once it lasts."""
+        for name, value in signals.extra.items():
+            detector, state = self._own.get(name) or _fresh(name)
+            state, verdict = detector.update(state, signals)
+            self._own[name] = (detector, state)
+            if not math.isfinite(value):
+                verdict = replace(verdict, anomalous=True, summary=f"{name} is {value}")
+            elif verdict.anomalous:
+                verdict = replace(verdict, summary=f"{name} is {value:.4g}, far above its recent past")
+            self._alarm(f"signal.{name}", verdict, signals)
+
+    def _alarm(self, kind: str, verdict: Verdict, signals: Signals) -> None:
+        """An alarm is an incident when it starts, and when a remark becomes a warning; not for as long as it lasts."""
+        known = f"{kind}/{verdict.severity}"
+        if not verdict.anomalous:
+            self._active -= {f"{kind}/{severity}" for severity in ("info", "warning", "error")}
+        elif known not in self._active:
+            self._active.add(known)
+            self.note(signals, kind, verdict.severity, verdict.summary, evidence=dict(verdict.evidence))
+
+    def refuses(self, record: StepRecord) -> bool:
+        """Whether the step was refused, and not merely left out for a smaller loss scale."""
+        return record.skipped and (not record.overflow or self._at_floor(record.signals))
+
+    def _escalate(self, record: StepRecord) -> tuple[Decision, bool]:
+        """What to do about a refused step, and whether it was one that counts."""
+        stuck = record.overflow and self._at_floor(record.signals)
+        refused = self.refuses(record)
+        kind = "precision.scaler-stuck" if stuck else record.reasons[0] if record.reasons else "refused"
+        summary, evidence = self._explain(record, stuck) if refused else ("", {})
+        if self.escalation is None:
+            decision = Decision("skip" if refused else "none", summary)
+        else:
+            self._escalation_state, decision = self.escalation.update(self._escalation_state, refused, summary)  # type: ignore[arg-type]
+        if refused:
+            self._unrest.append((record.signals.step, f"step {record.signals.step} was refused: {summary}"))
+            self.note(record.signals, kind, "error", summary, decision.action, evidence)
+        return decision, refused
+
+    def _recover(self, record: StepRecord, refused: bool, decision: Decision) -> Decision:
+        """Let the recovery see the step; what it calls for comes before what skipping would."""
+        assert self.recovery is not None
+        assert self._recovery_state is not None
+        step, setback = record.signals.step, "setback" in record.notices
+        if record.reasons == (BROKEN_SETTING,):  # no earlier weights would help
+            return replace(decision, lr_factor=decision.lr_factor * self.recovery.cut(self._recovery_state))
+        # Every rank gets here with the same flags, so every rank asks.
+        broken = refused and "nonfinite" in record.reasons and self._agreed(self._weights_broken())
+        self._recovery_state, advice = self.recovery.update(
+            self._recovery_state, step, refused=refused, setback=setback, broken=broken
+        )
+        if setback and self._recovery_state.unhealthy >= SETBACKS_TOLD:
+            loss = format_number(record.signals.loss)
+            self._unrest.append((step, f"the loss at step {step} is {loss}, which loses much of what was gained"))
+        decision = replace(decision, lr_factor=decision.lr_factor * advice.lr_factor)
+        if advice.action == "none":
+            return decision
+        if advice.action != "halt" and self._escalation_state is not None:
+            self._escalation_state = self._escalation_state._replace(skips=0.0)
+        return replace(advice, lr_factor=decision.lr_factor)
+
+    def decline_return(self) -> None:
+        """The return that was just called for was not made."""
+        assert self.recovery is not None
+        assert self._recovery_state is not None
+        self._recovery_state = self.recovery.decline(self._recovery_state)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the last step was neither refused nor a setback."""
+        return self._recovery_state is None or self._recovery_state.onset < 0
+
+    @property
+    def returns_tried(self) -> int:
+        """How many states were returned to since the last healthy step, the one now called for included."""
+        return 0 if self._recovery_state is None else self._recovery_state.returned
+
+    def typical_gradient(self, first: int, end: int) -> float:
+        """Median gradient norm of the steps from `first` up to `end` that were applied; 0 if there were none."""
+        norms = sorted(
+            record.signals.grad_norm
+            for record in self.history
+            if first <= record.signals.step < end and not record.skipped and record.signals.grad_norm is not None
+        )
+        return float(norms[len(norms) // 2]) if norms else 0.0
+
+    def recent_loss(self) -> float | None:
+        """Mean loss of the last applied steps; `None` if there is none."""
+        losses = [r.signals.loss for r in list(self.history)[-RECENT_STEPS:] if not r.skipped]
+        known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
+        return math.fsum(known) / len(known) if known else None
+
+    def unrest(self, steps: int = QUIET_STEPS) -> tuple[str, ...]:
+        """Why the last steps were not quiet; empty if they were."""
+        last = self.history[-1].signals.step if self.history else 0
+        return tuple(reason for step, reason in self._unrest if step > last - steps)
+
+    def _at_floor(self, signals: Signals) -> bool:
+        return self._scale_floor is not None and signals.loss_scale <= self._scale_floor  # type: ignore[return-value]
+
+    def _explain(self, record: StepRecord, stuck: bool) -> tuple[str, dict[str, Any]]:
+        """One sentence and the numbers: what was broken, where it broke first."""
+        signals = record.signals
+        counts = signals.layers.nonfinite_counts() if signals.layers else {}
+        evidence: dict[str, Any] = {"loss": signals.loss, "grad_norm": signals.grad_norm, "reasons": record.reasons}
+        loss = format_number(signals.loss)
+        if record.reasons == (BROKEN_SETTING,):
+            return _explain_settings(record, evidence), evidence
+        if stuck:
+            evidence["loss_scale"] = signals.loss_scale
+            return f"gradients overflow at loss scale {signals.loss_scale:g}, the lowest there is", evidence
+        if counts:
+            first = self._first_of(counts)
+            evidence |= {"first": first, "nonfinite": counts}
+            more = f" and {len(counts) - 1} more" if len(counts) > 1 else ""
+            values = "value" if counts[first] == 1 else "values"
+            where = f"{counts[first]:,} non-finite {values} in the gradient of {first}{more}"
+            if "nonfinite" not in self.by_kind and self._weights_broken():
+                evidence["weights_broken"] = True
+                return f"the weights themselves are not finite, so every step from here on is: {where}", evidence
+            return f"{where}; the loss is {loss}", evidence
+        if "nonfinite" in record.reasons:
+            if signals.loss is not None and math.isfinite(signals.loss):
+                return f"another rank's loss or gradient is not finite; here the loss is {loss}", evidence
+            return f"the loss is {loss}, though every gradient is finite", evidence
+        typical = self._typical_norm()
+        evidence["typical_grad_norm"] = typical
+        compared = "" if typical is None else f", {_times(signals.grad_norm / typical)} its recent median"  # type: ignore[arg-type,operator]
+        return f"gradient norm {format_number(signals.grad_norm)}{compared}; the loss is {loss}", evidence
+
+    def _typical_norm(self) -> float | None:
+        norms = sorted(r.signals.grad_norm for r in self.history if not r.skipped and r.signals.grad_norm)
+        return norms[len(norms) // 2] if norms else None  # type: ignore[return-value]
+
+    def settings(self) -> dict[str, str]:
+        """What the parts are set to, to tell whether a saved state still fits."""
+        parts = {"look_back": self._look_back, "escalation": self.escalation, "recovery": self.recovery}
+        return {name: settings_of(part) for name, part in parts.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what happens next; the history itself is not part of it."""
+        return {
+            "settings": self.settings(),
+            "look_back": pack(self._look_back_state),
+            "escalation": pack(self._escalation_state),
+            "recovery": pack(self._recovery_state),
+            "unrest": [list(reason) for reason in self._unrest],
+            "own": {name: pack(state) for name, (_, state) in self._own.items()},
+            "active": sorted(self._active),
+            "counts": dict(self.counts),
+            "by_kind": dict(self.by_kind),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where a saved ledger stopped."""
+        same = {part: state["settings"].get(part) == now for part, now in self.settings().items()}
+        if self._look_back and same["look_back"]:
+            self._look_back_state = unpack(self._look_back.init(), state["look_back"])
+        if self.escalation and same["escalation"]:
+            self._escalation_state = unpack(self.escalation.init(), state["escalation"])
+        if self.recovery and same["recovery"]:
+            self._recovery_state = unpack(self.recovery.init(), state["recovery"])
+        self._unrest = deque(((int(step), str(reason)) for step, reason in state["unrest"]), maxlen=UNREST_KEPT)
+        self._own = {}
+        for name, packed in state["own"].items():
+            detector, fresh = _fresh(name)
+            self._own[name] = (detector, unpack(fresh, packed))
+        self._active = set(state["active"])
+        self.counts = dict(state["counts"])
+        self.by_kind = dict(state["by_kind"])
+
+
+def _explain_settings(record: StepRecord, evidence: dict[str, Any]) -> str:
+    if not record.settings:
+        return "a setting of another rank's optimizer is not finite"
+    evidence["settings"] = {f"param_groups[{each.group}].{each.key}": each.value for each in record.settings}
+    shown, more = record.settings[:3], len(record.settings) - 3
+    words = ", ".join(map(str, shown)) + (f", and {more} more" if more > 0 else "")
+    return f"{words}: a step with it would break the weights. Look at the schedule, or whatever else sets it"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f} times" if ratio < 1e6 else f"{ratio:.0e} times"
+
+
+def _fresh(name: str) -> tuple[Detector, Any]:
+    detector = sustained(Spike((name,)), steps=2)
+    return detector, detector.init()

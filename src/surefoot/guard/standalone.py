@@ -1,0 +1,127 @@
+"""The parts without the shell: clip gradients in a loop of your own, run a detector by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from surefoot.act.apply import scale_gradients
+from surefoot.act.clip import ClipByNorm
+from surefoot.core.state_tree import pack, unpack
+from surefoot.errors import SettingError, UsageError
+from surefoot.guard.validation import split_clip
+from surefoot.observe.shards import combine_shards
+from surefoot.observe.tensors import TensorMeter, dense_views, total_norm
+from surefoot.types import GradientNorms, NamedParameter, Signals, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from surefoot.act.clip import Clipper
+    from surefoot.act.shape import Shaper
+    from surefoot.types import Detector
+
+
+class Running:
+    """A detector or a clipper together with its state, for use by hand.
+
+    >>> import surefoot as sf
+    >>> monitor = sf.Running(sf.LossStabilityMonitor(window_steps=8))
+    >>> for loss in (3.0, 2.0, 1.5, 1.2, 1.0, 0.9, 0.8, 0.7):
+    ...     verdict = monitor.update(loss=loss)
+    >>> verdict.evidence["status"]
+    'stable'
+    """
+
+    def __init__(self, part: Detector | Clipper) -> None:
+        if isinstance(part, type) or not (hasattr(part, "init") and hasattr(part, "update")):
+            raise SettingError(f"`Running` takes a detector or a clipper such as `ClipByNorm(1.0)`; got {part!r}.")
+        self.part = part
+        self.steps = 0
+        self.state: Any = None
+
+    def update(self, step: int | None = None, **signals: Any) -> Verdict:
+        """Let a detector judge one step, given its signals by name."""
+        known = {
+            name: signals.pop(name) for name in ("loss", "grad_norm", "nonfinite", "clip_factor") if name in signals
+        }
+        step = self.steps if step is None else step
+        if self.state is None:
+            self.state = self.part.init()  # type: ignore[call-arg]
+        self.state, verdict = self.part.update(self.state, Signals(step, **known, extra=signals))  # type: ignore[arg-type]
+        self.steps = step + 1
+        return verdict  # type: ignore[return-value]
+
+    def factor(self, norms: GradientNorms) -> Tensor:
+        """Let a clipper say what to multiply the gradients by."""
+        if self.state is None:
+            self.state = self.part.init(len(norms.each))  # type: ignore[call-arg]
+        self.state, factor = self.part.update(self.state, norms)  # type: ignore[arg-type]
+        self.steps += 1
+        return factor  # type: ignore[return-value]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as tensors and plain values."""
+        return {"part": repr(self.part), "steps": self.steps, "state": pack(self.state)}
+
+    def load_state_dict(self, state: dict[str, Any], count: int = 1) -> None:
+        """Continue where a saved one stopped; `count` is the number of gradients, for a clipper that needs it."""
+        if state["part"] != repr(self.part):
+            raise UsageError(f"the state belongs to {state['part']}, and this is {self.part!r}: settings must match.")
+        self.steps = state["steps"]
+        fresh = self.part.init(count) if _is_clipper(self.part) else self.part.init()  # type: ignore[call-arg]
+        self.state = None if state["state"] is None else unpack(fresh, state["state"])
+
+
+def _is_clipper(part: Any) -> bool:
+    """A clipper's `init` takes the number of gradients; a detector's takes nothing."""
+    return bool(part.init.__code__.co_argcount > 1)
+
+
+@torch.no_grad()
+def clip_gradients(
+    parameters: torch.nn.Module | Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]],
+    clip: float | Clipper | Shaper | Running | Sequence[Clipper | Shaper],
+) -> Tensor:
+    """Clip gradients in place; returns the global norm before clipping, on the device.
+
+    A gradient that is not finite is left as it is, and the norm returned is NaN: multiplying by such a norm would
+    break every other gradient too. Check it, and leave the step out. A stateful clipper is given as `Running(clipper)`,
+    which keeps its state between calls.
+    """
+    named = [item if isinstance(item, tuple) else ("", item) for item in _listed(parameters)]
+    present = [i for i, (_, parameter) in enumerate(named) if parameter.grad is not None]
+    with_gradient = [NamedParameter(*named[i]) for i in present]
+    if not with_gradient:
+        return torch.zeros(())
+    gradients = [parameter.grad for _, parameter in with_gradient if parameter.grad is not None]
+    statistics = combine_shards(TensorMeter().measure(gradients), gradients)
+    norm = total_norm(statistics.norm)
+    running = clip if isinstance(clip, Running) else None
+    rule = running.part if running else ClipByNorm(float(clip)) if isinstance(clip, (int, float)) else clip
+    shapers, clipper = split_clip(rule)
+    for shaper in shapers:
+        shaper.shape(with_gradient)
+    if shapers:
+        gradients = [parameter.grad for _, parameter in with_gradient if parameter.grad is not None]
+    if shapers and clipper is not None:
+        statistics = combine_shards(TensorMeter().measure(gradients), gradients)
+    if clipper is not None:
+        each, places = statistics.norm, None
+        if len(present) < len(named):  # one entry per parameter all the same: a history stays with its own tensor
+            places = torch.tensor(present).to(each.device, non_blocking=True)
+            each = each.new_zeros(len(named)).index_copy(0, places, each)
+        norms = GradientNorms(total_norm(statistics.norm), each)
+        factor = running.factor(norms) if running else clipper.update(clipper.init(len(named)), norms)[1]
+        if places is not None and factor.ndim:
+            factor = factor[places]
+        scale_gradients(dense_views(gradients), factor)
+    return norm
+
+
+def _listed(parameters: Any) -> list[Any]:
+    if isinstance(parameters, Tensor):
+        return [parameters]
+    return list(parameters.named_parameters() if isinstance(parameters, torch.nn.Module) else parameters)

@@ -1,0 +1,316 @@
+"""From the statistics of a step's gradients to what is done with it: apply or leave out, and by what to scale.
+
+`StepDecider` holds the step rules, the clipper and the loss scaler with their states, and advances all of them by one
+step. It works on tensors, without reading one, when steps are decided on the device, and on floats when the host
+decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from surefoot.act.loss_scale import TorchLossScaler
+from surefoot.core.state_tree import choose, grown, leaves, on_device, pack, settings_of, unpack, with_leaves
+from surefoot.decide.agreement import agree_and_average
+from surefoot.detect.setback import Setback
+from surefoot.observe.tensors import TensorStatistics, total_norm
+from surefoot.types import GradientNorms, Scalar, Signals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch.distributed as dist
+
+    from surefoot.act.clip import Clipper
+    from surefoot.act.loss_scale import LossScaler
+    from surefoot.detect.combine import Combined
+    from surefoot.types import Detector
+
+_HEAD = ("loss", "grad_norm", "nonfinite", "clip_factor", "loss_scale")
+BROKEN_SETTING = "nonfinite-setting"
+"""The reason of a step that is refused for a setting of the optimizer."""
+
+
+@dataclass(frozen=True)
+class StepInput:
+    """What is known of a step before it is judged."""
+
+    step: int
+    statistics: TensorStatistics
+    """Of the gradients as they lie in memory, still scaled."""
+    loss: Tensor | None
+    divisor: Scalar
+    """What accumulation left to divide the gradients by."""
+    own: Mapping[str, Scalar]
+    """The user's own signals."""
+    param_norm: Tensor
+    """Norm of the parameters, measured now and then."""
+    broken_setting: Scalar
+    """1 if a setting of the optimizer is not finite, else 0; a tensor when steps are decided on the device."""
+    positions: Tensor | None = None
+    """Where the gradients stand among all parameters, if some have none."""
+
+
+@dataclass(frozen=True)
+class StepDecision:
+    """What is to be done with a step. Flags are tensors on the device, or bools on the host."""
+
+    skip: Any
+    overflow: Any
+    flags: tuple[Any, ...]
+    """One per step rule, one for the optimizer's settings, then one per notice."""
+    loss: Scalar | None
+    grad_norm: Scalar
+    nonfinite: Scalar
+    clip_factor: Scalar
+    loss_scale: Scalar
+    statistics: TensorStatistics
+    """Of the unscaled gradients."""
+    divide: Tensor | None
+    """What the gradients still have to be divided by."""
+    factor: Tensor | None
+    """What the clipper multiplies them by, once or per tensor."""
+
+    def packed(self) -> Tensor:
+        """All numbers of the step in one vector on the device, to be copied at once."""
+        scalars = [self.skip, self.overflow, *self.flags, *(getattr(self, name) for name in self.head)]
+        device = self.statistics.norm.device
+        numbers = [value if isinstance(value, Tensor) else torch.full((), value, device=device) for value in scalars]
+        return torch.cat([torch.stack([number.to(torch.float32) for number in numbers]), *self.statistics]).float()
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        """The scalars that were measured."""
+        return tuple(name for name in _HEAD if getattr(self, name) is not None)
+
+
+class StepDecider:
+    """Step rules, clipper and loss scaler, with their states."""
+
+    def __init__(
+        self,
+        rules: Combined | None,
+        setback: Detector | None,
+        clipper: Clipper | None,
+        scaler: LossScaler | None,
+        *,
+        count: int,
+        home: torch.device,
+        decides_on_device: bool,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        self.rules, self.setback, self.clipper, self.scaler = rules, setback, clipper, scaler
+        self.group = group
+        self.rule_names: tuple[str, ...] = ()
+        """What may refuse a step, in the order of the flags: as the verdicts of the last step called themselves."""
+        self.notice_names = (*(["setback"] if setback else []), *(["stop"] if group is not None else []))
+        """What the flags behind those are called: they refuse nothing, but all ranks learn of them."""
+        self.stop_wanted = False
+        """Whether this rank has been asked to stop."""
+        self._count, self._home, self._tensors = count, home, decides_on_device
+        self.rules_state = self._placed(rules.init()) if rules else ()
+        self.setback_state = self._placed(setback.init()) if setback else ()
+        self.clip_state = self._fresh_clip_state()
+        with home:
+            self.scale_state = on_device(scaler.init(), home) if scaler else ()
+
+    def _fresh_clip_state(self) -> Any:
+        """In fp32 on the model's device, whatever torch's defaults are."""
+        with self._home:
+            return on_device(self.clipper.init(self._count), self._home) if self.clipper else ()
+
+    def _placed(self, state: Any) -> Any:
+        return on_device(state, self._home) if self._tensors else state
+
+    def grow(self, count: int) -> None:
+        """Make room for parameters that were added behind the others; their history is empty."""
+        self._count = count
+        self.clip_state = grown(self.clip_state, self._fresh_clip_state())
+
+    @property
+    def states(self) -> tuple[Any, Any, Any, Any]:
+        """The states of the rules, the setback rule, the clipper and the scaler."""
+        return self.rules_state, self.setback_state, self.clip_state, self.scale_state
+
+    @states.setter
+    def states(self, states: tuple[Any, Any, Any, Any]) -> None:
+        self.rules_state, self.setback_state, self.clip_state, self.scale_state = states
+
+    def live_states(self) -> list[Any]:
+        """The states of the parts, and the tensors of a GradScaler that the user keeps."""
+        scaler = self.scaler
+        own = [scaler.scaler._scale, scaler.scaler._growth_tracker] if isinstance(scaler, TorchLossScaler) else []
+        return [self.states, own]
+
+    def put_back(self, saved: list[Any]) -> None:
+        """Go back to copies of `live_states`; tensors are written in place, as a recorded CUDA graph needs them."""
+        states, own = saved
+        live = leaves(self.states)
+        for now, then in zip([*live, *self.live_states()[1]], [*leaves(states), *own], strict=True):
+            now.copy_(then)
+        self.states = with_leaves(states, iter(live))
+
+    def loss_scale(self) -> Tensor | None:
+        """What the loss is multiplied by before backward."""
+        return self.scaler.scale_of(self.scale_state) if self.scaler else None
+
+    def judge(
+        self, given: StepInput, reshape: Callable[[Tensor | None], TensorStatistics] | None = None
+    ) -> StepDecision:
+        """Advance everything by one step.
+
+        `reshape` changes the gradients in place between the verdict and the clipper, given what they must be divided
+        by first; the clipper then sees the statistics it returns.
+        """
+        divide = self._divide_by(given.divisor)
+        statistics = given.statistics if divide is None else given.statistics.rescaled(1 / divide)
+        signals = self._signals(given, statistics)
+        skip, overflow, flags = self._verdict(signals, given.broken_setting > 0)
+        seen = statistics
+        if reshape is not None and (self._tensors or not skip):  # what is refused is left as it is
+            seen, divide = reshape(divide), None
+        factor = self._clip(seen, given.positions, skip)
+        smallest: Scalar = 1.0 if factor is None else factor.min()
+        used = self._advance_scale(overflow)
+        if not self._tensors:
+            smallest, used = float(smallest), float(used)
+        return StepDecision(
+            skip,
+            overflow,
+            flags,
+            signals.loss,
+            signals.grad_norm,  # type: ignore[arg-type]
+            signals.nonfinite,  # type: ignore[arg-type]
+            smallest,
+            used,
+            statistics,
+            divide,
+            factor,
+        )
+
+    def _divide_by(self, divisor: Scalar) -> Tensor | None:
+        """Loss scale times what accumulation left over; `None` if that is 1."""
+        scale = self.loss_scale()
+        if scale is not None:
+            return scale * divisor
+        if isinstance(divisor, Tensor):
+            return divisor.to(self._home, torch.float32)
+        return None if divisor == 1 else torch.full((), divisor, dtype=torch.float32, device=self._home)
+
+    def _signals(self, given: StepInput, statistics: TensorStatistics) -> Signals:
+        total, broken = total_norm(statistics.norm), statistics.nonfinite.sum()
+        if self._tensors:
+            loss = None if given.loss is None else given.loss.to(self._home)
+            return Signals(given.step, loss, total, broken, extra=given.own, param_norm=given.param_norm)
+        own = {name: float(value) for name, value in given.own.items()}
+        loss_now = None if given.loss is None else float(given.loss)
+        return Signals(given.step, loss_now, float(total), float(broken), extra=own, param_norm=float(given.param_norm))
+
+    def _verdict(self, signals: Signals, broken_setting: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+        """Let the step rules judge, and let the ranks agree: skip, overflow, and a flag per rule and notice."""
+        flags: list[Any] = []
+        before: tuple[Any, ...] = self.rules_state
+        self.rule_names = (BROKEN_SETTING,)
+        if self.rules is not None:
+            self.rules_state, verdict = self.rules.update(self.rules_state, signals)
+            flags = [part.anomalous for part in verdict.parts]
+            self.rule_names = (*(part.detector for part in verdict.parts), BROKEN_SETTING)
+        flags, notices, overflow = self._agree([*flags, broken_setting], signals)
+        skip = overflow
+        for flag in flags:
+            skip = skip | flag
+        # What one rule refused is no baseline for the others: they have not seen it.
+        self.rules_state = tuple(
+            choose(skip > flag, old, new)  # refused, and not by this one
+            for flag, old, new in zip(flags[:-1], before, self.rules_state, strict=True)
+        )
+        return skip, overflow, (*flags, *notices)
+
+    def _setback_notice(self, signals: Signals) -> list[Any]:
+        if self.setback is None:
+            return []
+        self.setback_state, verdict = self.setback.update(self.setback_state, signals)
+        return [verdict.anomalous]
+
+    def _overflow(self, signals: Signals) -> Any:
+        overflow: Any = signals.nonfinite > 0  # type: ignore[operator]
+        if self.scaler is None:
+            return overflow & False
+        if signals.loss is not None:  # a broken loss is no overflow that a smaller scale would cure
+            overflow = overflow & (abs(signals.loss) < torch.inf)  # type: ignore[operator]
+        return overflow
+
+    def _agree(self, flags: list[Any], signals: Signals) -> tuple[list[Any], list[Any], Any]:
+        """Flags and overflow, true where any rank says so, and the notices between them."""
+        overflow = self._overflow(signals)
+        if self.group is None:
+            return flags, self._setback_notice(signals), overflow
+        # With many ranks there is always one whose batch is hard: whether the model is set back, their mean tells.
+        alone = [] if self._judges_mean else self._setback_notice(signals)
+        told = [*flags, overflow, *alone, self.stop_wanted]
+        shared, mean = agree_and_average(told, signals.loss, self._home, self.group)
+        agreed, loss = (list(shared.unbind()), mean) if self._tensors else (shared.tolist(), float(mean))
+        count = len(flags)
+        together = self._setback_notice(replace(signals, loss=loss)) if self._judges_mean else []
+        return agreed[:count], [*together, *agreed[count + 1 :]], agreed[count]
+
+    @property
+    def _judges_mean(self) -> bool:
+        """Whether the mean loss is all that the setback rule looks at, so that it says the same on every rank."""
+        return isinstance(self.setback, Setback) and self.setback.signal == "loss"
+
+    def _clip(self, statistics: TensorStatistics, positions: Tensor | None, skip: Any) -> Tensor | None:
+        """The clipper's factor. Its history does not take a refused step in."""
+        if self.clipper is None:
+            return None
+        each = statistics.norm
+        if positions is not None:
+            each = each.new_zeros(self._count).index_copy(0, positions, each)
+        state, factor = self.clipper.update(self.clip_state, GradientNorms(total_norm(statistics.norm), each))
+        self.clip_state = choose(skip, self.clip_state, state)
+        return factor if positions is None or factor.ndim == 0 else factor[positions]
+
+    def _advance_scale(self, overflow: Any) -> Scalar:
+        """Move the loss scale on; returns the one this step was run with."""
+        if self.scaler is None:
+            return 1.0
+        used = self.scaler.scale_of(self.scale_state).clone()
+        self.scale_state = self.scaler.update(self.scale_state, torch.as_tensor(overflow, device=self._home))
+        return used
+
+    def settings(self) -> dict[str, str]:
+        """What the parts are set to, to tell whether a saved state still fits."""
+        parts = {"rules": self.rules, "setback": self.setback, "clip": self.clipper, "scaler": self.scaler}
+        return {name: settings_of(part) for name, part in parts.items()}
+
+    def state_dict(self, live: bool = False) -> dict[str, Any]:
+        """The states of the parts as tensors and plain values; with `live` the tensors are not copied."""
+        return {
+            "settings": self.settings(),
+            "rules": pack(self.rules_state, live),
+            "setback": pack(self.setback_state, live),
+            "clip": pack(self.clip_state, live),
+            "scaler": pack(self.scale_state, live),
+            "grad_scaler": self.scaler.state(live) if isinstance(self.scaler, TorchLossScaler) else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where a saved judge stopped. A part whose settings have changed starts anew."""
+        same = {part: state["settings"].get(part) == now for part, now in self.settings().items()}
+        if self.rules and same["rules"]:
+            self.rules_state = self._placed(unpack(self.rules.init(), state["rules"]))
+        if self.setback and same["setback"]:
+            self.setback_state = self._placed(unpack(self.setback.init(), state["setback"]))
+        if self.clipper and same["clip"]:
+            fresh = self._fresh_clip_state()
+            loaded = on_device(unpack(fresh, state["clip"]), self._home)
+            fits = [part.shape for part in leaves(loaded)] == [part.shape for part in leaves(fresh)]
+            self.clip_state = loaded if fits else fresh  # a history per tensor is of use to the same tensors only
+        if self.scaler and same["scaler"]:
+            self.scale_state = on_device(unpack(self.scaler.init(), state["scaler"]), self._home)
+        if isinstance(self.scaler, TorchLossScaler) and state["grad_scaler"] is not None:
+            self.scaler.load(state["grad_scaler"])

@@ -1,0 +1,207 @@
+"""What lies in a folder of checkpoints: which steps are whole, which is best, which may go.
+
+Every rank writes its own part of a step, `step-00001000` (rank 0) and `step-00001000.rank-3`, and renames it by itself.
+A step is whole when all parts are there, by the number of processes that each part's manifest names. Nothing else is
+written down: what is last, good or best follows from the manifests every time, so there is no pointer that could lie.
+
+A save that is not good never takes the place of a good one of the same step: it goes beside it, under a name of its own
+(`step-00001000.evidence`), and is loaded by its path alone.
+
+Newest means saved last: after a rollback a lower step is the newer one. Saves are numbered, since clocks are set back.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from surefoot.errors import CheckpointError
+from surefoot.keep.checkpoint.storage import Manifest, read_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_NAME = re.compile(r"step-(?P<step>\d{8,18})(?P<aside>\.evidence)?(\.rank-(?P<rank>[1-9]\d{0,8}))?")
+
+
+def part_name(step: int, rank: int, aside: bool = False) -> str:
+    """The name of the folder that holds one rank's part of a step."""
+    return f"step-{step:08d}" + (".evidence" if aside else "") + (f".rank-{rank}" if rank else "")
+
+
+def rank_of(name: str) -> int | None:
+    """The rank whose part has this name; `None` for other names."""
+    found = _NAME.fullmatch(name)
+    return int(found["rank"] or 0) if found else None
+
+
+@dataclass
+class CheckpointListing:
+    """One step as it lies there."""
+
+    step: int
+    aside: bool = False
+    """Whether it is evidence beside a good checkpoint of the same step."""
+    paths: dict[int, Path] = field(default_factory=dict)
+    """The parts by rank."""
+    manifests: dict[int, Manifest] = field(default_factory=dict)
+    """Of those parts whose manifest can be read."""
+    faults: list[str] = field(default_factory=list)
+    """What is wrong with the others."""
+    orphans: list[Path] = field(default_factory=list)
+    """Parts of ranks that the run had no longer when rank 0 wrote its part."""
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks whose part is not there at all."""
+        count = max((_number(each, "world_size", 1) for each in self.manifests.values()), default=0)
+        return [rank for rank in range(min(count, 1_000_000)) if rank not in self.paths]
+
+    def set_orphans_apart(self) -> None:
+        """Leave out the parts that a larger run wrote under the same step."""
+        if 0 in self.manifests:
+            for rank in [rank for rank in self.paths if rank >= _number(self.manifests[0], "world_size", 1)]:
+                self.orphans.append(self.paths.pop(rank))
+                self.manifests.pop(rank, None)
+
+    @property
+    def fault(self) -> str | None:
+        """Why the step is not whole, as far as can be told without reading the tensors."""
+        if self.faults:
+            return self.faults[0]
+        if missing := self.missing:
+            return f"{part_name(self.step, missing[0], self.aside)}: the part of rank {missing[0]} is missing."
+        if len({_number(each, "world_size", 1) for each in self.manifests.values()}) > 1:
+            return f"{part_name(self.step, 0, self.aside)}: its parts are of runs with different numbers of processes."
+        return None
+
+    @property
+    def whole(self) -> bool:
+        """Whether every part is there."""
+        return self.fault is None
+
+    @property
+    def first(self) -> Manifest:
+        """The manifest by which all ranks tell order and metric."""
+        return self.manifests[min(self.manifests)]
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Greater means saved later."""
+        return (_number(self.first, "number", 0), self.step)
+
+    @property
+    def finite(self) -> bool:
+        """Whether no part holds a NaN or an Inf."""
+        return all(each.facts.get("finite") is True for each in self.manifests.values())
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no detector had anything to say."""
+        return all(each.facts.get("quiet") is True for each in self.manifests.values())
+
+    @property
+    def good(self) -> bool:
+        """Whether training may go back to it without a second thought."""
+        return self.finite and self.quiet and not self.aside
+
+    @property
+    def metric(self) -> float | None:
+        """What the best is chosen by; lower is better."""
+        metric: Any = self.first.facts.get("metric")
+        return metric if type(metric) is float and math.isfinite(metric) else None
+
+    @property
+    def metric_given(self) -> bool:
+        """Whether somebody chose that metric; a makeshift does not compete with it."""
+        return self.first.facts.get("metric_given") is not False
+
+
+def _number(manifest: Manifest, name: str, otherwise: int) -> int:
+    found: Any = manifest.facts.get(name)
+    return found if type(found) is int else otherwise
+
+
+def look(folder: Path) -> list[CheckpointListing]:
+    """Every step in a folder, the highest first. Reads manifests, no tensors. Raises `OSError`."""
+    steps: dict[tuple[int, bool], CheckpointListing] = {}
+    for path in folder.iterdir():
+        if found := _NAME.fullmatch(path.name):
+            key = int(found["step"]), found["aside"] is not None
+            steps.setdefault(key, CheckpointListing(*key)).paths[int(found["rank"] or 0)] = path
+    for shelved in steps.values():
+        faults = {}
+        for rank, path in sorted(shelved.paths.items()):
+            try:
+                shelved.manifests[rank] = _checked(path, shelved.step, rank)
+            except CheckpointError as error:
+                faults[rank] = str(error)
+        shelved.set_orphans_apart()
+        shelved.faults = [fault for rank, fault in faults.items() if rank in shelved.paths]
+    return sorted(steps.values(), key=lambda shelved: (-shelved.step, shelved.aside))
+
+
+def _checked(path: Path, step: int, rank: int) -> Manifest:
+    manifest = read_manifest(path)
+    if manifest.step != step or _number(manifest, "rank", 0) != rank:
+        raise CheckpointError(
+            f"{path.name}/manifest.json: it is of step {manifest.step}, rank {_number(manifest, 'rank', 0)}, "
+            "and has been renamed."
+        )
+    return manifest
+
+
+def last_number(folder: Path) -> int:
+    """The number of the last save in a folder; 0 if there is none."""
+    try:
+        return max((each.order[0] for each in look(folder) if each.manifests), default=0)
+    except OSError:
+        return 0
+
+
+def whole_ones(steps: Sequence[CheckpointListing]) -> list[CheckpointListing]:
+    """The steps that are whole, newest first."""
+    return sorted((each for each in steps if each.whole), key=lambda each: each.order, reverse=True)
+
+
+def by_metric(newest_first: Sequence[CheckpointListing]) -> list[CheckpointListing]:
+    """The good ones that have a metric, best first, the newer first where they are equal."""
+    usable = [(metric, each) for each in newest_first if each.good and (metric := each.metric) is not None]
+    chosen = [pair for pair in usable if pair[1].metric_given]
+    return [each for _, each in sorted(chosen or usable, key=lambda pair: pair[0])]
+
+
+def to_keep(newest_first: Sequence[CheckpointListing], keep_last: int, keep_evidence: int) -> set[tuple[int, bool]]:
+    """The steps to keep: the last good ones, the best, the last evidence, and at least one that is finite."""
+    good = [each for each in newest_first if each.good]
+    evidence = [each for each in newest_first if not each.good]
+    finite = [each for each in newest_first if each.finite and not each.aside]
+    kept = good[:keep_last] + by_metric(newest_first)[:1] + evidence[:keep_evidence]
+    if not any(each in finite for each in kept):
+        kept += finite[:1]
+    return {(each.step, each.aside) for each in kept}
+
+
+def to_discard(
+    steps: Sequence[CheckpointListing], rank: int, world_size: int, keep_last: int, keep_evidence: int
+) -> list[Path]:
+    """The folders that this rank may delete: parts of its own, and for rank 0 those of ranks that are no more.
+
+    A step that cannot be read is left alone. One that lacks parts is deleted when a later one is whole: a rank writes
+    one part after the other, so what is missing then will not come.
+    """
+    newest_first = whole_ones(steps)
+    kept = to_keep(newest_first, keep_last, keep_evidence)
+    discarded = []
+    for each in steps:
+        discarded += each.orphans if rank == 0 else []
+        if each.faults or not each.manifests:
+            continue
+        superseded = bool(newest_first) and each.order < newest_first[0].order
+        if ((each.step, each.aside) not in kept) if each.whole else superseded:
+            gone = [owner for owner in each.paths if owner == rank or (rank == 0 and owner >= world_size)]
+            discarded += [each.paths[owner] for owner in gone]
+    return discarded

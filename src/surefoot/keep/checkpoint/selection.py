@@ -1,0 +1,101 @@
+"""Which checkpoint to come back to, when several processes have to come back to the same one.
+
+Ranks look at the folder at different times, and a disk that one of them sees may lag behind. So each reads what it
+finds, the first rank's choice counts, and it is taken if every rank can read it; else the next older one is tried.
+Ranks that cannot agree all stop with an error: one that went on by itself would train on another state than the rest,
+or wait for them for ever. A process that trains alone agrees with itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from surefoot.errors import CheckpointError, UsageError
+from surefoot.keep.checkpoint.listing import part_name
+from surefoot.keep.checkpoint.loading import Loaded, load_path
+from surefoot.keep.replicated_state import lacks_copies, put_copies_in
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from surefoot.decide.agreement import Ranks
+    from surefoot.keep.checkpoint.manager import CheckpointManager
+
+log = logging.getLogger("surefoot")
+
+NONE = -1
+"""Where a step is expected: there is none."""
+
+
+class CheckpointSelector:
+    """Loads checkpoints on all ranks alike. Every rank must call, each time."""
+
+    def __init__(self, checkpoints: CheckpointManager | None, ranks: Ranks) -> None:
+        self._checkpoints, self._ranks = checkpoints, ranks
+
+    def check_that_all_save(self) -> None:
+        """Without a part of every rank no checkpoint is whole, and a rank that loads alone trains on alone."""
+        count = 0 if self._checkpoints is None else self._checkpoints.world_size
+        if not self._ranks.same(count):
+            here = "none" if self._checkpoints is None else f"one for {count} process(es)"
+            raise UsageError(
+                "every rank must be given the same `checkpoints`, since each saves its own part and all come back "
+                f"together; this rank has {here}, and another does not. Write "
+                "`checkpoints=CheckpointManager(folder)` on all ranks."
+            )
+
+    def load(self, which: Any) -> Loaded | None:
+        """Load a checkpoint, the same on every rank: the first rank's choice, if all can read it. `None`: a new run."""
+        passed_over: set[int] = set()
+        while True:
+            found = self.load_here(which, passed_over)
+            if not self._ranks.several:
+                return _raised_or_given(found)
+            step = self._ranks.of_first(NONE if found is None or isinstance(found, Exception) else found.step)
+            if step == NONE:
+                self._refuse_unless_new(found, passed_over)
+                return None
+            if not isinstance(found, Loaded) or found.step != step:
+                found = self.load_here(step)
+            if not self._ranks.any(isinstance(found, Exception)):
+                return _raised_or_given(found)
+            passed_over.add(step)
+            if not isinstance(which, str):
+                raise CheckpointError(f"step {step} cannot be loaded on every rank: {_here(found)}")
+            log.warning("surefoot: step %d is passed over, since not every rank can load it: %s", step, _here(found))
+
+    def load_here(self, which: Any, without: Collection[int] = ()) -> Loaded | CheckpointError | None:
+        """What this rank finds, whole with what the first rank's part holds for it; or why it cannot be loaded."""
+        assert self._checkpoints is not None
+        try:
+            found = self._checkpoints.load(which, without=without)
+            if found is not None and lacks_copies(found.tree):
+                first = load_path(found.path.with_name(part_name(found.step, 0)))
+                put_copies_in(found.tree, first.tree)
+            return found
+        except CheckpointError as error:
+            return error
+
+    def _refuse_unless_new(self, found: Loaded | CheckpointError | None, passed_over: set[int]) -> None:
+        """The first rank has nothing to load. Fine if nobody has; else all stop, or each would train on alone."""
+        if not self._ranks.any(found is not None or bool(passed_over)):
+            return
+        if isinstance(found, Exception):
+            raise found
+        here = f"step {found.step}" if found is not None else "none"
+        tried = f", and {sorted(passed_over)} cannot be read by all" if passed_over else ""
+        raise CheckpointError(
+            f"the ranks do not find the same checkpoints: this one finds {here}{tried}. Another rank may say more in "
+            "its own output. All of them must be given one folder, on a disk that they share."
+        )
+
+
+def _raised_or_given(found: Loaded | CheckpointError | None) -> Loaded | None:
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def _here(found: object) -> str:
+    return str(found) if isinstance(found, Exception) else "another rank says why in its own output."

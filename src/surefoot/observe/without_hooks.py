@@ -1,0 +1,58 @@
+"""When it is safe to compute something about the user's tensors, and how to do it unnoticed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+unseen = torch._C.DisableTorchFunction
+"""A context in which neither a function mode nor a tensor subclass, ours or the script's, hears of what is called."""
+
+_level = torch._C._functorch.maybe_current_level
+_tracing = torch._C._get_tracing_state
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_is_compiling = torch.compiler.is_compiling
+
+
+def is_calm() -> bool:
+    """Whether torch does what it says: it is not compiling, tracing or transforming, and no dispatch mode listens."""
+    return _level() is None and not _dispatch_modes() and _tracing() is None and not _is_compiling()
+
+
+_listening: dict[type, bool] = {Tensor: False}
+
+
+def is_listening(tensor: Tensor) -> bool:
+    """Whether a tensor's class, one that is not torch's, hears of every operation on it: then none is done."""
+    kind = type(tensor)
+    known = _listening.get(kind)
+    if known is None:
+        of_torch = kind.__module__.split(".")[0] == "torch"
+        known = kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl and not of_torch
+        _listening[kind] = known
+    return known
+
+
+class WithoutHooks:
+    """Neither a mode nor a subclass nor, unless asked, autograd notices what is computed inside."""
+
+    __slots__ = ("_before", "_grad", "_guard")
+
+    def __init__(self, grad: bool = False) -> None:
+        self._grad = grad
+        self._guard: Any = None
+        self._before = True
+
+    def __enter__(self) -> None:
+        self._guard = unseen()
+        self._guard.__enter__()
+        if not self._grad:
+            self._before = torch.is_grad_enabled()
+            torch._C._set_grad_enabled(False)
+
+    def __exit__(self, *error: object) -> None:
+        if not self._grad:
+            torch._C._set_grad_enabled(self._before)
+        self._guard.__exit__(*error)

@@ -1,0 +1,165 @@
+"""Follow a run while it is being written: what is new since the last look.
+
+`surefoot watch` and `surefoot serve` call `poll` now and then:
+
+    follower = RunFollower("runs/exp1")
+    while True:
+        news = follower.poll()       # News(scalars, layers, histograms, device, events, restarted)
+        if news.restarted: forget everything shown so far
+        show(news)
+
+The first poll gives everything there is (as `load_run` would), later ones only what came since. `restarted` is true on
+the first poll that finds a run, and whenever what was given before no longer holds: a resumed session has superseded
+some of it, the folder was emptied and filled again, or so much time has passed that rows were thinned away unseen; then
+everything is given anew. A folder that does not exist yet has no news.
+
+How: new rows arrive in level 0 only, at the end of the newest file, so that it is enough to read those files again
+whose size has changed and to leave out as many rows as were seen. When a full file is written anew in one batch, its
+name and its rows stay the same.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from surefoot.record import events as event_file
+from surefoot.record.assemble import assemble, empty
+from surefoot.record.reading import by_table, is_run_folder, read_pieces
+from surefoot.record.schema import TABLES
+from surefoot.record.segments import FOLDER, SegmentName, read_segment, segments_in
+from surefoot.record.sessions import first_steps
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from surefoot.record.messages import Event
+
+
+@dataclass(frozen=True)
+class News:
+    """Rows and events that came since the last poll, in the columns of `RunTables`. False if there is nothing new."""
+
+    scalars: pa.Table
+    layers: pa.Table
+    histograms: pa.Table
+    device: pa.Table
+    events: list[Event] = field(default_factory=list)
+    restarted: bool = False
+    """Forget what was given before: this is everything."""
+
+    def __bool__(self) -> bool:
+        tables = (self.scalars, self.layers, self.histograms, self.device)
+        return self.restarted or bool(self.events) or any(table.num_rows for table in tables)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    size: int
+    rows: int
+
+
+class RunFollower:
+    """Looks at one run folder again and again. Not for several threads at once."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self._forget()
+
+    def poll(self) -> News:
+        """What is new since the last poll. Never raises for the state of the files."""
+        if not is_run_folder(self.folder):
+            return self._gone()
+        sizes = self._sizes()
+        if not self._began or self._broken_off(sizes):
+            return self._everything()
+        try:
+            pieces = self._new_rows(sizes)
+        except FileNotFoundError:  # thinned away in this very moment
+            return self._everything()
+        tables = assemble(by_table(pieces), {})
+        return News(**tables, events=self._new_events())
+
+    def _forget(self) -> None:
+        self._began = False
+        self._seen: dict[SegmentName, _Seen] = {}
+        self._events_at, self._events_file = 0, 0
+
+    def _gone(self) -> News:
+        """There is no run here, or no longer."""
+        was_there = self._began
+        self._forget()
+        return News(**{table: empty(table) for table in TABLES}, restarted=was_there)
+
+    def _everything(self) -> News:
+        self._forget()
+        self._began = True
+        sizes = self._sizes()  # before reading: what comes in between is read again, and its rows left out
+        pieces = read_pieces(self.folder, [])
+        self._seen = {name: _Seen(sizes.get(name, 0), rows.num_rows) for name, rows in pieces.items()}
+        tables = assemble(by_table(pieces), first_steps(self.folder))
+        return News(**tables, events=self._new_events(), restarted=True)
+
+    def _sizes(self) -> dict[SegmentName, int]:
+        """The files of level 0 and how large they are."""
+        sizes = {}
+        for name in segments_in(self.folder):
+            if name.level == "0":
+                try:
+                    sizes[name] = os.stat(self.folder / FOLDER / str(name)).st_size
+                except FileNotFoundError:
+                    continue
+        return sizes
+
+    def _broken_off(self, sizes: dict[SegmentName, int]) -> bool:
+        """Whether what is there now does not continue what was seen."""
+        if self._events_restarted():
+            return True
+        known = {name.session for name in self._seen}
+        if known and any(name.session not in known for name in sizes):
+            return True
+        newest: dict[tuple[str, int], SegmentName] = {}
+        for name in sorted((name for name in self._seen if name.level == "0"), key=lambda name: name.number):
+            newest[name.table, name.session] = name
+        if any(name not in sizes for name in newest.values()):
+            return True
+        after = {key: name.number + 1 for key, name in newest.items()}
+        unseen = [name for name in sizes if name not in self._seen]
+        return any(min_number(unseen, key) > after.get(key, 0) for key in {(n.table, n.session) for n in unseen})
+
+    def _new_rows(self, sizes: dict[SegmentName, int]) -> dict[SegmentName, pa.Table]:
+        pieces = {}
+        for name, size in sizes.items():
+            seen = self._seen.get(name, _Seen(-1, 0))
+            if size != seen.size:
+                rows, _ = read_segment(self.folder / FOLDER / str(name), name.table)
+                if rows is not None:
+                    pieces[name] = rows.slice(seen.rows)
+                    self._seen[name] = _Seen(size, max(rows.num_rows, seen.rows))
+        return pieces
+
+    def _events_restarted(self) -> bool:
+        try:
+            status = os.stat(self.folder / event_file.NAME)
+        except OSError:
+            return self._events_at > 0
+        return status.st_size < self._events_at or (self._events_file not in (0, status.st_ino))
+
+    def _new_events(self) -> list[Event]:
+        try:
+            with (self.folder / event_file.NAME).open("rb") as file:
+                self._events_file = os.fstat(file.fileno()).st_ino
+                file.seek(self._events_at)
+                data = file.read()
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]  # the last line may still be on its way
+        self._events_at += len(whole)
+        return event_file.parse_events(whole)[0]
+
+
+def min_number(names: list[SegmentName], key: tuple[str, int]) -> int:
+    """The lowest number among the segments of a table and session."""
+    return min(name.number for name in names if (name.table, name.session) == key)

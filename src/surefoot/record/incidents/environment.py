@@ -1,0 +1,100 @@
+"""What a step was run with: versions, devices, threads, and the switches that change which kernels run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from surefoot.core.redaction import Redactor
+from surefoot.core.version import VERSION
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def versions() -> dict[str, Any]:
+    """Of everything that computes."""
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": str(np.__version__),
+        "surefoot": VERSION,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version() if torch.cuda.is_initialized() else None,  # type: ignore[no-untyped-call]
+        "platform": f"{sys.platform} {platform.machine()}",
+    }
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """The device that trained, and the host's processor."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
+    return {"device": device.type, "name": name, "cpu_count": os.cpu_count(), "cpu": _processor()}
+
+
+def _processor() -> str:
+    with suppress(OSError), open("/proc/cpuinfo") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def switches() -> dict[str, Any]:
+    """Threads and settings of torch that decide which kernels run, and so the last bits of their results."""
+    found: dict[str, Any] = {
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "default_dtype": str(torch.get_default_dtype()),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "flush_denormal": _flushes(),
+        "mkldnn": bool(torch.backends.mkldnn.enabled),
+    }
+    if torch.cuda.is_available():
+        found |= {
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+            "cudnn_deterministic": torch.backends.cudnn.deterministic,
+            "cudnn": torch.backends.cudnn.enabled,
+        }
+    return found
+
+
+def _flushes() -> bool:
+    """Whether numbers below the normal range are made zero, which the processor is told per thread."""
+    return bool((torch.full((), 1e-310, dtype=torch.float64) * 1.0) == 0)
+
+
+def script(redact: Redactor) -> dict[str, Any]:
+    """What is running: the path of the script or the module's name, and its arguments."""
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    path = getattr(main, "__file__", None)
+    found: dict[str, Any] = {"path": None, "module": None, "arguments": redact.arguments(sys.argv[1:])}
+    if spec is not None and path:  # python -m
+        found["module"] = redact(str(spec.name).removesuffix(".__main__"))
+    elif path:
+        found["path"] = redact.path(str(path))
+    found["redacted"] = found["arguments"] != sys.argv[1:]  # a replay must be given the real ones
+    return found
+
+
+def replay_command(place: Path) -> str:
+    """The command that runs an incident of this process again, to be shown to whoever started it."""
+    words = ["surefoot", "replay", str(place)]
+    main = sys.modules.get("__main__")
+    spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if not path:
+        return shlex.join([*words, "--script", "train.py"])
+    if spec is not None:
+        words += ["--module", str(spec.name).removesuffix(".__main__")]
+    else:
+        relative = os.path.relpath(path)
+        words += ["--script", path if relative.startswith("..") else relative]
+    arguments = Redactor(identity=False).arguments(sys.argv[1:])
+    return shlex.join([*words, "--", *arguments] if arguments else words)

@@ -1,0 +1,355 @@
+"""What is remembered of a step while nobody knows yet whether it is bad: its memory and random streams, no copies.
+
+A refused step leaves weights, moments and buffers as they were: they *are* the state before it. What is gone by then is
+where the random streams stood, and which batch it was. So as a step goes by this much is noted, for a few microseconds:
+
+- every batch as it is handed out (by a `DataLoader`, by `stabilizer.resume`, given to `run_microbatches`), and how
+  often each of its tensors had been written to by then: a loop that changes it in place is noticed;
+- the random streams right after that, or, where no batch is seen, when the model is first called;
+- what the model was called with, and each loss.
+
+No object of the loop's own is held, so all of them die when they would have: models are referred to weakly, and of a
+batch the memory of its tensors is kept to the end of the step, by tensors that share it (`values.Mirror`).
+
+Nothing is read off a device. Where the verdict comes some steps later, the notes of those steps are kept, and of what
+lies on the device only as much as is little. The model carries a hook from the moment a batch is drawn until its
+backward, so that it can be copied and saved between steps as ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from surefoot.observe.without_hooks import is_calm, unseen
+from surefoot.record.incidents.loader_batches import listen
+from surefoot.record.incidents.random_streams import QuickStreams, StreamNote
+from surefoot.record.incidents.values import TensorMirror
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+    from surefoot.types import Scalar
+
+    Weight = Scalar | Callable[[], Scalar] | None
+
+MOST_DRAWN = 8
+"""Batches remembered of one microbatch: with more, the loop draws for something else than this step."""
+MOST_CALLS = 16
+MOST_HELD_BYTES = 64 << 20
+"""Of a device's memory, what a model was called with in one step is held up to this size."""
+MOST_BATCH_BYTES = 256 << 20
+"""Batches of several microbatches are kept up to this size together; the last one always is."""
+
+
+class ModelCall(NamedTuple):
+    """A nesting of tensors at one moment."""
+
+    value: TensorMirror
+    versions: list[int]
+
+    @property
+    def changed(self) -> bool:
+        """Whether any of the tensors has been written to since."""
+        return self.value.versions() != self.versions
+
+
+def see(value: Any) -> ModelCall:
+    """A nesting of tensors as it is now, without holding any object of it."""
+    mirror = TensorMirror(value)
+    return ModelCall(mirror, mirror.versions())
+
+
+@dataclass
+class Microbatch:
+    """What lies between two calls of `step`."""
+
+    streams: StreamNote | None = None
+    """After the last batch was drawn, or when the model was first called."""
+    drawn: list[ModelCall] = field(default_factory=list)
+    given: ModelCall | None = None
+    """What `run_microbatches` was given, if no batch was drawn before."""
+    calls: list[TensorMirror] = field(default_factory=list)
+    """Positional and keyword inputs of every call of a model that gradients were on for."""
+    callers: list[weakref.ref[nn.Module]] = field(default_factory=list)
+    """The models that were called, with gradients or without, each once."""
+    evaluations: int = 1
+    """How often the optimizer evaluated it in the step; batch and random streams are those of the first time."""
+    dropped: bool = False
+    """Whether its batches were let go because there were too many."""
+    losses: list[Tensor] = field(default_factory=list)
+    weights: list[Weight] = field(default_factory=list)
+
+    def nbytes(self) -> int:
+        """The memory of its batches."""
+        seen = [*self.drawn, *([] if self.given is None else [self.given])]
+        return sum(each.value.nbytes() for each in seen) + sum(each.nbytes() for each in self.calls)
+
+
+@dataclass
+class Window:
+    """One optimizer step."""
+
+    step: int
+    start: StreamNote | None
+    """When the step before was over; not noted where batches are drawn."""
+    microbatches: list[Microbatch] = field(default_factory=list)
+    began_before: bool = False
+    """Whether its first microbatches were run before the notes began."""
+
+    @property
+    def drew(self) -> bool:
+        """Whether any batch was seen."""
+        return any(each.drawn or each.given is not None for each in self.microbatches)
+
+
+class StepCapture:
+    """Notes of the step under way, and of those before it whose verdict is still out."""
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        home: torch.device,
+        lag_steps: int = 0,
+        step: int = 0,
+        between_steps: bool = True,
+    ) -> None:
+        """`between_steps` says whether a model may carry a hook where no batch tells that a step has begun."""
+        self._models = [weakref.ref(model) for model in models]
+        self._thread = threading.get_ident()
+        self._streams = QuickStreams((home.index or 0,) if home.type == "cuda" else ())
+        self._past: deque[Window] = deque(maxlen=lag_steps + 1)
+        self._now = Microbatch()
+        self._window = Window(step, self._streams.note())
+        self.hold_all = not lag_steps
+        """Whether what a model is called with is held although a batch was seen: for one step that is little."""
+        self._held_bytes = 0
+        self._just_drawn = 0
+        self.failed: Callable[[Exception], None] = lambda error: self.close()
+        """Told when noting fails, which must not end anything else."""
+        self._hook = _ForwardHook(self)
+        self._key: Any = f"surefoot-{id(self)}"  # torch's own hooks are numbered
+        self._attached: list[weakref.ref[nn.Module]] = []
+        self._between_steps = between_steps
+        if between_steps:
+            self._attach()
+        listen(self)
+
+    def know(self, models: Sequence[nn.Module]) -> None:
+        """Models that were not known at the beginning."""
+        known = _alive(self._models)
+        fresh = [model for model in models if not any(model is each for each in known)]
+        if not fresh:
+            return
+        inside = {id(part) for model in fresh for part in model.modules()}
+        known = [model for model in known if id(model) not in inside] + fresh
+        self._models = [weakref.ref(model) for model in known]
+        placed = {each.device for model in known for each in model.parameters()}
+        self._streams = QuickStreams(tuple(sorted({each.index or 0 for each in placed if each.type == "cuda"})))
+
+    def knows(self, module: nn.Module) -> bool:
+        """Whether a module is one of the models."""
+        return any(held() is module for held in self._models)
+
+    def parts(self) -> set[int]:
+        """The identities of all that is inside of a model."""
+        return {id(part) for model in _alive(self._models) for part in model.modules() if part is not model}
+
+    def met(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """A model was heard of by other ways than its hook: from here to the backward, all of them carry theirs."""
+        if not any(held() is module for held in self._attached):
+            self.called(module, args, kwargs)
+        self._attach()
+
+    def _attach(self) -> None:
+        """What `register_forward_pre_hook(hook, with_kwargs=True)` does, without its handle: it runs at every step."""
+        if len(self._attached) == len(self._models):
+            return
+        models = _alive(self._models)
+        # One that is compiled as a whole would be compiled again, with the hook.
+        models = [model for model in models if getattr(model, "_compiled_call_impl", None) is None]
+        self._attached = [weakref.ref(model) for model in models]
+        for model in models:
+            model._forward_pre_hooks[self._key] = self._hook
+            model._forward_pre_hooks_with_kwargs[self._key] = True
+
+    def let_go(self) -> None:
+        """No model carries a hook until the next batch."""
+        self._detach()
+
+    def _detach(self) -> None:
+        for model in _alive(self._attached):
+            model._forward_pre_hooks.pop(self._key, None)
+            model._forward_pre_hooks_with_kwargs.pop(self._key, None)
+        self._attached = []
+
+    # ---- while a step goes by -------------------------------------------------------------------------------------
+
+    def loader_drew(self, batch: Any) -> Any:
+        """A data loader has handed out a batch, for training if the model is set to it."""
+        if threading.get_ident() == self._thread:
+            try:
+                with unseen():
+                    self._just_drawn = id(batch) if self._draw(batch) else 0
+            except Exception as error:
+                self.failed(error)
+        return batch
+
+    def drew(self, batch: Any) -> None:
+        """A batch was drawn. One that a loader has just handed out is not noted twice."""
+        noted, self._just_drawn = self._just_drawn, 0
+        if noted != id(batch):
+            self._draw(batch)
+
+    def _draw(self, batch: Any) -> bool:
+        """Note a batch, if it is one to train with."""
+        now = self._now
+        if self._past.maxlen == 1:
+            self._past.clear()  # decided by now: the last batch need not live longer than in the loop
+        models = _alive(self._models)
+        if not torch.is_grad_enabled() or (models and not any(model.training for model in models)) or not is_calm():
+            return False
+        now.drawn.append(see(batch))
+        if len(now.drawn) > MOST_DRAWN:
+            del now.drawn[0]
+        now.streams = self._note_streams()
+        self._attach()
+        return True
+
+    def was_given(self, batch: Any) -> None:
+        """`run_microbatches` was called with a batch."""
+        if not self._now.drawn:
+            self._now.given = see(batch)
+            self._now.streams = self._note_streams()
+            self._attach()
+
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """A model is about to run."""
+        if torch.compiler.is_compiling():
+            return
+        now, self._just_drawn = self._now, 0
+        if not any(caller() is module for caller in now.callers):
+            now.callers.append(weakref.ref(module))
+        if not torch.is_grad_enabled():
+            if not module.training and not now.losses:  # an evaluation: what was drawn was drawn for it
+                now.drawn.clear()
+            return
+        if now.streams is None:
+            now.streams = self._note_streams()
+        wanted = self.hold_all or not (now.drawn or now.given is not None)
+        if len(now.calls) < MOST_CALLS and wanted and is_calm():
+            inputs = TensorMirror((args, kwargs))
+            if self._may_hold(inputs):
+                now.calls.append(inputs)
+
+    def _may_hold(self, inputs: TensorMirror) -> bool:
+        """Whether what a model is called with may be held: on the host yes, of a device's memory a little."""
+        self._held_bytes += sum(t.numel() * t.element_size() for t in inputs.tensors if t.device.type != "cpu")
+        return self._held_bytes <= MOST_HELD_BYTES
+
+    def _note_streams(self) -> StreamNote | None:
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+            return self._now.streams
+        return self._streams.note()
+
+    def ran_backward(self, loss: Tensor, weight: Weight) -> None:
+        """Backward was run on a loss; what it weighs may be said later, by a function."""
+        self._now.losses.append(loss.detach())
+        self._now.weights.append(weight)
+
+    def ran_again(self, loss: Tensor) -> None:
+        """An optimizer has evaluated its closure once more, after a microbatch was closed: the last loss counts."""
+        if self._window.microbatches:
+            last = self._window.microbatches[-1]
+            last.losses, last.evaluations = [loss.detach()], last.evaluations + 1
+
+    def close_microbatch(self) -> None:
+        """The microbatch is complete."""
+        self._window.microbatches.append(self._now)
+        self._now = Microbatch()
+        self._bound()
+        if self._window.drew or not self._between_steps:
+            self._detach()
+
+    def _bound(self) -> None:
+        """Let go of the first batches of a step where all of them together are large."""
+        *earlier, last = self._window.microbatches
+        room = MOST_BATCH_BYTES - last.nbytes()
+        for each in reversed(earlier):
+            room -= each.nbytes()
+            if room < 0 and not each.dropped:
+                each.drawn, each.given, each.calls, each.dropped = [], None, [], True
+
+    def moved_to(self, step: int, under_way: bool) -> None:
+        """The run is elsewhere: before `step`, or in the middle of it."""
+        self._past.clear()
+        self._now = Microbatch()
+        self._window = Window(step, None if under_way else self._note_streams(), began_before=under_way)
+
+    def begin(self, step: int) -> None:
+        """The step is over; the next one is `step`."""
+        if self._now.losses or not self._window.microbatches:
+            self.close_microbatch()
+        drew, self._held_bytes = self._window.drew, 0
+        if self._between_steps:  # elsewhere the verdict is there before the step is over
+            self._past.append(self._window)
+        # A batch drawn ahead of the step that it is for stays with that step.
+        self._window = Window(step, None if drew else self._note_streams())
+        if not drew and self._between_steps:
+            self._attach()
+
+    # ---- when it turns out to be bad ------------------------------------------------------------------------------
+
+    def window(self, step: int) -> Window | None:
+        """The notes of a step that is under way or not long past."""
+        if self._window.step == step:
+            return self._window
+        return next((window for window in self._past if window.step == step), None)
+
+    @property
+    def under_way(self) -> Microbatch:
+        """The microbatch that is not complete yet."""
+        return self._now
+
+    def close(self) -> None:
+        """Note nothing more."""
+        self._detach()
+        self._models = []
+        self._now = Microbatch()
+        self._past.clear()
+
+
+def _alive(models: Sequence[weakref.ref[nn.Module]]) -> list[nn.Module]:
+    return [model for held in models if (model := held()) is not None]
+
+
+class _ForwardHook:
+    """What a model carries for a while. A copy of the model, or one from a file, carries one that does nothing."""
+
+    def __init__(self, notes: StepCapture | None = None) -> None:
+        self._notes = None if notes is None else weakref.ref(notes)
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        notes = None if self._notes is None else self._notes()
+        if notes is not None:
+            try:
+                with unseen():
+                    notes.called(module, args, kwargs)
+            except Exception as error:
+                notes.failed(error)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _ForwardHook:
+        return _ForwardHook()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Whoever loads a pickled model may not have surefoot: a call from the standard library that does nothing.
+        return (getattr, (logging.getLogger("surefoot"), "debug"))

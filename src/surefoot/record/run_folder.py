@@ -1,0 +1,80 @@
+"""The run folder: `run.json` says what ran and how it ended, `facts.json` what was seen, `findings.json` what it means.
+
+Files are written under a temporary name and renamed, so that a reader never sees half of one, and without secrets: see
+`surefoot.core.redaction`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from surefoot.core.files import write_file
+from surefoot.core.redaction import Redactor
+
+SCHEMA = 1
+
+
+def folder_for(wanted: str | None, name: str, here: str, began: float, rank: int, world_size: int) -> Path:
+    """The folder of this process's run: the one that was asked for, or `runs/<script>-<date>-<time>`; per rank."""
+    folder = Path(here) / (wanted if wanted is not None else _unused(Path(here), name, began, world_size))
+    return folder / f"rank{rank}" if world_size > 1 else folder
+
+
+def _unused(here: Path, name: str, began: float, world_size: int) -> Path:
+    stem = Path(name).stem or "run"
+    base = here / "runs" / f"{stem}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(began))}"
+    if world_size > 1:  # the ranks of one run share a folder
+        return base
+    for number in range(1000):
+        path = base if number == 0 else base.with_name(f"{base.name}-{number}")
+        if not path.exists():
+            return path
+    return base
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write one file whole or not at all, without secrets and without the way to the user's home."""
+    write_file(path, as_json(Redactor(identity=False).inside(value)))
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """The text of a value. JSON has no NaN: what is not finite is written as a word."""
+    separators = (",", ":") if indent is None else None
+
+    def text(plain: Any) -> str:
+        return json.dumps(plain, ensure_ascii=False, separators=separators, indent=indent, default=str, allow_nan=False)
+
+    try:
+        return text(value)
+    except (ValueError, TypeError):  # something is not finite, or a key is not a word: rare, and slow to clean up
+        return text(_clean(value))
+
+
+def describe_run(target: str, arguments: tuple[str, ...], is_module: bool, guard: bool, began: float) -> dict[str, Any]:
+    """What is run, where, with which versions."""
+    return {
+        "schema": SCHEMA,
+        "script": target,
+        "module": is_module,
+        "arguments": Redactor(identity=False).arguments(arguments),
+        "guard": guard,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(began)),
+        "python": platform.python_version(),
+        "platform": sys.platform,
+    }
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {str(key): _clean(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_clean(item) for item in value]
+    return value

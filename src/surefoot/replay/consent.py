@@ -1,0 +1,220 @@
+"""What is run again: only what the user has named, and nothing that came with the incident.
+
+An incident may come from a stranger, who chose what is written in it: a script, a module, arguments. So they are shown,
+with the checksum of the file, and run only if the user names them (`--script train.py ARGS`) or says yes to a question
+at a terminal. Code that lies in the folder which the incident came in, the whole run folder, is never run, in
+whatever way it is reached: by a path with links or dots in it, as a module, from the working directory, or by
+`PYTHONPATH`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.core.redaction import is_redacted
+from surefoot.diagnose.terminal import printable
+from surefoot.errors import UsageError
+from surefoot.record.incidents.retention import INCIDENTS
+from surefoot.replay.processes import Order
+from surefoot.watch.user_frames import is_users
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_LONGEST_SHOWN = 300
+_LONGEST_ASKED = 4_000
+"""Characters in a question. Nobody reads more, and what is not read cannot be agreed to."""
+
+
+def order_for(
+    folder: Path,
+    facts: dict[str, Any],
+    script: str | None,
+    arguments: tuple[str, ...],
+    target: str | None,
+    seconds: float = 600.0,
+    module: str | None = None,
+    ask: Callable[[str], bool] | None = None,
+) -> Order:
+    """What plays the step: the target, script or module that was named, or the recorded one if `ask` says yes."""
+    if sum(each is not None for each in (script, module, target)) > 1:
+        raise UsageError("give one of --script, --module and --target, not both")
+    tree = received(folder)
+    _refuse(Path.cwd(), tree, "the working directory", "go to the folder of your own script, and name it from there")
+    if target is not None:
+        place, _, _ = target.rpartition(":")
+        for file in [Path(place)] if os.path.exists(place) else files_of(place):
+            _refuse(file, tree, f"the target {target!r}")
+        return Order(folder, target=target, seconds=seconds)
+    if module is not None:
+        return _module_order(folder, module, arguments, seconds, tree)
+    if script is not None:
+        if not Path(script).exists():
+            raise UsageError(f"there is no script {script!r} here")
+        _refuse(Path(script), tree, f"the script {script!r}")
+        return Order(folder, script=script, arguments=arguments, seconds=seconds)
+    return _recorded(folder, facts["script"], arguments, seconds, tree, ask)
+
+
+def _module_order(folder: Path, module: str, arguments: tuple[str, ...], seconds: float, tree: Path) -> Order:
+    files = files_of(module)
+    if not files:
+        raise UsageError(f"there is no module {module!r} here")
+    for file in files:
+        _refuse(file, tree, f"the module {module!r}")
+    return Order(folder, script=module, module=True, arguments=arguments, seconds=seconds)
+
+
+def _recorded(
+    folder: Path,
+    recorded: dict[str, Any],
+    arguments: tuple[str, ...],
+    seconds: float,
+    tree: Path,
+    ask: Callable[[str], bool] | None,
+) -> Order:
+    """What the incident names, if it is code of the user's own, below the working directory, and the user agrees."""
+    words = recorded.get("arguments")
+    given = bool(arguments)
+    arguments = arguments or tuple(str(word) for word in (words if isinstance(words, list) else []))
+    module, path = recorded.get("module"), recorded.get("path")
+    if isinstance(module, str) and module:
+        order = _module_order(folder, module, arguments, seconds, tree)
+        files, option = files_of(module), f"--module {_quoted(module)}"
+        what = f"the module {module!r}"
+    elif isinstance(path, str) and path:
+        if not os.path.isfile(path):
+            raise UsageError(
+                f"the recorded script {path!r} is not here: go to where it was started, or give --script or --target"
+            )
+        order = Order(folder, script=path, arguments=arguments, seconds=seconds)
+        files, option = [Path(path)], f"--script {_quoted(path)}"
+        what = f"the script {path!r}"
+    else:
+        raise UsageError("the incident names no script: give --script train.py or --target module:function")
+    for file in files:
+        _refuse(file, tree, what)
+        if not _is_below_here(file):
+            raise UsageError(
+                f"the incident names {what}, which is not yours, or not below the working directory, so it is not run. "
+                "Go to where it was started, or say what to run: --script or --target"
+            )
+    words_shown = " ".join(map(_quoted, arguments))
+    line = f"{option} -- {words_shown}" if arguments else option
+    if not given and (recorded.get("redacted") or any(map(is_redacted, arguments))):
+        raise UsageError(
+            f"an argument of the script was redacted when the incident was written. Give them all: {_shown(line)}"
+        )
+    with_these = f"with the arguments {words_shown}" if arguments else "without arguments"
+    said = f"{what} (SHA-256 {_checksum(files[-1])}) {with_these}"
+    if len(said) > _LONGEST_ASKED:
+        raise UsageError(
+            f"the arguments in the incident are {len(words_shown):,} characters long, too long to be shown and agreed "
+            f"to. If you want to run the script, name it with the arguments it needs: {_shown(option)} -- ARGS"
+        )
+    if ask is None:
+        raise UsageError(f"the incident names {said}. What a file names is not run by itself: name it, as in `{line}`")
+    if not ask(f"The incident {_shown(str(folder))} names {said}."):
+        raise UsageError("nothing was run")
+    return order
+
+
+def ask_at_terminal(words: str) -> bool:
+    """Whether whoever sits at the terminal says yes."""
+    sys.stderr.write(f"{words}\nIt runs as you, with all that you may do. Run it? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def asking() -> Callable[[str], bool] | None:
+    """How to ask, where there is somebody to ask."""
+    return ask_at_terminal if sys.stdin.isatty() and sys.stderr.isatty() else None
+
+
+def received(incident: Path) -> Path:
+    """The folder that an incident came in: its run folder, or the incident itself where it lies alone."""
+    here = Path(os.path.realpath(incident))
+    if here.parent.name != INCIDENTS:
+        return here
+    run = here.parent.parent
+    is_rank = run.name.startswith("rank") and run.name.removeprefix("rank").isdigit()
+    return run.parent if is_rank else run
+
+
+def import_path(tree: Path) -> list[str]:
+    """What of `PYTHONPATH` a replay may import from: all but the folder the incident came in."""
+    given = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    return [each for each in given if not _is_inside(Path(each), tree)]
+
+
+def _is_inside(path: Path, tree: Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(tree)
+
+
+def _refuse(file: Path, tree: Path, what: str, way_out: str = "") -> None:
+    if _is_inside(file, tree):
+        raise UsageError(
+            f"{_shown(what)} is inside {tree}, the folder that the incident came in; nothing in there is run. "
+            + (way_out or "Name a script of your own with --script; if this code is yours, move the incident elsewhere")
+        )
+
+
+def _is_below_here(file: Path) -> bool:
+    real = Path(os.path.realpath(file))
+    return real.is_relative_to(Path.cwd().resolve()) and is_users(str(real))
+
+
+def files_of(module: str) -> list[Path]:
+    """The files that running a module would begin with, packages around it included; nothing is run to find them."""
+    found: list[Path] = []
+    search: list[str] | None = [os.getcwd(), *sys.path]
+    name = ""
+    for part in module.split("."):
+        name = f"{name}.{part}" if name else part
+        spec = PathFinder.find_spec(name, search)
+        if spec is None:
+            return []
+        search = list(spec.submodule_search_locations or [])
+        found += [Path(place) for place in ([spec.origin] if spec.origin else search) if os.path.exists(place)]
+    if search:
+        found += [main for place in search if (main := Path(place) / "__main__.py").is_file()]
+    return found
+
+
+def _checksum(file: Path) -> str:
+    digest = hashlib.sha256()
+    if file.is_file():
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _quoted(word: str) -> str:
+    """One argument, whole, as a shell takes it; what a terminal would obey or not show is escaped, as in `$'a\\nb'`."""
+    if word.isprintable():
+        return shlex.quote(word)
+    return "$'" + "".join(map(_escaped, word)) + "'"
+
+
+def _escaped(character: str) -> str:
+    number = ord(character)
+    if character in "\\'":
+        return f"\\{character}"
+    if character.isprintable():
+        return character
+    if character == "\n":
+        return "\\n"
+    if number < 0x80 or 0xDC80 <= number <= 0xDCFF:  # the latter is how Python holds a byte that is no text
+        return f"\\x{number & 0xFF:02x}"
+    return f"\\u{number:04x}" if number <= 0xFFFF else f"\\U{number:08x}"
+
+
+def _shown(text: str) -> str:
+    """Text of a stranger's: without what a terminal obeys, and not for ever."""
+    plain = printable(text.replace("\n", " "))
+    return plain if len(plain) <= _LONGEST_SHOWN else f"{plain[:_LONGEST_SHOWN]}…"

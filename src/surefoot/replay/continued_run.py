@@ -1,0 +1,323 @@
+"""One run of `surefoot replay --experiments`, from inside: the captured step is applied, and some steps more.
+
+`rehearse` is called where `surefoot run` has found an incident in its order. A `FirstStep` puts the captured state in
+the place of the script's first step, and takes down what follows, one row per step, the captured one first: its
+losses, its gradient norm, its learning rate, whether it was applied. After the ordered number of steps the run ends.
+
+Three things are not as the script has them. A stabilizer refuses nothing and undoes nothing, since a step that is left
+out hides what it would have done; its clipping and its loss scale stay. Learning rates are held where the incident has
+them, since the script's schedule is at its beginning. And nothing that surefoot writes in the script is written.
+
+A script with a stabilizer is measured by the stabilizer, any other by the watcher: the same instrument as the record's,
+so that the numbers can be compared with those before the step.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+
+from surefoot.core.random_state import set_streams
+from surefoot.errors import SurefootError
+from surefoot.experiments.changes.order import OTHER, change_order
+from surefoot.record.incidents.reading import StoredIncident, number, read_incident
+from surefoot.record.incidents.values import tensors_in
+from surefoot.replay.failing_rows import OtherRows, RowHunt, suspect
+from surefoot.replay.first_step import FirstStep
+from surefoot.replay.hooks import install as install_hooks
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from surefoot.experiments.changes.experiment import Experiment
+
+HOPELESS_STEPS = 5
+"""So many losses in a row that are not finite: it will not come back."""
+
+current: ContinuedRun | None = None
+"""The rehearsal of this process, for `loop`."""
+
+
+def rehearse(experiment: Experiment) -> bool:
+    """Set everything up; returns whether the ordered change is made by that alone."""
+    global current
+    watcher = experiment.watcher
+    watcher.most_looks, watcher.blackbox = 0, None  # nobody diagnoses this run, and its bad step is kept already
+    try:
+        incident = read_incident(experiment.order["incident"])
+        current = ContinuedRun(experiment, incident)
+        return current.prepare()
+    except Exception as error:  # the run ends at its first step and says so: a script left alone would run for hours
+        told = str(error) if isinstance(error, SurefootError) else f"{type(error).__name__}: {error}"
+        experiment.problem = " ".join(told.split())
+        return True
+
+
+class ContinuedRun:
+    """What is done to the script from its first step on, and what is seen."""
+
+    def __init__(self, experiment: Experiment, incident: StoredIncident) -> None:
+        self.experiment, self.incident = experiment, incident
+        self.change = experiment.order.get("change")
+        self.follow_steps = int(experiment.order["follow"])
+        self.has_target = bool(experiment.order.get("target"))
+        self.guarded = incident.facts["configuration"].get("loop") != "bare" and not self.has_target
+        self.hunt: RowHunt | None = None
+        self.stage: FirstStep | None = None
+        self.optimizer: Optimizer | None = None
+        self._rows: list[dict[str, Any]] = []
+        self._open: list[float] = []
+        """Losses of the step under way."""
+        self._stepping = False
+        self._rates: list[Any] = []
+        self._numbers: dict[str, Any] = {}
+        self.others: OtherRows | None = None
+        experiment.found |= {"trail": self._rows, "open": self._open, "state": _broken_state(incident)}
+        experiment.found["batch"] = _broken_batch(incident)
+
+    def prepare(self) -> bool:
+        """Wrap what has to be wrapped. Returns whether no other change has to be made."""
+        experiment = self.experiment
+        experiment.before_step(self._before_step)
+        experiment.after_step(self._after_step)
+        experiment.wrapping.around(torch.autograd, "backward", self._around_backward)
+        experiment.wrapping.around(GradScaler, "step", self._around_scaler)
+        if not self.has_target:
+            self.stage = stage = FirstStep(self.incident)
+            stage.goes_on = True
+            stage.begins = self._stage_begins
+            install_hooks(stage, Path(experiment.order["scratch"]) / "surefoot", **_without_guard())
+            if self.guarded:
+                self._wrap_stabilizer()
+        return self._change_the_data()
+
+    def _change_the_data(self) -> bool:
+        """The changes that are a matter of what the step is given."""
+        experiment, stage = self.experiment, self.stage
+        if self.change == "other-batches":
+            self.others = OtherRows(self.incident)
+            if stage is not None:
+                stage.gives = False
+                stage.drawing = self.others.of
+                change_order(experiment)
+            experiment.acted += 1
+            return True
+        if self.change == "other-seed":
+            if stage is not None and not stage.feeds:
+                self._does_not_apply("the script makes its data from the same random numbers")
+                return True
+            captured = self.incident.state["window"]["microbatches"][suspect(self.incident)]
+            if experiment.order.get("draws") and captured["drawn"] and captured["streams"] is not None:
+                self._hunt(halves=False)
+            elif stage is not None:
+                stage.place_streams = lambda _: seed_otherwise()
+            experiment.acted += 1
+            return True
+        if self.change == "tiny-batch":
+            self._hunt()
+            return True
+        return False
+
+    def _does_not_apply(self, why: str) -> None:
+        self.experiment.found["why_not"] = why
+        self.experiment.patience = 0
+
+    def _hunt(self, halves: bool = True) -> None:
+        """Play the captured batch again and again: parts of it, or the whole with other random numbers."""
+        self.hunt = hunt = RowHunt(self.incident, self.experiment.order.get("bar"), halves)
+        self.experiment.found["rows"] = hunt.found
+        if halves and hunt.why_not:
+            self._does_not_apply(hunt.why_not)
+            return
+        self.experiment.acted += 1
+        if self.stage is not None:
+            stage, microbatch = self.stage, suspect(self.incident)
+
+            def draw(batch: Any) -> Any:
+                if hunt.take_turn():
+                    stage.play_again(microbatch)
+                elif hunt.found["ahead"] and not halves:
+                    self._play_once()
+                elif hunt.is_over:
+                    self.experiment.end("rows")
+                return batch
+
+            stage.choose, stage.drawing = hunt.chosen, draw
+            stage.place_streams = self.place_streams
+
+    def _play_once(self) -> None:
+        """The script draws batches ahead of their steps, so that tries cannot be told apart: it goes on after one."""
+        assert self.stage is not None
+        self.hunt, self.stage.drawing = None, lambda batch: batch
+
+    def place_streams(self, captured: Any) -> None:
+        """The random numbers of a try: the captured ones, or others."""
+        if self.hunt is None:
+            return
+        if self.hunt.draw:
+            seed_otherwise(self.hunt.draw)
+        else:
+            set_streams(captured)
+        self.hunt.begins()
+
+    # ---- the run --------------------------------------------------------------------------------------------------
+
+    def _stage_begins(self) -> None:
+        assert self.stage is not None
+        assert self.stage.actor is not None
+        self.begin(self.stage.actor.optimizer)
+
+    def begin(self, optimizer: Optimizer) -> None:
+        """The captured state is in place: what comes now is the captured step."""
+        self.optimizer = optimizer
+        self._open.clear()
+        groups = optimizer.param_groups
+        used, first = number(self.incident.facts["configuration"].get("lr")), number(groups[0].get("lr"))
+        # Recovery may have lowered the rates by a factor of the stabilizer's own.
+        factor = used / first if first > 0 and math.isfinite(used) else 1.0
+        self._rates = [_times(group.get("lr"), factor) for group in groups]
+
+    def _before_step(self, optimizer: Optimizer) -> None:
+        if self.hunt is not None and self.optimizer is not None:
+            for group in optimizer.param_groups:  # of a model beside the captured one, too: nothing would put it back
+                for tensor in group["params"]:
+                    tensor.grad = None
+        if optimizer is not self.optimizer:
+            return
+        # A step that a scaler left out is no step of the optimizer's, but one of the experiment's.
+        self.experiment.first_step = self.experiment.watcher.watched(optimizer).series.count - len(self._rows)
+        for group, rate in zip(optimizer.param_groups, self._rates, strict=False):
+            if rate is not None:
+                group["lr"] = rate
+        self._stepping = True
+
+    def _after_step(self, optimizer: Optimizer) -> None:
+        if optimizer is not self.optimizer or not self._stepping:
+            return  # the step before the captured one
+        row = self.experiment.watcher.watched(optimizer).series.rows[-1]
+        self._numbers = {"loss": _plain(row.get("loss")), "grad_norm": _plain(row.get("grad_norm")), "lr": row["lr"]}
+        if not self.guarded:
+            self._close(self._numbers, applied=True)
+
+    def _around_backward(self, original: Any, args: Any, kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if self.optimizer is not None and self.experiment.watcher.here():
+            losses = self.experiment.watcher.losses_since_step()
+            if losses:
+                self._open.append(float(losses[-1]))
+            if self.hunt is not None and losses:
+                self.hunt.hear(float(losses[-1]), _finite_gradients(self.optimizer))
+        return result
+
+    def _around_scaler(self, original: Any, args: Any, kwargs: Any) -> Any:
+        known = len(self._rows)
+        result = original(*args, **kwargs)
+        optimizer = args[1] if len(args) > 1 else kwargs.get("optimizer")
+        left_out = optimizer is self.optimizer and self._open and len(self._rows) == known
+        if left_out and not self.guarded and self.hunt is None:
+            mean = sum(self._open) / len(self._open)
+            self._close({"loss": mean, "grad_norm": None, "lr": None}, applied=False)
+        return result
+
+    def _wrap_stabilizer(self) -> None:
+        from surefoot.guard.stabilizer import TrainingStabilizer
+
+        def call(original: Any, args: Any, kwargs: Any) -> Any:
+            outcome = original(*args, **kwargs)
+            ours = self.optimizer is not None and args[0].optimizer is self.optimizer
+            if ours and outcome is not None and not outcome.accumulating and (self._stepping or self._open):
+                numbers = {"loss": outcome.loss, "grad_norm": outcome.grad_norm, "lr": self._numbers.get("lr")}
+                self._close(numbers, applied=outcome.applied)
+            return outcome
+
+        self.experiment.wrapping.around(TrainingStabilizer, "step", call)
+        self.experiment.wrapping.around(TrainingStabilizer, "flush", call)
+
+    def _close(self, numbers: dict[str, Any], applied: bool) -> None:
+        """A step is over."""
+        self._stepping = False
+        if self.hunt is not None:
+            return
+        row = {name: _word(value) for name, value in numbers.items()}
+        row |= {"applied": applied, "skipped": len(self._rows) in self.experiment.skipped}
+        if self.others is not None:
+            row["captured_rows"] = self.others.take_kept()
+        self._rows.append(row)
+        self._open.clear()
+        self._numbers = {}
+        if len(self._rows) > self.follow_steps or self._is_hopeless():
+            self.experiment.end("steps")
+
+    def _is_hopeless(self) -> bool:
+        last = self._rows[-HOPELESS_STEPS:]
+        return len(last) == HOPELESS_STEPS and all(
+            not math.isfinite(number(row["loss"])) and not row["skipped"] for row in last
+        )
+
+
+def seed_otherwise(draw: int = 0) -> None:
+    """Other random numbers than those of the captured step, and others for each `draw`."""
+    torch.manual_seed(OTHER + draw)
+    random.seed(OTHER + draw)
+    np.random.seed(OTHER + draw)
+
+
+def _without_guard() -> dict[str, Any]:
+    """Settings of a stabilizer that clips and scales as ever, and refuses and undoes nothing."""
+    from dataclasses import fields
+
+    from surefoot.detect.checker import StabilityChecker
+
+    nothing: dict[str, Any] = {each.name: None for each in fields(StabilityChecker)}
+    return {"checker": StabilityChecker(**nothing), "escalation": None, "recovery": None}
+
+
+def _broken_state(incident: StoredIncident) -> dict[str, int]:
+    """How many values were not finite before the step, by weight; buffers may have been written by the step itself."""
+    found: dict[str, int] = {}
+    trained = tuple(f".{name}" for name in incident.facts["fingerprints"].get("gradients", {}))
+    for model in incident.state.get("models", []):
+        for name, value in model.items():
+            is_weight = any(each.endswith(f".{name}") for each in trained)
+            if is_weight and isinstance(value, Tensor) and (bad := _nonfinite(value)):
+                found[name] = bad
+    return found
+
+
+def _broken_batch(incident: StoredIncident) -> dict[str, Any]:
+    """How many values of the batch, or of what the model was given where no batch was seen, are not finite."""
+    microbatches = (incident.state.get("window") or {"microbatches": []})["microbatches"]
+    drawn = [tensor for each in microbatches for tensor in tensors_in([each["drawn"], each["given"]])]
+    given = drawn or [tensor for each in microbatches for tensor in tensors_in(each["calls"])]
+    return {"nonfinite": sum(map(_nonfinite, given)), "handed_out": bool(drawn)}
+
+
+def _nonfinite(value: Tensor) -> int:
+    return int((~torch.isfinite(value)).sum()) if value.is_floating_point() or value.is_complex() else 0
+
+
+def _finite_gradients(optimizer: Optimizer) -> bool:
+    gradients = [t.grad for group in optimizer.param_groups for t in group["params"] if t.grad is not None]
+    return not any(_nonfinite(gradient) for gradient in gradients if gradient.layout is torch.strided)
+
+
+def _times(rate: Any, factor: float) -> Any:
+    if isinstance(rate, Tensor):
+        return rate.clone() * factor
+    return rate * factor if isinstance(rate, (int, float)) else None
+
+
+def _plain(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _word(value: Any) -> Any:
+    """JSON has no NaN."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,219 @@
+"""Remembers the last calls before one that is known to fail, on two levels.
+
+Functions of torch's are seen as the program calls them (`F.cross_entropy(logits, target)`): that is what a person wants
+to read. Operations are seen as torch dispatches them (`aten.nll_loss_forward`): that is what there is inside of
+backward, and inside of functions that do a lot. Only the last few functions are held, and no operation is, so memory
+stays that of the step and autograd does what it does without a tape.
+
+The step is run twice with a tape. The first run (`call=None`) finds out which function the bad operation belongs to; in
+backward that is the one that left the autograd node behind. The second takes copies right before that function runs,
+and, in backward, of the gradient that arrives at its outputs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import TensorWeakRef
+
+from surefoot.replay.export.captured import CapturedCalls, Key, Ran, keep_values, key_of, plain_copy, tensors_of
+from surefoot.replay.locate.call import make_call
+from surefoot.replay.locate.frames import is_code_of_user, look
+from surefoot.replay.locate.recorder import OperationRecorder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+    from surefoot.replay.locate.memory_writes import Memory
+    from surefoot.replay.locate.names import Names
+
+WINDOW = 10
+"""How many calls before the failure are remembered."""
+_AUTOGRAD = frozenset(("backward", "grad"))
+
+
+class CallRecorder(OperationRecorder):
+    """Sees the step like the finder, and takes hold of the operation number `operation`."""
+
+    def __init__(self, names: Names, operation: int, call: int | None = None, *, listens: bool = True) -> None:
+        super().__init__(names)
+        self.operation, self.call = operation, call
+        self.found_call: int | None = None
+        """The function call that the operation belongs to."""
+        self.in_backward = False
+        """Whether autograd was running it."""
+        self.captured_call: CapturedCalls | None = None
+        self.captured_operation: CapturedCalls | None = None
+        self.came_from = 0
+        """Bytes of everything that was there before the step and was read: weights, batch, state."""
+        self._listener = _Listener(self) if listens else None
+        self._recent: deque[Ran] = deque(maxlen=WINDOW)
+
+    def __enter__(self) -> CallRecorder:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        if self._listener is not None:
+            self._listener.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._listener is not None:
+            self._listener.__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        number = len(self.calls)
+        listener = self._listener
+        with torch._C.DisableTorchFunction():
+            scene = look(in_backward=torch._C._current_autograd_node() is not None)
+            ran = remember(func, args, kwargs, operation=True)
+            ran.place = scene.place
+            ran.is_random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+            if number == self.operation:
+                self._take(ran, args, kwargs)
+        if listener is not None and listener.current is not None and ran.is_random:
+            listener.current.is_random = True
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        with torch._C.DisableTorchFunction():
+            note_outputs(ran, out)
+        if ran.outputs.keys() - ran.inputs.keys():  # not `detach`, which changes nothing
+            self._recent.append(ran)
+        return out
+
+    def _take(self, ran: Ran, args: Any, kwargs: dict[str, Any]) -> None:
+        """The operation that is looked for is about to run."""
+        node = torch._C._current_autograd_node()
+        self.in_backward = node is not None
+        call = make_call(ran.func, 0, look(in_backward=False), node, args, kwargs)
+        ran.written = [key_of(each.value) for each in call.arguments if each.writes]
+        calls = [*self._recent, ran]
+        self.captured_operation = CapturedCalls(calls, keep_values(calls), names_of(calls, self._names))
+        if self._listener is not None:
+            self.found_call = self._listener.call_of(node)
+
+    def _meet(self, tensor: Tensor) -> Memory:
+        memory = super()._meet(tensor)
+        base = tensor if tensor._base is None else tensor._base
+        self.came_from += base.numel() * base.element_size()
+        return memory
+
+
+class _Listener(TorchFunctionMode):
+    """Sees the functions of torch's that the program calls."""
+
+    def __init__(self, tape: CallRecorder) -> None:
+        super().__init__()
+        self._tape = tape
+        self._count = 0
+        self._recent: deque[Ran] = deque(maxlen=WINDOW)
+        self._nodes: list[tuple[int, int, int]] = []  # first and last autograd node of a call, and its number
+        self.current: Ran | None = None
+        self._number: int | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.current is not None or getattr(func, "__name__", "") in _AUTOGRAD:
+            return func(*args, **kwargs)
+        number, self._count = self._count, self._count + 1
+        tape, before = self._tape, len(self._tape.calls)
+        with torch._C.DisableTorchFunction(), torch.utils._python_dispatch._disable_current_modes():
+            ran = remember(func, args, kwargs, operation=False)
+            ran.place = look(in_backward=False).place
+            if number == tape.call:
+                calls = [*self._recent, ran]
+                tape.captured_call = CapturedCalls(calls, keep_values(calls), names_of(calls, tape._names))
+        first_node = int(torch._C._autograd._get_sequence_nr())
+        self.current, self._number = ran, number
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            self.current = None
+        ran.operations = len(tape.calls) - before
+        if ran.operations:
+            note_outputs(ran, out)
+            self._nodes.append((first_node, int(torch._C._autograd._get_sequence_nr()), number))
+            if ran.outputs.keys() - ran.inputs.keys():
+                self._recent.append(ran)
+        if number == tape.call:
+            self._await_gradients(out)
+        return out
+
+    def call_of(self, node: Any) -> int | None:
+        """The number of the call that is running, or in backward of the one that the node belongs to."""
+        if node is None:
+            return self._number if self.current is not None else None
+        if isinstance(node, BackwardCFunction):
+            return None
+        made = int(node._sequence_nr())
+        return next((number for first, end, number in self._nodes if first <= made < end), None)
+
+    def _await_gradients(self, out: Any) -> None:
+        captured = self._tape.captured_call
+        assert captured is not None
+
+        def arrived(path: str, gradient: Tensor | None) -> None:
+            if gradient is None:  # of an output that nothing used
+                return
+            with torch._C.DisableTorchFunction(), torch.utils._python_dispatch._disable_current_modes():
+                captured.upstream[path] = plain_copy(gradient)
+
+        for path, tensor in tensors_of(out):
+            if tensor.requires_grad:
+                tensor.register_hook(lambda gradient, path=path: arrived(path, gradient))  # type: ignore[no-untyped-call]
+
+
+def remember(func: Any, args: Any, kwargs: dict[str, Any], *, operation: bool) -> Ran:
+    """A call that is about to run."""
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    # In backward, whether a tensor is held by somebody changes what autograd does with it.
+    hold: Callable[[Tensor], Callable[[], Tensor | None]] = TensorWeakRef if operation else _held
+    inputs = {key_of(tensor): hold(tensor) for tensor in tensors}
+    autocast = {}
+    if not operation:
+        kinds = {tensor.device.type for tensor in tensors}
+        autocast = {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
+    wanted = torch.is_grad_enabled()
+    needing = [key_of(tensor) for tensor in tensors if wanted and tensor.requires_grad]
+    args, kwargs = tree_map(lambda leaf: key_of(leaf) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+    return Ran(func, args, kwargs, inputs, None, autocast, needing)
+
+
+def _held(tensor: Tensor) -> Callable[[], Tensor]:
+    return lambda: tensor
+
+
+def note_outputs(ran: Ran, out: Any) -> None:
+    """A call has run."""
+    ran.outputs = {key_of(tensor): path for path, tensor in tensors_of(out)}
+
+
+def names_of(calls: list[Ran], names: Names) -> dict[Key, str]:
+    """What the program calls the tensors of some calls: parameters by their path, others by a local variable."""
+    found: dict[Key, str] = {}
+    for ran in calls:
+        for key, held in ran.inputs.items():
+            kind, name = names.kinds.get(id(held()), ("", ""))
+            if kind in ("parameter", "buffer"):
+                found[key] = name.replace(".", "_")
+    frames = list(_frames(sys._getframe(1)))
+    for frame in sorted(frames, key=lambda frame: not is_code_of_user(frame.f_code.co_filename)):
+        for name, value in list(frame.f_locals.items()):
+            if isinstance(value, Tensor) and name != "self":
+                found.setdefault(key_of(value), name)
+    return found
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """Who is running, innermost first, without us."""
+    while frame is not None:
+        if not str(frame.f_globals.get("__name__", "")).startswith("surefoot."):
+            yield frame
+        frame = frame.f_back

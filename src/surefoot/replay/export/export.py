@@ -1,0 +1,238 @@
+"""`export_reproduction`: the failure of a step as one script with its tensors, which needs torch alone.
+
+1. The finder names the first operation that made a value which is not finite.
+2. The step runs twice more under a `CallRecorder`: once to learn which torch function that operation belongs to, once
+   to copy what goes into it (and, in backward, the gradient that arrives at it).
+3. The function alone is the smallest reproduction. Calls before it are added where the tensors do not grow by it, rows
+   and columns are taken away where it still fails (`choose`, `shrink`).
+4. The script is run in a fresh process that cannot import surefoot. If it does not fail there as it did here, a longer
+   one is tried: less shrunk, or the operation itself instead of the function around it.
+
+Left out: code of the user's. The backward of a custom `autograd.Function` is written as the operations that it ran.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.errors import UsageError, require
+from surefoot.replay.export.call_recorder import CallRecorder
+from surefoot.replay.export.check import fails_alone
+from surefoot.replay.export.choose import drafts
+from surefoot.replay.export.folder import SCRIPT, clear, usable
+from surefoot.replay.export.script import subject, write
+from surefoot.replay.locate.call import mend
+from surefoot.replay.locate.describe import count
+from surefoot.replay.locate.find import first_bad, result_of, run_step, way_of
+from surefoot.replay.locate.names import Names
+from surefoot.replay.locate.recorder import OperationRecorder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import torch
+    from torch import nn
+
+    from surefoot.replay.export.captured import CapturedCalls, Key
+    from surefoot.replay.export.choose import Draft
+    from surefoot.replay.locate.describe import Counts
+    from surefoot.replay.locate.find import OriginSearch
+    from surefoot.replay.locate.memory_writes import MemoryWrite
+    from surefoot.replay.locate.result import NonFiniteOrigin
+
+    Execute = Callable[[Callable[[Names], OperationRecorder]], OriginSearch]
+
+_MOST_OPERATIONS = 12
+"""A function that comes to more operations than this is opened: the operation in it is exported, not all of it."""
+
+
+class _OtherStep(UsageError):
+    """The step did something else when it was run again."""
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A folder with a script that fails by itself."""
+
+    folder: Path
+    title: str
+    """What fails: `torch.log`, `the backward of torch.sqrt`."""
+    counts: Counts
+    """What is not finite in what the script makes."""
+    operations: int
+    """How many calls of torch's the script makes."""
+    lines: int
+    """How long the script is."""
+    tensor_bytes: int
+    """Of all tensors in the folder, those written into the script included."""
+    came_from_bytes: int
+    """Of all tensors that were there before the step and were read by it: weights, batch, state."""
+    checked: str
+    """What the script said in a fresh process without surefoot; empty if it was not asked for."""
+    origin: NonFiniteOrigin
+
+    @property
+    def script(self) -> Path:
+        """The script."""
+        return self.folder / SCRIPT
+
+    def as_data(self) -> dict[str, Any]:
+        """The numbers, and the sentence."""
+        kept = ("title", "operations", "lines", "tensor_bytes", "came_from_bytes", "checked")
+        numbers = {name: getattr(self, name) for name in kept}
+        return {"script": str(self.script), **numbers, "counts": self.counts._asdict(), "text": str(self)}
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.script}: {self.title} made {self.counts}; {_plural(self.operations)}, {self.lines} lines, "
+            f"{self.tensor_bytes:,} bytes of tensors instead of {self.came_from_bytes:,}"
+        )
+        return f"{text}. In a fresh process: {self.checked}" if self.checked else text
+
+
+def export_reproduction(
+    step_fn: Callable[[], Any],
+    folder: str | Path,
+    *,
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    check: bool = True,
+) -> Reproduction | None:
+    """Write a script that fails as the step does, with torch alone; `None` if the step is finite in the end.
+
+    >>> import tempfile, torch, surefoot
+    >>> w = torch.zeros(3, requires_grad=True)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     made = surefoot.export_reproduction(lambda: w.sqrt().sum(), folder, check=False)
+    >>> made.title, made.tensor_bytes
+    ('the backward of torch.sqrt', 8)
+
+    Args:
+        step_fn: As `find_nonfinite` takes it. It is called several times.
+        folder: Where the script goes; made if it is not there.
+        model: For the names of modules, parameters and buffers.
+        optimizer: Put back afterwards if `step_fn` steps it.
+        check: Run the script in a fresh process, and fall back to a longer one if it does not fail there.
+    """
+    require(callable(step_fn), f"`step_fn` must be a function that runs one step; got {type(step_fn).__name__}.")
+    names = Names(step_fn, model, optimizer)
+    for last_try in (False, True):
+        found = first_bad(lambda repair: run_step(step_fn, names, OperationRecorder(names, repair)))
+        if found is None:
+            return None
+        try:
+            return export_found(*found, lambda make: run_step(step_fn, names, make(names)), folder, check=check)
+        except _OtherStep:  # some things are made when they are first used, such as the scale of a loss scaler
+            if last_try:
+                raise
+    return None
+
+
+def export_found(
+    run: OriginSearch, origin: MemoryWrite, execute: Execute, folder: str | Path, *, check: bool
+) -> Reproduction:
+    """Write the reproduction of a failure that has been found; `execute` runs the step with a recorder."""
+    place = usable(Path(folder).absolute())  # the check runs elsewhere
+    result = result_of(run, origin)
+    at = _operation_of(run, origin)
+    tape = _captured(run, at, execute)
+    said = "its tensors or arguments cannot be written down"
+    for draft in _attempts(tape, at, born=at.born and at is origin):
+        size = draft.program.bytes
+        text = write(place, draft.program, draft.seen, result, _sizes(size, tape.came_from, draft))
+        fails, said = fails_alone(place) if check else (True, "")
+        if fails:
+            return Reproduction(
+                place, subject(draft.program), draft.seen.counts, draft.program.operations, len(text.splitlines()),
+                size, tape.came_from, said, result,
+            )  # fmt: skip
+    clear(place)
+    raise UsageError(
+        f"no reproduction was written of {result.op}: alone it does not fail the same way ({said}). {result}"
+    )
+
+
+def _operation_of(run: OriginSearch, origin: MemoryWrite) -> MemoryWrite:
+    """The operation to write down: the origin, or the first that reads a tensor which was bad from the start."""
+    if origin.index >= 0:
+        return origin
+    way = way_of(run, origin)
+    if len(way) < 2:
+        raise UsageError(f"the {origin.op} is not finite by itself, and no operation of the step carries it further")
+    return way[1]
+
+
+def _captured(run: OriginSearch, at: MemoryWrite, execute: Execute) -> CallRecorder:
+    """A tape with everything that went into an operation and into the function around it."""
+
+    def play(**settings: Any) -> CallRecorder:
+        ran = execute(lambda names: CallRecorder(names, at.index, **settings))
+        if not isinstance(ran.recorder, CallRecorder):
+            raise _OtherStep(f"the step was not run again: {ran.error}")
+        return ran.recorder
+
+    def same(tape: CallRecorder) -> bool:
+        return tape.calls[: at.index + 1] == run.recorder.calls[: at.index + 1]
+
+    tape = play()
+    if not same(tape):  # some code looks whether anybody listens, and then does something else
+        tape = play(listens=False)
+        if not same(tape):
+            raise _OtherStep("the step does not do the same again: does it take its batch from an iterator?")
+    calls_it = tape.found_call is not None and tape.in_backward == (at.phase == "backward")
+    return play(call=tape.found_call) if calls_it else tape
+
+
+def _attempts(tape: CallRecorder, at: MemoryWrite, *, born: bool) -> Iterator[Draft]:
+    """Reproductions to try, the most readable first."""
+    function, operation = tape.captured_call, tape.captured_operation
+    assert operation is not None
+    backward = tape.in_backward
+    of_operation = drafts(operation, backward=False, fixed=_own(operation, born))
+    if function is None or (backward and not at.parents and _arrived_bad(function)):
+        yield from of_operation
+        return
+    of_function = drafts(function, backward=backward, fixed=_own(function, born))
+    if function.bad.operations > _MOST_OPERATIONS:
+        yield from of_operation
+        yield from of_function
+        return
+    others = []
+    for draft in of_function:
+        if backward or all(had or not has for had, has in zip(at.counts, draft.seen.counts, strict=True)):
+            yield draft
+        else:
+            others.append(draft)
+    yield from of_operation
+    yield from others
+
+
+def _arrived_bad(captured: CapturedCalls) -> bool:
+    return any(count(gradient).total for gradient in captured.upstream.values())
+
+
+def _own(captured: CapturedCalls, born: bool) -> set[Key]:
+    """Take out bad values that came in but are not what this failure is about; which inputs those were."""
+    fixed: set[Key] = set()
+    if born:
+        for key in captured.bad.inputs:
+            value = captured.values.get(key)
+            if value is not None and count(value).total:
+                mend(value)
+                fixed.add(key)
+        for gradient in captured.upstream.values():
+            mend(gradient)
+    return fixed
+
+
+def _sizes(size: int, before: int, draft: Draft) -> str:
+    program = draft.program
+    shapes = ", ".join(f"{name} {list(leaf.shape)}" for name, leaf in program.leaves.items())
+    calls = _plural(program.operations)
+    return f"{calls} on {shapes or 'nothing'}: {size:,} bytes of tensors, where the step read {before:,}."
+
+
+def _plural(operations: int) -> str:
+    return "1 operation" if operations == 1 else f"{operations} operations"

@@ -1,0 +1,174 @@
+"""Some of the captured calls as lines of Python, with the tensors that they start from.
+
+The lines are the only form there is: what is tried here, what is shrunk and what is written into the script is the same
+text. It begins with the calls that were chosen, in their order, and ends with a list `made` of what the last one made:
+its results, or in backward the gradients of its inputs.
+"""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from surefoot.replay.export.call_text import Unspeakable, spell, title
+
+if TYPE_CHECKING:
+    from torch import Tensor, dtype
+
+    from surefoot.replay.export.captured import CapturedCalls, Key, Ran
+
+_TAKEN = frozenset(
+    ("torch", "F", "Path", "made", "result", "sys", "json", "counts", "kinds", "said", "load", "tensors", "gradients")
+)
+
+
+@dataclass
+class Line:
+    """One line of the script."""
+
+    text: str
+    ran: Ran | None = None
+    """The call it stands for."""
+
+
+@dataclass
+class Program:
+    """Lines, and the tensors they begin with."""
+
+    title: str
+    """What the call that fails is called."""
+    lines: list[Line]
+    leaves: dict[str, Tensor]
+    made: list[str]
+    """The expressions whose values are looked at."""
+    backward: bool
+    keys: dict[str, Key] = field(default_factory=dict)
+    """Which value each of the leaves is."""
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "\n".join([*(line.text for line in self.lines), f"made = [{', '.join(self.made)}]"])
+
+    @property
+    def operations(self) -> int:
+        """How many calls there are."""
+        return sum(line.ran is not None for line in self.lines)
+
+    @property
+    def bytes(self) -> int:
+        """Of all tensors that it begins with."""
+        return sum(leaf.numel() * leaf.element_size() for leaf in self.leaves.values())
+
+
+def build(captured: CapturedCalls, chosen: list[Ran], *, backward: bool) -> Program:
+    """Lines for some calls; the last is the one that fails. Raises `Unspeakable` where there are none."""
+    return _Writer(captured, backward).write(chosen)
+
+
+class _Writer:
+    def __init__(self, captured: CapturedCalls, backward: bool) -> None:
+        self._captured, self._backward = captured, backward
+        self._lines: list[Line] = []
+        self._leaves: dict[str, Tensor] = {}
+        self._keys: dict[str, Key] = {}
+        self._known: dict[Key, str] = {}
+        self._used: set[str] = set()
+        self._autocast: dict[str, dtype] = {}
+
+    def write(self, chosen: list[Ran]) -> Program:
+        *before, bad = chosen
+        for ran in before:
+            self._add(ran, self._fresh(self._name_of_output(ran)))
+        self._bring_in(bad)
+        if self._backward:
+            made = self._differentiate(bad)
+        else:
+            self._add(bad, "result")
+            made = _results(bad) or [self._known[key] for key in bad.written]
+        if not made:
+            raise Unspeakable(f"{title(bad)} makes nothing that could be looked at")
+        return Program(title(bad), self._lines, self._leaves, made, self._backward, self._keys)
+
+    def _bring_in(self, ran: Ran) -> None:
+        for key in ran.inputs:
+            self._expression(key)
+
+    def _expression(self, key: Key) -> str:
+        """The variable that holds a value; a tensor the script begins with, if nothing before made it."""
+        if key not in self._known:
+            tensor = self._captured.values.get(key)
+            if tensor is None:
+                raise Unspeakable("an input had been overwritten, or is of a kind that cannot be stored")
+            name = self._fresh(self._captured.names.get(key, "given"))
+            self._leaves[name], self._keys[name] = tensor, key
+            self._known[key] = name
+        return self._known[key]
+
+    def _add(self, ran: Ran, name: str) -> None:
+        call = f"{name} = {spell(ran, self._expression)}"
+        if ran.is_random:
+            self._emit("torch.manual_seed(0)", ran.autocast)
+        self._emit(call, ran.autocast, ran)
+        for key, path in ran.outputs.items():
+            self._known[key] = f"{name}{path}"
+
+    def _emit(self, text: str, autocast: dict[str, dtype], ran: Ran | None = None) -> None:
+        """A line, under autocast where its call was; calls that follow one another share it."""
+        if autocast != self._autocast:
+            for depth, (kind, precision) in enumerate(autocast.items()):
+                self._lines.append(Line(f'{"    " * depth}with torch.autocast("{kind}", dtype={precision}):'))
+            self._autocast = autocast
+        self._lines.append(Line("    " * len(autocast) + text, ran))
+
+    def _differentiate(self, bad: Ran) -> list[str]:
+        upstream = self._captured.upstream
+        inputs = list(dict.fromkeys(self._expression(key) for key in bad.needs_gradient))
+        if not upstream or not inputs:
+            raise Unspeakable(f"no gradient came to {title(bad)}")
+        for name in inputs:
+            if not name.isidentifier():
+                raise Unspeakable("a part of a result cannot be differentiated by")
+            leaf = name in self._leaves
+            words = f"{name}.requires_grad_()" if leaf else f"{name} = {name}.detach().requires_grad_()"
+            self._emit(words, bad.autocast)
+        self._add(bad, "result")
+        outputs, arriving = [], []
+        for path, gradient in upstream.items():
+            name = self._fresh("gradient")
+            self._leaves[name] = gradient
+            outputs.append(f"result{path}")
+            arriving.append(name)
+        words = ", ".join(f"[{', '.join(part)}]" for part in (outputs, inputs, arriving))
+        self._emit(f"gradients = torch.autograd.grad({words})", {})
+        kinds = {self._expression(key): key.dtype for key in bad.needs_gradient}
+        return [_readable(f"gradients[{i}]", kinds[name]) for i, name in enumerate(inputs)]
+
+    def _name_of_output(self, ran: Ran) -> str:
+        return next((name for key in ran.outputs if (name := self._captured.names.get(key, ""))), "value")
+
+    def _fresh(self, wish: str) -> str:
+        wish = wish if wish.isidentifier() and not keyword.iskeyword(wish) else "given"
+        wish = f"{wish}_" if hasattr(builtins, wish) else wish
+        name, number = wish, 1
+        while name in self._used or name in _TAKEN:
+            number += 1
+            name = f"{wish}_{number}"
+        self._used.add(name)
+        return name
+
+
+def _results(ran: Ran) -> list[str]:
+    """Those of a call's results that can hold a value which is not finite."""
+    kinds = {path: key.dtype for key, path in ran.outputs.items()}
+    able = {path: kind for path, kind in kinds.items() if kind and (kind.is_floating_point or kind.is_complex)}
+    return [_readable(f"result{path}", kind) for path, kind in able.items()]
+
+
+def _readable(expression: str, kind: dtype | None) -> str:
+    """An expression as real numbers of a kind that every question can be asked about."""
+    if kind is not None and kind.is_complex:
+        return f"torch.view_as_real({expression}.resolve_conj())"
+    return f"{expression}.float()" if kind is not None and kind.itemsize == 1 else expression

@@ -1,0 +1,229 @@
+"""A script's first step, put in place of the captured one.
+
+The script runs as it is. The hooks (`hooks`) call `FirstStep` when a batch is handed to the script, when it runs
+backward and when it steps. `FirstStep` does four things there:
+
+- the first batch that is drawn for training is the captured one, and so on for every microbatch. Right before, weights,
+  moments and schedule become the captured ones, and right after, the random streams;
+- where no batch was captured, one step of the script's own goes by first, since only between two steps is it known
+  where the data begin (one that was the first of all begins with the first call of a model). Then the streams are put
+  where the captured step began, and the models' inputs are replaced if they still come out different;
+- when the last captured microbatch has run, the step is over: nothing is applied;
+- from then on the script does not go on. It is not told to stop either, which would run its `finally` and `except`
+  clauses: `over` is called from inside its own call of `step` or `backward`, and never returns there.
+
+An experiment (`rehearsal`) lets the script apply the step and go on (`goes_on`), and may let it keep its own batch
+(`gives`), give it another one (`choose`), set other random streams (`place_streams`), or play the step again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from surefoot.core.random_state import set_streams
+from surefoot.errors import UsageError
+from surefoot.observe.layout import Layout
+from surefoot.record.incidents.contents import prints_of
+from surefoot.record.incidents.values import decode, tensors_in
+from surefoot.replay.state import put_in_place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor, nn
+
+    from surefoot.record.incidents.reading import StoredIncident
+    from surefoot.record.incidents.step_capture import StepCapture, Window
+
+
+@dataclass(frozen=True)
+class Actor:
+    """What trains in the script: the part that the captured step is played by."""
+
+    models: Sequence[nn.Module]
+    optimizer: Any
+    scheduler: Any
+    notes: StepCapture
+    step: Callable[[], int]
+    """The number of the step under way, as the notes count."""
+    set_scale: Callable[[], None]
+    """Makes the loss scale the captured one."""
+
+    @property
+    def layout(self) -> Layout:
+        """The optimizer's parameters, by name."""
+        return Layout(self.models, self.optimizer)
+
+
+class FirstStep:
+    """Where the script stands. `start` begins a new run of it."""
+
+    def __init__(self, incident: StoredIncident) -> None:
+        if missing := incident.missing("models", "window"):
+            raise UsageError(f"the incident {incident.folder} lacks {' and '.join(missing)}: it cannot be replayed")
+        self.incident = incident
+        window = incident.state["window"]
+        self._microbatches: list[dict[str, Any]] = window["microbatches"]
+        self._start = window["start"]
+        if not self._microbatches:
+            raise UsageError(f"the incident {incident.folder} holds neither batch nor inputs: it cannot be replayed")
+        self.feeds = bool(self._microbatches[0]["drawn"] or self._microbatches[0]["given"])
+        """Whether the batches are known."""
+        self.over: Callable[[], None] = lambda: None
+        """Called when the step is complete; must not return."""
+        self.begins: Callable[[], None] = lambda: None
+        """Called when the step begins, the state in place."""
+        self.goes_on = False
+        """Whether the script applies the step and goes on after it."""
+        self.gives = True
+        """Whether the captured batch takes the place of the script's own."""
+        self.choose: Callable[[dict[str, Any]], dict[str, Any]] = lambda plain: plain
+        """What of a captured batch is handed out, both as plain data."""
+        self.place_streams: Callable[[Any], None] = set_streams
+        """Puts the random streams where the step needs them."""
+        self.drawing: Callable[[Any], Any] = lambda batch: batch
+        """Given every batch that the script draws with gradients on; what it returns is drawn instead."""
+        self.find_actor: Callable[[], Actor | None] = lambda: None
+        """Set by the hooks: looks for what trains, each time a batch is drawn."""
+        self.runs = 0
+        """How often the script was begun."""
+        self.start()
+
+    def start(self) -> None:
+        """The script begins anew."""
+        self.actor: Actor | None = None
+        self.notes: list[str] = []
+        self.draws_seen = 0
+        self.is_over = False
+        self.ready = False
+        """Whether the captured state is in place."""
+        self._number = 0  # which microbatch is under way
+        self._given = 0  # how many of its batches have been handed out
+        self._calls = 0
+        self._last_fed: Any = None
+        self.runs += 1
+
+    def cast(self, actor: Actor) -> None:
+        """Found: what trains."""
+        self.actor = actor
+        if not self.feeds:  # before the hook that notes them
+            for model in actor.models:
+                model.register_forward_pre_hook(self.replace_inputs, with_kwargs=True, prepend=True)
+
+    # ---- what the script does -------------------------------------------------------------------------------------
+
+    def loader_drew(self, batch: Any) -> Any:
+        """A loader hands out a batch: the captured one instead, if it is for the step."""
+        return self.feed(self.drawing(batch) if torch.is_grad_enabled() else batch, "drawn")
+
+    def feed(self, batch: Any, kind: str) -> Any:
+        """What to hand to the script in place of `batch`."""
+        if self.is_over or not self.feeds or batch is self._last_fed or not torch.is_grad_enabled():
+            return batch
+        if self.actor is None and (found := self.find_actor()) is not None:
+            self.cast(found)
+        if self.actor is None or not any(model.training for model in self.actor.models):
+            return batch
+        self.draws_seen += 1
+        microbatch = self._microbatches[min(self._number, len(self._microbatches) - 1)]
+        captured = microbatch["drawn"] if kind == "drawn" else [microbatch["given"]]
+        if self._given >= len(captured) or captured[0] is None:
+            return batch
+        self.begin()
+        fed = batch
+        if self.gives:
+            with _disable_current_modes():  # what is done here is no operation of the script's
+                fed = decode(self.choose(captured[self._given]), batch)
+                if microbatch["streams"] is not None:
+                    self.place_streams(microbatch["streams"])
+        self._given += 1
+        self._last_fed = fed
+        return fed
+
+    def play_again(self, microbatch: int) -> None:
+        """The next batch that is drawn is once more that of the captured step, from the captured state."""
+        self.is_over = self.ready = False
+        self._number, self._given, self._calls = microbatch, 0, 0
+
+    def begin(self) -> None:
+        """Put the captured state in place, once."""
+        if self.ready or self.actor is None:
+            return
+        self.ready = True
+        actor = self.actor
+        self.notes += put_in_place(self.incident, actor.models, actor.optimizer, actor.scheduler)
+        actor.set_scale()
+        actor.layout.drop_gradients()
+        self.begins()
+
+    def replace_inputs(self, module: Any, args: Any, kwargs: Any) -> Any:
+        """The model is called: with what it was called with, where the script made something else."""
+        if not self.ready or self.is_over or not self.gives or not torch.is_grad_enabled():
+            return None
+        microbatch = self._microbatches[min(self._number, len(self._microbatches) - 1)]
+        captured = microbatch["calls"]
+        number, self._calls = self._calls, self._calls + 1
+        if number == 0 and microbatch["streams"] is not None:  # they were noted at this call
+            with _disable_current_modes():
+                self.place_streams(microbatch["streams"])
+        if number >= len(captured):
+            return None
+        with _disable_current_modes():
+            wanted = decode(captured[number], (args, kwargs))
+            if _equal(wanted, (args, kwargs)):
+                return None
+        self.notes.append("the script made other inputs for the model than the captured ones, which took their place")
+        return wanted
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the microbatch under way is the last captured one."""
+        return self._number + 1 >= len(self._microbatches)
+
+    def next_microbatch(self) -> None:
+        """A microbatch is complete."""
+        self._number, self._given, self._calls = self._number + 1, 0, 0
+
+    def between_steps(self) -> None:
+        """A step of the script's own is over: where no batch is known, the moment to begin."""
+        if not self.feeds and not self.ready:
+            self.begin()
+            if self._start is not None and self.gives:
+                self.place_streams(self._start)
+
+    def finish(self) -> None:
+        """The step is over, and so is the script."""
+        self.is_over = True
+        self.over()
+
+    # ---- what it left ---------------------------------------------------------------------------------------------
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradients by name, as they are now."""
+        assert self.actor is not None
+        named, gradients = self.actor.layout.with_gradient()
+        return {name: gradient for (name, _), gradient in zip(named, gradients, strict=True)}
+
+    def losses(self) -> list[Tensor]:
+        """Every loss of the step."""
+        window = self._window()
+        return [] if window is None else [loss for each in window.microbatches for loss in each.losses]
+
+    def _window(self) -> Window | None:
+        assert self.actor is not None
+        return self.actor.notes.window(self.actor.step())
+
+    def prints(self) -> dict[str, Any]:
+        """Everything that is compared with the record."""
+        return prints_of(self._window(), None, self.gradients(), {})
+
+
+def _equal(one: Any, other: Any) -> bool:
+    ours, theirs = list(tensors_in(one)), list(tensors_in(other))
+    return len(ours) == len(theirs) and all(
+        a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)
+    )

@@ -1,0 +1,328 @@
+"""The hooks that tell a `FirstStep` what the script does: one set for a loop with a stabilizer, one for a bare loop.
+
+Run logs, checkpoints and incidents of the script's own are turned off, or sent to a folder that is thrown away.
+Nothing is ever unwrapped: the process ends with the replay.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from surefoot.core.state_tree import unpack
+from surefoot.guard.persistence import _Drawn
+from surefoot.guard.stabilizer import TrainingStabilizer
+from surefoot.record.incidents.loader_batches import listen
+from surefoot.record.incidents.reading import number
+from surefoot.record.incidents.retention import IncidentKeeper
+from surefoot.record.incidents.step_capture import StepCapture
+from surefoot.record.log import RunLog
+from surefoot.replay.first_step import Actor, FirstStep
+from surefoot.replay.state import fits
+from surefoot.watch.first_model_call import FirstModelCall
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def _wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    original = getattr(owner, name)
+    setattr(owner, name, functools.wraps(original)(make(original)))
+
+
+def install(stage: FirstStep, scratch: Path, **settings: Any) -> None:
+    """Put the hooks in place, those for the kind of loop that was captured.
+
+    `settings` take the place of those that the script gives to a stabilizer.
+    """
+    listen(stage)
+    _wrap(_Drawn, "__next__", lambda original: lambda self: stage.loader_drew(original(self)))
+    if stage.incident.facts["configuration"].get("loop") == "bare":
+        _BareLoop(stage).install()
+        made: Callable[[Any], None] = lambda stabilizer: None  # noqa: E731
+    else:
+        loop = _GuardedLoop(stage)
+        loop.install()
+        made = loop.made
+    _quieten(scratch, made, settings)
+
+
+def _quieten(scratch: Path, made: Callable[[Any], None], settings: dict[str, Any]) -> None:
+    """Nothing that surefoot itself writes in this script goes where it would have gone."""
+
+    def init(original: Any) -> Any:
+        def made_quiet(self: Any, *args: Any, **kwargs: Any) -> None:
+            quiet = {"log": None, "checkpoints": None, "incidents": IncidentKeeper(scratch)}
+            original(self, *args, **{**kwargs, **quiet, **settings})
+            self._capture.note_everything()
+            made(self)
+
+        return made_quiet
+
+    def logged(original: Any) -> Any:
+        return lambda self, folder, **settings: original(self, scratch / "log", **{**settings, "sinks": ()})
+
+    _wrap(TrainingStabilizer, "__init__", init)
+    _wrap(TrainingStabilizer, "restore", lambda _: lambda self, which="latest": None)
+    _wrap(TrainingStabilizer, "save", lambda _: lambda self, metric=None: None)
+    _wrap(RunLog, "__init__", logged)
+
+
+class _GuardedLoop:
+    """A loop with a stabilizer: it knows the models, and says when it steps."""
+
+    def __init__(self, stage: FirstStep) -> None:
+        self._stage = stage
+        self._stabilizer: TrainingStabilizer | None = None
+
+    def install(self) -> None:
+        _wrap(TrainingStabilizer, "step", self._step)
+        _wrap(TrainingStabilizer, "flush", self._flush)
+        stage = self._stage
+
+        def pieces(original: Any) -> Any:
+            return lambda self, loss_fn, batch, *, weight=None: original(
+                self, loss_fn, stage.feed(batch, "given"), weight=weight
+            )
+
+        _wrap(TrainingStabilizer, "run_microbatches", pieces)
+
+    def made(self, stabilizer: TrainingStabilizer) -> None:
+        """A stabilizer is there; it is the one we want if the captured weights fit its models."""
+        run, notes = stabilizer._capture._run, stabilizer._capture.notes
+        if self._stage.actor is None and notes is not None and fits(run.models, self._stage.incident.state["models"]):
+            self._stabilizer = stabilizer
+            actor = Actor(run.models, run.optimizer, run.scheduler, notes, lambda: stabilizer.steps, self._set_scale)
+            self._stage.cast(actor)
+
+    def _set_scale(self) -> None:
+        assert self._stabilizer is not None
+        incident, judge = self._stage.incident, self._stabilizer._judge
+        used = incident.facts["configuration"].get("loss_scale")
+        if judge.scaler is None or used is None:
+            return
+        saved = (incident.state.get("scaler") or {}).get("state")
+        if saved:
+            judge.scale_state = unpack(judge.scaler.init(), saved)
+        judge.scaler.scale_of(judge.scale_state).fill_(number(used))
+
+    def _ours(self, stabilizer: Any) -> bool:
+        actor = self._stage.actor
+        return actor is not None and stabilizer._capture.notes is actor.notes and not self._stage.is_over
+
+    def _step(self, original: Any) -> Any:
+        def step(stabilizer: Any, closure: Any = None) -> Any:
+            if not self._ours(stabilizer):
+                return original(stabilizer, closure)
+            if self._stage.ready and not self._stage.goes_on:
+                if closure is not None:
+                    stabilizer._window.evaluate(closure)
+                self._close(stabilizer)
+            outcome = original(stabilizer, closure)
+            if self._stage.ready and self._stage.goes_on and self._stage.is_last:
+                self._stage.finish()
+            elif self._stage.ready:
+                self._stage.next_microbatch()
+            elif not outcome.accumulating:
+                self._stage.between_steps()
+            return outcome
+
+        return step
+
+    def _flush(self, original: Any) -> Any:
+        def flush(stabilizer: Any) -> Any:
+            ours = self._ours(stabilizer) and self._stage.ready
+            if ours and not self._stage.goes_on:
+                self._close(stabilizer)
+            outcome = original(stabilizer)
+            if ours and self._stage.goes_on:
+                self._stage.finish()
+            return outcome
+
+        return flush
+
+    def _close(self, stabilizer: Any) -> None:
+        if self._stage.is_last:
+            stabilizer._capture.close_microbatch()
+            self._stage.finish()
+
+
+class _BareLoop:
+    """A loop of the script's own: heard of through its optimizers and its backwards."""
+
+    def __init__(self, stage: FirstStep) -> None:
+        self._stage = stage
+        self._ends_at_backward = stage.incident.facts["configuration"].get("ended") == "backward"
+        self._turn = Turn.read(stage.incident.facts["configuration"].get("turn"))
+        self._optimizers: list[torch.optim.Optimizer] = []
+        """Those of this run of the script."""
+        self._run = 0
+        self._door = FirstModelCall(self._called)
+        self._inside = False
+
+    def install(self) -> None:
+        self._stage.find_actor = self._find
+
+        def init(original: Any) -> Any:
+            def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+                original(optimizer, *args, **kwargs)
+                self._made(optimizer)
+
+            return made
+
+        _wrap(torch.optim.Optimizer, "__init__", init)
+        _wrap(torch.autograd, "backward", self._backward)
+        _wrap(Tensor, "backward", self._backward)
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+
+    def _made(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._run != self._stage.runs:
+            self._run, self._optimizers = self._stage.runs, []
+            if not self._stage.feeds and self._turn is not None and self._turn.after is None:
+                self._door.open()
+        self._optimizers.append(optimizer)
+
+    def _find(self) -> Actor | None:
+        """The models with the captured weights' names and shapes, and the optimizer of the record, or the newest."""
+        if self._turn is not None:
+            known = self._optimizers[self._turn.optimizer : self._turn.optimizer + 1]
+        else:
+            known = self._optimizers[::-1]
+        for optimizer in known:
+            found = self._models_for(optimizer)
+            if found:
+                notes = StepCapture(found, found[0].parameters().__next__().device, step=0)
+                return Actor(found, optimizer, None, notes, lambda: 0, self._set_scale)
+        return None
+
+    def _models_for(self, optimizer: torch.optim.Optimizer) -> list[nn.Module]:
+        """A model for each of the captured ones, or none."""
+        found: list[nn.Module] = []
+        for state in self._stage.incident.state["models"]:
+            model = _model_for(state, partial(self._suits, len(found), optimizer), found)
+            if model is None:
+                return []
+            found.append(model)
+        return found
+
+    def _suits(self, place: int, optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
+        """Whether a model is trained by the same optimizers as a captured one, or else by the one at hand."""
+        if self._turn is None or place >= len(self._turn.trained_by):
+            return _trains(optimizer, model)
+        return [i for i, each in enumerate(self._optimizers) if _trains(each, model)] == self._turn.trained_by[place]
+
+    def _called(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """A module is called and no step was made yet: if it is ours, the captured step begins here."""
+        stage = self._stage
+        if stage.ready or stage.is_over or not torch.is_grad_enabled():
+            return None
+        if stage.actor is None and (found := self._find()) is not None:
+            stage.cast(found)
+        if stage.actor is None or not any(module is model for model in stage.actor.models):
+            return None
+        self._door.shut()
+        stage.begin()
+        replaced = stage.replace_inputs(module, args, kwargs)  # its own hooks are on from the next call
+        if replaced is not None:
+            args, given = replaced
+            kwargs.clear()
+            kwargs.update(given)
+        stage.actor.notes.called(module, args, dict(kwargs))
+        return args
+
+    def _set_scale(self) -> None:
+        used = self._stage.incident.facts["configuration"].get("loss_scale")
+        if used is None:
+            return
+        for scaler in gc.get_objects():
+            if issubclass(type(scaler), torch.amp.GradScaler) and scaler.is_enabled():
+                scaler._init_scale = number(used)
+                if scaler._scale is not None:
+                    scaler._scale.fill_(number(used))
+
+    def _backward(self, original: Any) -> Any:
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            given = args[0] if args else kwargs.get("tensors")
+            root = given[0] if isinstance(given, (list, tuple)) and given else given
+            actor = self._stage.actor
+            if self._inside or actor is None or self._stage.is_over or not isinstance(root, Tensor):
+                return original(*args, **kwargs)
+            self._inside = True
+            try:
+                actor.notes.ran_backward(root, None)
+                result = original(*args, **kwargs)
+            finally:
+                self._inside = False
+            if self._stage.ready:
+                actor.notes.close_microbatch()
+                if self._stage.is_last and self._ends_at_backward:
+                    self._stage.finish()
+                self._stage.next_microbatch()
+            return result
+
+        return backward
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        actor = self._stage.actor
+        if actor is not None and optimizer is actor.optimizer and self._stage.ready and not self._stage.is_over:
+            self._stage.finish()
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._door.shut()
+        if self._stage.feeds or self._stage.ready:
+            return
+        if self._stage.actor is None and (found := self._find()) is not None:
+            self._stage.cast(found)
+        actor = self._stage.actor
+        if actor is not None and optimizer is self._step_before(actor):
+            actor.notes.moved_to(actor.step(), under_way=False)  # what was noted up to here is of another step
+            self._stage.between_steps()
+
+    def _step_before(self, actor: Actor) -> Any:
+        """The optimizer whose step came right before the captured one."""
+        if self._turn is None or self._turn.after is None or self._turn.after >= len(self._optimizers):
+            return actor.optimizer
+        return self._optimizers[self._turn.after]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Where the captured step stands among those of several optimizers, which count in the order they were made."""
+
+    optimizer: int
+    after: int | None
+    """Which one stepped right before; `None` if none had."""
+    trained_by: list[list[int]]
+    """For each model, the optimizers that train it."""
+
+    @classmethod
+    def read(cls, said: Any) -> Turn | None:
+        """Out of an incident; `None` from one that does not say."""
+        try:
+            after = None if said["after"] is None else int(said["after"])
+            return cls(int(said["optimizer"]), after, [[int(n) for n in each] for each in said["trained_by"]])
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return None
+
+
+def _trains(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
+    own = {id(parameter) for parameter in model.parameters()}
+    return any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _model_for(state: Any, suits: Callable[[nn.Module], bool], taken: list[nn.Module]) -> nn.Module | None:
+    for found in gc.get_objects():
+        if not issubclass(type(found), nn.Module):  # `isinstance` would wake lazy objects of other libraries
+            continue
+        if suits(found) and fits([found], [state]) and not any(found is other for other in taken):
+            return found  # type: ignore[no-any-return]
+    return None

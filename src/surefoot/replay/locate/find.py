@@ -1,0 +1,201 @@
+"""`find_nonfinite`: run one step, and name the first operation that made a value which is not finite.
+
+1. The step runs under a recorder that sees every operation. If it returns a finite loss and has not called
+   `backward()` itself, backward is run as well.
+2. Only what went wrong in the end counts: the loss, the gradients, the weights, what the step returns. A NaN that
+   `where` leaves out, or the -Inf of a mask that softmax turns into 0, is no fault.
+3. From there it goes back through the operations that carried the value to those where it began.
+4. Where several could have begun it, the step runs again with all but one repaired: the earliest that alone breaks the
+   outcome is the answer.
+
+Nothing is left behind: parameters, buffers, gradients, optimizers, random streams and every tensor the step overwrites
+are bitwise as before, also if the step raises. Compiled modules run eagerly.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes
+
+from surefoot.core.save_restore import untouched
+from surefoot.errors import require
+from surefoot.replay.locate.describe import count
+from surefoot.replay.locate.names import Names
+from surefoot.replay.locate.origins import leads_to, origins, path, unsure
+from surefoot.replay.locate.outcomes import LEVELS, OTHER, StepOutput, find_loss, outcomes_of, was_run
+from surefoot.replay.locate.recorder import OperationRecorder
+from surefoot.replay.locate.result import make_result
+from surefoot.replay.locate.trial import choose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container
+
+    from surefoot.replay.locate.memory_writes import MemoryWrite
+    from surefoot.replay.locate.result import NonFiniteOrigin
+
+_RECENT_OPERATIONS = 12
+
+
+@dataclass
+class OriginSearch:
+    """One execution of the step."""
+
+    recorder: OperationRecorder
+    outcomes: list[StepOutput]
+    error: Exception | None
+
+    @property
+    def level(self) -> int:
+        """The first kind of outcome that is bad: a bad loss explains the gradients."""
+        return next((level for level in LEVELS if self.candidates(level)), OTHER)
+
+    def candidates(self, level: int) -> list[MemoryWrite]:
+        """Where the bad outcomes of a kind may have begun, earliest first."""
+        return origins(self._ends(level), meant_too=level != OTHER)
+
+    def is_unsure(self, level: int) -> bool:
+        """Whether even a single candidate may not be what broke the outcome."""
+        return unsure(self._ends(level))
+
+    def _ends(self, level: int) -> list[MemoryWrite]:
+        return [end for outcome in self.outcomes if outcome.level == level for end in outcome.ends]
+
+
+def find_nonfinite(
+    step_fn: Callable[[], Any],
+    *,
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> NonFiniteOrigin | None:
+    """Name the first operation of a step that made a NaN or an infinity; `None` if all is finite in the end.
+
+    >>> import torch, surefoot
+    >>> w = torch.zeros(3, requires_grad=True)
+    >>> print(surefoot.find_nonfinite(lambda: w.sqrt().sum()).op)
+    SqrtBackward0 -> aten.div.Tensor
+
+    Args:
+        step_fn: Runs a forward and returns the loss (or anything that holds it), or runs a whole step, backward and
+            optimizer included. It may be called more than once, so it must not take its batch from an iterator.
+        model: For the names of modules, parameters and buffers. Without it, the modules that `step_fn` refers to are
+            taken.
+        optimizer: Put back afterwards if `step_fn` steps it. Those that `step_fn` refers to are found without.
+    """
+    require(callable(step_fn), f"`step_fn` must be a function that runs one step; got {type(step_fn).__name__}.")
+    names = Names(step_fn, model, optimizer)
+    return origin_of(lambda repair: run_step(step_fn, names, OperationRecorder(names, repair)))
+
+
+def origin_of(execute: Callable[[Container[int]], OriginSearch]) -> NonFiniteOrigin | None:
+    """The first bad operation of a step that `execute` runs, with some operations repaired if asked to."""
+    found = first_bad(execute)
+    return None if found is None else result_of(*found)
+
+
+def first_bad(execute: Callable[[Container[int]], OriginSearch]) -> tuple[OriginSearch, MemoryWrite] | None:
+    """The same as a record, with the run it was found in."""
+    run = execute(())
+    candidates = run.candidates(run.level)
+    if not candidates:
+        if run.error is not None:
+            raise run.error
+        return None
+    if len(candidates) > 1 or run.is_unsure(run.level):
+        return run, choose(run, execute)
+    return run, candidates[0]
+
+
+def result_of(run: OriginSearch, origin: MemoryWrite) -> NonFiniteOrigin:
+    """A record in words, with what it reached."""
+    reached = _reached(run, origin)
+    notes = []
+    if origin.meant:
+        notes.append("this infinity was asked for, and went through to the end")
+    if run.recorder.loss_scale is not None and origin.phase == "backward":
+        notes.append(f"the loss had been multiplied by {run.recorder.loss_scale:g}")
+    if run.error is not None:
+        notes.append(f"the step then raised {type(run.error).__name__}: {str(run.error).splitlines()[0][:120]}")
+    return make_result(origin, way_of(run, origin), list(dict.fromkeys(each.name for each in reached)), notes)
+
+
+def way_of(run: OriginSearch, origin: MemoryWrite) -> list[MemoryWrite]:
+    """The operations a bad value went through, from where it began to the first thing it reached."""
+    return path(origin, [end for each in _reached(run, origin)[:1] for end in each.ends])
+
+
+def _reached(run: OriginSearch, origin: MemoryWrite) -> list[StepOutput]:
+    reached = [each for each in run.outcomes if leads_to(origin, each.ends)]
+    return reached or [each for each in run.outcomes if each.level == run.level]
+
+
+def run_step(step_fn: Callable[[], Any], names: Names, recorder: OperationRecorder) -> OriginSearch:
+    """OriginSearch a step under a recorder, and put everything back."""
+    error: Exception | None = None
+    returned: Any = None
+    with ExitStack() as stack:
+        _guard(stack, names)
+        stack.callback(recorder.put_back)
+        stack.enter_context(_eager())
+        # One thread: on a GPU, backward would otherwise run in another, where the stack of the caller is not seen.
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        try:
+            with recorder:
+                returned = step_fn()
+                loss = find_loss(returned)
+                if loss is not None and _wants_backward(loss, recorder):
+                    loss.backward()  # type: ignore[no-untyped-call]
+        except Exception as raised:
+            error = raised
+        found = outcomes_of(returned, recorder, names)
+        if error is not None and not found:
+            found = _behind(recorder)
+    return OriginSearch(recorder, found, error)
+
+
+def _wants_backward(loss: Tensor, recorder: OperationRecorder) -> bool:
+    """A step that did its own backward gets no second one; a bad loss needs none to be explained."""
+    if not loss.requires_grad or was_run(loss, recorder.ran):
+        return False
+    with _disable_current_modes():
+        return not count(loss).total
+
+
+def _behind(recorder: OperationRecorder) -> list[StepOutput]:
+    """A step that raised right after it had looked at a bad value probably raised because of it."""
+    recent = len(recorder.calls) - recorder.last_bad_at <= _RECENT_OPERATIONS
+    if recorder.refused is False:  # the operation would have raised anyway
+        return []
+    return [StepOutput("an error", (recorder.last_bad,), OTHER)] if recent and recorder.last_bad is not None else []
+
+
+def _guard(stack: ExitStack, names: Names) -> None:
+    """Everything is put back at the end, optimizers that are only met on the way included."""
+    modules = list(names.modules.values()) or [nn.Module()]
+    for module in modules:
+        stack.enter_context(untouched(module, generators=names.generators))
+    for optimizer in names.optimizers:
+        stack.enter_context(untouched(nn.Module(), optimizer))
+    known = {id(optimizer) for optimizer in names.optimizers}
+
+    def meet(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if id(optimizer) not in known:
+            known.add(id(optimizer))
+            names.add_optimizer(optimizer)
+            with _disable_current_modes():
+                stack.enter_context(untouched(nn.Module(), optimizer))
+
+    stack.callback(register_optimizer_step_pre_hook(meet).remove)
+
+
+def _eager() -> AbstractContextManager[Any]:
+    """Run compiled modules eagerly; nothing is compiled where the compiler has not been loaded."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]

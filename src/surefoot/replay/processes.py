@@ -1,0 +1,165 @@
+"""Start the passes of a replay, each in a fresh process, and read their answers.
+
+A pass works in a shadow of the working directory, as an experiment does: a script that begins by emptying its log or
+by clearing away its last run does so to a copy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from surefoot.errors import UsageError
+from surefoot.experiments import shadow_folder as shadow
+from surefoot.experiments.changes.guard import free_folders, missing_caches
+from surefoot.experiments.sandbox import confined
+
+_OUTPUT_SHOWN = 20
+_LONGEST_TAIL = 64 << 10
+_SOURCE = str(Path(sys.modules["surefoot"].__file__ or "").parent.parent)
+"""Where surefoot is imported from."""
+_BEGIN = "import sys; sys.path[0] = sys.argv.pop(1); from surefoot.replay.worker import main; main(sys.argv[1])"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to run again, and with what."""
+
+    incident: Path
+    script: str | None = None
+    module: bool = False
+    arguments: tuple[str, ...] = ()
+    target: str | None = None
+    """`module:function`, in place of a script."""
+    seconds: float = 600.0
+    """How long one pass may take."""
+    export: Path | None = None
+    """Where a reproduction of the failure goes, if one is wanted."""
+    share: tuple[Path, ...] = ()
+    """Folders and files of the working directory that the script only reads: they are not copied."""
+    writable: tuple[Path, ...] = ()
+    """Folders elsewhere that the script may write to."""
+    path: tuple[str, ...] = ()
+    """What modules are looked for in, beside what is installed: the allowed part of `PYTHONPATH`."""
+    began: float = field(default_factory=time.time)
+    """Files that are older are the user's."""
+
+
+@dataclass(frozen=True)
+class ReplayPass:
+    """What one pass found."""
+
+    prints: dict[str, Any]
+    differences: dict[str, Any]
+    """How the gradients differ from the recorded ones, where those were kept."""
+    versions: dict[str, Any]
+    hardware: dict[str, Any]
+    switches: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+    origin: dict[str, Any] | None = None
+    reproduction: dict[str, Any] | None = None
+    """The script that was written, or why none was; `None` if nobody asked."""
+
+
+def run_pass(order: Order, scratch: Path, number: int, locate: bool) -> ReplayPass:
+    """One pass. Raises `UsageError` if the step could not be run."""
+    answer, output = scratch / f"answer-{number}.json", scratch / f"output-{number}.txt"
+    temporary = scratch / f"tmp-{number}"
+    work = shadow.make(Path.cwd(), scratch / f"shadow-{number}", leave_out=scratch.resolve(), share=order.share)
+    temporary.mkdir()
+    paper: dict[str, Any] = {
+        "incident": str(order.incident.resolve()),
+        "script": None if order.script is None or order.module else _below_here(order.script),
+        "module": order.script if order.module else None,
+        "arguments": list(order.arguments),
+        "target": order.target,
+        "locate": locate,
+        "export": None if order.export is None else str(order.export.resolve()),
+        "answer": str(answer),
+        "scratch": str(scratch),
+        "began": order.began,
+        "writable": [str(each) for each in order.writable],
+    }
+    if order.export is not None:
+        order.export.mkdir(parents=True, exist_ok=True)  # the pass cannot, it may write inside only
+    letter = scratch / f"order-{number}.json"
+    letter.write_text(json.dumps(paper))
+    # Not with `-m`, which looks for modules in the working directory first.
+    writable = [str(scratch), *paper["writable"], *([paper["export"]] if paper["export"] else []), *free_folders()]
+    command = [*confined(writable), sys.executable, "-c", _BEGIN, _SOURCE, str(letter)]
+    with output.open("wb") as sink:
+        code = _run(command, order.seconds, cwd=work, env=_environment(temporary, order.path), stdout=sink)
+    if order.export is not None:
+        with suppress(OSError):  # it is not empty
+            order.export.rmdir()
+    told = _Told(str(work), str(Path.cwd()))
+    if code is None:
+        raise UsageError(
+            f"the step was not reached within {order.seconds:g} seconds. Give more with --seconds.{told(_tail(output))}"
+        )
+    if not answer.is_file():
+        raise UsageError(f"the replay ended with exit code {code} before the step.{told(_tail(output))}")
+    found = told(json.loads(answer.read_text()))
+    if found["status"] != "ran":
+        raise UsageError(f"{found['error']}.{told(_tail(output))}")
+    names = ReplayPass.__dataclass_fields__
+    return ReplayPass(**{name: value for name, value in found.items() if name in names})
+
+
+def _run(command: list[str], seconds: float, **settings: Any) -> int | None:
+    """The exit code, or `None` if the time was over. Whatever it started goes with it."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True, **settings
+    )
+    try:
+        return process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if hasattr(os, "killpg"):
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+        process.wait()
+
+
+def _below_here(script: str) -> str:
+    """The script as seen from the shadow."""
+    path, here = Path(os.path.abspath(script)), Path.cwd()
+    return str(path.relative_to(here)) if here in path.parents else str(path)
+
+
+class _Told:
+    """What a pass says, with the working directory where it says its shadow."""
+
+    def __init__(self, shadow: str, real: str) -> None:
+        self._shadow, self._real = shadow, real
+
+    def __call__(self, said: Any) -> Any:
+        if isinstance(said, str):
+            return said.replace(self._shadow, self._real)
+        if isinstance(said, list):
+            return [self(each) for each in said]
+        return {key: self(value) for key, value in said.items()} if isinstance(said, dict) else said
+
+
+def _environment(temporary: Path, path: tuple[str, ...]) -> dict[str, str]:
+    """The same surefoot as here, wherever it is imported from; temporary files among those that are thrown away."""
+    own = {"PYTHONPATH": os.pathsep.join([_SOURCE, *path]), "TMPDIR": str(temporary)}
+    return {**os.environ, **own, **missing_caches(str(temporary))}
+
+
+def _tail(output: Path) -> str:
+    with output.open("rb") as file:  # of a script that prints for ever, the end alone
+        file.seek(max(0, output.stat().st_size - _LONGEST_TAIL))
+        lines = file.read().decode(errors="replace").rstrip().splitlines()[-_OUTPUT_SHOWN:]
+    return "" if not lines else "\n" + "\n".join(f"    {line}" for line in lines)

@@ -1,0 +1,99 @@
+"""Run the user's script as far as its first step, as often as somebody asks, without ever letting it go on.
+
+The first runs nest: when the step is over, the next run of the script begins inside the call of `step` that the last
+one is still in, and the process ends (`os._exit`) in the innermost of them. So no `finally`, no `except`, no exit hook
+of the script's runs, and nothing of a half-trained model is saved. Where the finder has to compare rival operations and
+needs an answer back, a run has a thread of its own, which then stays where it is.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from surefoot.replay.locate.find import OriginSearch, first_bad
+from surefoot.replay.locate.names import Names
+from surefoot.replay.locate.outcomes import outcomes_of
+from surefoot.replay.locate.recorder import OperationRecorder
+from surefoot.watch.run_script import Ending, Target, run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container
+
+    from surefoot.replay.first_step import FirstStep
+    from surefoot.replay.locate.memory_writes import MemoryWrite
+
+PATIENCE_S = 600.0
+"""How long a run in a thread of its own may take."""
+
+
+class ScriptRuns:
+    """The script, run again and again."""
+
+    def __init__(self, target: Target, stage: FirstStep) -> None:
+        self._target, self._stage = target, stage
+
+    def run(self, over: Callable[[], None], begins: Callable[[], None] = lambda: None) -> None:
+        """Run the script; `over` is called where its first step ends, and never returns. Returns if it never steps."""
+        self._stage.start()
+        self._stage.over, self._stage.begins = over, begins
+        run(self._target, Ending())
+
+    def locate(self, tell: Callable[[tuple[OriginSearch, MemoryWrite] | None], None]) -> None:
+        """Find the first bad operation; `tell` never returns."""
+
+        def again(repair: Container[int]) -> OriginSearch:
+            return self.again(lambda names: OperationRecorder(names, repair))
+
+        self._recorded(
+            OperationRecorder, lambda found: tell(first_bad(lambda repair: again(repair) if repair else found))
+        )
+
+    def again(self, make: Callable[[Names], OperationRecorder]) -> OriginSearch:
+        """One more run, with a recorder; its thread stays at the end of the step for ever."""
+        answer: list[OriginSearch] = []
+        done = threading.Event()
+
+        def stay(found: OriginSearch) -> None:
+            answer.append(found)
+            done.set()
+            threading.Event().wait()
+
+        def work() -> None:
+            try:
+                self._recorded(make, stay)
+            finally:
+                done.set()
+
+        threading.Thread(target=work, daemon=True).start()
+        done.wait(PATIENCE_S)
+        if answer:
+            return answer[0]
+        return OriginSearch(
+            OperationRecorder(Names(lambda: None, nn.Module()), ()), [], RuntimeError("the script did not do it again")
+        )
+
+    def _recorded(self, make: Callable[[Names], OperationRecorder], tell: Callable[[OriginSearch], None]) -> None:
+        """Run the script with a recorder on from the beginning of the step to its end."""
+        held: dict[str, Any] = {}
+
+        def begins() -> None:
+            actor = self._stage.actor
+            assert actor is not None
+            model = actor.models[0] if len(actor.models) == 1 else nn.ModuleList(actor.models)
+            held["names"] = Names(lambda: None, model, actor.optimizer)
+            held["recorder"] = make(held["names"])
+            held["threads"] = torch.autograd.set_multithreading_enabled(False)
+            held["recorder"].__enter__()
+
+        def over() -> None:
+            recorder: OperationRecorder = held["recorder"]
+            recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            losses = self._stage.losses()
+            returned = {"loss": losses[-1], "others": losses[:-1]} if losses else None
+            tell(OriginSearch(recorder, outcomes_of(returned, recorder, held["names"]), None))
+
+        self.run(over, begins)

@@ -1,0 +1,62 @@
+"""A replay's result for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from surefoot.diagnose.terminal import printable
+
+if TYPE_CHECKING:
+    from surefoot.replay.verdict import Replayed
+
+_TITLES = {
+    "reproduced": "reproduced bit for bit",
+    "silent-corruption": "silent corruption suspected (hw.silent-corruption)",
+    "nondeterministic": "not deterministic",
+    "inconclusive": "not comparable bit for bit",
+}
+_MOST_TENSORS = 10
+
+
+def as_text(found: Replayed) -> str:
+    """A few lines."""
+    lines = [f"step {found.step}: {_TITLES[found.kind]}", "", found.summary]
+    if found.different:
+        lines += ["", *_tensors(found)]
+    if found.origin is not None:
+        lines += ["", "First bad operation:", f"  {found.origin['text']}"]
+    elif found.fails_again:
+        lines += ["", "The finder saw every value finite: the operation that made the bad one was not run as it was."]
+    if found.reproduction is not None:
+        lines += ["", *_reproduction(found.reproduction)]
+    if found.surroundings:
+        lines += ["", "Not as it was:", *(f"  {each}" for each in found.surroundings)]
+    if found.notes:
+        lines += ["", *(f"note: {note}" for note in found.notes)]
+    return printable("\n".join(lines))
+
+
+def _reproduction(about: dict[str, Any]) -> list[str]:
+    if "error" in about:
+        return [f"No reproduction was written: {about['error']}"]
+    return ["Reproduction, which needs torch alone:", f"  {about['text']}"]
+
+
+def _tensors(found: Replayed) -> list[str]:
+    heads = ("first pass", "second pass") if found.kind == "nondeterministic" else ("recorded", "replayed")
+    lines = [f"Differs ({heads[0]}, {heads[1]}):"]
+    for name, both in list(found.different.items())[:_MOST_TENSORS]:
+        lines.append(f"  {name}: {_pair(both)}")
+    if len(found.different) > _MOST_TENSORS:
+        lines.append(f"  and {len(found.different) - _MOST_TENSORS} more")
+    return lines
+
+
+def _pair(both: dict[str, Any]) -> str:
+    if "values" in both:
+        return (
+            f"{both['values']:,} of {both['of']:,} values, first at {both['first']}: {both['recorded']}, "
+            f"{both['replayed']} ({both['bits']} bits); largest difference {both['largest']}"
+        )
+    then, now = both["norms"]
+    return f"{then}, {now}"

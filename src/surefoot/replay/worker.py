@@ -1,0 +1,194 @@
+"""One pass of a replay, in a process of its own: `python -m surefoot.replay.worker ORDER.json`.
+
+The order says which incident, which script or target, and where the answer goes. The process ends at once when the
+answer is written, whatever the script would still have done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from surefoot.errors import SurefootError
+from surefoot.experiments.changes.guard import Files
+from surefoot.experiments.changes.outputs import protect
+from surefoot.record.incidents.bundle import as_plain
+from surefoot.record.incidents.environment import hardware, switches, versions
+from surefoot.record.incidents.reading import StoredIncident, read_incident
+from surefoot.replay.export.export import export_found
+from surefoot.replay.locate.find import first_bad, result_of, run_step
+from surefoot.replay.locate.names import Names
+from surefoot.replay.locate.recorder import OperationRecorder
+from surefoot.replay.origin import as_data
+from surefoot.replay.tensor_difference import differences
+from surefoot.watch.run_script import Target, clean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from surefoot.replay.export.export import Execute
+    from surefoot.replay.first_step import FirstStep
+    from surefoot.replay.locate.find import OriginSearch
+    from surefoot.replay.locate.memory_writes import MemoryWrite
+
+
+class Answer:
+    """What one pass found; written once, and then the process ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.found: dict[str, Any] = {"status": "failed", "notes": []}
+
+    def leave(self) -> NoReturn:
+        """Write the answer and end the process, without any of the script's exit hooks."""
+        part = self._path.with_suffix(".part")
+        part.write_text(json.dumps(as_plain(self.found), allow_nan=False))
+        os.replace(part, self._path)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    def fail(self, why: str) -> NoReturn:
+        """The step could not be run."""
+        self.found |= {"status": "failed", "error": why}
+        self.leave()
+
+    def ran(self, incident: StoredIncident, prints: dict[str, Any], gradients: Any, home: torch.device) -> None:
+        """The step was run."""
+        recorded = incident.state.get("gradients") or {}
+        self.found |= {
+            "status": "ran",
+            "prints": prints,
+            "differences": differences(recorded, gradients),
+            "versions": versions(),
+            "hardware": hardware(home),
+            "switches": switches(),
+        }
+
+    def located(self, found: tuple[OriginSearch, MemoryWrite] | None, again: Execute, export: str | None) -> None:
+        """The finder has looked; write the reproduction if one is wanted."""
+        self.found["origin"] = None if found is None else as_data(result_of(*found))
+        if export is None:
+            return
+        if found is None:
+            self.found["reproduction"] = {"error": "every value of the step is finite: there is nothing to reproduce"}
+            return
+        try:
+            made = export_found(*found, again, export, check=True)
+        except Exception as error:
+            self.found["reproduction"] = {"error": f"{type(error).__name__}: {error}"}
+        else:
+            self.found["reproduction"] = made.as_data()
+
+
+def main(order_path: str) -> NoReturn:
+    """Carry out one order."""
+    order = json.loads(Path(order_path).read_text())
+    answer = Answer(Path(order["answer"]))
+    files = Files({name: order[name] for name in ("scratch", "began", "writable")} | {"out": order["export"]})
+    try:
+        incident = read_incident(order["incident"])
+        protect(files)
+        _use_threads(incident)
+        if order["target"] is not None:
+            _run_target(order, incident, answer)
+        else:
+            _run_script(order, incident, answer)
+    except SurefootError as error:
+        answer.fail(" ".join(str(error).split()))
+    except BaseException as error:
+        if files.refused:
+            answer.fail(
+                f"the script writes to {files.refused}, which is outside of the working directory and was there "
+                "before; a replay would change it. Have it write elsewhere: its arguments may follow `--script`"
+            )
+        if isinstance(error, PermissionError):
+            answer.fail(
+                f"the script ended with PermissionError: {error}. In a replay it may write only inside the working "
+                "directory: have it write there, or name the folder with --allow-writes"
+            )
+        error.__traceback__ = clean(error.__traceback__)
+        traceback.print_exception(error)
+        line = (str(error).strip().splitlines() or [""])[0]
+        answer.fail(f"{'the script ended' if isinstance(error, SystemExit) else type(error).__name__}: {line}")
+    answer.leave()
+
+
+def _use_threads(incident: StoredIncident) -> None:
+    """As many threads as then: sums that are split over threads add up in another order."""
+    threads = incident.facts["switches"].get("threads")
+    if isinstance(threads, int) and 1 <= threads <= 4096:
+        torch.set_num_threads(threads)
+
+
+def _run_target(order: dict[str, Any], incident: StoredIncident, answer: Answer) -> None:
+    from surefoot.replay.target import TargetStep
+
+    step = TargetStep(order["target"], incident)
+    step.run()
+    answer.found["notes"] += step.notes
+    answer.ran(incident, step.prints(), step.gradients(), step.home)
+    if order["locate"]:
+        model = step.models[0] if len(step.models) == 1 else torch.nn.ModuleList(step.models)
+        names = Names(step.run, model, step.optimizer)
+
+        def again(make: Callable[[Names], OperationRecorder]) -> OriginSearch:
+            return run_step(step.run, names, make(names))
+
+        try:
+            found = first_bad(lambda repair: again(lambda names: OperationRecorder(names, repair)))
+            answer.located(found, again, order["export"])
+        except Exception as error:
+            answer.found["notes"].append(f"the first bad operation was not found: {type(error).__name__}: {error}")
+
+
+def _run_script(order: dict[str, Any], incident: StoredIncident, answer: Answer) -> None:
+    from surefoot.replay.first_step import FirstStep
+    from surefoot.replay.hooks import install
+    from surefoot.replay.script import ScriptRuns
+
+    target = Target(order["script"] or order["module"], tuple(order["arguments"]), is_module=order["script"] is None)
+    scratch = Path(tempfile.mkdtemp(prefix="surefoot-replay-", dir=Path(order["answer"]).parent))
+    stage = FirstStep(incident)
+    install(stage, scratch)
+    runs = ScriptRuns(target, stage)
+
+    def over() -> NoReturn:
+        assert stage.actor is not None
+        answer.found["notes"] += stage.notes
+        answer.ran(incident, stage.prints(), stage.gradients(), stage.actor.layout.home)
+        if order["locate"]:
+            try:
+                runs.locate(told)
+            except BaseException as error:
+                answer.found["notes"].append(f"the first bad operation was not found: {type(error).__name__}: {error}")
+        answer.leave()
+
+    def told(found: tuple[OriginSearch, MemoryWrite] | None) -> NoReturn:
+        answer.located(found, runs.again, order["export"])
+        answer.leave()
+
+    try:
+        runs.run(over)
+    except SystemExit as leaving:
+        answer.fail(f"the script ended (exit code {leaving.code}) before its first step{_why(stage)}")
+    answer.fail(f"the script ended before its first step was complete{_why(stage)}")
+
+
+def _why(stage: FirstStep) -> str:
+    if stage.actor is None:
+        return ": nothing in it trains a model with the names and shapes of the captured weights"
+    if stage.feeds and stage.draws_seen == 0:
+        return ": it drew no batch for training from a DataLoader or from stabilizer.resume"
+    return f": it drew {stage.draws_seen} batches and did not come to the end of a step"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

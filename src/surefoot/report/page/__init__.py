@@ -1,0 +1,1 @@
+"""The report page: one HTML file, its data and the live server."""

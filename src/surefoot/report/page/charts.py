@@ -1,0 +1,134 @@
+"""The line charts of the page, as data: loss, gradient norm, learning rate, loss scale, and the user's own signals.
+
+A chart is a title and its series; a series is a role, which says how it is drawn, and two columns. A series whose value
+never changes is a sentence rather than a chart.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from surefoot.report.page.columns import by_part, measured, whole_numbers
+from surefoot.report.page.downsample import kept_with, smoothed
+from surefoot.report.page.encode import numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pyarrow as pa
+
+    from surefoot.report.page.downsample import Numbers
+
+_CAPTIONS = {
+    "loss": "Every step faint, a running median over it.",
+    "grad_norm": "",
+    "lr": "",
+    "loss_scale": "What fp16 gradients are multiplied by.",
+    "nonfinite": "Entries of the gradient that are NaN or Inf.",
+}
+_TITLES = {
+    "loss": "Loss",
+    "grad_norm": "Gradient norm",
+    "lr": "Learning rate",
+    "loss_scale": "Loss scale",
+    "nonfinite": "Non-finite gradient entries",
+}
+
+_NOTHING = {"nonfinite": 0, "loss_scale": 1}
+"""What says nothing if it is so throughout: no such entries, no scaling."""
+
+
+def scalar_charts(table: pa.Table, event_steps: Iterable[int]) -> list[dict[str, Any]]:
+    """One chart per number that the run recorded, in the order in which one looks at them."""
+    if not table.num_rows:
+        return []
+    parts = list(by_part(table))
+    steps = whole_numbers(table, "step")
+    events = sorted(set(event_steps))
+    found = []
+    own = [name for name in table.column_names if name.startswith("signal.")]
+    for name in [*_TITLES, *own]:
+        column = measured(table, name)
+        if column is None:
+            continue
+        chart = _chart(name)
+        for part, rows in parts:
+            rows = rows[column[1][rows]]
+            if len(rows):
+                chart["series"].extend(_series(name, part, steps[rows], column[0][rows], events))
+        if name == "grad_norm" and (clipped := _clipped(table, parts, steps, column[0], events)):
+            chart["series"].extend(clipped)
+            chart["caption"] = "Before clipping; dots are what it left."
+        chart = settled(chart)
+        if chart.get("flat") != _NOTHING.get(name, math.nan):
+            found.append(chart)
+    return found
+
+
+def _chart(name: str) -> dict[str, Any]:
+    own = name.startswith("signal.")
+    return {
+        "id": name,
+        "title": name.removeprefix("signal.") if own else _TITLES[name],
+        "caption": "A signal of your own." if own else _CAPTIONS[name],
+        "log": name in ("grad_norm", "loss_scale"),
+        "unit": "",
+        "series": [],
+    }
+
+
+def _series(name: str, part: str, steps: Numbers, values: Numbers, events: list[int]) -> list[dict[str, Any]]:
+    rough = name in ("loss", "grad_norm") or name.startswith("signal.")
+    label = _TITLES.get(name, name.removeprefix("signal.")).lower() if not name.startswith("signal.") else name[7:]
+    made = [one_series(label, part, "raw" if rough else "line", steps, values, events)]
+    if rough:
+        line_steps, line = smoothed(steps, values)
+        if len(line):
+            made.append(one_series(f"{label}, smoothed", part, "smooth", line_steps, line, ()))
+        else:
+            made[0]["role"] = "line"
+    return made
+
+
+def one_series(
+    name: str, part: str, role: str, steps: Numbers, values: Numbers, events: Iterable[int]
+) -> dict[str, Any]:
+    """A series of the page, thinned."""
+    chosen = kept_with(steps, values, events)
+    return {
+        "name": name,
+        "part": part,
+        "role": role,
+        "x": steps[chosen].tolist(),
+        "y": numbers(values[chosen]),
+        "constant": bool(len(values) > 1 and np.all(values == values[0])),
+    }
+
+
+def _clipped(
+    table: pa.Table, parts: list[tuple[str, Numbers]], steps: Numbers, norms: Numbers, events: list[int]
+) -> list[dict[str, Any]]:
+    """The norm that clipping left, at the steps that were clipped."""
+    column = measured(table, "clip_factor")
+    if column is None:
+        return []
+    found = []
+    for part, rows in parts:
+        clipped = rows[(column[1] & (column[0] < 1) & (column[0] > 0))[rows] & np.isfinite(norms[rows])]
+        if len(clipped):
+            left = norms[clipped] * column[0][clipped]
+            found.append(one_series("after clipping", part, "clipped", steps[clipped], left, events))
+    return found
+
+
+def settled(chart: dict[str, Any]) -> dict[str, Any]:
+    """Where every series is one and the same number throughout, that number is the chart."""
+    values = [series["y"][0] for series in chart["series"]]
+    if all(series["constant"] for series in chart["series"]) and len(set(values)) == 1 and chart["id"] != "loss":
+        chart["flat"] = values[0]
+    for series in chart["series"]:
+        del series["constant"]
+    return chart

@@ -1,0 +1,71 @@
+"""Columns of a table as arrays: null becomes NaN beside a mask that says where something was measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
+    from surefoot.report.page.downsample import Numbers
+
+
+def measured(table: pa.Table, name: str) -> tuple[Numbers, Numbers] | None:
+    """Values of a column and where they were measured; `None` if the column is absent or empty throughout."""
+    if name not in table.column_names:
+        return None
+    column = table.column(name)
+    if column.null_count == len(column):
+        return None
+    valid = np.asarray(column.is_valid())
+    return np.asarray(column.to_numpy(), dtype=np.float64), valid
+
+
+def whole_numbers(table: pa.Table, name: str) -> Numbers:
+    """A column of whole numbers without nulls, such as the step."""
+    return np.asarray(table.column(name).to_numpy(), dtype=np.int64)
+
+
+def coded(table: pa.Table, name: str) -> tuple[Numbers, list[str]]:
+    """A column of words as numbers into a list of the words, in order of first appearance; null is the empty word."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = table.column(name)
+    if pa.types.is_dictionary(column.type):
+        column = column.unify_dictionaries().combine_chunks()
+        column = column if isinstance(column, pa.DictionaryArray) else column.chunk(0)
+        codes = np.asarray(pc.fill_null(column.indices, -1).to_numpy(zero_copy_only=False), dtype=np.int64)
+        return _by_appearance(codes, [str(word) for word in column.dictionary.to_pylist()])
+    encoded = pc.fill_null(column, "").combine_chunks().dictionary_encode()
+    encoded = encoded if isinstance(encoded, pa.DictionaryArray) else encoded.combine_chunks()
+    codes = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int64)
+    return codes, [str(word) for word in encoded.dictionary.to_pylist()]
+
+
+def _by_appearance(codes: Numbers, words: list[str]) -> tuple[Numbers, list[str]]:
+    """A dictionary may hold words in any order, and words that no row uses. A null, -1, is the last place."""
+    first = np.full(len(words) + 1, len(codes), dtype=np.int64)
+    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)  # the last to be written is the first row
+    present = np.argsort(first, kind="stable")[: int((first < len(codes)).sum())]
+    names = [*words, ""]
+    used = [names[code] for code in present.tolist()]
+    places = np.zeros(len(words) + 1, dtype=np.int64)
+    places[present] = np.arange(len(present))
+    return places[codes], used
+
+
+def by_part(table: pa.Table) -> Iterator[tuple[str, Numbers]]:
+    """The parts of a run in order of appearance, each with the positions of its rows."""
+    if not table.num_rows:
+        return
+    if "part" not in table.column_names:
+        yield "", np.arange(table.num_rows)
+        return
+    codes, words = coded(table, "part")
+    for code, word in enumerate(words):
+        yield word, np.flatnonzero(codes == code)

@@ -1,0 +1,56 @@
+"""How numbers and words travel into the page: JSON that cannot end its script element, and packed bytes.
+
+JSON has no NaN: what is not finite is written as a word, as in the other files of a run folder. Numbers keep six
+digits, which is more than a chart shows. Every character that means something to HTML is written as an escape.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from surefoot.report.page.downsample import Numbers
+
+_ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
+
+
+def embedded(value: Any) -> str:
+    """JSON that may stand inside a script element, whatever strings it holds."""
+    return as_text(value).translate(_ESCAPES)
+
+
+def as_text(value: Any) -> str:
+    """Compact JSON in plain ASCII: line separators and lone surrogates are escaped too."""
+    return json.dumps(plain(value), separators=(",", ":"), allow_nan=False, default=str)
+
+
+def plain(value: Any) -> Any:
+    """The same with words for what is not finite, and with keys that are words."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+def numbers(values: Numbers) -> list[Any]:
+    """A column of the page: six digits, whole numbers without a point, words for what is not finite."""
+    return [_short(value) for value in values.tolist()]
+
+
+def _short(value: float) -> Any:
+    if not math.isfinite(value):
+        return str(value)
+    rounded = float(f"{value:.6g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
+
+
+def packed(values: Numbers) -> str:
+    """Bytes for a typed array, little-endian."""
+    little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+    return base64.b64encode(little.tobytes()).decode("ascii")

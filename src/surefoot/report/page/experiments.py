@@ -1,0 +1,65 @@
+"""What `surefoot bisect` tried: one row per change, and the losses of the runs side by side.
+
+The chart holds the run as it was, the changes that cure it, and a few that do not; the table has them all. The file may
+come from another version or from another hand, so whatever does not fit is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from surefoot.report.page.charts import one_series
+
+MOST_CURVES = 6
+_ORDER = {"fails": 0, "cures": 1, "does not": 2, "cannot tell": 3}
+_TEXT = 500
+
+
+def experiments_of(bisected: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The section of the page, or nothing where no experiments were made."""
+    runs = (bisected or {}).get("runs")
+    rows = [row for run in runs if (row := _row(run)) is not None] if isinstance(runs, list) else []
+    if not rows or not isinstance(runs, list):
+        return None
+    return {"sentence": str((bisected or {}).get("sentence", ""))[:_TEXT], "rows": rows, "chart": _chart(runs)}
+
+
+def _row(run: Any) -> dict[str, Any] | None:
+    if not isinstance(run, dict) or run.get("name") == "repeat":
+        return None
+    loss = run.get("final_loss")
+    return {
+        "title": str(run.get("title") or run.get("name", ""))[:_TEXT],
+        "verdict": str(run.get("verdict", ""))[:_TEXT],
+        "why": str(run.get("why", ""))[:_TEXT],
+        "steps": run["steps"] if isinstance(run.get("steps"), int) and run["steps"] > 0 else None,
+        "loss": float(loss) if isinstance(loss, (int, float)) and math.isfinite(loss) else None,
+    }
+
+
+def _chart(runs: list[Any]) -> dict[str, Any] | None:
+    drawn = [
+        run for run in runs if isinstance(run, dict) and run.get("verdict") in _ORDER and run.get("name") != "repeat"
+    ]
+    drawn.sort(key=lambda run: _ORDER[run["verdict"]])
+    series = [one for run in drawn[:MOST_CURVES] if (one := _series(run)) is not None]
+    if len(series) < 2:
+        return None
+    for one in series:
+        del one["constant"]
+    caption = "The same script under single changes."
+    return {"id": "experiments", "title": "Loss", "unit": "", "caption": caption, "log": True, "series": series}
+
+
+def _series(run: dict[str, Any]) -> dict[str, Any] | None:
+    try:
+        points = [(int(step), float(value)) for step, value in run.get("loss", [])]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if not points:
+        return None
+    steps, values = np.array([step for step, _ in points]), np.array([value for _, value in points])
+    return one_series(str(run.get("title") or run.get("name", ""))[:_TEXT], "", "line", steps, values, ())

@@ -1,0 +1,170 @@
+"""Layer-by-time maps as data: one row per layer, one column per stretch of steps, one packed number per cell.
+
+A cell shows the largest value of its steps, so that what stands out is seen at every zoom; a cell in which anything was
+not finite says so. Cells are 16-bit codes between the map's ends, on a logarithmic scale where values span decades; the
+highest codes are for what no scale has a place for. A parameter that was looked at and had no gradient is one of them:
+that is neither zero nor NaN.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from surefoot.report.page.columns import coded, measured, whole_numbers
+from surefoot.report.page.encode import packed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from surefoot.report.page.downsample import Numbers
+
+MOST_COLUMNS = 600
+_TOP = 65_000
+NONE, ZERO, NONFINITE, MISSING = 65_532, 65_533, 65_534, 65_535
+"""Codes beyond the scale: no gradient, exactly zero on a logarithmic scale, not finite, and not measured."""
+
+_MAPS = (
+    ("grad_norm", "Gradient norm by layer", True, "Each cell is the largest of its steps."),
+    ("update_ratio", "Update-to-weight ratio by layer", True, "Around 10⁻³ is usual; blue learns slowly, red jumps."),
+    ("dead_share", "Dead units by layer", False, "Share of units that are zero for every input."),
+)
+
+
+def layer_maps(table: pa.Table) -> list[dict[str, Any]]:
+    """The maps that the run has numbers for."""
+    if not table.num_rows:
+        return []
+    steps = whole_numbers(table, "step")
+    rows, names = _rows(table)
+    bad = measured(table, "nonfinite")
+    broken = (bad[1] & (bad[0] > 0)) if bad is not None else np.zeros(len(steps), dtype=bool)
+    found = []
+    for name, title, logarithmic, caption in _MAPS:
+        column = measured(table, name)
+        if column is None:
+            continue
+        here = slice(None) if column[1].all() else column[1]  # millions of rows are not copied for nothing
+        if name == "update_ratio":
+            here = column[1] & ~_from_zero(table, column[0])
+        none = _without_gradient(table, column[1]) if name == "grad_norm" else np.zeros_like(broken)
+        if none.any():
+            here = column[1] | none
+        bad_here = broken[here] if name == "grad_norm" else np.zeros_like(broken[here])
+        cells = _cells(steps[here], rows[here], column[0][here], bad_here, none[here], len(names))
+        found.append({"id": name, "title": title, "caption": caption, **_as_map(cells, names, logarithmic)})
+    return [a_map for a_map in found if a_map["rows"]]
+
+
+def _without_gradient(table: pa.Table, has_gradient: Numbers) -> Numbers:
+    """Parameters that were looked at and had no gradient."""
+    norms = measured(table, "param_norm")
+    return np.zeros_like(has_gradient) if norms is None else norms[1] & ~has_gradient
+
+
+def _from_zero(table: pa.Table, ratios: Numbers) -> Numbers:
+    """Parameters that were all zeros and moved, as biases do at the first step: Inf by definition, and no trouble."""
+    norms = measured(table, "param_norm")
+    if norms is None:
+        return np.zeros(len(ratios), dtype=bool)
+    return np.asarray(np.isposinf(ratios) & norms[1] & np.isfinite(norms[0]))
+
+
+def _rows(table: pa.Table) -> tuple[Numbers, list[str]]:
+    """A row per layer; layers of the same name in several parts are told apart."""
+    layers, names = coded(table, "layer")
+    parts, part_names = coded(table, "part") if "part" in table.column_names else (np.zeros_like(layers), [""])
+    if len(part_names) < 2:
+        return layers, names
+    both = parts * len(names) + layers
+    present, first, rows = np.unique(both, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    places = np.empty(len(present), dtype=np.int64)
+    places[order] = np.arange(len(present))
+    used = [names[code % len(names)] for code in present.tolist()]
+    shown = [
+        f"{part_names[code // len(names)] or 'main'} · {name}" if used.count(name) > 1 else name
+        for code, name in zip(present.tolist(), used, strict=True)
+    ]
+    return places[rows], [shown[place] for place in order.tolist()]
+
+
+def _cells(
+    steps: Numbers, rows: Numbers, values: Numbers, broken: Numbers, none: Numbers, height: int
+) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Where columns begin, each cell's largest value, whether it holds something not finite, or lacks a gradient."""
+    starts, columns = time_columns(steps)
+    places = rows * len(starts) + columns
+    largest = np.full(height * len(starts), -np.inf)
+    finite = np.isfinite(values)
+    np.maximum.at(largest, places, np.where(finite, values, -np.inf))
+    odd = np.zeros(height * len(starts), dtype=bool)
+    odd[places[(~finite & ~none) | broken]] = True
+    without = np.zeros(height * len(starts), dtype=bool)
+    without[places[none]] = True
+    return starts, largest.reshape(height, -1), odd.reshape(height, -1), without.reshape(height, -1)
+
+
+def time_columns(steps: Numbers, most: int = MOST_COLUMNS) -> tuple[Numbers, Numbers]:
+    """The first step of each column, and the column of each row. Stretches without a row have no column."""
+    distinct, columns = _distinct(steps)
+    if len(distinct) <= most:
+        return distinct, columns
+    low, span = distinct[0], distinct[-1] - distinct[0] + 1
+    used, columns = _distinct((steps - low) * most // span)
+    return low + -(-used * span // most), columns
+
+
+def _distinct(values: Numbers) -> tuple[Numbers, Numbers]:
+    """Each value once, and the place of each row's. Tables come sorted by step, which spares a sort of millions."""
+    changes = np.diff(values)
+    if len(values) and (changes < 0).any():
+        found: tuple[Numbers, Numbers] = np.unique(values, return_inverse=True)
+        return found
+    new = np.ones(len(values), dtype=bool)
+    new[1:] = changes > 0
+    return values[new], np.cumsum(new, dtype=np.int32) - 1
+
+
+def _as_map(cells: tuple[Numbers, Numbers, Numbers, Numbers], names: list[str], logarithmic: bool) -> dict[str, Any]:
+    starts, values, odd, without = cells
+    seen = np.flatnonzero((np.isfinite(values) | odd | without).any(axis=1))
+    values, odd, without = values[seen], odd[seen], without[seen]
+    finite = np.isfinite(values)
+    shown = finite & (values > 0) if logarithmic else finite
+    scaled = np.where(shown, values, 1.0)
+    scaled = np.log10(scaled) if logarithmic else scaled
+    low, high = _ends(scaled[shown], logarithmic)
+    codes = np.full(values.shape, MISSING, dtype=np.uint16)
+    codes[without] = NONE
+    codes[finite] = ZERO if logarithmic else 0
+    spread = (scaled - low) / (high - low)
+    codes[shown] = np.clip(np.rint(spread[shown] * _TOP), 0, _TOP).astype(np.uint16)
+    codes[odd] = NONFINITE
+    return {
+        "rows": [names[row] for row in seen.tolist()],
+        "columns": starts.tolist(),
+        "log": logarithmic,
+        "low": low,
+        "high": high,
+        "colours": _colour_ends(scaled[shown], logarithmic, low, high),
+        "cells": packed(codes),
+    }
+
+
+def _ends(values: Numbers, logarithmic: bool) -> tuple[float, float]:
+    if not logarithmic:
+        return 0.0, 1.0
+    if not len(values):
+        return -1.0, 0.0
+    low, high = float(values.min()), float(values.max())
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def _colour_ends(values: Numbers, logarithmic: bool, low: float, high: float) -> list[float]:
+    """Ends of the colours: one cell of 1e20 must not make all others look the same."""
+    if not logarithmic or not len(values):
+        return [low, high]
+    bottom, top = (float(end) for end in np.quantile(values, [0.01, 0.99]))
+    return [bottom, top] if top - bottom > 0.3 else [bottom - 0.5, top + 0.5]

@@ -1,0 +1,140 @@
+"""A run that may still be written, for the live page: what has changed since the page last asked.
+
+Rows are followed rather than read anew. When something came, the sections made from it are made again, and a section
+whose text is not what it was gets the next number; a page that has seen number 17 is sent what is above 17. A folder
+that is still empty has a page too: it says that it waits.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.record.follow import RunFollower
+from surefoot.report.page.encode import as_text
+from surefoot.report.page.payload import sections
+from surefoot.report.page.source import RunFolder, describe_rank, is_recorded, rank_folders, read_json, read_source
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from surefoot.record.follow import News
+    from surefoot.record.messages import Event
+
+_TABLES = ("scalars", "layers", "histograms", "device")
+_SETTLE_SECONDS = 0.5
+"""Several pages that ask at once are answered from one look at the folder."""
+_MOST_ROWS = 8_000_000
+"""Rows held in memory before the folder, where older rows are thinned, is read anew."""
+
+
+class LiveRun:
+    """One folder, looked at whenever a page asks. For any number of threads."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.top = Path(folder)
+        self._lock = threading.Lock()
+        self._boot = secrets.token_hex(4)  # numbers of another server mean nothing here
+        self._number = 0
+        self._texts: dict[str, tuple[int, str]] = {}
+        self._looked = -_SETTLE_SECONDS
+        self._forget(self.top)
+
+    def _forget(self, folder: Path) -> None:
+        self.folder = folder
+        self._follower = RunFollower(folder)
+        self._tables: dict[str, pa.Table] = {}
+        self._events: list[Event] = []
+        self._stamps: dict[str, int] = {}
+        self._run: dict[str, Any] = {}
+        self._findings: dict[str, Any] | None = None
+
+    def page_data(self) -> dict[str, Any]:
+        """All sections, for the page itself."""
+        import json
+
+        with self._lock:
+            self._look()
+            return {name: json.loads(text) for name, (_, text) in self._texts.items()} | {"cursor": self._cursor()}
+
+    def news(self, since: str) -> str:
+        """JSON: the sections that changed after the cursor a page was given, and the next cursor."""
+        with self._lock:
+            self._look()
+            boot, _, number = since.partition("-")
+            seen = int(number) if boot == self._boot and number.isdecimal() else -1
+            changed = [f'"{name}":{text}' for name, (at, text) in self._texts.items() if at > seen]
+            return f'{{"cursor":"{self._cursor()}","sections":{{{",".join(changed)}}}}}'
+
+    def _cursor(self) -> str:
+        return f"{self._boot}-{self._number}"
+
+    def _look(self) -> None:
+        """Bring the sections up to date."""
+        if time.monotonic() - self._looked < _SETTLE_SECONDS:
+            return
+        ranks = rank_folders(self.top)
+        folder = ranks[0] if ranks else self.top
+        if folder != self.folder:
+            self._forget(folder)
+        changed = self._read()
+        if changed or not self._texts:
+            source = self._source(tuple(describe_rank(rank) for rank in ranks))
+            self._number += 1
+            for name, value in sections(source, changed if self._texts else None).items():
+                text = as_text(value)
+                if text != self._texts.get(name, (0, ""))[1]:
+                    self._texts[name] = (self._number, text)
+        self._looked = time.monotonic()
+
+    def _read(self) -> set[str]:
+        """Take in what is new; which fields of the source changed."""
+        changed = {field for field in ("run", "findings", "facts") if self._touched(f"{field}.json")}
+        if "run" in changed:
+            self._run = read_json(self.folder / "run.json") or {}
+        if "findings" in changed:
+            self._findings = read_json(self.folder / "findings.json")
+        if sum(table.num_rows for table in self._tables.values()) > _MOST_ROWS:
+            self._follower = RunFollower(self.folder)
+        changed |= self._take(self._follower.poll())
+        # What a run that left no log is made of is read whole.
+        return changed | {*_TABLES, "events"} if "facts" in changed else changed
+
+    def _take(self, news: News) -> set[str]:
+        import pyarrow as pa
+
+        changed = set()
+        if news.restarted:
+            self._events, self._tables = [], {}
+            changed = {*_TABLES, "events"}
+        for name in _TABLES:
+            table = getattr(news, name)
+            if name not in self._tables:
+                self._tables[name] = table
+            elif table.num_rows:
+                self._tables[name] = pa.concat_tables([self._tables[name], table], promote_options="default")
+            changed |= {name} if table.num_rows else set()
+        if news.events:
+            self._events = [*self._events, *news.events]
+            changed.add("events")
+        return changed
+
+    def _touched(self, name: str) -> bool:
+        """Whether a file is another than at the last look."""
+        try:
+            stamp = (self.folder / name).stat().st_mtime_ns
+        except OSError:
+            stamp = 0
+        before, self._stamps[name] = self._stamps.get(name, 0), stamp
+        return stamp != before
+
+    def _source(self, ranks: tuple[dict[str, Any], ...]) -> RunFolder:
+        if not is_recorded(self.folder) and (self.folder / "facts.json").is_file():
+            return read_source(self.top)
+        dropped = sum(count for event in self._events if isinstance(count := event.evidence.get("dropped", 0), int))
+        return RunFolder(
+            self.folder, self._run, self._events, self._findings, **self._tables, dropped=dropped, ranks=ranks
+        )

@@ -1,0 +1,106 @@
+"""Everything the page shows, as one JSON-like value in named sections.
+
+A live page asks for the sections that changed, a written one holds them all; both are drawn by the same script.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from surefoot.core.redaction import Redactor
+from surefoot.report.page.charts import scalar_charts
+from surefoot.report.page.device import device_charts
+from surefoot.report.page.diagnosis import findings_of
+from surefoot.report.page.experiments import experiments_of
+from surefoot.report.page.histograms import layer_spreads
+from surefoot.report.page.layer_maps import layer_maps
+from surefoot.report.page.summary import event_cards, head
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container
+
+    from surefoot.record.messages import Event
+    from surefoot.report.page.source import RunFolder
+
+MOST_EVENTS = 20_000
+"""Events in the page; of more, the grave ones and the latest are kept, and their number is told."""
+_LONGEST = 2_000
+"""Characters of one text: a traceback inside an event need not be in the page whole."""
+
+
+_BUILDERS: dict[str, tuple[Callable[[RunFolder], Any], frozenset[str]]] = {
+    "head": (head, frozenset({"run", "findings", "events", "scalars"})),
+    "findings": (lambda source: findings_of(source.findings), frozenset({"findings"})),
+    "experiments": (lambda source: experiments_of(source.experiments), frozenset({"experiments"})),
+    "told": (lambda source: event_cards(source.events), frozenset({"events"})),
+    "events": (lambda source: _events(list(source.events)), frozenset({"events"})),
+    "charts": (lambda source: scalar_charts(source.scalars, _grave(source)), frozenset({"scalars", "events"})),
+    "maps": (lambda source: layer_maps(source.layers), frozenset({"layers"})),
+    "spreads": (lambda source: layer_spreads(source.histograms), frozenset({"histograms"})),
+    "device": (lambda source: device_charts(source.device, source.scalars), frozenset({"device"})),
+    "facts": (lambda source: _facts(source.run), frozenset({"run"})),
+}
+"""How each section is made, and the fields of a source that it is made from."""
+_TEXTS = frozenset({"head", "findings", "experiments", "told", "events", "facts"})
+"""Sections of words; the others are numbers, and names of layers."""
+
+
+def sections(source: RunFolder, changed: Container[str] | None = None) -> dict[str, Any]:
+    """All sections of the page, or only those made from fields that changed."""
+    redact = Redactor(identity=False)  # a folder of an older version, or of somebody else's, may hold secrets
+    return {
+        name: redact.inside(build(source)) if name in _TEXTS else build(source)
+        for name, (build, fields) in _BUILDERS.items()
+        if changed is None or any(field in changed for field in fields)
+    }
+
+
+def _grave(source: RunFolder) -> set[int]:
+    """The steps that a thinned chart must keep."""
+    steps = {event.step for event in _chosen(list(source.events)) if event.step is not None}
+    return steps | {finding["step"] for finding in findings_of(source.findings) if finding["step"] is not None}
+
+
+def _events(events: list[Event]) -> dict[str, Any]:
+    return {"total": len(events), "list": [_event(event) for event in _chosen(events)]}
+
+
+def _chosen(events: list[Event]) -> list[Event]:
+    if len(events) <= MOST_EVENTS:
+        return events
+    grave = [event for event in events if event.severity == "error"][-MOST_EVENTS // 2 :]
+    latest = events[-MOST_EVENTS // 2 :]
+    chosen = {id(event) for event in [*grave, *latest]}
+    return [event for event in events if id(event) in chosen]
+
+
+def _event(event: Event) -> dict[str, Any]:
+    row: dict[str, Any] = {"event": event.event, "step": event.step, "summary": str(event.summary)[:_LONGEST]}
+    row["severity"] = event.severity
+    row |= {name: value for name in ("cause", "action", "part") if (value := getattr(event, name))}
+    if event.time:
+        row["time"] = round(event.time, 3)
+    if event.evidence:
+        row["evidence"] = dict(event.evidence)
+    return row
+
+
+def _facts(run: dict[str, Any], before: str = "") -> list[list[Any]]:
+    """The description of the run, one level deep: `versions.torch` and its value."""
+    rows: list[list[Any]] = []
+    for key, value in run.items():
+        if key == "schema":
+            continue
+        if isinstance(value, dict) and value and not before:
+            rows.extend(_facts(value, f"{key}."))
+        elif key == "arguments" and isinstance(value, list) and value:
+            rows.append([key, " ".join(str(word) for word in value)])
+        elif value is not None and value != [] and value != {}:
+            rows.append([f"{before}{key}", value if isinstance(value, (str, int, float, bool, list)) else str(value)])
+    return rows
+
+
+def stamp() -> str:
+    """When a page was made, to the minute."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime())

@@ -1,0 +1,90 @@
+"""A run folder as the page needs it: its tables, events, findings and description, whatever wrote them.
+
+A folder with telemetry is read by `surefoot.load_run`. One that has only `facts.json`, as older versions of
+`surefoot run` left it, is turned into the same tables by `older`. A folder of several ranks is shown through its
+first rank, with the verdicts of the others beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.core.files import read_file
+from surefoot.errors import UsageError
+from surefoot.record.reading import RunTables, load_run
+from surefoot.report.page.diagnosis import findings_of, reason_of, serious, verdict_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True)
+class RunFolder(RunTables):
+    """What a page is made of: the tables of a run, and what lies around them."""
+
+    ranks: Sequence[dict[str, Any]] = ()
+    """One entry per rank of a run of several: its name and its verdict."""
+    experiments: dict[str, Any] | None = None
+    """What `surefoot bisect` tried, where the folder is one of its."""
+
+
+def read_source(folder: str | Path) -> RunFolder:
+    """Read a run folder. Raises `UsageError` for what is not one."""
+    top = Path(folder)
+    if not top.is_dir():
+        raise UsageError(f"no run folder at {top}: expected what `surefoot run --out DIR` or a stabilizer's log wrote.")
+    bisected = read_json(top / "bisect.json")
+    if bisected is not None and (top / "baseline").is_dir():
+        findings = read_json(top / "findings.json")
+        return replace(read_source(top / "baseline"), folder=top, findings=findings, experiments=bisected)
+    ranks = rank_folders(top)
+    path = ranks[0] if ranks else top
+    described = tuple(describe_rank(rank) for rank in ranks)
+    recorded = _recorded(path, described) if is_recorded(path) else None
+    if recorded is not None and (recorded.scalars.num_rows or not (path / "facts.json").is_file()):
+        return recorded
+    if (path / "facts.json").is_file():
+        from surefoot.report.page.older import from_facts
+
+        return from_facts(path, described)
+    raise UsageError(
+        f"{path} has neither telemetry/ nor facts.json: either it is not a run folder, or the run was killed before "
+        "it wrote anything. `surefoot serve` waits for a run that has yet to begin."
+    )
+
+
+def is_recorded(path: Path) -> bool:
+    """Whether a run log was written here."""
+    return (path / "telemetry").is_dir() or (path / "events.jsonl").is_file()
+
+
+def rank_folders(top: Path) -> list[Path]:
+    """The folders of a run's ranks, in order; none for a run of one process."""
+    found = [path for path in top.glob("rank*") if path.is_dir() and re.fullmatch(r"rank\d+", path.name)]
+    alone = (top / "run.json").is_file() or (top / "telemetry").is_dir()
+    return [] if alone else sorted(found, key=lambda path: int(path.name[4:]))
+
+
+def describe_rank(folder: Path) -> dict[str, Any]:
+    """The name of a rank, its verdict and its main finding."""
+    findings = read_json(folder / "findings.json")
+    grave = serious(findings_of(findings))
+    summary = grave[0]["summary"] if grave else reason_of(findings)
+    return {"name": folder.name, "verdict": verdict_of(findings), "summary": summary}
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or nothing where there is none that can be read."""
+    try:
+        value = json.loads(read_file(path))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _recorded(path: Path, ranks: tuple[dict[str, Any], ...]) -> RunFolder:
+    return RunFolder(**vars(load_run(path)), ranks=ranks)

@@ -1,0 +1,220 @@
+"""The first five seconds of the page, in words: how the run ended, what is wrong with it, and what was done about it.
+
+Findings speak first. Where nobody diagnosed the run, its events do: steps that were left out, rollbacks, alarms.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from surefoot.report.page.columns import by_part, measured
+from surefoot.report.page.diagnosis import findings_of, reason_of, serious, steps_of, verdict_of
+from surefoot.report.page.downsample import smoothed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+    from surefoot.record.messages import Event
+    from surefoot.report.page.source import RunFolder
+
+_WORDS = {
+    "skip": ("step was left out", "steps were left out"),
+    "overflow": ("step overflowed and was left out", "steps overflowed and were left out"),
+    "rollback": ("rollback", "rollbacks"),
+    "spike": ("loss spike", "loss spikes"),
+    "alarm": ("alarm", "alarms"),
+    "clip-burst": ("burst of clipping", "bursts of clipping"),
+    "halt": ("halt", "halts"),
+    "lr-change": ("change of the learning rate", "changes of the learning rate"),
+}
+_TOLD = ("halt", "rollback", "skip", "overflow", "spike", "alarm", "clip-burst")
+"""Kinds that are worth a card of their own, the gravest first."""
+_MOST_COURSES = 3
+"""Of more parts than this the header does not tell each loss."""
+_CHIP = {
+    "skip": ("step skipped", "steps skipped"),
+    "overflow": ("overflow", "overflows"),
+    "rollback": ("rollback", "rollbacks"),
+    "alarm": ("alarm", "alarms"),
+    "spike": ("spike", "spikes"),
+    "checkpoint": ("checkpoint", "checkpoints"),
+}
+
+
+def head(source: RunFolder) -> dict[str, Any]:
+    """Verdict, headline and counts."""
+    grave, verdict = serious(findings_of(source.findings)), verdict_of(source.findings)
+    last = _last_step(source)
+    return {
+        "verdict": verdict,
+        "tone": verdict or _tone(source),
+        "headline": _headline(verdict, grave, source),
+        "lead": _advice(grave[0]) if grave else _calm(source, verdict),
+        "script": str(source.run.get("script") or source.folder.resolve().name),
+        "arguments": _arguments(source.run.get("arguments")),
+        "folder": source.folder.name,
+        "steps": steps_of(source.findings) or (last + 1 if last is not None else 0),
+        "seconds": _seconds(source),
+        "started": str(source.run.get("started") or ""),
+        "state": state(source),
+        "error": str(source.run.get("error") or ""),
+        "counts": _counts(source),
+        "dropped": source.dropped,
+        "problems": [str(problem) for problem in source.problems],
+        "ranks": list(source.ranks),
+    }
+
+
+def _tone(source: RunFolder) -> str:
+    """The colour of a run that nobody diagnosed: that of the gravest thing its events tell."""
+    if state(source) == "failed":
+        return "broken"
+    grave = any(card["severity"] != "info" for card in event_cards(source.events))
+    return "unstable" if grave else "none"
+
+
+def state(source: RunFolder) -> str:
+    """`waiting`, `running`, `finished` or `failed`, as far as the folder tells."""
+    code = source.run.get("exit_code")
+    if code is not None:
+        return "finished" if code == 0 else "failed"
+    tables = (source.scalars, source.layers, source.histograms, source.device)
+    if not (source.run or source.events or any(table.num_rows for table in tables)):
+        return "waiting"
+    return "finished" if source.events and source.events[-1].event in ("end", "halt") else "running"
+
+
+def _arguments(value: Any) -> list[str]:
+    return [str(word) for word in value] if isinstance(value, list) else []
+
+
+def _headline(verdict: str, grave: list[dict[str, Any]], source: RunFolder) -> str:
+    if grave:
+        return str(grave[0]["title"])
+    if verdict:
+        return "nothing to worry about" if verdict == "healthy" else "not judged" if verdict == "unknown" else ""
+    if state(source) == "waiting":
+        return "no run here yet"
+    told = [card["title"] for card in event_cards(source.events) if card["severity"] != "info"]
+    return ", ".join(told[:2]) if told else "no alarm was raised"
+
+
+def _advice(finding: dict[str, Any]) -> str:
+    """What to try first; the card below says how it is known."""
+    fixes = finding["fixes"]
+    return f"Try first: {fixes[0]}" if fixes else str(finding["summary"])
+
+
+def _calm(source: RunFolder, verdict: str) -> str:
+    """What can be said of a run without a serious finding: what its loss did."""
+    parts = list(by_part(source.scalars))
+    said = []
+    if len(parts) <= _MOST_COURSES:
+        said = [
+            words
+            for part, rows in parts
+            if (words := _course(source.scalars.take(rows), part or ("main" if len(parts) > 1 else "")))
+        ]
+    if reason := reason_of(source.findings):
+        said.insert(0, reason)
+    if verdict == "healthy":
+        said.append("No finding above a remark.")
+    return " ".join(said)
+
+
+def _course(table: pa.Table, part: str) -> str:
+    column = measured(table, "loss")
+    if column is None:
+        return ""
+    values = column[0][column[1]]
+    finite = values[np.isfinite(values)]
+    if len(finite) < 2:
+        return ""
+    _, line = smoothed(np.arange(len(finite)), finite)
+    ends = (line[0], line[-1]) if len(line) else (finite[0], finite[-1])
+    who = f"The loss of {part}" if part else "The loss"
+    first, last = (f"{end:.3g}" for end in ends)
+    if first == last:
+        return f"{who} began and ended at {first}."
+    return f"{who} {'fell' if ends[1] < ends[0] else 'rose'} from {first} to {last}."
+
+
+def _last_step(source: RunFolder) -> int | None:
+    if source.scalars.num_rows:
+        return int(np.asarray(source.scalars.column("step").to_numpy()).max())
+    steps = [event.step for event in source.events if event.step is not None]
+    return max(steps) if steps else None
+
+
+def _seconds(source: RunFolder) -> float | None:
+    given = source.run.get("seconds")
+    if isinstance(given, (int, float)):
+        with suppress(OverflowError):  # not written by us: no clock counts that far
+            return float(given)
+    times = measured(source.scalars, "time") if source.scalars.num_rows else None
+    if times is None:
+        return None
+    known = times[0][times[1]]
+    return float(known.max() - known.min()) if len(known) else None
+
+
+def _counts(source: RunFolder) -> list[dict[str, Any]]:
+    """The chips of the header: what happened how often, leaving out what did not happen."""
+    by_kind: Counter[str] = Counter()
+    events = [event for event in source.events if event.severity != "info" or event.event not in ("alarm", "spike")]
+    for (kind, _), count in tally(events).items():
+        by_kind[kind] += count
+    found: list[dict[str, Any]] = [
+        {"kind": kind, "word": one, "words": many, "count": by_kind[kind]}
+        for kind, (one, many) in _CHIP.items()
+        if by_kind[kind]
+    ]
+    factors = measured(source.scalars, "clip_factor") if source.scalars.num_rows else None
+    if factors is not None and (factors[0][factors[1]] < 1).any():
+        share = float((factors[0][factors[1]] < 1).mean())
+        found.append({"kind": "clip-burst", "words": "of steps clipped", "share": share})
+    return found
+
+
+def tally(events: Sequence[Event]) -> Counter[tuple[str, str]]:
+    """How often each kind of event happened for each cause. Of a flood only some are written: those carry a count."""
+    seen: Counter[tuple[str, str]] = Counter()
+    told: dict[tuple[str, str], int] = {}
+    for event in events:
+        kind = (str(event.evidence.get("of", event.event)) if event.event == "drops" else event.event, event.cause)
+        seen[kind] += event.event != "drops"
+        count = event.evidence.get("count")
+        if isinstance(count, int):
+            told[kind] = max(told.get(kind, 0), count)
+    return Counter({kind: max(seen[kind], told.get(kind, 0)) for kind in {*seen, *told}})
+
+
+def event_cards(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """What the events say for themselves: one card per grave kind, with its steps and what came first."""
+    found = []
+    counts = tally(events)
+    for kind in _TOLD:
+        mine = [event for event in events if event.event == kind]
+        if not mine:
+            continue
+        count = sum(number for (name, _), number in counts.items() if name == kind)
+        causes = Counter({cause: n for (name, cause), n in counts.items() if name == kind and cause}).most_common(3)
+        worst = "error" if any(event.severity == "error" for event in mine) else "warning"
+        found.append(
+            {
+                "kind": kind,
+                "severity": worst if any(event.severity != "info" for event in mine) else "info",
+                "title": f"{count:,} {_WORDS[kind][count != 1]}",
+                "causes": [f"{cause} ({number:,}×)" if number > 1 else cause for cause, number in causes],
+                "summary": mine[0].summary,
+                "steps": [event.step for event in mine if event.step is not None][:12],
+                "count": count,
+            }
+        )
+    return found

@@ -1,0 +1,271 @@
+"""`surefoot watch DIR`: follow a run from another terminal, by the files it writes.
+
+Nothing is asked of the run itself, so it may be on another machine that shares the disk, may not have begun, may be
+killed and come back. The folder is looked at twice a second. In a terminal the view fills the screen until the run is
+over, `q` or Ctrl-C; what it said last stays behind. Elsewhere, plain lines come now and then.
+
+Of several ranks (`DIR/rank0`, `DIR/rank1`, …) the first is shown in full and the others on a line each.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.core.files import read_file
+from surefoot.errors import UsageError
+from surefoot.record.messages import Batch, StepRow
+from surefoot.report.run_view import RunView
+from surefoot.report.terminal.formatting import as_ascii, duration, number, one_line
+from surefoot.report.terminal.keyboard import ended_by_signal, keys_of_terminal
+from surefoot.report.terminal.lines import can_show_blocks, finished_lines, rule, view_lines
+from surefoot.report.terminal.plain import PlainLines
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+    from rich.text import Text
+
+    from surefoot.record.follow import RunFollower
+    from surefoot.record.messages import Event
+
+_LOOK_SECONDS = 0.5
+_PATIENCE = 4
+"""The folder is not looked at more than a quarter of the time, however large it is."""
+_LONGEST_PAUSE = 5.0
+"""On a busy machine a look can take long without being dear; a person waits for no more than this."""
+_VERDICT_SECONDS = 3.0
+"""How long after the end of a run its diagnosis may still come."""
+_MOST_RANKS = 16
+_EVENTS = 8
+_FINDINGS = 3
+_NUMBERS = ("loss", "grad_norm", "clip_factor", "lr", "loss_scale", "nonfinite")
+_VERDICT_STYLE = {"healthy": "bold green", "unstable": "bold yellow", "broken": "bold red"}
+
+
+def _pause_after(began: float) -> float:
+    """How long to wait after a look that began then."""
+    return min(max(_LOOK_SECONDS, _PATIENCE * (time.monotonic() - began)), _LONGEST_PAUSE)
+
+
+class WatchedRun:
+    """One run folder, and what has been read from it so far."""
+
+    def __init__(self, folder: Path) -> None:
+        from surefoot.record.follow import RunFollower
+
+        self.folder = folder
+        self.view = RunView()
+        self.findings: dict[str, Any] | None = None
+        self._follower: RunFollower = RunFollower(folder)
+        self._over_since: float | None = None
+
+    def look(self) -> Sequence[Event]:
+        """Read what is new; the events among it that have not been given before."""
+        news = self._follower.poll()
+        known = 0
+        if news.restarted:
+            known = self.view.events_seen if len(news.events) >= self.view.events_seen else 0
+            self.view = RunView(total_steps=_planned_steps(self.folder))
+        self.view.add(Batch(steps=step_rows(news.scalars), events=news.events))
+        self.findings = _findings_of(self.folder, self.view)
+        return news.events[known:]
+
+    def is_finished(self, now: float) -> bool:
+        """Whether there is nothing more to come: a diagnosis, or an end after which none came."""
+        if self.findings is not None:
+            return True
+        if not self.view.over:
+            self._over_since = None
+            return False
+        self._over_since = now if self._over_since is None else self._over_since
+        return now - self._over_since >= _VERDICT_SECONDS
+
+
+def step_rows(scalars: Any) -> list[StepRow]:
+    """The rows of a table of scalars, as messages."""
+    names = ["step", "time", "part", *_NUMBERS, "skipped"]
+    columns = [scalars.column(name).to_pylist() for name in names]
+    return [
+        StepRow(step, seen, part or "", skipped=bool(skipped), **dict(zip(_NUMBERS, numbers, strict=True)))
+        for step, seen, part, *numbers, skipped in zip(*columns, strict=True)
+    ]
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """The folder itself, or those of its ranks, in their order."""
+    ranks = {}
+    with suppress(OSError):
+        for path in folder.iterdir():
+            found = re.fullmatch(r"rank(\d+)", path.name)
+            if found and path.is_dir():
+                ranks[int(found[1])] = path
+    return [ranks[rank] for rank in sorted(ranks)] or [folder]
+
+
+def watch(folder: str | Path, once: bool = False) -> None:
+    """Show a run until it is over."""
+    path = Path(folder)
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file; expected a run folder, such as `surefoot run --out DIR` writes.")
+    if sys.stdout is None:
+        raise UsageError("`surefoot watch` has nowhere to write to: its standard output is closed.")
+    watcher = RunFollowerView(path)
+    if once:
+        watcher.look()
+        if not watcher.has_begun:
+            raise UsageError(f"no run at {path} yet. Without --once, `surefoot watch` waits for it to begin.")
+        watcher.print_view()
+        return
+    with suppress(KeyboardInterrupt), ended_by_signal():
+        watcher.follow()
+
+
+class RunFollowerView:
+    """The run, or the runs of all ranks, and where they are shown."""
+
+    def __init__(self, folder: Path) -> None:
+        from rich.console import Console
+
+        self.folder = folder
+        self.runs: list[WatchedRun] = []
+        self.console: Console = Console(highlight=False, markup=False, emoji=False)
+        self._ascii = not can_show_blocks(sys.stdout.encoding)
+        self._plain = PlainLines(ascii_only=self._ascii)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is anything to show."""
+        return any(run.view.started is not None or run.findings is not None for run in self.runs)
+
+    def look(self) -> Sequence[Event]:
+        """Read what is new in every folder; the new events of the first."""
+        folders = run_folders(self.folder)
+        if [run.folder for run in self.runs] != folders:
+            known = {run.folder: run for run in self.runs}
+            self.runs = [known.get(path) or WatchedRun(path) for path in folders]
+        first, *_ = [run.look() for run in self.runs]
+        return first
+
+    def follow(self) -> None:
+        """Show the run until it is over or somebody asks to stop."""
+        if self.console.is_terminal and not self.console.is_dumb_terminal:
+            if self._follow_on_screen():
+                self.print_view()
+        else:
+            self._follow_in_lines()
+
+    def print_view(self) -> None:
+        """The view as it is now, once."""
+        console = self.console
+        for line in self._lines(console.width if console.is_terminal else 100, None):
+            console.print(line, soft_wrap=True)
+
+    def _follow_on_screen(self) -> bool:
+        """Fill the screen until the run is over: whether it is."""
+        from rich.live import Live
+        from rich.text import Text
+
+        with keys_of_terminal() as keys, Live(console=self.console, screen=True, auto_refresh=False) as live:
+            while True:
+                began = time.monotonic()
+                self.look()
+                lines = self._lines(self.console.width, self.console.height)
+                live.update(Text("\n").join(lines), refresh=True)
+                if self._finished():
+                    return True
+                if keys.asked_to_quit(_pause_after(began)):
+                    return False
+
+    def _follow_in_lines(self) -> None:
+        self._say(f"watching {self.folder}")
+        waiting = False
+        while True:
+            began = time.monotonic()
+            events = self.look()
+            view = self.runs[0].view
+            if not self.has_begun and not waiting:
+                waiting = True
+                self._say(f"no run at {self.folder} yet; waiting for it to begin")
+            for line in self._plain.lines(view, events, time.time()):
+                self._say(line)
+            if self._finished():
+                break
+            time.sleep(_pause_after(began))
+        for line in [*self._plain.last_line(view, time.time()), *(text.plain for text in self._verdict(10_000))]:
+            self._say(line)
+
+    def _say(self, line: str) -> None:
+        print(as_ascii(line) if self._ascii else line, flush=True)
+
+    def _finished(self) -> bool:
+        return all(run.is_finished(time.monotonic()) for run in self.runs)
+
+    def _lines(self, width: int, height: int | None) -> list[Text]:
+        """The whole view: with a height, no more than so many lines."""
+        now, view = time.time(), self.runs[0].view
+        head = rule(one_line(self.folder), width, self._ascii)
+        if not self.has_begun:
+            words = f"no run at {one_line(self.folder)} yet; waiting for it to begin · q to quit"
+            return [*head, *finished_lines([[(words, "dim")]], width, self._ascii)]
+        foot = [*self._rank_lines(width, now), *self._verdict(width)]
+        events = _EVENTS if height is None else max(1, min(_EVENTS, height - len(foot) - 8))
+        lines = [*head, *view_lines(view, now, width, events=events, ascii_only=self._ascii), *foot]
+        return lines if height is None else lines[:height]
+
+    def _rank_lines(self, width: int, now: float) -> list[Text]:
+        others = self.runs[1:_MOST_RANKS]
+        lines = []
+        for run in others:
+            view = run.view
+            loss = view.lead.loss if view.lead else None
+            words = f"{run.folder.name}  step {view.step or 0:,}  loss {number(loss)}  skips {view.skips:,}"
+            quiet = view.quiet_for(now)
+            late = f"  no new step for {duration(quiet)}" if view.is_stalled(now) else ""
+            lines.append([(words, "dim"), (late, "yellow"), (f"  {view.state}" if view.over else "", "")])
+        left_out = len(self.runs) - 1 - len(others)
+        return finished_lines(
+            [*lines, *([[(f"and {left_out:,} more ranks", "dim")]] if left_out > 0 else [])], width, self._ascii
+        )
+
+    def _verdict(self, width: int) -> list[Text]:
+        """What the diagnosis says, if there is one."""
+        found = next((run for run in self.runs if run.findings is not None), None)
+        if found is None or found.findings is None:
+            return []
+        verdict = one_line(found.findings.get("verdict", "no verdict"))
+        lines = [[("finished: ", ""), (verdict, _VERDICT_STYLE.get(verdict, "bold"))]]
+        if verdict == "unknown":
+            lines.append([(f"  {one_line(found.findings.get('summary', ''))}", "")])
+        findings = [finding for finding in found.findings.get("findings") or [] if isinstance(finding, dict)]
+        for finding in [finding for finding in findings if finding.get("severity") != "info"][:_FINDINGS]:
+            cause, words = one_line(finding.get("cause", "")), one_line(finding.get("summary", ""))
+            lines.append([(f"  {cause}: ", "bold"), (words, "")])
+        lines.append([(f"  more: surefoot diagnose {one_line(found.folder)}", "dim")])
+        return finished_lines(lines, width, self._ascii)
+
+
+def _findings_of(folder: Path, view: RunView) -> dict[str, Any] | None:
+    """The diagnosis, unless the run has gone on since it was made."""
+    path = folder / "findings.json"
+    try:
+        if view.last_time is not None and path.stat().st_mtime < view.last_time - _VERDICT_SECONDS:
+            return None
+        found = json.loads(read_file(path))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _planned_steps(folder: Path) -> int | None:
+    try:
+        planned = json.loads(read_file(folder / "run.json"))["total_steps"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return planned if isinstance(planned, int) and planned > 0 else None

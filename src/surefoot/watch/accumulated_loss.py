@@ -1,0 +1,85 @@
+"""The loss of a step that takes several backwards: of microbatches that the script has divided, or has not.
+
+`loss / 4` before backward makes four values that add up to the loss; undivided ones have it as their mean. Which it is
+can be read off the graph: the last operations before backward divide or multiply by a number, and a sum over targets
+knows how many there were. The loss of the step is then the sum of the values over the sum of their shares.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from surefoot.watch import autograd_graph as graph
+from surefoot.watch.script_hooks import WithoutHooks, listeners
+
+_PASSED = ("View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias", "Expand")
+_SUM = 2
+"""torch's number for `reduction="sum"`."""
+_CLOSE = 0.02
+
+
+def share_of(root: Tensor, scaled: bool, may_wait: bool) -> float | None:
+    """Which part of its microbatch's mean loss a value is: 0.25 for `loss / 4`; `None` if it cannot be told.
+
+    Args:
+        root: What backward is called on.
+        scaled: Whether a gradient scaler made it; what it multiplied by does not count.
+        may_wait: Whether a number may be read off a device.
+    """
+    if listeners.saved or root.grad_fn is None or root.numel() != 1:
+        return None
+    share = 1.0
+    node: Any = root.grad_fn.next_functions[0][0] if scaled else root.grad_fn
+    if node is None:
+        return None
+    with WithoutHooks():
+        for _ in range(8):
+            op = graph.op(node)
+            below = [n for n, _ in node.next_functions if n is not None]
+            if op in ("Div", "Mul") and len(below) == 1:
+                number = _number(getattr(node, "_saved_other", None), may_wait)
+                if not number:
+                    return None
+                share = share / number if op == "Div" else share * number
+            elif op in ("NllLoss", "NllLoss2D") and node._saved_reduction == _SUM:
+                counted = _number(node._saved_total_weight, may_wait)
+                return None if counted is None else share * counted
+            elif op not in _PASSED or len(below) != 1:
+                break
+            node = below[0]
+    return share
+
+
+def _number(value: Any, may_wait: bool) -> float | None:
+    if not isinstance(value, Tensor) or value.numel() != 1 or (value.device.type != "cpu" and not may_wait):
+        return None
+    return abs(float(value))
+
+
+class Accumulation:
+    """How a script's microbatches make up a step."""
+
+    def __init__(self) -> None:
+        self._size: int | None = None
+        """What the script divides by."""
+
+    def loss_of(self, values: list[Any], shares: list[float | None]) -> Any:
+        """The loss of a step from what backward was called on, in numbers or tensors; `None` if it was not called."""
+        if not values:
+            return None
+        known = [share for share in shares if share is not None]
+        if len(known) == len(values) and self._divides(known):
+            return sum(values) / math.fsum(known)
+        return values[0] if len(values) == 1 else sum(values) / len(values)
+
+    def _divides(self, shares: list[float]) -> bool:
+        """Whether the values are parts of one loss. The last step of an epoch may have fewer than the others."""
+        if len(shares) > 1 and abs(math.fsum(shares) - 1.0) < _CLOSE:
+            if max(shares) - min(shares) < _CLOSE * max(shares):
+                self._size = len(shares)
+            return True
+        size = self._size
+        return size is not None and len(shares) < size and all(abs(share * size - 1.0) < _CLOSE for share in shares)

@@ -1,0 +1,109 @@
+"""Reading an autograd graph, from the tensor `backward` is called on down to the leaves. Nothing in it is changed.
+
+Who holds a node holds the whole graph under it, with all that it saved. So between the forward and the backward no node
+is held: one that is to be found again gets a number (`mark`), which lives and dies with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from surefoot.observe.readable import is_readable
+from surefoot.watch.script_hooks import is_listening, listeners
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MOST_NODES = 20_000
+_NUMBER = "surefoot number"
+
+
+def nodes(root: Any) -> Iterator[Any]:
+    """Every node under `root`, each once, nearest to the root first."""
+    if root is None:
+        return
+    waiting, seen = [root], {root}
+    position = 0
+    while position < len(waiting) and position < MOST_NODES:
+        node = waiting[position]
+        position += 1
+        yield node
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                waiting.append(below)
+
+
+def mark(node: Any, owner: object, number: int) -> None:
+    """Give a node a number, to be found by it later."""
+    node.metadata[_NUMBER] = (owner, number)
+
+
+def number_of(node: Any, owner: object) -> int | None:
+    """The number a node was given by the same owner."""
+    held = node.metadata.get(_NUMBER)
+    return held[1] if held is not None and held[0] is owner else None
+
+
+def leaf(node: Any) -> Tensor | None:
+    """The leaf tensor a node accumulates into, if it is such a node."""
+    variable = getattr(node, "variable", None)
+    return variable if isinstance(variable, Tensor) and not is_listening(variable) else None
+
+
+def leaves(root: Any) -> list[Tensor]:
+    """Every leaf tensor under `root` that will get a gradient."""
+    return [variable for node in nodes(root) if (variable := leaf(node)) is not None]
+
+
+def op(node: Any) -> str:
+    """The operation of a node as people know it: `log` for `LogBackward0`."""
+    name = str(node.name()) if hasattr(node, "name") else type(node).__name__
+    name = name.rsplit("::", 1)[-1]
+    for ending in ("Backward0", "Backward1", "Backward2", "Backward3", "Backward"):
+        if name.endswith(ending):
+            name = name.removesuffix(ending)
+            break
+    return name
+
+
+def saved(node: Any) -> dict[str, Tensor]:
+    """The tensors a node saved for its backward, by name; those that cannot be read any more are left out."""
+    found: dict[str, Tensor] = {}
+    if listeners.saved:
+        return found  # reading one would run the script's own hooks, a recomputation for instance
+    for name in dir(node):
+        if name.startswith("_saved_"):
+            try:
+                value = getattr(node, name)
+            except RuntimeError:  # freed by an earlier backward
+                continue
+            if isinstance(value, Tensor) and is_readable(value):
+                found[name.removeprefix("_saved_")] = value
+    return found
+
+
+def leaves_first(root: Any) -> list[Any]:
+    """The nodes ordered so that each comes after everything it was computed from."""
+    order: list[Any] = []
+    state: dict[Any, int] = {}
+    stack: list[tuple[Any, Iterator[Any]]] = []
+    if root is None:
+        return order
+    stack.append((root, iter([below for below, _ in root.next_functions if below is not None])))
+    state[root] = 1
+    while stack and len(state) < MOST_NODES:
+        node, below = stack[-1]
+        advanced = False
+        for child in below:
+            if child not in state:
+                state[child] = 1
+                stack.append((child, iter([b for b, _ in child.next_functions if b is not None])))
+                advanced = True
+                break
+        if not advanced:
+            stack.pop()
+            order.append(node)
+    return order

@@ -1,0 +1,190 @@
+"""Where the data of a step came from: the operations that ran without a graph before a tensor entered the graph.
+
+The graph under a loss begins where gradients begin. A `log` of the batch, or its standardisation, is done before that,
+so the graph holds only the result, which looks like data. The tape of a look knows the operations on the way. What was
+done at the last look serves for a later step, together with what is known of that step's own batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from surefoot.observe.readable import is_readable
+from surefoot.watch.call_facts import RECURRENT, WEIGHT_LAYERS
+from surefoot.watch.function_recorder import tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from surefoot.watch.function_recorder import FunctionRecorder, RecordedCall
+
+MOST_TRAILS = 64
+_MOST_CALLS = 200
+"""Calls that are followed back from one tensor."""
+_UNREADABLE = frozenset({"tensor", "as_tensor", "from_numpy", "frombuffer", "asarray", "empty", "empty_like"})
+"""Calls that take values from outside torch: whether those were finite is not known later."""
+_LOGARITHMS = frozenset({"log", "log2", "log10", "log1p", "logit"})
+_NEARLY_AS_MANY = 0.25
+"""A batch of so many values, against those of the tensor in question, can be what the tensor was made from."""
+
+
+@dataclass
+class DataOrigin:
+    """The way of one tensor into the graph."""
+
+    consumer: tuple[str, str, str]
+    """Site, module and name of the call that took it into the graph."""
+    shape: list[int]
+    risky: list[dict[str, Any]]
+    """Calls on the way that are not defined everywhere, first to last."""
+    from_model: bool
+    """Whether a model, or the graph itself, made it."""
+    sources: list[Any] = field(default_factory=list)
+    """Weak references to the tensors it was made from."""
+    storage: int | None = None
+    """Where its values lay."""
+    readable: bool = True
+    """Whether nothing else went into it, short of random numbers and constants."""
+
+
+def trails(tape: FunctionRecorder) -> list[DataOrigin]:
+    """One for each tensor that entered the graph without one of its own, of each place that took it."""
+    found: dict[tuple[Any, ...], DataOrigin] = {}
+    for entry in tape.entries:
+        if not entry.out_grad or not entry.inputs:
+            continue
+        for index in entry.inputs:
+            made = tape.entries[index]
+            key = (entry.site, entry.module, entry.name, tuple(made.out_shape or ()))
+            if made.out_grad or not made.out_dtype.startswith(("float", "bfloat")) or key in found:
+                continue
+            if len(found) >= MOST_TRAILS:
+                return list(found.values())
+            found[key] = _trail(tape, entry, made)
+    return list(found.values())
+
+
+def _trail(tape: FunctionRecorder, consumer: RecordedCall, made: RecordedCall) -> DataOrigin:
+    way = sorted(tape.history(made.index, _MOST_CALLS), key=lambda entry: entry.index)
+    from_model = any(e.out_grad or e.parameters or e.name in WEIGHT_LAYERS or e.name in RECURRENT for e in way)
+    own = {id(result) for e in way if e.result is not None and (result := e.result()) is not None}
+    sources: dict[int, Any] = {}
+    readable = len(way) < _MOST_CALLS and not any(e.name in _UNREADABLE for e in way)
+    for e in way:
+        if len(e.inputs) < len(e.taken):  # something that no call on the tape made
+            outside = {id(tensor): ref for ref in e.taken if (tensor := ref()) is not None and id(tensor) not in own}
+            readable = readable and bool(outside)
+            sources |= outside
+    return DataOrigin(
+        (consumer.site, consumer.module, consumer.name),
+        list(made.out_shape or []),
+        [{"call": e.name, "site": e.site, "module": e.module} | e.note["domain"] for e in way if "domain" in e.note],
+        from_model,
+        list(sources.values()),
+        None if made.result is None or (result := made.result()) is None else place_of(result),
+        readable,
+    )
+
+
+def origin_of_data(
+    facts: dict[str, Any], tensor: Tensor | None, known: Iterable[DataOrigin], here: bool, drawn: list[Any]
+) -> dict[str, Any]:
+    """What is to be added to the autopsy of a loss that blames the data.
+
+    Args:
+        facts: What the autopsy says: the shape of the tensor, and the call that took it into the graph.
+        tensor: The tensor itself, where the graph holds it.
+        known: The trails of this step if `here`, or else those of the last look.
+        drawn: The batches that data loaders handed out for this step, as they were.
+    """
+    way = _match(facts, list(known), None if tensor is None or not here else place_of(tensor))
+    risky = [] if way is None else way.risky
+    found: dict[str, Any] = {}
+    if way is not None and not facts.get("site"):
+        found["site"], found["module"], found["call"] = way.consumer
+    if not here:  # what was not finite at a look, whose loss was, is so on purpose: a mask
+        risky = [each for each in risky if not each["bad"]]
+    else:
+        risky = [each for each in risky if each["bad"]]
+        if risky and risky[0]["given_finite"]:
+            return found | {"kind": "operation", "without_graph": True, "exact": True, "made_by": risky[0]}
+    came_in = _were_finite(facts, way, drawn)
+    words = [f"{each['call']} at {each['site']}" for each in risky]
+    logarithm = next((each for each in reversed(risky) if each["call"].rstrip("_") in _LOGARITHMS), None)
+    if came_in is None and logarithm is not None and facts.get("minus_inf") and not facts.get("nan"):
+        risky, came_in = [logarithm], True  # no logarithm makes that of a value that is not finite
+    if came_in is False:
+        return found | {"came_in_finite": False}
+    if way is not None and way.from_model:
+        return found | {"kind": "unknown", "from_model": True}
+    if came_in and not risky and tensor is None:
+        return found  # that it was data is an inference itself: an overflow looks the same
+    if came_in:
+        culprit = risky[0 if here else -1] if risky else None
+        found |= {"kind": "operation", "without_graph": True, "exact": False, "made_by": culprit}
+    return found | ({"passed": words} if words and not here else {})
+
+
+def _match(facts: dict[str, Any], known: list[DataOrigin], storage: int | None) -> DataOrigin | None:
+    """The way of the tensor in question: by its memory, by who took it, or else by its size."""
+    same = [each for each in known if storage is not None and each.storage == storage]
+    if same:
+        return same[-1]
+    place = (facts.get("site"), facts.get("module"), facts.get("call"))
+    size = math.prod(facts.get("shape") or [0])
+    fitting = [each for each in known if math.prod(each.shape) == size]
+    exact = [each for each in known if each.consumer == place]
+    both = [each for each in exact if each in fitting]
+    chosen = both or (exact if facts.get("tensor") == "the other operand" else []) or fitting
+    return chosen[0] if chosen else None
+
+
+def _were_finite(facts: dict[str, Any], way: DataOrigin | None, drawn: list[Any]) -> bool | None:
+    """Whether the values were finite where they came in; `None` if that is not known."""
+    size = math.prod(facts.get("shape") or [0])
+    if way is not None and way.from_model:
+        way = None  # weights are no data
+    sources = [] if way is None else [tensor for ref in way.sources if (tensor := ref()) is not None]
+    if any(not is_finite(tensor) for tensor in sources):
+        return False
+    whole = way is not None and way.readable and len(sources) == len(way.sources)
+    if whole and (not sources or any(tensor.numel() > size for tensor in sources)):  # all the data, not one step's
+        return True
+    batch = [tensor for each in drawn for tensor in tensors_in(each)]
+    if any(not is_finite(tensor) for tensor in batch):
+        return False
+    return True if any(_can_be_from(facts.get("shape") or [0], tensor) for tensor in batch) else None
+
+
+def _can_be_from(shape: list[int], batch: Tensor) -> bool:
+    """Whether a tensor of this shape can come from a batch: it has the same rows, and not many more values."""
+    if not batch.dim() or not len(batch) or batch.numel() < _NEARLY_AS_MANY * math.prod(shape):
+        return False
+    return shape[0] == len(batch) or (len(shape) > 1 and shape[0] % len(batch) == 0)
+
+
+def is_finite(value: Tensor) -> bool:
+    """Whether every value is finite; integers and what cannot be read are taken to be."""
+    if (
+        not is_readable(value)
+        or not value.is_floating_point()
+        or not value.numel()
+        or value.layout is not torch.strided
+    ):
+        return True
+    return math.isfinite(float(value.detach().float().sum())) or bool(torch.isfinite(value).all())
+
+
+def place_of(tensor: Tensor) -> int | None:
+    """Where in memory its values lie, views of it included; `None` for what has no memory of its own."""
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        return None
+    try:
+        return tensor.untyped_storage().data_ptr() or None
+    except (RuntimeError, NotImplementedError):
+        return None

@@ -1,0 +1,45 @@
+"""Hear of the first call of a model in a step, without a hook on any model.
+
+A hook that a model carries between steps would be in its copies, in its files, and in the way of `torch.jit.script`. So
+torch's own list for all modules gets one entry instead, until a step's first call has come; from there to the backward
+the models carry a hook of their own. A step costs this one call. While no model is known, which is so up to the first
+updates, every call of every module comes by here.
+
+Models that are compiled are not heard: what is compiled depends on the hooks that are there.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+
+class FirstModelCall:
+    """Tells of every call of a module while it is open; who is told may return other positional arguments."""
+
+    def __init__(self, told: Callable[[nn.Module, Any, Any], Any]) -> None:
+        self._told = told
+        self._handle: Any = None
+
+    def open(self) -> None:
+        """Listen from here on."""
+        if self._handle is None:
+            self._handle = register_module_forward_pre_hook(self._called)
+
+    def shut(self) -> None:
+        """Listen no more."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def _called(self, module: nn.Module, args: Any) -> Any:
+        # A hook for all modules is not given the keyword arguments; the function of torch's that calls it has them.
+        kwargs = sys._getframe(1).f_locals.get("kwargs")
+        return self._told(module, args, {} if kwargs is None else kwargs)

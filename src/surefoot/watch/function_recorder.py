@@ -1,0 +1,294 @@
+"""A tape of the torch functions a step called: what, where in the user's code, on what, giving what.
+
+The mode sees the calls as they are written (`F.cross_entropy`, `x - y`, `t.detach()`), not the kernels below. It is on
+during a look only. Tensors are held weakly, so nothing lives longer than it would have.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+import weakref
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType, MethodWrapperType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+
+from surefoot.watch import autograd_graph as graph
+from surefoot.watch.script_hooks import is_calm, is_listening
+from surefoot.watch.user_frames import is_users, place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MOST_ENTRIES = 20_000
+
+_modes: Any = torch.overrides  # its stack of modes has no public name
+
+BREAKS = frozenset({"detach", "detach_", "data", "tensor", "as_tensor", "item", "numpy", "tolist", "from_numpy"})
+"""Calls after which gradients do not flow."""
+
+_SILENT = frozenset(
+    {
+        "size", "dim", "shape", "dtype", "device", "requires_grad", "grad", "grad_fn", "is_leaf", "ndim", "numel",
+        "layout", "is_cuda", "is_sparse", "is_floating_point", "is_complex", "__len__", "is_nested", "is_meta",
+        "_version", "data_ptr", "stride", "is_contiguous", "is_quantized", "names", "backward", "register_hook",
+        "retain_grad", "storage_offset", "element_size", "nelement", "is_mkldnn", "__hash__", "__format__", "__repr__",
+        "is_inference", "is_same_size", "requires_grad_", "zero_", "uniform_", "normal_", "trunc_normal_",
+    }
+)  # fmt: skip
+
+
+def original_of(func: Any) -> Any:
+    """What to call for a function that came to the tape; `patches` puts `Originals.original_of` here."""
+    return func
+
+
+def on_its_behalf(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function. Its code is given the file and line of whoever called the function: warnings name those."""
+    return func(*args, **kwargs)
+
+
+_codes: dict[tuple[str, int], CodeType] = {}
+_OVERRIDES = torch.overrides.__file__
+
+
+def _called_from(frame: Any) -> Callable[[Any, Any, Any], Any]:
+    """`on_its_behalf`, as if it stood where a function was called that came to the tape."""
+    if frame.f_code.co_filename == _OVERRIDES and frame.f_back is not None:  # a function written in Python
+        frame = frame.f_back.f_back or frame
+    key = frame.f_code.co_filename, frame.f_lineno
+    code = _codes.get(key)
+    if code is None:
+        if len(_codes) > 4096:
+            _codes.clear()
+        plain = on_its_behalf.__code__
+        # Every line of it is the one line.
+        code = plain.replace(co_filename=key[0], co_firstlineno=key[1], co_linetable=_one_line(plain))
+        _codes[key] = code
+    return FunctionType(code, frame.f_globals)
+
+
+def _one_line(code: CodeType) -> bytes:
+    """A line table that gives every instruction the first line."""
+    if sys.version_info < (3, 11):
+        return bytes((len(code.co_code), 0))
+    table, left = bytearray(), len(code.co_code) // 2
+    while left:
+        count = min(left, 8)
+        table += bytes((0x80 | 13 << 3 | count - 1, 0))  # no columns, and no lines on from the line before
+        left -= count
+    return bytes(table)
+
+
+@dataclass
+class RecordedCall:
+    """One call."""
+
+    name: str
+    index: int
+    filename: str
+    line: int
+    inputs: list[int]
+    """Entries that made the tensors it took; a tensor from outside the tape has none."""
+    shapes: list[list[int]]
+    grads: list[bool]
+    """For each tensor taken, whether it needed a gradient."""
+    module: str = ""
+    grad_enabled: bool = True
+    out_shape: list[int] | None = None
+    out_grad: bool = False
+    out_dtype: str = ""
+    note: dict[str, Any] = field(default_factory=dict)
+    parameters: list[int] = field(default_factory=list)
+    """Numbers of the parameters among the tensors taken."""
+    kind: str = ""
+    """The operation of the result's autograd node; the node itself bears the index of the entry."""
+    result: Any = None
+    """Weak reference to the result."""
+    taken: list[Any] = field(default_factory=list)
+    """Weak references to the tensors taken."""
+
+    @property
+    def site(self) -> str:
+        """The user's file and line."""
+        return place(self.filename, self.line) if self.filename else ""
+
+
+def tensors_in(values: Any, depth: int = 3) -> Iterator[Tensor]:
+    """Every ordinary tensor (with a shape, no list of tensors, no listener) in nested lists, tuples, dictionaries."""
+    if isinstance(values, Tensor):
+        if not is_lazy(values) and not is_listening(values) and not values.is_nested:
+            yield values
+    elif depth and isinstance(values, (list, tuple)):
+        for value in values[:64]:
+            yield from tensors_in(value, depth - 1)
+    elif depth and isinstance(values, dict):
+        for value in list(values.values())[:64]:
+            yield from tensors_in(value, depth - 1)
+    elif depth and hasattr(type(values), "__dataclass_fields__"):
+        yield from tensors_in(vars(values), depth - 1)
+
+
+class FunctionRecorder(TorchFunctionMode):
+    """Records calls while it is entered. `watch(entry, args, kwargs, out)` may add notes; it must not raise."""
+
+    def __init__(
+        self, watch: Callable[[RecordedCall, tuple[Any, ...], dict[str, Any], Any], None], safely: Callable[..., Any]
+    ) -> None:
+        super().__init__()
+        self._safely = safely
+        self.entries: list[RecordedCall] = []
+        self.mark = object()
+        """Whose numbers the autograd nodes bear."""
+        self.paused = 0
+        self.in_step = False
+        """While an optimizer works: its operations are not the script's."""
+        self.has_closure = False
+        """Whether the optimizer calls the script back; what it does itself, it does without gradients."""
+        self.module = ""
+        self._watch = watch
+        self._made_by: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._names: dict[Any, tuple[Any, str, Any]] = {}
+        """Functions, their names and originals, by identity: some compute their hash in Python."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        key: Any = id(func)
+        if type(func) is MethodWrapperType:  # the getter of a property: a new object at each access
+            key = id(func.__self__), func.__name__
+        known = self._names.get(key)
+        if known is None:
+            known = self._names[key] = func, _short_name(func), original_of(func)
+        out = _called_from(sys._getframe(1))(known[2], args, kwargs or {})
+        if self.paused or len(self.entries) >= MOST_ENTRIES or not is_calm():
+            return out
+        if self.in_step and not (self.has_closure and torch.is_grad_enabled()):
+            return out
+        if known[1] not in _SILENT:
+            self._safely("operations", self._record, func, known[1], args, kwargs or {}, out)
+        return out
+
+    def forget(self) -> None:
+        """Drop the references to tensors. What was recorded stays."""
+        self._made_by.clear()
+        for entry in self.entries:
+            entry.taken, entry.result = [], None
+
+    def leave(self) -> None:
+        """Take the tape off the stack of modes, wherever in it others have pushed it."""
+        above = []
+        while _modes._len_torch_function_stack():
+            mode = _modes._pop_mode()
+            if mode is self:
+                break
+            above.append(mode)
+        for mode in reversed(above):
+            _modes._push_mode(mode)
+
+    def is_on_top(self) -> bool:
+        """Whether it is the innermost of this thread's modes."""
+        stack = _modes._get_current_function_mode_stack()
+        return bool(stack) and stack[-1] is self
+
+    def is_entered(self) -> bool:
+        """Whether it is among this thread's modes."""
+        return any(mode is self for mode in _modes._get_current_function_mode_stack())
+
+    def _record(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        taken = [*tensors_in(args), *tensors_in(kwargs)] if kwargs else list(tensors_in(args))
+        first = next(tensors_in(out), None)
+        if first is None and name not in BREAKS:
+            return
+        frame: Any = sys._getframe(3)
+        while frame is not None and not is_users(frame.f_code.co_filename):
+            frame = frame.f_back
+        entry = RecordedCall(
+            name=name,
+            index=len(self.entries),
+            filename=frame.f_code.co_filename if frame is not None else "",
+            line=frame.f_lineno if frame is not None else 0,
+            inputs=[index for tensor in taken if (index := self.maker(tensor)) is not None],
+            shapes=[list(tensor.shape) for tensor in taken],
+            grads=[tensor.requires_grad for tensor in taken],
+            module=self.module,
+            grad_enabled=torch.is_grad_enabled(),
+            taken=[weakref.ref(tensor) for tensor in taken],
+        )
+        if first is not None:
+            entry.out_shape = list(first.shape)
+            entry.out_grad = first.requires_grad
+            entry.out_dtype = str(first.dtype).removeprefix("torch.")
+            if (node := first.grad_fn) is not None:
+                entry.kind = graph.op(node)
+                graph.mark(node, self.mark, entry.index)
+            entry.result = weakref.ref(first)
+        self.entries.append(entry)
+        for tensor in tensors_in(out):
+            self._made_by[id(tensor)] = (weakref.ref(tensor), entry.index)
+        if not any(isinstance(value, Tensor) and is_listening(value) for value in (*args, *kwargs.values(), out)):
+            self._watch(entry, args, kwargs, out)
+
+    def maker(self, tensor: Tensor) -> int | None:
+        """The entry that made a tensor, if it is on the tape."""
+        known = self._made_by.get(id(tensor))
+        return known[1] if known is not None and known[0]() is tensor else None
+
+    def fills_gradients(self) -> bool:
+        """Whether a backward would fill the `grad` of a result, which the script asked for (`retain_grad`)."""
+        held = (
+            tensor
+            for entry in self.entries
+            for ref in (entry.result, *entry.taken)
+            if ref and (tensor := ref()) is not None
+        )
+        return any(tensor.retains_grad and not tensor.is_leaf for tensor in held)
+
+    def history(self, start: int | None, limit: int = 400) -> Iterator[RecordedCall]:
+        """The entries a result was made from, nearest first, itself included."""
+        waiting = [] if start is None else [-start]  # a heap gives the smallest first
+        seen: set[int] = set()
+        while waiting and len(seen) < limit:
+            index = -heapq.heappop(waiting)
+            if index in seen:
+                continue
+            seen.add(index)
+            yield self.entries[index]
+            for made_from in self.entries[index].inputs:
+                if made_from not in seen:
+                    heapq.heappush(waiting, -made_from)
+
+
+def leave_every_tape() -> None:
+    """Take off what was left on the stack because it was in use when its look ended."""
+    if _modes._len_torch_function_stack():
+        for mode in _modes._get_current_function_mode_stack():
+            if isinstance(mode, FunctionRecorder):
+                mode.leave()
+
+
+_PLAIN = {
+    "__add__": "add", "__radd__": "add", "__iadd__": "add", "add_": "add",
+    "__sub__": "sub", "__rsub__": "rsub", "__isub__": "sub", "sub_": "sub", "subtract": "sub",
+    "__mul__": "mul", "__rmul__": "mul", "__imul__": "mul", "mul_": "mul", "multiply": "mul",
+    "__truediv__": "div", "__rtruediv__": "rdiv", "__itruediv__": "div", "div_": "div", "true_divide": "div",
+    "__rdiv__": "rdiv", "divide": "div",
+    "__pow__": "pow", "__rpow__": "rpow", "pow_": "pow", "float_power": "pow",
+    "__neg__": "neg", "negative": "neg", "__matmul__": "matmul", "__getitem__": "getitem",
+    "absolute": "abs", "__abs__": "abs", "arccos": "acos", "arcsin": "asin",
+    "linalg_norm": "norm", "linalg_vector_norm": "norm", "vector_norm": "norm",
+}  # fmt: skip
+
+
+def _short_name(func: Any) -> str:
+    name = getattr(func, "__name__", "") or str(func)
+    if name == "__get__":  # a property: its owner knows what it is called
+        name = getattr(getattr(func, "__self__", None), "__name__", name)
+    elif name == "__set__":
+        return "_set"
+    return _PLAIN.get(name, name)

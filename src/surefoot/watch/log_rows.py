@@ -1,0 +1,228 @@
+"""What `surefoot run` writes into the run log: the numbers of each step, what looks saw of each layer, what happened.
+
+The log is the same that a `TrainingStabilizer` writes, so everything that shows a run shows both. It begins with the
+first step: a script that does not train leaves none.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from surefoot.observe.readable import readable
+from surefoot.record.messages import LayerRows, StepRow
+from surefoot.types import NamedParameter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from surefoot.diagnose.findings import Diagnosis
+    from surefoot.record.log import RunLog
+    from surefoot.record.messages import EventName
+    from surefoot.types import Severity
+    from surefoot.watch.parameter_registry import ParameterRegistry
+
+_NAMES: dict[str, tuple[EventName, Severity]] = {
+    "nonfinite-loss": ("alarm", "error"),
+    "nonfinite-gradient": ("alarm", "error"),
+    "spike": ("spike", "info"),
+    "skip": ("skip", "error"),
+    "overflow": ("overflow", "info"),
+    "saved": ("checkpoint", "info"),
+    "model-loaded": ("resume", "info"),
+}
+
+SPIKE_SHARE = 0.1
+"""A spike is told if it undoes this share of what the loss has fallen by: near its floor a loss doubles often."""
+
+
+class WatchLog:
+    """Hands a watcher's rows, looks and events to the log."""
+
+    def __init__(self, open_log: Callable[[], RunLog | None], book: ParameterRegistry) -> None:
+        self._open_log, self._book = open_log, book
+        self._log: RunLog | None = None
+        self._opened = False
+        self._histograms_at: dict[str, int] = {}
+        self._parts: dict[int, str] = {}
+        self._steps: dict[int, int] = {}
+        """The last step of each optimizer that was written."""
+
+    @property
+    def log(self) -> RunLog | None:
+        """The log, opened when it is first needed."""
+        if not self._opened:
+            self._opened = True
+            self._log = self._open_log()
+        return self._log
+
+    def step(self, row: dict[str, Any], optimizer: int) -> None:
+        """One optimizer's step, all numbers read."""
+        log = self.log
+        if log is None:
+            return
+        log.take(
+            StepRow(
+                self._step(row, optimizer),
+                time.time(),
+                self._part(optimizer),
+                loss=row.get("loss"),
+                **_clipping(row),
+                lr=row.get("lr"),
+                loss_scale=row.get("scale"),
+                skipped=bool(row.get("skipped")),
+            )
+        )
+
+    def _step(self, row: dict[str, Any], optimizer: int) -> int:
+        """The step of the run. An optimizer made late may step twice in what counts as one; its rows are still two."""
+        step = max(int(row.get("at", row["step"])), self._steps.get(optimizer, -1) + 1)
+        self._steps[optimizer] = step
+        return step
+
+    def _part(self, optimizer: int) -> str:
+        """What an optimizer is called, settled at its first step: the rows of one part must not have two names."""
+        if optimizer not in self._parts:
+            self._parts[optimizer] = part_name(optimizer, self._book)
+        return self._parts[optimizer]
+
+    def look(self, facts: dict[str, Any]) -> None:
+        """What a deep look saw of each parameter and each activation."""
+        log = self.log
+        if log is None:
+            return
+        for step in facts.get("steps", []):
+            rows = step["rows"]
+            names = [self._book.label(self._book.parameters[row["id"]]) for row in rows]
+            columns = {
+                name: [row.get(key) for row in rows]
+                for name, key in [
+                    ("grad_norm", "grad"),
+                    ("grad_largest", "largest"),
+                    ("nonfinite", "nonfinite"),
+                    ("param_norm", "weight"),
+                    ("update_ratio", "ratio"),
+                ]
+            }
+            log.take(LayerRows(facts["step"], names, columns, self._part(step["optimizer"])))
+            self._histograms(facts["step"], rows, names, self._part(step["optimizer"]))
+        dead = [note for note in facts.get("notes", {}).get("activations", []) if note.get("units")]
+        if dead:
+            shares = {f"{note['module']}.{note['op']}": note["dead"] / note["units"] for note in dead}
+            log.take(LayerRows(facts["step"], list(shares), {"dead_share": list(shares.values())}))
+
+    def _histograms(self, step: int, rows: list[dict[str, Any]], names: list[str], part: str) -> None:
+        """How weights and gradients are spread, at some of the looks."""
+        if step < self._histograms_at.get(part, 0) or self._log is None:
+            return
+        from surefoot.guard.model_sampling import histograms_of
+
+        self._histograms_at[part] = max(step + 1, 2 * step)
+        tensors = [self._book.parameters[row["id"]].tensor() for row in rows]
+        named = [
+            NamedParameter(name, tensor)
+            for name, tensor in zip(names, tensors, strict=True)
+            if tensor is not None and readable(tensor) is not None
+        ]
+        for histogram in histograms_of(named, step, part):
+            self._log.take(histogram)
+
+    def event(self, facts: dict[str, Any]) -> None:
+        """Something happened at a step."""
+        if facts["event"] not in _NAMES or _is_small(facts):
+            return
+        log = self.log
+        if log is None:
+            return
+        name, severity = _NAMES[facts["event"]]
+        told = {"cause": facts["event"], "action": _action(name), "evidence": _evidence(facts)}
+        log.event(name, facts["step"], _summary(facts), severity=severity, **told)
+
+    def end(self, diagnosis: Diagnosis, code: int | None) -> None:
+        """The script is over and the run diagnosed."""
+        log = self._log
+        if log is None:
+            return
+        for finding in diagnosis.findings:
+            evidence = {"confidence": finding.confidence, "where": list(finding.where)}
+            log.event(
+                "finding",
+                finding.step,
+                finding.summary,
+                severity=finding.severity,
+                cause=finding.cause,
+                evidence=evidence,
+            )
+        summary = f"{diagnosis.verdict}; exit code {code if code is not None else 0}"
+        log.event("end", diagnosis.steps, summary)
+        log.close()
+
+
+def part_name(optimizer: int, book: ParameterRegistry) -> str:
+    """An only optimizer is the run; one of several is called by the model it trains, if no other trains that too."""
+    owners: dict[str, set[int]] = {}
+    for record in book.parameters:
+        if record.optimizers:
+            owners.setdefault(record.model, set()).update(record.optimizers)
+    if not set().union(*owners.values()) - {optimizer}:
+        return f"optimizer {optimizer + 1}" if optimizer else ""
+    mine = [model for model, numbers in owners.items() if optimizer in numbers]
+    alone = len(mine) == 1 and mine[0] and owners[mine[0]] == {optimizer}
+    return mine[0] if alone else f"optimizer {optimizer + 1}"
+
+
+def _clipping(row: dict[str, Any]) -> dict[str, Any]:
+    """The gradient norm before clipping, and what clipping multiplied it by.
+
+    The norm in the row is the one that the optimizer was given. If the script clips by norm, the norm before that is
+    what clipping found, provided that the two fit together: it may have clipped something else.
+    """
+    given, found, limit = row.get("grad_norm"), row.get("clip_norm"), row.get("clip_limit")
+    if given is None or found is None or not limit or row.get("clip_by_value"):
+        return {"grad_norm": given}
+    factor = min(1.0, limit / found) if found > 0 else 1.0
+    if not abs(found * factor - given) <= 0.05 * given:
+        return {"grad_norm": given}
+    return {"grad_norm": found, "clip_factor": factor}
+
+
+def _is_small(facts: dict[str, Any]) -> bool:
+    """Whether an event is a matter of course: weights loaded before the first step, a spike that undoes little."""
+    if facts["event"] == "spike":
+        return bool(
+            facts["value"] - facts["level"] < SPIKE_SHARE * (facts.get("began", facts["level"]) - facts["level"])
+        )
+    return bool(facts["event"] == "model-loaded" and facts["step"] == 0)
+
+
+def _action(name: str) -> str:
+    return "skip" if name == "skip" else ""
+
+
+def _evidence(facts: dict[str, Any]) -> dict[str, Any]:
+    return {"parameters": facts["parameters"]} if facts.get("parameters") else {}
+
+
+def _summary(facts: dict[str, Any]) -> str:
+    match facts["event"]:
+        case "nonfinite-loss":
+            return f"the loss is {facts['value']}"
+        case "nonfinite-gradient":
+            names = facts["parameters"]
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            return f"the gradient of {names[0]}{more} is not finite" if names else "a gradient is not finite"
+        case "spike":
+            return f"the loss is {facts['value']:.4g}; the steps before it were around {facts['level']:.4g}"
+        case "skip":
+            names = facts.get("parameters") or []
+            more = f" and {facts['of'] - 1} more" if facts.get("of", 1) > 1 else ""
+            which = f"the gradient of {names[0]}{more} is" if names else "its gradients are"
+            return f"the step was left out: {which} not finite"
+        case "overflow":
+            scale = facts.get("scale")
+            at = f" at loss scale {scale:g}" if isinstance(scale, float) else ""
+            return f"the scaler left the step out: gradients overflowed{at}"
+        case "model-loaded":
+            return f"weights were loaded at {facts['site']}"
+        case _:
+            return f"saved at {facts['site']}: {', '.join(map(str, facts.get('holds') or ['a file']))}"

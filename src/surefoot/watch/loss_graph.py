@@ -1,0 +1,194 @@
+"""Reading the graph and the tape under a backward: sign, factor, pairs, breaks, and the first bad node.
+
+The graph says what the loss depends on, the tape which lines of the script made it. Nothing is computed on the graph
+itself; hooks on its nodes only add up what passes. Graphs of more than 4,000 nodes go without hooks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from surefoot.observe.readable import readable
+from surefoot.watch import autograd_graph as graph
+from surefoot.watch.call_facts import LOSSES, VIEWS
+from surefoot.watch.function_recorder import BREAKS
+from surefoot.watch.script_hooks import WithoutHooks, is_calm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from surefoot.watch.call_facts import CallFacts
+    from surefoot.watch.function_recorder import FunctionRecorder, RecordedCall
+
+MOST_HEARD = 4_000
+"""Larger graphs go without hooks on their nodes."""
+_PAIRED = {"cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss"}
+
+
+def chain(node: Any) -> list[str]:
+    """The operations right under a root, while there is only one way down."""
+    names = []
+    for _ in range(12):
+        if node is None:
+            break
+        names.append(graph.op(node))
+        below = [n for n, _ in node.next_functions if n is not None]
+        if len(below) != 1:
+            break
+        node = below[0]
+    return names
+
+
+def made_from(tape: FunctionRecorder, entry: int) -> list[dict[str, Any]]:
+    """The last calls a loss was made from."""
+    return [
+        {"op": e.name, "site": e.site, "index": e.index, "shape": e.out_shape} for e in list(tape.history(entry, 24))
+    ]
+
+
+def sign(tape: FunctionRecorder, entry: int) -> dict[str, Any] | None:
+    """Follow the loss back to the loss function it came from, counting changes of sign and constant factors."""
+    factor: float | None = 1.0
+    index = entry
+    for _ in range(12):
+        e = tape.entries[index]
+        if e.name in LOSSES:
+            return {"function": e.name, "site": e.site, "factor": factor, "index": e.index}
+        if e.name == "neg":
+            factor = -factor if factor is not None else None
+        elif e.name in ("mul", "div") and e.note.get("constant") is not None and factor is not None:
+            factor *= float(e.note["constant"])
+        elif e.name == "rsub":
+            factor = -factor if factor is not None else None
+        elif e.name not in ("mean", "sum", "add", "sub", "mul", "div", *VIEWS):
+            return None
+        ahead = [i for i in e.inputs if tape.entries[i].out_grad]
+        if len(ahead) != 1:
+            return None
+        index = ahead[0]
+    return None
+
+
+def factor_of(tape: FunctionRecorder, entry: int) -> float:
+    """What the loss was multiplied by, in plain numbers, right before backward."""
+    factor = 1.0
+    for _ in range(8):
+        e = tape.entries[entry]
+        if e.note.get("constant") is not None:
+            factor *= float(e.note["constant"])
+        elif e.name == "neg":
+            factor = -factor
+        elif e.name not in VIEWS:
+            break
+        ahead = [i for i in e.inputs if tape.entries[i].out_grad]
+        if len(ahead) != 1:
+            break
+        entry = ahead[0]
+    return factor
+
+
+def pair_rows(notes: CallFacts, held: list[Any]) -> dict[str, Any] | None:
+    """A sample of inputs with their labels, if a model call and a loss of this step fit together."""
+    if not held or not notes.losses or len(held) > 1:
+        return None
+    features = held[-1].features
+    loss = notes.losses[-1]
+    if features is None or loss.get("op") not in _PAIRED:
+        return None
+    target = notes.targets.get(loss["index"])
+    if target is None or not len(features) or target.numel() != len(features) or features.dim() < 2:
+        return None
+    flat = features.detach()[:64].reshape(len(features[:64]), -1)
+    if not flat.is_floating_point():
+        flat = _bags(flat)
+    if flat.shape[1] > 64:
+        flat = flat[:, :: math.ceil(flat.shape[1] / 64)]
+    rows = [[round(v, 5) for v in row] for row in flat.float().cpu().nan_to_num().tolist()]
+    return {"x": rows, "y": target.detach().reshape(-1)[:64].tolist()}
+
+
+def _bags(ids: Tensor) -> Tensor:
+    """How often each token id, folded to 64 kinds, occurs in each row."""
+    folded = ids.long() % 64
+    return torch.zeros(len(ids), 64, device=ids.device).scatter_add_(1, folded, torch.ones_like(folded).float())
+
+
+def breaks(tape: FunctionRecorder, roots: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Where a value that gradients should flow through was cut off, and whether a loss was made from it."""
+    found = []
+    ends = {number: root["entry"] for number, root in enumerate(roots) if root.get("entry") is not None}
+    under = {number: {entry.index for entry in tape.history(end, 5000)} for number, end in ends.items()}
+    reached = set().union(*under.values())
+    for entry in tape.entries:
+        cut = entry.name in BREAKS and any(entry.grads) and not entry.out_grad
+        dark = not entry.grad_enabled and entry.index in reached and any(entry.grads)
+        if cut or dark:
+            found.append(
+                {
+                    "op": "no_grad" if dark and not cut else entry.name,
+                    "site": entry.site,
+                    "module": entry.module,
+                    "reaches_loss": entry.index in reached,
+                    "roots": [number for number, below in under.items() if entry.index in below],
+                    "parameters": sorted(_upstream(tape, entry))[:200],
+                }
+            )
+    return found[:200]
+
+
+def _upstream(tape: FunctionRecorder, entry: RecordedCall) -> set[int]:
+    """The parameters that a value was computed from."""
+    return {number for past in tape.history(entry.index, 2000) for number in past.parameters}
+
+
+class BackwardRoots:
+    """What the nodes of one backward received and made, while it runs."""
+
+    def __init__(self, tape: FunctionRecorder | None, safely: Callable[..., Any]) -> None:
+        self._safely = safely
+        self._tape = tape
+        self._seen: list[tuple[str, int | None, list[Tensor], list[Tensor]]] = []
+
+    def listen(self, below: list[Any]) -> Iterator[Any]:
+        """Put a hook on each node; the handles take them off."""
+        return (node.register_hook(self._hook_for(node)) for node in below)
+
+    def _hook_for(self, node: Any) -> Callable[[Any, Any], None]:
+        op = graph.op(node)
+        entry = graph.number_of(node, self._tape.mark) if self._tape is not None else None
+
+        def hook(made: Any, given: Any) -> None:
+            if is_calm():
+                self._safely("backward", self._note, op, entry, given, made)
+
+        return hook
+
+    def _note(self, op: str, entry: int | None, given: Any, made: Any) -> None:
+        self._seen.append((op, entry, _sums(given), _sums(made)))
+
+    def first_bad(self) -> dict[str, Any] | None:
+        """The first node that turned finite gradients into something else."""
+        for op, number, given, made in self._seen:
+            if _all_finite(given) and not _all_finite(made):
+                entry = self._tape.entries[number] if self._tape is not None and number is not None else None
+                return {
+                    "op": op,
+                    "call": entry.name if entry is not None else None,
+                    "site": entry.site if entry is not None else "",
+                    "module": entry.module if entry is not None else "",
+                }
+        return None
+
+
+def _sums(tensors: Any) -> list[Tensor]:
+    with WithoutHooks():
+        held = [readable(t) for t in tensors or () if isinstance(t, Tensor) and t.is_floating_point()]
+        return [t.float().sum() for t in held if t is not None]
+
+
+def _all_finite(sums: list[Tensor]) -> bool:
+    return all(math.isfinite(float(value)) for value in sums)

@@ -1,0 +1,77 @@
+"""The level of the loss, and losses that stand far out of it.
+
+Each line of the script that calls `backward` has a level of its own: the last forty losses that were no spikes. What
+goes on for long therefore becomes the level. After forty spikes in a run no more are reported.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from surefoot.watch import autograd_graph as graph
+from surefoot.watch.tensor_summary import describe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MOST_SPIKES = 40
+
+
+class LossLevels:
+    """The level of each line, and how many spikes there have been."""
+
+    def __init__(self) -> None:
+        self.spikes = 0
+        self._levels: dict[Any, list[float]] = {}
+        self._last: list[float] = []
+        self._key: Any = None
+        self._began: dict[Any, float] = {}
+
+    def is_spike(self, value: float, frame: Any) -> bool:
+        """Whether a loss stands far out of the last ones from the same line. It is not judged by a level it is in."""
+        key = (frame.f_code, frame.f_lineno) if frame is not None else None
+        self._key = key
+        level = self._last = self._levels.setdefault(key, [])
+        if len(level) < 20:
+            level.append(value)
+            return False
+        self._began.setdefault(key, _middle(level))
+        ordered = sorted(level)
+        middle = ordered[len(ordered) // 2]
+        spread = ordered[int(len(ordered) * 0.9)] - ordered[int(len(ordered) * 0.1)]
+        spike = value > middle + 6 * spread + 0.5 * abs(middle) + 1e-6
+        if spike and self.spikes < MOST_SPIKES:
+            self.spikes += 1
+            return True
+        level.append(value)
+        if len(level) > 40:
+            del level[0]
+        return False
+
+    def middle(self) -> float:
+        """The level the last loss was judged by."""
+        return _middle(self._last)
+
+    def began(self) -> float:
+        """Where the loss of that line was at first."""
+        return self._began[self._key]
+
+
+def _middle(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def data_under(root: Tensor) -> list[dict[str, Any]]:
+    """The data tensors that went into a loss, a few of them, with the row that is largest."""
+    held: list[dict[str, Any]] = []
+    for node in graph.leaves_first(root.grad_fn)[:400]:
+        for name, tensor in graph.saved(node).items():
+            if tensor.grad_fn is None and not tensor.requires_grad and tensor.is_floating_point() and tensor.dim():
+                held.append({"op": graph.op(node), "tensor": name} | describe(tensor))
+                if tensor.dim() > 1:
+                    rows = tensor.detach().reshape(len(tensor), -1).float().abs().amax(1)
+                    held[-1]["worst_row"] = int(rows.argmax())
+                    held[-1]["row_ratio"] = float(rows.max() / rows.median().clamp_min(1e-12))
+        if len(held) >= 4:
+            break
+    return held

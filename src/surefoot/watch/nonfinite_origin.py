@@ -1,0 +1,298 @@
+"""Where the first non-finite value came from, read off the autograd graph of a loss that is not finite.
+
+The graph of a forward pass still holds what its operations saved. Walking it from the leaves upwards, the first node
+that holds or must have made something non-finite is the culprit: a parameter that was already bad, a tensor from
+outside the graph (data), or an operation outside the range where it is defined.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from surefoot.observe.readable import readable
+from surefoot.watch import autograd_graph as graph
+from surefoot.watch.script_hooks import WithoutHooks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from surefoot.watch.parameter_registry import ParameterRegistry
+
+_RESULTS = ("result", "result0", "result1", "out", "output", "logsumexp", "result_", "attn_weight")
+_CLOSED = {"Add", "Sub", "Mul", "Neg", "View", "Reshape", "Mean", "Sum", "Select", "Slice", "Index", "Cat", "Stack",
+           "Mm", "Addmm", "Bmm", "Convolution", "T", "Transpose", "Permute", "Squeeze", "Unsqueeze", "Rsub",
+           "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "Relu", "Threshold", "NllLoss", "Abs"}  # fmt: skip
+"""Operations that give finite results for finite inputs, short of overflow."""
+
+
+def autopsy(
+    root: Tensor,
+    book: ParameterRegistry,
+    origins: dict[str, list[tuple[str, str, str]]],
+    follow: Callable[[dict[str, Any], Tensor | None], dict[str, Any]] = lambda facts, tensor: {},
+) -> dict[str, Any]:
+    """What is known about the origin of a non-finite loss.
+
+    Before data is blamed, `follow(facts, tensor)` says what is known of the operations it went through without a graph.
+    """
+    with WithoutHooks():
+        order = graph.leaves_first(root.grad_fn)
+        bad_leaves = [
+            variable for node in order if (variable := graph.leaf(node)) is not None and not _finite(variable)
+        ]
+        culprit = _first_culprit(order)
+    if bad_leaves:
+        names = [book.label(record) if (record := book.get(t)) else "a leaf tensor" for t in bad_leaves]
+        owned = [t for t in bad_leaves if book.get(t) is not None and (book.get(t).optimizers or book.get(t).model)]  # type: ignore[union-attr]
+        if owned or culprit is None:
+            return {"kind": "parameter", "parameters": names[:20], "count": len(names)}
+        return {"kind": "data", "tensor": "a leaf that needs a gradient", "shape": list(bad_leaves[0].shape)}
+    if culprit is None:
+        return {"kind": "unknown", "op": graph.op(root.grad_fn) if root.grad_fn is not None else None}
+    node, facts = culprit
+    facts |= _origin(node, order, origins)
+    return facts | follow(facts, graph.saved(node).get(facts["tensor"])) if facts["kind"] == "data" else facts
+
+
+def _first_culprit(order: list[Any]) -> tuple[Any, dict[str, Any]] | None:
+    for node in order:
+        op = graph.op(node)
+        held = graph.saved(node)
+        made = next((value for name, value in held.items() if name in _RESULTS and not _finite(value)), None)
+        given = {name: value for name, value in held.items() if name not in _RESULTS}
+        bad_given = {name: value for name, value in given.items() if not _finite(value) and not _is_mask(value)}
+        outside = next(
+            (pair for pair in bad_given.items() if pair[1].grad_fn is None and not pair[1].requires_grad), None
+        )
+        broken = _undefined(op, node, given)
+        if broken is not None:
+            return node, {"kind": "operation", "op": op, "inputs": _ranges(given), "dtype": _dtype(held)} | broken
+        if outside is not None and outside[1].dim() == 0:  # a number in the code, not a row of the data
+            words = f"a factor of {float(outside[1]):g}"
+            return node, {"kind": "operation", "op": op, "dtype": _dtype(held), "undefined_at": words, "bad": 1}
+        if outside is not None and op != "Where":
+            dtype = str(outside[1].dtype).removeprefix("torch.")
+            return node, {"kind": "data", "op": op, "tensor": outside[0], "dtype": dtype} | _bad_rows(outside[1])
+        if bad_given:
+            below = [n for n, _ in node.next_functions if n is not None and graph.leaf(n) is None]
+            maker = below[0] if below else node
+            return maker, _made_by(maker, next(iter(bad_given.values())))
+        if made is not None:
+            return node, {"kind": "operation", "op": op, "inputs": _ranges(given), "dtype": _dtype(held)} | _count(made)
+    return None
+
+
+def _made_by(node: Any, value: Tensor) -> dict[str, Any]:
+    """A value found bad where it was used, made by `node` below."""
+    op, held = graph.op(node), graph.saved(node)
+    dtype = str(value.dtype).removeprefix("torch.")
+    facts = {"kind": "operation", "op": op, "inputs": _ranges(held), "dtype": dtype} | _count(value)
+    low = dtype in ("float16", "bfloat16")
+    if op in _CLOSED and not low and not _range_is_huge(held):
+        facts["kind"] = (
+            "data"  # finite in, not finite out: the other operand, which is not in the graph, was not finite
+        )
+        facts["tensor"] = "the other operand"
+        facts |= _bad_rows(value)
+    return facts
+
+
+def _undefined(op: str, node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+    """Evidence that the operation was given a value it is not defined for."""
+    check: Callable[[Any, dict[str, Tensor]], dict[str, Any] | None] | None = _UNDEFINED.get(op)
+    try:
+        return check(node, given) if check is not None else None
+    except (RuntimeError, KeyError, AttributeError, TypeError):
+        return None
+
+
+def _log(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+    value = given["self"]
+    bad = int((value <= 0).sum())
+    return {"undefined_at": "values of 0 or less", "bad": bad, "lowest": float(value.min())} if bad else None
+
+
+def _log1p(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+    value = given["self"]
+    bad = int((value <= -1).sum())
+    return {"undefined_at": "values of -1 or less", "bad": bad, "lowest": float(value.min())} if bad else None
+
+
+def _div(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+    value = given["other"]
+    bad = int((value == 0).sum())
+    if not bad:
+        return None
+    facts = {"undefined_at": "a divisor of 0", "bad": bad, "divisor_shape": list(value.shape)}
+    if value.dim() == 0 and not value.requires_grad:
+        facts["empty_count"] = True
+    return facts
+
+
+def _arc(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+    value = given["self"]
+    bad = int((value.abs() > 1).sum())
+    return {"undefined_at": "values beyond ±1", "bad": bad, "largest": float(value.abs().max())} if bad else None
+
+
+def _acosh(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+    value = given["self"]
+    bad = int((value < 1).sum())
+    return {"undefined_at": "values below 1", "bad": bad, "lowest": float(value.min())} if bad else None
+
+
+def _atanh(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+    value = given["self"]
+    bad = int((value.abs() >= 1).sum())
+    return {"undefined_at": "values at or beyond ±1", "bad": bad, "largest": float(value.abs().max())} if bad else None
+
+
+def _pow(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+    value = given["self"]
+    exponent = getattr(node, "_saved_exponent", None)
+    if isinstance(exponent, Tensor):
+        exponent = float(exponent.reshape(-1)[0])
+    if exponent is None:
+        return None
+    bad = int((value == 0).sum()) if exponent < 0 else 0
+    if float(exponent) != int(exponent):
+        bad += int((value < 0).sum())
+    return (
+        {"undefined_at": f"base for exponent {exponent:g}", "bad": bad, "lowest": float(value.min())} if bad else None
+    )
+
+
+def _softmax(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+    result = node._saved_result
+    rows = torch.isnan(result).all(-1)
+    bad = int(rows.sum())
+    if not bad or bool(rows.all()):
+        partial = int(torch.isnan(result).any(-1).sum())
+        if not partial or partial != bad:
+            return None
+    below = [graph.op(n) for n, _ in node.next_functions if n is not None]
+    near = _ops_near(node, 5)
+    if near & {"MaskedFill", "Where", "Add", "Baddbmm", "Sub"}:
+        return {"undefined_at": "rows with every key masked", "bad": bad, "masked_rows": bad, "below": below}
+    return None
+
+
+def _attention(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+    mask = given.get("attn_mask", given.get("attn_bias"))
+    if mask is None:
+        return None
+    blocked = ~mask if mask.dtype is torch.bool else mask == -math.inf
+    bad = int(blocked.all(-1).sum())
+    return {"undefined_at": "rows with every key masked", "bad": bad, "masked_rows": bad} if bad else None
+
+
+def _nll(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+    index = node._saved_ignore_index
+    index -= 2**64 if index >= 2**63 else 0  # torch hands out its sign bit as a number
+    ignored = int((given["target"] == index).sum())
+    if ignored == given["target"].numel():
+        return {"undefined_at": "no target left", "bad": ignored, "all_ignored": True, "ignore_index": index}
+    return None
+
+
+def _exp(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+    result = node._saved_result
+    bad = int(torch.isinf(result).sum())
+    return (
+        {"undefined_at": "an exponent too large", "bad": bad} if bad and not bool(torch.isnan(result).any()) else None
+    )
+
+
+def _half_product(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+    """A product in half precision whose true value is beyond 65504, computed again in single precision."""
+    left = next((given[k] for k in ("self", "mat1") if k in given), None)
+    right = next((given[k] for k in ("mat2", "other") if k in given), None)
+    if left is None or right is None or left.dtype != torch.float16 or not (_finite(left) and _finite(right)):
+        return None
+    product = left.float() * right.float() if graph.op(node) == "Mul" else left.float() @ right.float()
+    bad = int((product.abs() > 65504).sum())
+    return {"undefined_at": "results beyond 65504", "bad": bad, "largest": float(product.abs().max())} if bad else None
+
+
+_UNDEFINED: dict[str, Callable[[Any, dict[str, Tensor]], dict[str, Any] | None]] = {
+    "Log": _log, "Log2": _log, "Log10": _log, "Log1P": _log1p, "Div": _div, "Acos": _arc, "Asin": _arc, "Pow": _pow,
+    "Acosh": _acosh, "Atanh": _atanh,
+    "Softmax": _softmax, "LogSoftmax": _softmax, "NllLoss": _nll, "NllLoss2D": _nll, "Exp": _exp,
+    "ScaledDotProductFlashAttentionForCpu": _attention, "ScaledDotProductAttention": _attention,
+    "Mm": _half_product, "Addmm": _half_product, "Bmm": _half_product, "Mul": _half_product,
+    "ScaledDotProductEfficientAttention": _attention, "SafeSoftmax": _softmax,
+}  # fmt: skip
+
+
+def _ops_near(node: Any, depth: int) -> set[str]:
+    found, level = set(), [node]
+    for _ in range(depth):
+        level = [n for parent in level for n, _ in parent.next_functions if n is not None]
+        found |= {graph.op(n) for n in level}
+    return found
+
+
+def _origin(node: Any, order: list[Any], origins: dict[str, list[tuple[str, str, str]]]) -> dict[str, Any]:
+    """Where in the user's code an operation of this kind was called, by its place among its kind."""
+    op = graph.op(node)
+    known = origins.get(op, [])
+    if not known:
+        return {}
+    alike = [other for other in order if graph.op(other) == op]
+    chosen = known[alike.index(node)] if len(alike) == len(known) and node in alike else known[0]
+    facts: dict[str, Any] = {"site": chosen[0], "module": chosen[1], "call": chosen[2]}
+    if len({place for place, _, _ in known}) > 1:
+        facts["sites"] = sorted({place for place, _, _ in known})[:5]
+    return facts
+
+
+def _finite(value: Tensor) -> bool:
+    local = readable(value)
+    if local is None or not local.is_floating_point() or local.numel() == 0 or local.layout is not torch.strided:
+        return True
+    return math.isfinite(float(local.detach().float().sum())) or bool(torch.isfinite(local).all())
+
+
+def _is_mask(value: Tensor) -> bool:
+    """Additive attention masks hold -inf on purpose."""
+    return not bool(torch.isnan(value).any()) and bool(((value == 0) | (value == -math.inf)).all())
+
+
+def _count(value: Tensor) -> dict[str, Any]:
+    return {
+        "nan": int(torch.isnan(value).sum()),
+        "inf": int(torch.isinf(value).sum()),
+        "minus_inf": int((value == -math.inf).sum()),
+        "shape": list(value.shape),
+    }
+
+
+def _bad_rows(value: Tensor) -> dict[str, Any]:
+    facts = _count(value)
+    if value.dim() > 1:
+        rows = (~torch.isfinite(value)).reshape(len(value), -1).any(1).nonzero().reshape(-1)
+        facts["rows"] = rows[:10].tolist()
+        facts["bad_rows"] = len(rows)
+    return facts
+
+
+def _ranges(held: dict[str, Tensor]) -> dict[str, Any]:
+    found = {}
+    for name, value in held.items():
+        if value.is_floating_point() and value.numel():
+            finite = value[torch.isfinite(value)].float()
+            if finite.numel():
+                found[name] = [float(finite.min()), float(finite.max())]
+    return found
+
+
+def _range_is_huge(held: dict[str, Tensor]) -> bool:
+    return any(max(abs(low), abs(high)) > 1e18 for low, high in _ranges(held).values())
+
+
+def _dtype(held: dict[str, Tensor]) -> str:
+    return next((str(v.dtype).removeprefix("torch.") for v in held.values() if v.is_floating_point()), "")

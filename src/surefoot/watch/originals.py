@@ -1,0 +1,260 @@
+"""What surefoot calls in the script's process is what was there before the script ran.
+
+A script may replace anything: `torch.Tensor.to`, `torch.no_grad`, `float`, `time.monotonic`. What it puts there is for
+its own calls, and may count, print or draw random numbers: surefoot must not call it. Two things see to that.
+
+- `Originals.bind` gives surefoot's modules their own names for builtins and for the functions of other modules, taken
+  when torch had just been imported. Modules are stood in for by a copy of the functions that surefoot's code names;
+  everything else, such as `sys.stderr`, is looked up in the module when it is asked for.
+- Methods are found through the class, which all share. `Originals.call` compares the classes of torch with what they
+  were. Normally nothing has changed, and that is all. Otherwise the original methods are put back for as long as the
+  call takes, the same for methods that a tensor subclass of the script's overrides. Other threads of the script would
+  see that: while any runs, methods of subclasses stay as they are, and with replaced methods of torch's own classes the
+  call is not made at all.
+
+Attributes set on single objects, and what the libraries surefoot calls look up by themselves, are left out.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import threading
+import types
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_UNBOUND = ("surefoot.watch.run_script", "surefoot.watch.torch_import", "surefoot.watch.process_exit",
+            "surefoot.watch.patches.hooks", "surefoot.diagnose", "surefoot.doctor",
+            "surefoot.replay", "surefoot.experiments", "surefoot.commands.zoo", "surefoot.cli", "surefoot.zoo",
+            "surefoot.__main__")  # fmt: skip
+"""Modules that replace functions, or run before and after the script."""
+_CLASSES = (Tensor, nn.Parameter, nn.Module, Optimizer)
+_FREE = frozenset({"__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__init__", "__new__",
+                   "__init_subclass__", "__torch_function__", "__torch_dispatch__", "__slots__", "__qualname__",
+                   "__static_attributes__", "__firstlineno__"})  # fmt: skip
+"""Names that are never called on an object that exists, or, as `__torch_function__`, are turned off otherwise."""
+_OWNERS = (Tensor, torch, torch.functional, nn.functional)
+"""Where torch looks functions up that are written in Python and go to a mode."""
+_MISSING = object()
+
+
+class Unobservable(Exception):
+    """Nothing can be observed now without the script noticing."""
+
+
+class Originals:
+    """The functions and methods that were there before the script."""
+
+    def __init__(self) -> None:
+        self._builtins = dict(vars(builtins))
+        self._frozen: dict[int, _Frozen] = {}
+        self._bound: set[str] = set()
+        self._used: set[str] = set()
+        self._classes: list[_Class] = []
+        self._subclasses: int = 0
+        self._handed_on: list[tuple[Any, str, Any]] = []
+        """Functions written in Python that torch looks up when a mode is on."""
+        self._inherited: set[str] = set()
+        """Methods of tensors that are written in C, where a replacement would lie above."""
+
+    def bind(self) -> None:
+        """Give the modules of surefoot that are loaded by now names of their own."""
+        added = [module for name, module in list(sys.modules.items()) if self._is_added(name, module)]
+        self._bound.update(module.__name__ for module in added)
+        self._used.update(name for module in added for code in _codes_of(module) for name in code.co_names)
+        for module in added:
+            held = vars(module)
+            for name, value in list(held.items()):
+                if type(value) is types.ModuleType and not value.__name__.startswith("surefoot"):
+                    held[name] = self._freeze(value)
+            for name in self._used & self._builtins.keys():
+                held.setdefault(name, self._builtins[name])
+        if not self._classes:
+            self._handed_on = [
+                (owner, name, value)
+                for owner in _OWNERS
+                for name, value in vars(owner).items()
+                if isinstance(value, types.FunctionType)
+            ]
+            self._inherited = set(dir(torch._C.TensorBase)) - vars(Tensor).keys()
+            self._classes = [_Class(kind, self._used) for kind in _CLASSES]
+
+    def codes(self) -> Iterator[types.CodeType]:
+        """All code of surefoot's that is loaded."""
+        for name, module in list(sys.modules.items()):
+            if name.startswith("surefoot.") and not name.startswith("surefoot.zoo") and module is not None:
+                yield from _codes_of(module)
+
+    def _is_added(self, name: str, module: Any) -> bool:
+        return (
+            name.startswith("surefoot.") and not name.startswith(_UNBOUND) and name not in self._bound and bool(module)
+        )
+
+    def _freeze(self, module: types.ModuleType) -> _Frozen:
+        known = self._frozen.get(id(module))
+        if known is None:
+            known = self._frozen[id(module)] = _Frozen(module)
+            for name in self._used & vars(module).keys():
+                value = vars(module)[name]
+                if type(value) is types.ModuleType:
+                    value = self._freeze(value)
+                if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type, _Frozen)):
+                    vars(known)[name] = value
+        return known
+
+    def original_of(self, function: Any) -> Any:
+        """The function of torch's that the script has put this one in the place of; itself, if it has not.
+
+        On the way to a mode torch looks its functions up by name, and finds what the script has replaced them with.
+        Called by the mode, that would be called twice: the script has just called it.
+        """
+        for owner, name, value in self._handed_on:
+            if vars(owner).get(name) is function:
+                return value
+        holder = getattr(function, "__self__", None)  # of the `__get__` of a property
+        for name in self._inherited & vars(Tensor).keys():
+            held = vars(Tensor)[name]
+            if held is function:
+                return getattr(torch._C.TensorBase, name)
+            if held is holder:
+                return getattr(getattr(torch._C.TensorBase, name), function.__name__)
+        return function
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function of surefoot's with the classes of torch as they were."""
+        if self._are_same():
+            return function(*args)
+        changed = [(kind, name, vars(kind).get(name, _MISSING), was) for kind, name, was in self._differences()]
+        if not changed:  # only names that surefoot never uses
+            self._accept()
+            return function(*args)
+        if _has_threads():
+            if any(kind in _CLASSES for kind, *_ in changed):
+                raise Unobservable("the script replaces methods of torch and has other threads, which would notice")
+            return function(*args)
+        try:
+            for kind, name, _, was in changed:
+                _put(kind, name, was)
+            return function(*args)
+        finally:
+            for kind, name, now, _ in changed:
+                _put(kind, name, now)
+
+    def _are_same(self) -> bool:
+        """Whether no class has changed."""
+        try:
+            for held in self._classes:
+                if len(held.now) != held.length or held.pick(held.now) != held.picked:
+                    return False
+        except KeyError:
+            return False
+        return len(Tensor.__subclasses__()) == self._subclasses
+
+    def _accept(self) -> None:
+        """What has changed does not matter."""
+        self._subclasses = len(Tensor.__subclasses__())
+        for held in self._classes:
+            held.length = len(held.now)
+
+    def _differences(self) -> Iterator[tuple[type, str, Any]]:
+        """Methods of torch's classes that are no longer what they were, and those of the script's own subclasses."""
+        for held in self._classes:
+            yield from held.differences()
+        for kind in _below(Tensor):
+            if not kind.__module__.startswith("torch.") and kind is not nn.Parameter:
+                for name in list(vars(kind)):
+                    if name not in _FREE and (name in self._used or name.startswith("__")) and hasattr(Tensor, name):
+                        yield kind, name, _MISSING
+
+
+class _Class:
+    """What one class was like."""
+
+    def __init__(self, kind: type, used: set[str]) -> None:
+        self.kind, self._used = kind, used
+        self.now = vars(kind)
+        self._before = dict(self.now)
+        self._within = self._names_within(used)
+        names = [name for name in self._before if self._matters(name)]
+        self.pick = itemgetter(*names, names[0])
+        self.picked, self.length = self.pick(self.now), len(self.now)
+
+    def _matters(self, name: str) -> bool:
+        return name not in _FREE and (name in self._used or name in self._within or name.startswith("__"))
+
+    def _names_within(self, used: set[str]) -> set[str]:
+        """What the methods that surefoot calls call in turn."""
+        found: set[str] = set()
+        waiting = used & self._before.keys()
+        while waiting:
+            found |= waiting
+            functions = [value for name in waiting if isinstance(value := self._before[name], types.FunctionType)]
+            waiting = {name for each in functions for name in each.__code__.co_names} & self._before.keys() - found
+        return found
+
+    def differences(self) -> Iterator[tuple[type, str, Any]]:
+        """Every method that is no longer what it was, and what it was."""
+        for name in [*self.now, *(self._before.keys() - self.now.keys())]:
+            was = self._before.get(name, _MISSING)
+            if self._matters(name) and self.now.get(name, _MISSING) is not was:
+                yield self.kind, name, was
+
+
+class _Frozen(types.ModuleType):
+    """A module whose functions are those it had; everything else is as it is now."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        super().__init__(module.__name__)
+        vars(self)["_now"] = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_now"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(vars(self)["_now"], name, value)
+
+
+def _put(kind: type, name: str, value: Any) -> None:
+    if value is _MISSING:
+        delattr(kind, name)
+    else:
+        setattr(kind, name, value)
+
+
+def _below(kind: type) -> Iterator[type]:
+    found: list[type] = kind.__subclasses__()
+    for below in found:
+        yield below
+        yield from _below(below)
+
+
+def _has_threads() -> bool:
+    """Whether threads other than this one and surefoot's own are there."""
+    own = {thread.ident for thread in threading.enumerate() if thread.name.startswith("surefoot-")}
+    return bool(sys._current_frames().keys() - own - {threading.get_ident()})
+
+
+def _codes_of(module: types.ModuleType) -> Iterator[types.CodeType]:
+    """The code of every function that a module defines."""
+    waiting = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, types.CodeType):
+            yield value
+            waiting.extend(value.co_consts)
+        elif isinstance(value, type):
+            waiting.extend(vars(value).values())
+        elif isinstance(value, property):
+            waiting.extend((value.fget, value.fset))
+        elif isinstance(value, (staticmethod, classmethod)):
+            waiting.append(value.__func__)
+        elif isinstance(value, types.FunctionType):
+            waiting.append(value.__code__)

@@ -1,0 +1,268 @@
+"""Who is who: the models, parameters and optimizers a script made, under the names its author knows them by."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from surefoot.observe.readable import is_sharded, readable
+from surefoot.watch.script_hooks import WithoutHooks
+from surefoot.watch.user_frames import name_of, user_frame, variables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+
+@dataclass
+class Parameter:
+    """One leaf tensor that is, or should be, learned."""
+
+    id: int
+    tensor: Callable[[], Tensor | None]
+    shape: list[int]
+    dtype: str
+    name: str = ""
+    model: str = ""
+    module_type: str = ""
+    registered: bool = True
+    """Whether a module that was called owns it the regular way."""
+    found_in: str = ""
+    """For one that is not registered: the attribute that holds it."""
+    optimizers: set[int] = field(default_factory=set)
+    trained_by: set[int] = field(default_factory=set)
+    """Optimizers that have changed it."""
+    loaded: bool = False
+    rewritten: bool = False
+    """Between its entry and its first update other values were put into it, by whatever means."""
+    requires_grad: bool = True
+    first: dict[str, Any] = field(default_factory=dict)
+    last: dict[str, Any] = field(default_factory=dict)
+    looked: int = 0
+    in_graph: int = 0
+    used: int = 0
+    """Looks in which its module ran with gradients on, or it was taken by an operation."""
+    with_grad: int = 0
+    zero_grad: int = 0
+    changed: int = 0
+    unchanged: int = 0
+    moved_alone: int = 0
+    """Looks between which it changed although it is in no optimizer."""
+    sample: Tensor | None = None
+    """Some of its values at the last look, kept only while no optimizer has it."""
+
+    def as_facts(self) -> dict[str, Any]:
+        """For the run folder."""
+        facts = {key: value for key, value in vars(self).items() if key not in ("tensor", "sample")}
+        return facts | {"optimizers": sorted(self.optimizers), "trained_by": sorted(self.trained_by)}
+
+
+def weight_facts(tensor: Tensor) -> dict[str, Any]:
+    """Scale of a weight, and whether its rows are all the same; of a sharded one, of its part in this process."""
+    with WithoutHooks():
+        local = readable(tensor)
+        if local is None:
+            return {}
+        values = local.detach().float()
+        facts: dict[str, Any] = {"norm": float(torch.linalg.vector_norm(values)), "largest": 0.0}
+        if values.numel():
+            facts["largest"] = float(values.abs().max())
+        if values.dim() >= 2 and values.shape[0] > 1 and values.numel():
+            rows = values.reshape(len(values), -1)
+            facts["std"] = float(values.std(correction=0))
+            facts["fan_in"] = rows.shape[1]
+            facts["rows_equal"] = bool((rows == rows[:1]).all())
+        return facts
+
+
+def _nothing() -> None:
+    """Stands for a reference while there must be none."""
+
+
+class ParameterRegistry:
+    """Every parameter seen so far, by identity; weakly held."""
+
+    def __init__(self) -> None:
+        self.parameters: list[Parameter] = []
+        self.models: list[dict[str, Any]] = []
+        self._ids: dict[int, int] = {}
+        self._models: list[tuple[weakref.ref[nn.Module], str]] = []
+        self._sharded: dict[tuple[int, str], int] = {}
+        """The numbers of sharded parameters, by the identity of their module and their name in it."""
+        self._gathered: dict[int, weakref.ref[Tensor]] = {}
+        """What stands in for them while their module runs."""
+
+    def id_of(self, tensor: Tensor) -> int | None:
+        """The number of a known parameter."""
+        number = self._ids.get(id(tensor))
+        if number is None or self.parameters[number].tensor() is tensor:
+            return number
+        gathered = self._gathered.get(number)
+        return number if gathered is not None and gathered() is tensor else None
+
+    def get(self, tensor: Tensor) -> Parameter | None:
+        """The record of a known parameter."""
+        number = self.id_of(tensor)
+        return None if number is None else self.parameters[number]
+
+    def add(self, tensor: Tensor) -> Parameter:
+        """The record of a parameter, made if it is new."""
+        known = self.get(tensor)
+        if known is not None:
+            return known
+        record = Parameter(
+            id=len(self.parameters),
+            tensor=weakref.ref(tensor),
+            shape=[] if is_lazy(tensor) else list(tensor.shape),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            requires_grad=tensor.requires_grad,
+        )
+        record.first = weight_facts(tensor)
+        self.parameters.append(record)
+        self._ids[id(tensor)] = record.id
+        return record
+
+    def let_go(self, tensors: Iterable[Tensor]) -> list[tuple[Parameter, Tensor]]:
+        """Drop the weak references to parameters, which `hold_again` makes anew: torch swaps no tensor that has one."""
+        held = []
+        for tensor in tensors:
+            record = self.get(tensor)
+            if record is not None and record.tensor() is tensor:
+                record.tensor = _nothing
+                held.append((record, tensor))
+        return held
+
+    def hold_again(self, held: list[tuple[Parameter, Tensor]]) -> None:
+        """Refer to parameters again that were let go."""
+        for record, tensor in held:
+            record.tensor = weakref.ref(tensor)
+
+    def see_again(self, record: Parameter, tensor: Tensor) -> None:
+        """Before its first update: since it was entered it may have been drawn anew, loaded, or converted."""
+        record.shape, record.dtype = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        before, record.first = record.first, weight_facts(tensor)
+        record.rewritten |= "norm" in before and not math.isclose(
+            before["norm"], record.first.get("norm", math.nan), rel_tol=1e-3
+        )
+
+    def models_now(self) -> list[nn.Module]:
+        """The models that were called so far and are still there, outermost ones only."""
+        alive = [module for held, _ in self._models if (module := held()) is not None]
+        inner = {id(part) for module in alive for part in module.modules() if part is not module}
+        return [module for module in alive if id(module) not in inner]
+
+    def known_model(self, module: nn.Module) -> str | None:
+        """The name of a model that is already in the book."""
+        for held, name in self._models:
+            if held() is module:
+                return name
+        return None
+
+    def add_model(self, module: nn.Module) -> str:
+        """Enter a model and its parameters; returns the name its author gave it."""
+        name = self.known_model(module)
+        if name is None:
+            frame = user_frame(2)
+            while frame is not None and isinstance(variables(frame).get("self"), nn.Module):
+                frame = frame.f_back
+            taken = {known for _, known in self._models}
+            name = name_of(module, frame) or type(module).__name__
+            name = name if name not in taken else f"{name}#{len(self._models)}"
+            self._models.append((weakref.ref(module), name))
+            self.models.append({"name": name, "type": type(module).__name__, "modules": module_facts(module)})
+        self._enter(module, name)
+        return name
+
+    def _enter(self, module: nn.Module, model: str) -> None:
+        for path, part in module.named_modules():
+            self.note_gathered(part)
+            for own, tensor in part._parameters.items():
+                if tensor is None:
+                    continue
+                record = self.add(tensor)
+                record.requires_grad = tensor.requires_grad
+                if is_sharded(tensor):
+                    self._sharded[id(part), own] = record.id
+                if not record.model:
+                    record.name = f"{path}.{own}" if path else own
+                    record.model, record.module_type = model, type(part).__name__
+        for where, tensor in stray_tensors(module):
+            record = self.add(tensor)
+            if not record.model:
+                record.model, record.name, record.registered = model, where, False
+                record.found_in = where
+
+    def note_gathered(self, module: nn.Module) -> None:
+        """While a module of FSDP runs, whole tensors stand where its sharded parameters are: the same parameters."""
+        if not self._sharded:
+            return
+        for own, tensor in module._parameters.items():
+            number = self._sharded.get((id(module), own))
+            if tensor is None or number is None or self.id_of(tensor) is not None:
+                continue
+            sharded = self.parameters[number].tensor()
+            if sharded is not None and sharded.shape == tensor.shape:
+                self._ids[id(tensor)] = number
+                self._gathered[number] = weakref.ref(tensor)
+
+    def name_tensor(self, tensor: Tensor, name: str) -> None:
+        """Name a tensor that no module owns."""
+        record = self.add(tensor)
+        if not record.name:
+            record.name = name
+
+    def label(self, record: Parameter) -> str:
+        """The name of a parameter, with its model's in front where there are several."""
+        several = len({held.model for held in self.parameters if held.model}) > 1
+        name = record.name or f"tensor of shape {tuple(record.shape)}"
+        return f"{record.model}.{name}" if several and record.model else name
+
+
+def module_facts(model: nn.Module) -> list[dict[str, Any]]:
+    """The parts of a model: path, type, and the settings that matter for a diagnosis."""
+    found = []
+    for path, part in model.named_modules():
+        facts: dict[str, Any] = {"path": path, "type": type(part).__name__}
+        for key in ("p", "dropout", "eps", "num_features", "bidirectional", "num_embeddings", "momentum"):
+            value = getattr(part, key, None)
+            if isinstance(value, (int, float, bool)):
+                facts[key] = value
+        found.append(facts)
+    return found[:2000]
+
+
+def stray_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Tensors and modules that sit in plain attributes of a model, where `parameters()` does not see them."""
+    owned = {id(tensor) for tensor in model.parameters()}
+    children = {id(part) for part in model.modules()}
+    for path, part in model.named_modules():
+        prefix = f"{path}." if path else ""
+        for key, value in list(vars(part).items()):
+            if key.startswith("_"):
+                continue
+            for where, held in _members(f"{prefix}{key}", value):
+                if isinstance(held, nn.Module):
+                    if id(held) not in children:
+                        for own, tensor in held.named_parameters():
+                            if id(tensor) not in owned:
+                                yield f"{where}.{own}", tensor
+                elif held.requires_grad and held.is_leaf and id(held) not in owned:
+                    yield where, held
+
+
+def _members(where: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (nn.Module, Tensor)):
+        yield where, value
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value[:256]):
+            if isinstance(item, (nn.Module, Tensor)):
+                yield f"{where}[{i}]", item
+    elif isinstance(value, dict):
+        for key, item in list(value.items())[:256]:
+            if isinstance(item, (nn.Module, Tensor)):
+                yield f"{where}[{key!r}]", item

@@ -1,0 +1,64 @@
+"""The calls that make a training loop: the watcher hears of each of them.
+
+One file per group of calls; `core.function_hooks` says how a function is heard of without
+being replaced. Nothing is ever undone: a
+run is watched to its end.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from surefoot.watch import function_recorder as tape
+from surefoot.watch.originals import Originals
+from surefoot.watch.patches.backward import wrap_backward, wrap_function_modes, wrap_listeners
+from surefoot.watch.patches.clipping import wrap_clipping
+from surefoot.watch.patches.data import wrap_data
+from surefoot.watch.patches.hooks import Hooks
+from surefoot.watch.patches.modes import wrap_compiling, wrap_modes
+from surefoot.watch.patches.optimizers import wrap_optimizers
+from surefoot.watch.patches.policies import wrap_policies
+from surefoot.watch.patches.randomness import wrap_randomness
+from surefoot.watch.patches.scaler import wrap_scaler
+from surefoot.watch.patches.states import wrap_states
+
+if TYPE_CHECKING:
+    from surefoot.watch.watcher import Watcher
+
+_LATER = ("surefoot.record.log", "surefoot.record.store", "surefoot.record.devices", "surefoot.guard.model_sampling")
+"""Modules that are used while the script runs: what they call is taken down before."""
+installed: list[Hooks] = []
+"""What is heard of in this process."""
+
+
+def install(watcher: Watcher, later: tuple[str, ...] = ()) -> Hooks:
+    """Hear of everything. Called once, right after torch was imported; `later` are other modules that will be used."""
+
+    def left_behind() -> None:
+        watcher.active = False
+
+    os.register_at_fork(after_in_child=left_behind)
+    wrapping = Hooks(watcher)
+    wrap_backward(watcher, wrapping)
+    wrap_listeners(wrapping)
+    wrap_function_modes(watcher, wrapping)
+    wrap_optimizers(watcher, wrapping)
+    wrap_clipping(watcher, wrapping)
+    wrap_scaler(watcher, wrapping)
+    wrap_randomness(watcher, wrapping)
+    wrap_data(watcher, wrapping)
+    wrap_states(watcher, wrapping)
+    wrap_modes(watcher, wrapping)
+    wrap_compiling(watcher, wrapping)
+    wrap_policies(watcher, wrapping)
+    if watcher.guard is not None:
+        watcher.guard.install(wrapping)
+    for name in (*_LATER, *later):
+        import_module(name)
+    watcher.originals = Originals()
+    watcher.originals.bind()
+    tape.original_of = watcher.originals.original_of  # type: ignore[assignment]
+    installed.append(wrapping)
+    return wrapping

@@ -1,0 +1,115 @@
+"""Where gradients are asked for: `backward`, `autograd.grad`, and the hooks a script puts on either.
+
+`Tensor.backward` calls `torch.autograd.backward`: the inner one of the two stays silent. `autograd.grad` counts as a
+backward only in a loop without an optimizer, and only when the script itself calls it for a scalar. Where the script
+listens to gradients or to saved tensors, that is remembered, so that no backward of ours is ever heard. Double
+backwards (`create_graph`) are left out, and so are hooks on the nodes of the graph: torch has no way to see them.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from surefoot.watch.script_hooks import is_listening, listeners
+from surefoot.watch.user_frames import is_users
+
+if TYPE_CHECKING:
+    from surefoot.watch.patches.hooks import Hooks
+    from surefoot.watch.watcher import Watcher
+
+
+def wrap_backward(watcher: Watcher, wrapping: Hooks) -> None:
+    """Every call for gradients that the script makes."""
+    inside = False
+
+    def before(args: Any, kwargs: Any) -> Any:
+        nonlocal inside
+        root = _first(args[0] if args else kwargs.get("tensors"))
+        if inside or not isinstance(root, Tensor) or is_listening(root) or not watcher.here():
+            return None
+        inside = True
+        watcher.safely("backward", watcher.before_backward, root)
+        return True
+
+    def after(token: Any, result: Any) -> None:
+        nonlocal inside
+        inside = False
+        watcher.safely("backward", watcher.after_backward)
+
+    def last(token: Any) -> None:
+        nonlocal inside
+        inside = False
+
+    why = "the loss, its graph and the line, before gradients are computed; what came of it after"
+    wrapping.listen(torch.autograd, "backward", "backward", why, before, after, last)
+    why = "as `torch.autograd.backward`, which it calls, but under a function mode from inside the mode"
+    wrapping.listen(Tensor, "backward", "backward", why, before, after, last)
+
+    def before_grad(args: Any, kwargs: Any) -> Any:
+        """In a loop without an optimizer, asking for gradients is what a step begins with."""
+        root = _first(args[0])
+        if inside or watcher.optimizers or not isinstance(root, Tensor) or is_listening(root) or args[4]:
+            return None
+        if not watcher.here():
+            return None
+        return watcher.safely("backward", begun, root, sys._getframe(2).f_code.co_filename)
+
+    def begun(root: Tensor, filename: str) -> Any:
+        if root.numel() != 1 or not is_users(filename):
+            return None
+        nonlocal inside
+        inside = True
+        watcher.before_backward(root)
+        return True
+
+    def after_grad(token: Any, result: Any) -> None:
+        nonlocal inside
+        inside = False
+        watcher.safely("backward", watcher.after_backward, result)
+
+    why = "the loss of a loop that updates its parameters by hand"
+    wrapping.listen(torch.autograd, "grad", "backward", why, before_grad, after_grad, last)
+
+
+def _first(given: Any) -> Any:
+    """The tensor, or the first of several."""
+    if isinstance(given, (list, tuple)):
+        return given[0] if given else None
+    return given if isinstance(given, Tensor) else None
+
+
+def wrap_listeners(wrapping: Hooks) -> None:
+    """Where the script would hear of a backward of ours, none is made. Hooks on modules are seen at their calls."""
+
+    def hooked(args: Any, kwargs: Any) -> None:
+        listeners.gradients = True
+
+    def hooked_saved(args: Any, kwargs: Any) -> None:
+        listeners.saved = True
+
+    why = "whether an extra backward would run a hook of the script's: none is made then"
+    wrapping.listen(Tensor, "register_hook", "listeners", why, hooked)
+    why = "whether reading a tensor that autograd saved would run a hook of the script's: none is read then"
+    wrapping.listen(torch.autograd.graph.saved_tensors_hooks, "__enter__", "listeners", why, hooked_saved)
+
+
+def wrap_function_modes(watcher: Watcher, wrapping: Hooks) -> None:
+    """A mode of the script's may be left while the tape lies on top of it: the tape steps aside."""
+
+    def before(args: Any, kwargs: Any) -> Any:
+        tape = watcher.look.tape if watcher.look is not None else None
+        if tape is None or args[0] is tape or not watcher.here() or not tape.is_on_top():
+            return None
+        tape.leave()
+        return tape
+
+    def last(tape: Any) -> None:
+        tape.__enter__()
+
+    why = "the tape of a look takes itself off first, so that the mode that ends is the one on top"
+    wrapping.listen(TorchFunctionMode, "__exit__", "operations", why, before, None, last)

@@ -1,0 +1,111 @@
+"""Data loaders and their batches: a print of each batch, its labels, and the step it was drawn for.
+
+Batches made by hand never pass here; `stream` reads those off the
+graph.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SubsetRandomSampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from surefoot.observe.readable import is_readable
+from surefoot.watch.function_recorder import tensors_in
+from surefoot.watch.tensor_summary import label_counts
+from surefoot.watch.user_frames import site
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from surefoot.watch.patches.hooks import Hooks
+    from surefoot.watch.watcher import Watcher
+
+MOST_BATCHES = 3_000
+MOST_PRINTED = 4
+"""Tensors of a batch that go into its print: the same inputs with other labels are another batch."""
+
+
+def wrap_data(watcher: Watcher, wrapping: Hooks) -> None:
+    """Loaders when they are iterated, and each batch they hand out."""
+    iterators: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+    """The loader of each iterator."""
+
+    def iterated(result: Any, args: Any, kwargs: Any) -> None:
+        facts = _loader_facts(watcher, args[0])
+        facts["iterations"] += 1
+        iterators[result] = facts
+
+    why = "the loader's settings, and how often it is gone through"
+    wrapping.after(DataLoader, "__iter__", "data loaders", iterated, why)
+
+    def drawn(result: Any, args: Any, kwargs: Any) -> None:
+        facts = iterators.get(args[0])
+        if facts is None:
+            return
+        facts["drawn"] += 1
+        if len(watcher.batches) >= MOST_BATCHES:
+            return
+        tensors = [tensor for tensor in tensors_in(result) if is_readable(tensor)]
+        if not tensors or not tensors[0].dim():
+            return
+        note = {
+            "loader": facts["number"],
+            "iteration": facts["iterations"],
+            "step": watcher.steps,
+            "backward": watcher.backwards,
+            "size": len(tensors[0]),
+            "print": hash(tuple(map(_print_of, tensors[:MOST_PRINTED]))),
+            "grad": torch.is_grad_enabled(),
+        }
+        labels = next((t for t in reversed(tensors[1:]) if not t.is_floating_point() and t.dim() == 1), None)
+        if labels is not None and len(watcher.batches) < 600:
+            note["labels"] = label_counts(labels, 64)
+        elif len(tensors) > 1 and tensors[-1].is_floating_point() and tensors[-1].numel() <= 1 << 16:
+            note["target_mean"] = float(tensors[-1].float().mean())
+            note["target_std"] = float(tensors[-1].float().std(correction=0))
+        watcher.batches.append(note)
+
+    why = "a print of each batch, and the labels in it"
+    wrapping.after(_BaseDataLoaderIter, "__next__", "batches", drawn, why)
+
+
+def _print_of(tensor: Tensor) -> tuple[Any, ...]:
+    flat = tensor.detach().reshape(-1)
+    return (*tensor.shape, *flat[:8].tolist(), *flat[-8:].tolist(), float(flat[: 1 << 12].double().sum()))
+
+
+def _loader_facts(watcher: Watcher, loader: DataLoader[Any]) -> dict[str, Any]:
+    """The record of a loader, made when it is new; of very many, the last one serves for all."""
+    for number, held in enumerate(watcher.loaders):
+        if held["ref"]() is loader:
+            return held
+        if number > 32:
+            return held
+    dataset = loader.dataset
+    facts = {
+        "ref": weakref.ref(loader),
+        "number": len(watcher.loaders),
+        "batch_size": loader.batch_size,
+        "sampler": type(loader.sampler).__name__,
+        "shuffles": _shuffles(loader.sampler),
+        "workers": loader.num_workers,
+        "rows": len(dataset) if hasattr(dataset, "__len__") else None,
+        "batches": len(loader) if hasattr(dataset, "__len__") else None,
+        "iterations": 0,
+        "drawn": 0,
+        "site": site(5),
+        "training": False,
+    }
+    watcher.loaders.append(facts)
+    return facts
+
+
+def _shuffles(sampler: Any) -> bool:
+    """Whether a sampler of torch's means to give another order every time."""
+    if isinstance(sampler, DistributedSampler):
+        return bool(vars(sampler).get("shuffle"))
+    return isinstance(sampler, (RandomSampler, SubsetRandomSampler))

@@ -1,0 +1,125 @@
+"""Which functions the watcher hears of (`core.function_hooks` says how), and wrappers for experiments.
+
+`around` puts a wrapper in the place of a function. Only `surefoot bisect` and `surefoot replay --experiments`, which
+mean to change what a function does, use it.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.jit._builtins import _find_builtin, _register_builtin
+from torch.utils._device import _device_constructors
+
+from surefoot.core.function_hooks import Hook, hear
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from surefoot.watch.watcher import Watcher
+
+
+@dataclass(frozen=True)
+class HookedFunction:
+    """A function whose calls are heard of."""
+
+    name: str
+    """Where it is found: `torch.optim.Optimizer.zero_grad`."""
+    why: str
+    """What is learned from its calls."""
+
+
+def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
+    """Let `call(original, args, kwargs)` stand in for a function."""
+    original = getattr(owner, name)
+    _device_constructors()  # what a default device acts on is listed once: with the originals, which are what is called
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(*args, **kwargs)
+        return call(original, args, kwargs)
+
+    wrapper._is_surefoots = True  # type: ignore[attr-defined]
+    if isinstance(original, types.BuiltinMethodType):  # pickled by reference: it must be found where it says
+        wrapper.__module__, wrapper.__qualname__ = owner.__name__, name
+    setattr(owner, name, wrapper)
+    for module in (torch, torch.random, torch.serialization, torch.nn.utils):  # its other names
+        if vars(module).get(name) is original:
+            setattr(module, name, wrapper)
+    builtin = _find_builtin(original)  # type: ignore[no-untyped-call]
+    if builtin is not None:  # TorchScript knows its functions by identity
+        _register_builtin(wrapper, builtin)
+
+
+class Hooks:
+    """Hears of functions on behalf of one watcher."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._safely, self._here = watcher.safely, watcher.here
+        self.heard: list[HookedFunction] = []
+
+    def around(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
+        """Let `call(original, args, kwargs)` stand in for a function."""
+        around(owner, name, call)
+
+    def after(self, owner: Any, name: str, probe: str, observe: Callable[..., None], why: str) -> None:
+        """When a function has returned, let `observe(result, args, kwargs)` look."""
+        safely, here = self._safely, self._here
+
+        def before(args: Any, kwargs: Any) -> Any:
+            return args, kwargs
+
+        def after(call: Any, result: Any) -> None:
+            if here():
+                safely(probe, observe, result, *call)
+
+        self.listen(owner, name, probe, why, before, after)
+
+    def listen(
+        self,
+        owner: Any,
+        name: str,
+        probe: str,
+        why: str,
+        before: Callable[[Any, Any], Any],
+        after: Callable[[Any, Any], None] | None = None,
+        last: Callable[[Any], None] | None = None,
+        listed: str | None = None,
+    ) -> None:
+        """Hear of a function: `before(args, kwargs)`, then `after(token, result)`, at last `last(token)`.
+
+        The token is what `before` returned; after `None` nothing more is heard of that call. `last` comes after an
+        exception too. None of them may raise.
+        """
+        hook = Hook(before, after, last)
+        original = getattr(owner, name)
+        if getattr(original, "_is_surefoots", False):  # one of the changes of an experiment, which lie inside
+            around(owner, name, functools.partial(_call_between, hook))
+        else:
+            self._safely(probe, hear, original, hook, last is not None, listed)
+        self.announce(f"{_name(owner)}.{name}", why)
+
+    def announce(self, name: str, why: str) -> None:
+        """Put a function into the table of `docs/run.md`."""
+        if name not in {held.name for held in self.heard}:
+            self.heard.append(HookedFunction(name, why))
+
+
+def _name(owner: Any) -> str:
+    return f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else str(owner.__name__)
+
+
+def _call_between(hook: Hook, original: Any, args: Any, kwargs: Any) -> Any:
+    token = hook.enter(args, kwargs)
+    if token is None:
+        return original(*args, **kwargs)
+    try:
+        return hook.leave(token, original(*args, **kwargs))
+    finally:
+        if hook.end is not None:
+            hook.end(token)

@@ -1,0 +1,100 @@
+"""Blocks without gradients, which are how scripts evaluate, and compilation.
+
+A block counts when the script's own code opens it, or a function of the script's that is decorated with it. A compiled
+function guards on the modes and hooks that are on, so from the first compilation on neither is used again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from surefoot.watch.user_frames import is_users
+
+if TYPE_CHECKING:
+    from surefoot.watch.patches.hooks import Hooks
+    from surefoot.watch.watcher import Watcher
+
+
+def wrap_modes(watcher: Watcher, wrapping: Hooks) -> None:
+    """The blocks in which the script turns gradients off."""
+    decorator = os.path.join("torch", "utils", "_contextlib.py")
+    libraries: set[Any] = set()
+    """Code that was found not to be the script's."""
+    open_now: list[int] = []
+    """The blocks that the script is in."""
+
+    def entered(args: Any, kwargs: Any) -> None:
+        frame = sys._getframe(2)
+        if frame.f_code not in libraries and watcher.here():
+            watcher.safely("evaluation", opened, args[0], frame)
+
+    def opened(context: Any, frame: Any) -> None:
+        if isinstance(context, torch.set_grad_enabled) and context.mode:
+            return
+        if frame.f_code.co_filename.endswith(decorator):  # whose function is it that was decorated?
+            code = getattr(frame.f_locals.get("func"), "__code__", None)
+            by_user = code is not None and is_users(code.co_filename)
+        else:
+            by_user = is_users(frame.f_code.co_filename)
+            if not by_user:
+                libraries.add(frame.f_code)
+        if by_user:
+            open_now.append(id(context))
+            watcher.evaluations.open()
+
+    def left(args: Any, kwargs: Any) -> Any:
+        return id(args[0]) if open_now and id(args[0]) in open_now and watcher.here() else None
+
+    def closed(number: int, result: Any) -> None:
+        open_now.remove(number)
+        watcher.safely("evaluation", watcher.evaluations.close)
+
+    for context in (torch.no_grad, torch.inference_mode, torch.set_grad_enabled):
+        why = "where the script evaluates: a block without gradients begins"
+        wrapping.listen(context, "__enter__", "evaluation", why, entered)
+        why = "where the script evaluates: a block without gradients ends"
+        wrapping.listen(context, "__exit__", "evaluation", why, left, closed)
+
+
+def wrap_compiling(watcher: Watcher, wrapping: Hooks) -> None:
+    """From the first compilation on, models are followed from outside only."""
+    followed: set[type] = set()
+
+    def compiling(args: Any, kwargs: Any) -> Any:
+        # A compiled function guards on the modes and hooks that are on: both stay off from here.
+        if not watcher.compiled:
+            watcher.compiled = True
+            watcher.safely("looking", watcher.end_look)
+            watcher.safely("compiling", begun)
+            if watcher.blackbox is not None:
+                watcher.safely("incidents", watcher.blackbox.compiled)
+        return True
+
+    def begun() -> None:
+        """What is called where a graph breaks is compiled, too: surefoot's own code must not be."""
+        from torch._dynamo.eval_frame import skip_code
+
+        if watcher.originals is not None:
+            for code in watcher.originals.codes():
+                skip_code(code)
+
+    def compiled(token: Any, result: Any) -> None:
+        kind = type(result)
+        if kind.__name__ == "OptimizedModule" and kind not in followed:
+            followed.add(kind)
+            wrapping.after(kind, "__call__", "model calls", called, why_called)
+
+    def called(result: Any, args: Any, kwargs: Any) -> None:
+        if watcher.look is not None:
+            watcher.look.note_compiled(args[0], args[1:], kwargs, result)
+
+    why_called = "what goes in and out of a compiled model; heard of once there is one"
+    wrapping.announce("torch._dynamo.eval_frame.OptimizedModule.__call__", why_called)
+    why = "from the first compilation on no hook and no mode is put on: what is compiled depends on them"
+    wrapping.listen(torch, "compile", "looking", why, compiling, compiled)
+    wrapping.listen(nn.Module, "compile", "looking", why, compiling, compiled)

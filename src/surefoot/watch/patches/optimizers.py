@@ -1,0 +1,69 @@
+"""The life of an optimizer: made, zeroed, stepped, scheduled.
+
+Steps are heard of through torch's own global step hooks, so that subclasses and fused optimizers are included. What a
+schedule does is read off the schedule itself after each step; only its making is wrapped.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.compiler import is_compiling
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from surefoot.watch.user_frames import site
+
+if TYPE_CHECKING:
+    from surefoot.watch.patches.hooks import Hooks
+    from surefoot.watch.watcher import Watcher
+
+
+def wrap_optimizers(watcher: Watcher, wrapping: Hooks) -> None:
+    """Optimizers and schedules, from their making on."""
+
+    def made(_: Any, args: Any, kwargs: Any) -> None:
+        watcher.optimizer_made(args[0])
+
+    wrapping.after(Optimizer, "__init__", "optimizers", made, "a new optimizer: its settings and parameters")
+
+    def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if is_compiling():  # Dynamo compiles these hooks with the step, and knows the answer
+            return
+        if watcher.here():
+            closure = args[1] if len(args) > 1 else kwargs.get("closure")
+            watcher.safely("steps", watcher.before_step, optimizer, callable(closure))
+
+    def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if is_compiling():
+            return
+        if watcher.here():
+            watcher.safely("steps", watcher.after_step, optimizer)
+
+    register_optimizer_step_pre_hook(before_step)
+    register_optimizer_step_post_hook(after_step)
+
+    def zeroed(_: Any, args: Any, kwargs: Any) -> None:
+        watcher.gradients_zeroed()
+
+    why = "whether gradients are zeroed, and whether between backward and step"
+    wrapping.after(Optimizer, "zero_grad", "zero_grad", zeroed, why)
+    wrapping.after(nn.Module, "zero_grad", "zero_grad", zeroed, why)
+
+    def scheduled(_: Any, args: Any, kwargs: Any) -> None:
+        scheduler = args[0]
+        watcher.schedulers.append(
+            {
+                "ref": weakref.ref(scheduler),
+                "type": type(scheduler).__name__,
+                "site": site(4),
+                "steps": 0,
+                "last_epoch": 0,
+            }
+        )
+
+    wrapping.after(LRScheduler, "__init__", "schedules", scheduled, "a new schedule")
+    wrapping.after(ReduceLROnPlateau, "__init__", "schedules", scheduled, "a new schedule")

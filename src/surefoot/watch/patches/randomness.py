@@ -1,0 +1,55 @@
+"""Seeds: who seeds what, where and how often.
+
+A call counts if the script makes it, or a library for it before the first step, as `set_seed` and `seed_everything` of
+many do; what torch seeds is for reasons of its own. No number is ever drawn here.
+NumPy's functions are written in C, and numba knows them by identity: they are not heard of.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from surefoot.watch.user_frames import caller, is_library, is_users, place, user_frame
+
+if TYPE_CHECKING:
+    from surefoot.watch.patches.hooks import Hooks
+    from surefoot.watch.watcher import Watcher
+
+
+def wrap_randomness(watcher: Watcher, wrapping: Hooks) -> None:
+    """Seeding by torch and Python."""
+    shared = getattr(random, "_inst", None)
+    """The generator behind `random.random`."""
+
+    def torch_seeded(result: Any, args: Any, kwargs: Any) -> None:
+        seeded("torch", args[0] if args else kwargs.get("seed"), caller())
+
+    def python_seeded(result: Any, args: Any, kwargs: Any) -> None:
+        frame = caller()
+        if frame is not None and frame.f_code.co_filename == random.__file__:  # a generator that is being made
+            frame = frame.f_back
+        seeded("python" if args[0] is shared else "random.Random", args[1], frame)
+
+    def seeded(kind: str, value: Any, frame: Any) -> None:
+        own = frame if frame is not None and is_users(frame.f_code.co_filename) else None
+        if kind != "random.Random":
+            for_it = frame is not None and is_library(frame.f_code.co_filename)
+            if for_it and frame.f_back is not None and is_users(frame.f_back.f_code.co_filename):
+                own = frame.f_back
+            if own is not None or (for_it and watcher.steps == 0 and user_frame() is not None):
+                calls = watcher.seeds.setdefault(kind, [])
+                calls.append(watcher.steps)
+                del calls[400:]
+        # The same line, seeding with the same number again and again, draws the same numbers again and again.
+        if own is not None and isinstance(value, int) and len(watcher.reseeds) < 64:
+            where = place(own.f_code.co_filename, own.f_lineno)
+            calls = watcher.reseeds.setdefault(f"{kind}({value}) at {where}", [])
+            if len(calls) < 400:
+                calls.append(watcher.steps)
+
+    why = "whether, where and how often the script seeds"
+    wrapping.after(torch, "manual_seed", "seeds", torch_seeded, why)
+    wrapping.after(random.Random, "seed", "seeds", python_seeded, why)

@@ -1,0 +1,26 @@
+"""The table of `docs/run.md`: every function that `surefoot run` hears of or replaces, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from surefoot.watch.guard import WHY_REPLICAS, WHY_STEP
+from surefoot.watch.process_exit import WHY
+
+if TYPE_CHECKING:
+    from surefoot.watch.patches.hooks import Hooks
+
+HEARD = "heard of"
+REPLACED = "replaced"
+
+
+def table(wrapping: Hooks) -> str:
+    """As Markdown."""
+    rows = [(held.name, HEARD, held.why) for held in wrapping.heard]
+    rows.append(("os._exit", REPLACED, WHY))
+    rows.append(("torch.optim.optimizer.Optimizer.profile_hook_step", f"{REPLACED} by `--guard`", WHY_STEP))
+    rows.append(
+        ("torch.nn.parallel.distributed.DistributedDataParallel.__init__", f"{HEARD} by `--guard`", WHY_REPLICAS)
+    )
+    lines = ["| function | | what is learned |", "|---|---|---|"]
+    return "\n".join([*lines, *(f"| `{name}` | {how} | {why} |" for name, how, why in sorted(rows))])

@@ -1,0 +1,33 @@
+"""Whether the script has hooks that a sampled step would call. `observe.without_hooks` computes without calling any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from surefoot.observe.without_hooks import WithoutHooks, is_calm, is_listening, unseen
+
+__all__ = ["WithoutHooks", "has_modes_of_its_own", "is_calm", "is_listening", "listeners", "unseen"]
+
+
+def has_modes_of_its_own() -> bool:
+    """Whether the script is inside a function mode, `with torch.device(...)` included: one entered now would be above.
+
+    The device that `torch.set_default_device` sets for good does not count.
+    """
+    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    stack: Any = torch.overrides
+    return any(mode is not default for mode in stack._get_current_function_mode_stack())
+
+
+class Listeners:
+    """Whether the script listens where a private backward, or a look at saved tensors, would be heard."""
+
+    gradients = False
+    """Tensor hooks, module backward hooks, `retain_grad`: an extra backward would call or fill them."""
+    saved = False
+    """Saved-tensor hooks, as checkpointing uses: reading a saved tensor runs them."""
+
+
+listeners = Listeners()

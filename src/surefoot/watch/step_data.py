@@ -1,0 +1,179 @@
+"""What every step was trained on: a fingerprint of its inputs and targets, and the labels in it.
+
+Hand-made batching leaves no data loader to ask, but the graph under the loss holds the data: the loss function saved
+its target, the first layer its input. At the first backward from a line of the script the whole graph is searched; from
+then on the way to those two nodes is known, and a step costs a walk down one path and a few numbers.
+
+Saved tensors are left alone once the script uses hooks on them (activation checkpointing, offloading): reading one
+would run its hook.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from surefoot.observe.readable import is_readable
+from surefoot.watch import autograd_graph as graph
+from surefoot.watch.script_hooks import WithoutHooks, is_listening, listeners
+from surefoot.watch.tensor_summary import fingerprints
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MOST_NOTES = 1_200
+LABELLED = 500
+"""So many notes tell which labels the batch had, and how large its numbers were."""
+ROWS_OF = 300
+"""So many notes tell which rows the batch had."""
+MOST_ROWS, MOST_IN_BATCH = 12_000, 256
+_SEARCHES = 12
+_EAGER_STEPS = 200
+
+_INPUTS = {
+    "Addmm": "mat1", "Mm": "self", "Convolution": "input", "MkldnnConvolution": "input", "Embedding": "indices",
+    "EmbeddingBag": "indices", "NativeBatchNorm": "input", "NativeLayerNorm": "input", "NativeGroupNorm": "input",
+}  # fmt: skip
+"""Layers, and the name under which each saves what it was given."""
+
+
+class StepData:
+    """The data of the steps so far."""
+
+    def __init__(self) -> None:
+        self.notes: list[dict[str, Any]] = []
+        self.rows: dict[int, dict[int, int]] = {}
+        """For each line that calls `backward`: every row trained on, and the backward it was first seen at."""
+        self.recent: set[int] = set()
+        """The lines since the last step of an optimizer."""
+        self._ways: dict[Any, dict[str, Any]] = {}
+
+    def note(self, root: Tensor, where: Any, step: int, backward: int) -> None:
+        """`backward` is about to run on `root`, called from the line `where`."""
+        if listeners.saved or len(self.notes) >= MOST_NOTES or root.grad_fn is None:
+            return
+        if root.device.type != "cpu" and step >= _EAGER_STEPS:
+            return
+        way = self._ways.setdefault(where, {"searches": 0, "line": len(self._ways)})
+        self.recent.add(way["line"])
+        with WithoutHooks():
+            inputs = self._follow(root.grad_fn, way, "inputs")
+            target = self._follow(root.grad_fn, way, "target")
+            if inputs is None and target is None:
+                return
+            found: dict[str, Any] = {"step": step, "backward": backward, "line": way["line"]}
+            early = len(self.notes) < LABELLED
+            if inputs is not None:
+                found["x"] = print_of(inputs)
+                found["size"] = len(inputs)
+                if early and inputs.is_floating_point():
+                    found["x_largest"] = float(inputs.abs().max())
+                rows = self.rows.setdefault(way["line"], {})
+                if len(self.notes) < ROWS_OF and len(rows) < MOST_ROWS and inputs.dim() > 1:
+                    for row in fingerprints(inputs, MOST_IN_BATCH):
+                        rows.setdefault(row, backward)
+            if target is not None:
+                found["y"] = print_of(target)
+                if early:
+                    found |= target_facts(target)
+            self.notes.append(found)
+
+    def _follow(self, root: Any, way: dict[str, Any], kind: str) -> Tensor | None:
+        known = way.get(kind)
+        if known is not None:
+            path, op, name = known
+            node = root
+            for turn in path:
+                below = node.next_functions
+                node = below[turn][0] if turn < len(below) else None
+                if node is None:
+                    break
+            if node is not None and graph.op(node) == op:
+                tensor = _data(node, name)
+                if tensor is not None:
+                    return tensor
+        if way["searches"] >= _SEARCHES:
+            return None
+        way["searches"] += 1
+        found = max(_candidates(root, kind), key=lambda item: item[0], default=None)
+        if found is None:
+            return None
+        way[kind] = found[1:4]
+        return found[4]
+
+    def as_facts(self) -> dict[str, Any]:
+        """For the run folder."""
+        rows = {
+            str(line): {"prints": list(held), "first": list(held.values()), "whole": self._whole(line)}
+            for line, held in self.rows.items()
+        }
+        return {"notes": self.notes, "rows": rows}
+
+    def _whole(self, line: int) -> bool:
+        """Whether every row that was trained on from a line is known."""
+        notes = [note for note in self.notes if note["line"] == line]
+        largest = max((note.get("size", 0) for note in notes), default=0)
+        return len(self.notes) < ROWS_OF and len(self.rows[line]) < MOST_ROWS and largest <= MOST_IN_BATCH
+
+
+def _data(node: Any, name: str) -> Tensor | None:
+    """A tensor a node saved, if it came from outside the graph."""
+    try:
+        tensor = getattr(node, f"_saved_{name}", None)
+    except RuntimeError:  # freed, or changed in place since
+        return None
+    if not isinstance(tensor, Tensor) or is_listening(tensor) or tensor.grad_fn is not None or tensor.requires_grad:
+        return None
+    told = tensor.dim() and tensor.numel() > 1 and tensor.layout is torch.strided
+    return tensor if told and is_readable(tensor) else None
+
+
+def _candidates(root: Any, kind: str) -> Iterator[tuple[int, tuple[int, ...], str, str, Tensor]]:
+    """Where the graph holds data: size, way from the root, operation, name, tensor."""
+    waiting: list[tuple[Any, tuple[int, ...]]] = [(root, ())]
+    seen = {root}
+    position = 0
+    while position < len(waiting) and position < 2_000:
+        node, path = waiting[position]
+        position += 1
+        op = graph.op(node)
+        name = _INPUTS.get(op) if kind == "inputs" else "target" if hasattr(node, "_saved_target") else None
+        if name is not None:
+            tensor = _data(node, name)
+            if tensor is not None:
+                yield (tensor.numel() if kind == "inputs" else -position), path, op, name, tensor
+        if len(path) > 300 or (kind == "target" and len(path) > 12):
+            continue
+        for turn, (below, _) in enumerate(node.next_functions):
+            if below is not None and below not in seen:
+                seen.add(below)
+                waiting.append((below, (*path, turn)))
+
+
+def print_of(tensor: Tensor) -> int:
+    """A number that equal tensors share and others almost surely do not."""
+    flat = tensor.detach().reshape(-1)
+    ends = [*flat[:8].tolist(), *flat[-8:].tolist(), float(flat[: 1 << 12].double().sum())]
+    return hash((tuple(tensor.shape), tuple(ends)))
+
+
+def target_facts(target: Tensor) -> dict[str, Any]:
+    """The labels of a batch, or the scale of its targets."""
+    flat = target.detach().reshape(-1)
+    if flat.numel() > 512:
+        flat = flat[:: -(-flat.numel() // 512)]
+    values = flat.tolist()
+    labels = Counter(values)
+    if len(labels) <= 64 and (not target.is_floating_point() or set(labels) <= {0.0, 1.0}):
+        return {"labels": {str(int(label)): count for label, count in labels.items()}}
+    if not target.is_floating_point():
+        return {}
+    full = target.detach().float()
+    return {
+        "y_mean": float(full.mean()),
+        "y_std": float(full.std(correction=0)),
+        "y_largest": float(full.abs().max()),
+    }

@@ -1,0 +1,144 @@
+"""The user's own file and line: the innermost frame that belongs neither to torch nor to a library nor to surefoot."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType, TracebackType
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_LIBRARIES = tuple(
+    {os.path.realpath(path) + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")
+     if (path := sysconfig.get_path(key))}
+    | {path + os.sep for key in ("stdlib", "purelib") if (path := sysconfig.get_path(key))}
+)  # fmt: skip
+_PACKAGES = ("site-packages", "dist-packages")
+_WATCHING = tuple(
+    os.path.join(_HERE, name) + os.sep for name in ("watch", "observe", "core", os.path.join("experiments", "changes"))
+)
+_WRAPPERS = tuple(
+    os.path.join("torch", *part)
+    for part in (("_compile.py",), ("_dynamo", "eval_frame.py"), ("utils", "_contextlib.py"))
+)
+_own_files: dict[str, bool] = {}
+_places: dict[str, str] = {}
+
+
+def is_users(filename: str) -> bool:
+    """Whether a source file is the user's: not torch, not the standard library, not surefoot (but its zoo is)."""
+    known = _own_files.get(filename)
+    if known is None:
+        known = _own_files[filename] = _judge(filename)
+    return known
+
+
+def _judge(filename: str) -> bool:
+    if filename.startswith("<") and not filename.startswith(("<ipython", "<stdin")):
+        return False
+    zoo = os.path.join(_HERE, "zoo", "t")
+    if filename.startswith(_HERE + os.sep) and not filename.startswith(zoo):
+        return False
+    if filename.startswith(zoo):
+        return True
+    return not (filename.startswith(_LIBRARIES) or any(folder in filename for folder in _PACKAGES))
+
+
+def user_frame(depth: int = 1) -> FrameType | None:
+    """The innermost frame of the user's."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def user_frames(depth: int = 1) -> Iterator[FrameType]:
+    """Every frame of the user's, innermost first."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            yield frame
+        frame = frame.f_back
+
+
+def caller() -> FrameType | None:
+    """The frame that called the function which is being observed.
+
+    Wrappers of torch's are passed over: importing `torch._dynamo` puts one around some functions.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_WATCHING):
+        frame = frame.f_back
+    if frame is not None and not is_users(frame.f_code.co_filename) and not is_library(frame.f_code.co_filename):
+        frame = frame.f_back  # the function itself
+    while frame is not None and frame.f_code.co_filename.endswith(_WRAPPERS):
+        frame = frame.f_back
+    return frame
+
+
+def is_library(filename: str) -> bool:
+    """Whether a file belongs to a library that a script may call, this one included: not to Python, torch or NumPy."""
+    if is_users(filename) or filename.startswith("<"):
+        return False
+    packaged = any(folder in filename for folder in _PACKAGES)
+    inside = any(f"{folder}{os.sep}{name}{os.sep}" in filename for folder in _PACKAGES for name in ("torch", "numpy"))
+    return (packaged and not inside) or filename.startswith(_HERE + os.sep)
+
+
+def site(depth: int = 1) -> str:
+    """Where the user's code is right now, as `train.py:14`; empty if no frame is theirs."""
+    frame = user_frame(depth + 1)
+    return "" if frame is None else place(frame.f_code.co_filename, frame.f_lineno)
+
+
+def place(filename: str, line: int) -> str:
+    """A file and line as a person would write them."""
+    known = _places.get(filename)
+    if known is None:
+        relative = os.path.relpath(filename)
+        known = _places[filename] = relative if not relative.startswith("..") else filename
+    return f"{known}:{line}"
+
+
+def traceback_frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+    """The frames of a traceback with the line each was at, outermost first."""
+    while trace is not None:
+        yield trace.tb_frame, trace.tb_lineno
+        trace = trace.tb_next
+
+
+def variables(frame: FrameType) -> dict[str, Any]:
+    """The local variables of a running frame.
+
+    Before Python 3.13, asking a function's frame for them makes a dictionary that stays with the frame: what the
+    function deletes after that would live on until it returns. It is emptied again, unless the script has it too.
+    """
+    own = frame.f_locals
+    found = dict(own)
+    if type(own) is dict and frame.f_code.co_flags & _CO_OPTIMIZED and sys.getrefcount(own) <= _UNSHARED:
+        own.clear()
+    return found
+
+
+def _references() -> int:
+    own = sys._getframe().f_locals
+    return sys.getrefcount(own)
+
+
+_CO_OPTIMIZED = 1  # of a function; the variables of a module or a class are its namespace itself
+_UNSHARED = _references()
+
+
+def name_of(value: object, frame: FrameType | None) -> str:
+    """What the user calls an object: the variable of the frame, or of its module, that holds it."""
+    while frame is not None:
+        for scope in (variables(frame), frame.f_globals):
+            for name, held in list(scope.items()):
+                if held is value and not name.startswith("_"):
+                    return name
+        frame = frame.f_back if frame.f_back is not None and is_users(frame.f_back.f_code.co_filename) else None
+    return ""

@@ -1,0 +1,25 @@
+import numpy as np
+
+import surefoot as sf
+from surefoot.guard.run_history import RunHistory
+from surefoot.types import StepRecord
+
+
+def account(losses):
+    ledger = RunHistory(sf.StabilityChecker(), None, None, None, lambda counts: "", lambda: False, lambda flag: flag)
+    for i, loss in enumerate(losses):
+        ledger.account(StepRecord(sf.Signals(i, float(loss), 1.0, 0.0), skipped=False))
+    return [(incident.kind, incident.severity) for incident in ledger.incidents]
+
+
+def test_a_remark_that_becomes_a_warning_is_told_again():
+    quiet = 1.0 + 0.01 * np.random.default_rng(0).normal(size=150)
+    rising = np.exp(np.arange(80) / 12)
+    found = [severity for kind, severity in account([*quiet, *rising]) if kind == "loss_stability"]
+    assert found[:2] == ["info", "warning"]
+
+
+def test_an_alarm_that_lasts_is_told_once():
+    quiet = 1.0 + 0.01 * np.random.default_rng(0).normal(size=150)
+    found = account([*quiet, *[2.0] * 20])
+    assert [kind for kind, _ in found].count("loss_stability") == 1

@@ -1,0 +1,57 @@
+"""What equal prints prove, and what they do not."""
+
+import math
+
+import pytest
+import torch
+
+from surefoot.record.incidents.fingerprints import print_of
+from surefoot.replay.processes import ReplayPass
+from surefoot.replay.verdict import judge
+
+SAID = {"versions": {}, "hardware": {}, "switches": {}}
+NAN = torch.full((3,), math.nan)
+NO_BATCH = ["no batch was seen"]
+
+
+def prints(gradient, inputs=None):
+    loss = gradient.sum()
+    return {
+        "losses": [[{**print_of(loss), "value": float(loss)}]],
+        "inputs": [[] if inputs is None else [[print_of(inputs)]]],
+        "gradients": {"weight": print_of(gradient)},
+    }
+
+
+def judged(gradient, inexact, then=None, now=None):
+    facts = {"step": 0, "inexact": inexact, "fingerprints": prints(gradient, then), **SAID}
+    here = ReplayPass(prints(gradient, now), {}, **SAID)
+    return judge(facts, here, here)
+
+
+def test_one_nan_is_like_another_and_does_not_show_that_the_batch_is_the_same():
+    found = judged(NAN, NO_BATCH)
+    assert (found.kind, found.exit_code, found.fails_again) == ("inconclusive", 5, True)
+    assert "fails again in the same way" in found.summary
+    assert "Whether it is the same batch cannot be told" in found.summary
+    assert "no batch was seen" in found.summary
+
+
+def test_other_inputs_are_another_step_though_both_are_nan():
+    found = judged(NAN, [], then=torch.ones(2), now=torch.zeros(2))
+    assert found.kind == "inconclusive"
+    assert "other inputs" in found.summary
+
+
+@pytest.mark.parametrize(
+    ("gradient", "inexact", "inputs"),
+    [
+        (torch.tensor([1.0, math.nan, 2.0]), NO_BATCH, None),
+        (NAN, NO_BATCH, torch.ones(2)),
+        (NAN, [], None),
+    ],
+    ids=["some values are finite", "the inputs are the same", "the state is exact"],
+)
+def test_equal_prints_that_tell_something_reproduce_the_step(gradient, inexact, inputs):
+    found = judged(gradient, inexact, inputs, inputs)
+    assert (found.kind, found.exit_code) == ("reproduced", 0)

@@ -1,0 +1,291 @@
+"""The page in a real browser, without a network. Pixels and elements are read, not only the absence of errors."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import report_runs
+import surefoot
+from report_browser import Opened
+from surefoot.record.messages import DeviceRow, LayerRows, StepRow
+from surefoot.report.page.html import write_report
+
+pytestmark = pytest.mark.browser
+
+INK = """(name) => {
+  const canvas = document.querySelector(`[data-chart="${name}"] canvas`);
+  const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const colours = new Set();
+  let inked = 0;
+  for (let at = 0; at < data.length; at += 4) {
+    if (data[at + 3] <= 60) continue;
+    inked += 1;
+    colours.add([data[at], data[at + 1], data[at + 2]].map((channel) => channel >> 4).join());
+  }
+  return [inked / (data.length / 4), colours.size];
+}"""
+RANGES = """() => [...surefoot.view.charts].map(([name, {plot}]) => [name, plot.scales.x.min, plot.scales.x.max])"""
+
+
+@pytest.fixture(scope="module")
+def rough(tmp_path_factory):
+    folder = report_runs.rough(tmp_path_factory.mktemp("runs") / "rough")
+    report_runs.write_findings(folder, report_runs.FINDING, {**report_runs.FINDING, "severity": "info", "cause": "x.y"})
+    return write_report(folder)
+
+
+@pytest.fixture(scope="module")
+def shared(browser, rough):
+    """One page for the tests that leave it as it was but for the zoom."""
+    context = browser.new_context(offline=True, viewport={"width": 1100, "height": 800}, reduced_motion="reduce")
+    opened = Opened(context.new_page())
+    opened.go(rough.as_uri())
+    yield opened.page
+    context.close()
+
+
+@pytest.fixture
+def page(shared):
+    shared.mouse.move(0, 0)
+    shared.evaluate("() => { surefoot.showAll(); scrollTo(0, 0); }")
+    return shared
+
+
+def drag(page, chart, start, end):
+    page.locator(f'[data-chart="{chart}"]').scroll_into_view_if_needed()
+    box = page.locator(f'[data-chart="{chart}"] .u-over').bounding_box()
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + start * box["width"], y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + (start + end) / 2 * box["width"], y)
+    page.mouse.move(box["x"] + end * box["width"], y)
+    page.mouse.up()
+
+
+def test_it_opens_without_an_error_and_asks_for_nothing(open_page, rough):
+    opened = open_page(rough)
+    assert opened.said == []
+    assert opened.asked == [rough.as_uri()]
+    assert opened.page.title() == "Broken: learning rate too high · train.py"
+
+
+def test_the_page_of_a_killed_run_says_that_the_log_does_not_end(open_page, tmp_path):
+    folder = report_runs.quiet(tmp_path / "run")
+    for name in ("findings.json", "events.jsonl"):
+        (folder / name).unlink()
+    report_runs.describe(folder, exit_code=None)
+    opened = open_page(write_report(folder))
+    assert opened.page.locator("h1").inner_text().startswith("Unfinished")
+    assert "it was killed" in opened.page.locator("#unfinished").inner_text()
+
+
+def test_every_chart_is_drawn(page):
+    names = [name for name, *_ in page.evaluate(RANGES)]
+    assert {
+        "loss",
+        "grad_norm",
+        "lr",
+        "loss_scale",
+        "signal.kl",
+        "map.grad_norm",
+        "map.update_ratio",
+        "map.dead_share",
+    } <= {*names}
+    assert {"spread", "device-memory", "host-memory"} <= {*names}
+    for name in names:
+        inked, colours = page.evaluate(INK, name)
+        assert inked > 0.005, name  # lines, grid and labels; an empty canvas has none
+        assert colours >= 3, name
+    inked, colours = page.evaluate(INK, "map.grad_norm")
+    assert inked > 0.5  # a map fills its plot
+    assert colours > 20
+
+
+def test_zooming_one_chart_zooms_all(page):
+    drag(page, "grad_norm", 0.25, 0.5)
+    ranges = page.evaluate(RANGES)
+    assert len(ranges) >= 10
+    for name, low, high in ranges:
+        assert (low, high) == (pytest.approx(100, abs=4), pytest.approx(200, abs=4)), name
+    assert "Steps 100 to" in page.locator("#zoombar .range").inner_text()
+    page.locator('[data-chart="loss"] .u-over').dblclick()
+    assert all((low, high) == (0, 399) for _, low, high in page.evaluate(RANGES))
+
+
+def test_between_two_readings_of_the_device_its_line_is_still_drawn(open_page, tmp_path):
+    with surefoot.RunLog(tmp_path / "run", device_seconds=None) as log:
+        for step in range(101):
+            log.take(StepRow(step, float(step), loss=1.0 + step % 3))
+            if step in (0, 100):
+                log.take(DeviceRow(float(step), "host", step, {"process_memory": 2.0**30 * (1 + step / 100)}))
+    page = open_page(write_report(tmp_path / "run")).page
+    drag(page, "loss", 0.3, 0.6)
+    low, high = page.evaluate("""() => {
+      const {min, max} = surefoot.view.charts.get("host-memory").plot.scales.y;
+      return [min, max];
+    }""")
+    assert low < 1.3 * 2**30 < 1.6 * 2**30 < high
+
+
+def test_zooming_a_map_zooms_the_lines(page):
+    drag(page, "map.update_ratio", 0.5, 0.75)
+    assert all(high - low == pytest.approx(100, abs=6) for _, low, high in page.evaluate(RANGES))
+
+
+def test_charts_are_reached_and_zoomed_by_keys(page):
+    page.locator("#zoombar .in").focus()
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.matches('[data-chart=loss] .plot')"):
+            break
+    else:
+        raise AssertionError("the Tab key never reached the loss")
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("+")
+    assert all(high - low == pytest.approx(199.5) for _, low, high in page.evaluate(RANGES))
+    before = page.evaluate(RANGES)[0][1]
+    page.keyboard.press("Shift+ArrowRight")
+    assert page.evaluate(RANGES)[0][1] > before
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#tip").is_visible()
+    assert "Step" in page.locator("#tip .title").inner_text()
+    page.keyboard.press("0")
+    assert page.evaluate(RANGES)[0][1:] == [0, 399]
+
+
+def test_a_finding_card_opens_its_evidence(page):
+    card = page.locator('[data-cause="lr.too-high"]')
+    assert card.locator("ol li").all_inner_texts() == ["Divide the rate by 10: lr=0.1.", "Warm up."]
+    assert not card.locator(".evidence table").first.is_visible()
+    card.locator(".evidence summary").focus()
+    page.keyboard.press("Enter")
+    assert card.locator(".evidence table").first.is_visible()
+    words = card.locator(".evidence").inner_text()
+    assert "NaN" in words
+    assert "∞" in words
+
+
+def test_the_step_of_a_finding_leads_to_the_charts(page):
+    page.locator('[data-cause="lr.too-high"] button.step').click()
+    for name, low, high in page.evaluate(RANGES):
+        assert low < 120 < high, name
+        assert high - low < 40, name
+
+
+def test_events_are_marked_and_tell_what_happened_on_hover(page):
+    marks = page.locator(".lane .mark")
+    counts = [int(count) for count in marks.evaluate_all("marks => marks.map((mark) => mark.dataset.count)")]
+    assert sum(counts) == 9  # eight events and the finding
+    assert max(counts) >= 4  # three skips, the rollback and the checkpoint lie within a few pixels
+    page.locator('.mark[data-count="1"].warning, .mark.flag, .mark.many').first.hover()
+    assert page.locator("#tip").is_visible()
+    marks.filter(has_text=str(max(counts))).first.hover()
+    assert "Step 200 was left out: NaN." in page.locator("#tip").inner_text()
+
+
+def test_one_enormous_loss_does_not_flatten_the_curve(page):
+    high = page.evaluate("surefoot.view.charts.get('loss').plot.scales.y.max")
+    assert 3 < high < 10
+    assert page.evaluate("surefoot.view.charts.get('loss').edgeMarks") >= 2  # the 1e20, and the NaN
+
+
+def test_the_scale_can_be_logarithmic(page):
+    page.locator('[data-chart="loss"] .toggle').click()
+    assert page.locator('[data-chart="loss"] .toggle').get_attribute("aria-pressed") == "true"
+    assert page.evaluate("surefoot.view.charts.get('loss').plot.scales.y.max") < 2  # decades
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_follows_the_system_and_the_toggle(open_page, rough, scheme):
+    page = open_page(rough, color_scheme=scheme).page
+    bright = "document.defaultView.getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
+    assert (page.evaluate(bright) > 128) == (scheme == "light")
+    page.locator("#theme").click()
+    assert (page.evaluate(bright) > 128) == (scheme == "dark")
+    assert page.evaluate(INK, "loss")[0] > 0.005
+
+
+def test_it_can_be_read_at_400_pixels(open_page, rough):
+    page = open_page(rough, viewport={"width": 400, "height": 800}).page
+    assert page.evaluate("document.documentElement.scrollWidth") == 400
+    assert page.evaluate(INK, "loss")[0] > 0.005
+    wide = page.evaluate("surefoot.view.charts.get('loss').plot.bbox.width / devicePixelRatio")
+    assert wide > 250
+
+
+@pytest.mark.parametrize("width", [400, 1100])
+def test_labels_do_not_overlap(open_page, rough, width):
+    page = open_page(rough, viewport={"width": width, "height": 800}).page
+    for place in (".names", ".lane", ".tools", ".chips", "#zoombar .buttons"):
+        overlaps = page.evaluate(
+            """(place) => [...document.querySelectorAll(place)].flatMap((group) => {
+              const boxes = [...group.children].map((one) => [one.textContent, one.getBoundingClientRect()]);
+              return boxes.flatMap(([a, first], at) => boxes.slice(at + 1)
+                .filter(([, other]) => first.width && other.width
+                  && Math.min(first.right, other.right) - Math.max(first.left, other.left) > 1
+                  && Math.min(first.bottom, other.bottom) - Math.max(first.top, other.top) > 1)
+                .map(([b]) => `${a} | ${b}`));
+            })""",
+            place,
+        )
+        assert overlaps == [], place
+
+
+@pytest.mark.parametrize("width", [400, 1100])
+def test_long_names_are_shortened_whole_on_hover_and_still_told_apart(open_page, rough, width):
+    page = open_page(rough, viewport={"width": width, "height": 800}).page
+    labels = page.locator('[data-chart="map.grad_norm"] .names span').evaluate_all(
+        "spans => spans.map((span) => [span.textContent, span.title, span.getBoundingClientRect().left])"
+    )
+    assert len(labels) == 16
+    assert all("…" in short and len(short) < 26 for short, _, _ in labels)
+    assert all(left > 8 for _, _, left in labels)  # inside the card
+    assert labels[0][1] == f"generator.{report_runs.LAYERS[0]}"
+    assert len({short for short, _, _ in labels}) == 16
+
+
+def test_three_hundred_layers_name_only_as_many_as_fit(open_page, tmp_path):
+    names = [f"model.layers.{place}.weight" for place in range(300)]
+    with surefoot.RunLog(tmp_path) as log:
+        for step in range(20):
+            log.take(StepRow(step=step, time=0.0, loss=1.0 / (step + 1)))
+            log.take(LayerRows(step, names, {"grad_norm": np.random.default_rng(step).random(300)}))
+    page = open_page(write_report(tmp_path)).page
+    assert 20 <= page.locator(".names span").count() <= 40
+    assert page.evaluate(INK, "map.grad_norm")[0] > 0.5
+
+
+def test_a_flood_of_events_is_grouped_without_overlap(open_page, tmp_path):
+    with surefoot.RunLog(tmp_path) as log:
+        for step in range(900):
+            log.take(StepRow(step=step, time=0.0, loss=1.0 / (step + 1)))
+            log.event("skip", step, "left out", severity="warning")
+    page = open_page(write_report(tmp_path)).page
+    boxes = page.locator(".mark").evaluate_all("marks => marks.map((mark) => mark.getBoundingClientRect().toJSON())")
+    assert 10 < len(boxes) < 60
+    assert all(a["right"] <= b["left"] for a, b in pairwise(boxes))
+
+
+def test_a_histogram_of_another_layer_and_kind_can_be_chosen(page):
+    assert "NaN: up to 7 values, first at step 200" in page.locator("#spreads .odd").inner_text()
+    before = page.locator("#spreads select").input_value()
+    page.locator("#spreads select").select_option(index=1)
+    assert page.locator("#spreads select").input_value() != before
+    page.locator('#spreads [data-kind="gradient"]').click()
+    assert page.locator('#spreads [data-kind="gradient"]').get_attribute("aria-pressed") == "true"
+    assert page.evaluate(INK, "spread")[0] > 0.1
+
+
+def test_events_can_be_narrowed_to_some_kinds(page):
+    assert page.locator("#events tbody tr").count() == 8
+    page.locator('#events [data-kind="skip"]').click()
+    assert page.locator("#events tbody tr").count() == 5
+
+
+def test_a_healthy_run_says_so_and_has_no_empty_sections(open_page, tmp_path):
+    page = open_page(write_report(report_runs.quiet(tmp_path / "run"))).page
+    assert page.locator("h1").inner_text() == "Healthy: nothing to worry about"
+    for section in ("findings", "told", "maps", "spreads", "device", "events"):
+        assert not page.locator(f"#{section}").is_visible(), section
+    assert "Learning rate 0.001 throughout" in page.locator("#charts").inner_text()

@@ -1,0 +1,238 @@
+"""Make every probe, and every function that observes, raise in turn; the script must not notice.
+
+    python tests/watch/sabotage.py            prints one line per failure and the counts
+
+torch is imported once and each case is a fork. A case is a name given to `Watcher.safely`, whose observation then raises
+whatever it is, or a function of `surefoot.watch` that computes something about the script.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path[:0] = [str(Path(__file__).parents[2] / "src"), str(Path(__file__).parents[2] / "benchmarks")]
+
+import bitwise
+import torch
+
+from surefoot.watch import autograd_graph as graph
+from surefoot.watch import call_facts as notes
+from surefoot.watch import collected_facts as assembly
+from surefoot.watch import crash as postmortem
+from surefoot.watch import evaluation, watcher
+from surefoot.watch import extra_backward as questions
+from surefoot.watch import function_recorder as tape
+from surefoot.watch import loss_graph as roots
+from surefoot.watch import loss_level as spikes
+from surefoot.watch import manual_loop as manual
+from surefoot.watch import model_calls as passes
+from surefoot.watch import nonfinite_origin as autopsy
+from surefoot.watch import optimizer_order as turns
+from surefoot.watch import optimizer_record as watched
+from surefoot.watch import optimizer_updates as updates
+from surefoot.watch import parameter_registry as book
+from surefoot.watch import retained_graphs as kept
+from surefoot.watch import sampled_step as look
+from surefoot.watch import step_data as stream
+from surefoot.watch import step_series as series
+from surefoot.watch import tensor_summary as describe
+from surefoot.watch import user_frames as sites
+
+SCRIPT = """
+import random, sys, warnings
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributions import Categorical
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0); random.seed(0); np.random.seed(0)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(12, 8); self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm = nn.BatchNorm1d(8); self.drop = nn.Dropout(0.1); self.out = nn.Linear(8, 12); self.act = nn.ReLU()
+        self.strays = [torch.zeros(2, requires_grad=True)]
+    def forward(self, ids):
+        x = self.table(ids); mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        x = x + self.attention(x, x, x, attn_mask=mask, is_causal=True)[0]
+        return self.out(self.act(self.drop(self.norm(x.transpose(1, 2)).transpose(1, 2))))
+
+ids = torch.randint(12, (40, 7)); loader = DataLoader(TensorDataset(ids), batch_size=8, shuffle=True)
+net, head = Net(), nn.Linear(12, 3)
+optimizer = torch.optim.Adam([*net.parameters(), *head.parameters()], lr=1e-2)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+saved = None
+for epoch in range(8):
+    net.train()
+    for i, (batch,) in enumerate(loader):
+        logits = net(batch[:, :-1])
+        loss = F.cross_entropy(logits.reshape(-1, 12), batch[:, 1:].reshape(-1))
+        policy = Categorical(logits=head(logits.mean(1))); action = policy.sample()
+        extra = -(policy.log_prob(action) * (action.float() - 1)).mean()
+        squares = (torch.sigmoid(logits).mean(-1) - 0.5).pow(2).mean() + (logits - 1.0).exp().clamp(max=3).log1p().mean()
+        loss = loss + 0.1 * extra + 0.01 * squares
+        if epoch == 6 and i == 2: loss = loss * 1000
+        if epoch == 7 and i == 3: loss = loss * torch.log(-logits.detach().abs().sum() * loss)
+        optimizer.zero_grad(); scaler.scale(loss).backward(); scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0); scaler.step(optimizer); scaler.update()
+    schedule.step(); net.eval()
+    with torch.no_grad(): print(epoch, loss.item(), F.cross_entropy(net(ids[:8, :-1]).reshape(-1, 12), ids[:8, 1:].reshape(-1)).item())
+    order = torch.randperm(40); state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
+    if epoch == 3: torch.save(state, "state.pt"); state = torch.load("state.pt"); net.load_state_dict(state["net"]); optimizer.load_state_dict(state["optimizer"])
+bare = torch.nn.Linear(3, 1); second = torch.optim.SGD(bare.parameters(), lr=float("inf"))
+for _ in range(3): second.zero_grad(); bare(torch.ones(2, 3)).pow(2).mean().backward(); second.step(); print(bare.weight.isnan().any().item())
+print(torch.rand(1).item(), random.random(), np.random.rand())
+net(torch.full((2, 3), 50))
+"""
+
+INFRASTRUCTURE = {
+    "Watcher.safely", "Watcher._give_up", "Watcher.here", "Watcher.__init__", "Tape.__torch_function__", "Tape.leave",
+    "Tape.is_on_top", "Tape.is_entered", "Tape.__init__", "Look.take_off", "Look._before_call", "Look._after_call", "Look._watches",
+    "leave_every_tape", "Look.__init__", "Passes.__init__", "Updates.__init__",
+}  # fmt: skip
+"""What the safety itself is made of."""
+
+MODULES = (
+    assembly,
+    autopsy,
+    book,
+    describe,
+    evaluation,
+    graph,
+    kept,
+    look,
+    manual,
+    notes,
+    passes,
+    postmortem,
+    questions,
+    roots,
+    series,
+    sites,
+    spikes,
+    stream,
+    tape,
+    turns,
+    updates,
+    watched,
+    watcher,
+)
+
+
+def functions():
+    """Every function of those modules: the owner, its name there, and what to call it."""
+    for module in MODULES:
+        for name, value in vars(module).items():
+            if inspect.isfunction(value) and value.__module__ == module.__name__:
+                yield module, name, value.__qualname__
+            elif inspect.isclass(value) and value.__module__ == module.__name__:
+                for key, held in vars(value).items():
+                    if inspect.isfunction(held) and held.__code__.co_filename == module.__file__:
+                        yield value, key, held.__qualname__
+
+
+def sabotage(owner, name) -> None:
+    def raising(*args, **kwargs):
+        raise RuntimeError("sabotaged")
+
+    original = getattr(owner, name)
+    if not isinstance(owner, type):  # also where it was imported to
+        for module in MODULES + tuple(m for n, m in sys.modules.items() if n.startswith("surefoot.watch")):
+            if vars(module).get(name) is original:
+                setattr(module, name, raising)
+    setattr(owner, name, raising)
+
+
+def sabotage_probe(probe) -> None:
+    safely = watcher.Watcher.safely
+
+    def raising(*args):
+        raise RuntimeError("sabotaged")
+
+    def patched(self, name, observe, *args):
+        return safely(self, name, raising if name == probe else observe, *args)
+
+    watcher.Watcher.safely = patched
+
+
+def record_probes(file: Path) -> None:
+    safely = watcher.Watcher.safely
+    seen: dict[str, int] = {}
+
+    def patched(self, name, observe, *args):
+        seen[name] = seen.get(name, 0) + 1
+        file.write_text(json.dumps(seen))
+        return safely(self, name, observe, *args)
+
+    watcher.Watcher.safely = patched
+
+
+def run(path: str, folder: Path, watched: bool, prepare=lambda: None):
+    child = os.fork()
+    if child == 0:
+        try:
+            prepare()
+            bitwise.run_in_child(path, (), watched, folder)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    state = folder / "state.json"
+    return (
+        (folder / "stdout").read_text(),
+        json.loads(state.read_text()) if state.exists() else None,
+        (folder / "stderr").read_text(),
+    )
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    only = sys.argv[1] if len(sys.argv) > 1 else ""
+    failures = cases = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch)
+        path = root / "script.py"
+        path.write_text(SCRIPT)
+        plain = run(str(path), root / "plain", False)
+        recorded = run(str(path), root / "recorded", True, lambda: record_probes(root / "probes.json"))
+        probes = json.loads((root / "probes.json").read_text())
+        assert plain[:2] == recorded[:2], "watching alone already changes the script"
+        assert "stopped watching" not in recorded[2], recorded[2]
+        todo = [(f"probe {probe}", probe, lambda probe=probe: sabotage_probe(probe)) for probe in probes]
+        todo += [
+            (f"function {called}", None, lambda owner=owner, name=name: sabotage(owner, name))
+            for owner, name, called in functions()
+            if called not in INFRASTRUCTURE
+        ]
+        for number, (title, probe, prepare) in enumerate(todo):
+            if only not in title:
+                continue
+            cases += 1
+            out, state, errors = run(str(path), root / str(number), True, prepare)
+            told = [line for line in errors.splitlines() if "stopped watching" in line]
+            problems = []
+            if (out, state) != plain[:2]:
+                problems.append("the script noticed")
+            if probe is not None and [line for line in told if f"stopped watching {probe} (" in line] != told[:1]:
+                problems.append(f"expected one warning about {probe}, got {told}")
+            if len(told) != len({line.partition("(")[0] for line in told}):
+                problems.append(f"a warning came twice: {told}")
+            if probe is not None and "surefoot: " not in errors.replace(told[0] if told else "", ""):
+                problems.append("no diagnosis at the end")
+            failures += bool(problems)
+            for problem in problems:
+                print(f"FAILED {title}: {problem}; {errors[-400:]}", flush=True)
+    print(f"{cases - failures} of {cases} cases went unnoticed by the script ({len(probes)} probes)")
+    sys.exit(failures > 0)
+
+
+if __name__ == "__main__":
+    main()
