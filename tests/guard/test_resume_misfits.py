@@ -95,9 +95,13 @@ print("alive", flush=True)
 
 
 def test_layers_that_were_exchanged_are_refused_and_memory_is_not_corrupted(tmp_path: Path) -> None:
-    here = str(Path(__file__).parents[1])
+    here = Path(__file__).parent
     done = subprocess.run(
-        [sys.executable, "-c", SEGFAULT, str(tmp_path), here], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", SEGFAULT, str(tmp_path), str(here), str(here.parent)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "refused" in done.stdout
