@@ -25,8 +25,7 @@ _NAMES_BY_MODULE = {
     "find_fully_masked find_lr init_for mask_fill_value masked_softmax normalize_images seed_everything "
     "seed_worker suggest_lr warmup_constant warmup_cosine warmup_inverse_sqrt warmup_linear "
     "warmup_stable_decay warmup_step",
-    "decide.escalation": "Escalation",
-    "decide.recovery": "TrainingRecovery",
+    "decide.recovery": "Escalation TrainingRecovery",
     "detect.checker": "StabilityChecker",
     "detect.combine": "after_warmup all_of any_of sustained",
     "detect.monitors": "ClippingSaturated LossStabilityMonitor NoLearning Oscillation Plateau Vanishing",

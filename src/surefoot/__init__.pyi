@@ -34,8 +34,7 @@ from surefoot.build import (
     warmup_stable_decay,
     warmup_step,
 )
-from surefoot.decide.escalation import Escalation
-from surefoot.decide.recovery import TrainingRecovery
+from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.detect.checker import StabilityChecker
 from surefoot.detect.combine import after_warmup, all_of, any_of, sustained
 from surefoot.detect.monitors import (

@@ -23,8 +23,7 @@ from surefoot.types import Action, Decision, Incident, Severity, StepRecord, for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from surefoot.decide.escalation import Escalation
-    from surefoot.decide.recovery import TrainingRecovery
+    from surefoot.decide.recovery import Escalation, TrainingRecovery
     from surefoot.detect.checker import StabilityChecker
     from surefoot.types import Detector, Signals, Verdict
 

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from surefoot.core.state_tree import pack
 from surefoot.decide.agreement import Ranks, find_group
-from surefoot.decide.escalation import Escalation
-from surefoot.decide.recovery import TrainingRecovery
+from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.detect.checker import StabilityChecker
 from surefoot.detect.combine import Combined, tolerated
 from surefoot.errors import UsageError, require
