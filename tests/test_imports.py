@@ -87,7 +87,7 @@ def test_an_import_against_the_layers_would_be_found(line):
 
 
 def test_imports_along_the_layers_are_allowed():
-    lines = "import torch\nfrom surefoot.types import Signals\nfrom surefoot.detect.spike import Spike\n"
+    lines = "import torch\nfrom surefoot.types import Signals\nfrom surefoot.detect.step_rules import Spike\n"
     lines += "if TYPE_CHECKING:\n    from surefoot.guard.stabilizer import TrainingStabilizer"
     assert against_the_layers(lines, "detect") == []
     assert against_the_layers("from surefoot.keep.buffers import BufferKeeper", "guard") == []

@@ -34,19 +34,18 @@ from surefoot.build import (
     warmup_stable_decay,
     warmup_step,
 )
-from surefoot.decide.escalation import Escalation
-from surefoot.decide.recovery import TrainingRecovery
+from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.detect.checker import StabilityChecker
-from surefoot.detect.clipping import ClippingSaturated
 from surefoot.detect.combine import after_warmup, all_of, any_of, sustained
-from surefoot.detect.explode import Explosion
-from surefoot.detect.loss_stability import LossStabilityMonitor
-from surefoot.detect.nonfinite import NonFinite
-from surefoot.detect.oscillate import Oscillation
-from surefoot.detect.plateau import NoLearning, Plateau
-from surefoot.detect.setback import Setback
-from surefoot.detect.spike import Spike
-from surefoot.detect.vanish import Vanishing
+from surefoot.detect.monitors import (
+    ClippingSaturated,
+    LossStabilityMonitor,
+    NoLearning,
+    Oscillation,
+    Plateau,
+    Vanishing,
+)
+from surefoot.detect.step_rules import Explosion, NonFinite, Setback, Spike
 from surefoot.doctor.checks import Check, Examination
 from surefoot.doctor.notebook import debug_training_stability
 from surefoot.errors import (
@@ -62,9 +61,9 @@ from surefoot.guard.presets import for_deep_cnn, for_fine_tuning, for_gan, for_r
 from surefoot.guard.stabilizer import TrainingStabilizer
 from surefoot.guard.standalone import Running, clip_gradients
 from surefoot.keep.checkpoint.manager import CheckpointManager
-from surefoot.observe.layer_metrics import Watch
 from surefoot.observe.monitor import GradientMonitor
 from surefoot.observe.parameters import parameter_report
+from surefoot.observe.tensors import Watch
 from surefoot.record.incidents.retention import IncidentKeeper
 from surefoot.record.limits import LogLimits
 from surefoot.record.log import RunLog

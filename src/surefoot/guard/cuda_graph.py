@@ -19,10 +19,7 @@ from torch import Tensor
 from surefoot.act.loss_scale import DynamicLossScaler
 from surefoot.core.state_tree import leaves
 from surefoot.detect.combine import Combined, Sustained
-from surefoot.detect.explode import Explosion
-from surefoot.detect.nonfinite import NonFinite
-from surefoot.detect.setback import Setback
-from surefoot.detect.spike import Spike
+from surefoot.detect.step_rules import Explosion, NonFinite, Setback, Spike
 from surefoot.observe.tensors import TensorStatistics
 
 if TYPE_CHECKING:

@@ -19,16 +19,23 @@ from surefoot.errors import UsageError
 from surefoot.guard.cuda_graph import GraphedDecider
 from surefoot.guard.step_decision import StepDecider, StepDecision, StepInput
 from surefoot.guard.step_numbers import Arriving, StepNumbers, at_hand
-from surefoot.observe.layer_metrics import UpdateMeter, Watch
 from surefoot.observe.shards import combine_shards
-from surefoot.observe.tensors import TensorMeter, TensorStatistics, dense_views, is_plain, total_norm
+from surefoot.observe.tensors import (
+    TensorMeter,
+    TensorStatistics,
+    UpdateMeter,
+    Watch,
+    dense_views,
+    is_plain,
+    total_norm,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from surefoot.act.shape import Shaper
     from surefoot.guard.model_sampling import ModelSampler
-    from surefoot.observe.layout import Layout
+    from surefoot.observe.parameters import Layout
     from surefoot.types import NamedParameter, Scalar
 
 

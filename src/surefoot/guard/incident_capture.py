@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from surefoot.guard.run_history import RunHistory
     from surefoot.guard.step_decision import StepDecider
     from surefoot.guard.step_numbers import StepNumbers
-    from surefoot.observe.layout import Layout
+    from surefoot.observe.parameters import Layout
     from surefoot.record.incidents.step_capture import Weight
     from surefoot.types import Decision, StepRecord
 

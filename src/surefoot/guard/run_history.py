@@ -15,17 +15,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from surefoot.core.state_tree import pack, settings_of, unpack
-from surefoot.detect.combine import Combined, sustained
-from surefoot.detect.spike import Spike
-from surefoot.detect.user_detectors import tolerated
+from surefoot.detect.combine import Combined, sustained, tolerated
+from surefoot.detect.step_rules import Spike
 from surefoot.guard.step_decision import BROKEN_SETTING
 from surefoot.types import Action, Decision, Incident, Severity, StepRecord, format_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from surefoot.decide.escalation import Escalation
-    from surefoot.decide.recovery import TrainingRecovery
+    from surefoot.decide.recovery import Escalation, TrainingRecovery
     from surefoot.detect.checker import StabilityChecker
     from surefoot.types import Detector, Signals, Verdict
 

@@ -21,11 +21,9 @@ from torch import Tensor, nn
 
 from surefoot.core.state_tree import pack
 from surefoot.decide.agreement import Ranks, find_group
-from surefoot.decide.escalation import Escalation
-from surefoot.decide.recovery import TrainingRecovery
+from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.detect.checker import StabilityChecker
-from surefoot.detect.combine import Combined
-from surefoot.detect.user_detectors import tolerated
+from surefoot.detect.combine import Combined, tolerated
 from surefoot.errors import UsageError, require
 from surefoot.guard.arrivals import StepResults, settled
 from surefoot.guard.backward import GradientWindow
@@ -40,9 +38,8 @@ from surefoot.guard.step_numbers import StepNumbers
 from surefoot.guard.validation import as_scaler, check_settings, split_clip
 from surefoot.keep.checkpoint.manager import CheckpointManager
 from surefoot.keep.snapshots import TrainedState
-from surefoot.observe.layer_metrics import Watch
-from surefoot.observe.layout import Layout
-from surefoot.observe.parameters import BackwardOrder
+from surefoot.observe.parameters import BackwardOrder, Layout
+from surefoot.observe.tensors import Watch
 from surefoot.record.incidents.retention import IncidentKeeper
 from surefoot.types import Incident, Outcome, Scalar, Signals, StepRecord, format_table
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from surefoot.act.loss_scale import TorchLossScaler
 from surefoot.core.state_tree import choose, grown, leaves, on_device, pack, settings_of, unpack, with_leaves
 from surefoot.decide.agreement import agree_and_average
-from surefoot.detect.setback import Setback
+from surefoot.detect.step_rules import Setback
 from surefoot.observe.tensors import TensorStatistics, total_norm
 from surefoot.types import GradientNorms, Scalar, Signals
 
