@@ -5,13 +5,13 @@ from hypothesis import strategies as st
 
 import surefoot as sf
 from streams import NAN, judge
-from surefoot import Layers, Signals
+from surefoot import LayerStats, Signals
 
 
 def layers(norms, ranks=None, nonfinite=None):
     names = tuple(f"layer{i}" for i in range(len(norms)))
     zeros = [0.0] * len(norms)
-    return Layers(
+    return LayerStats(
         names,
         tuple(ranks or [2] * len(norms)),
         torch.tensor(norms, dtype=torch.float64),

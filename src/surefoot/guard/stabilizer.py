@@ -40,7 +40,7 @@ from surefoot.guard.step_numbers import StepNumbers
 from surefoot.guard.validation import as_scaler, check_settings, split_clip
 from surefoot.keep.checkpoint.manager import CheckpointManager
 from surefoot.keep.snapshots import TrainedState
-from surefoot.observe.layer_metrics import Watch
+from surefoot.observe.layer_metrics import LayerMetrics
 from surefoot.observe.layout import Layout
 from surefoot.observe.parameters import BackwardOrder
 from surefoot.record.incidents.retention import IncidentKeeper
@@ -52,11 +52,9 @@ if TYPE_CHECKING:
     from os import PathLike
     from pathlib import Path
 
-    from surefoot.act.clip import Clipper
-    from surefoot.act.loss_scale import LossScaler
-    from surefoot.act.shape import Shaper
     from surefoot.guard.validation import Precision
     from surefoot.record.log import RunLog
+    from surefoot.types import Clipper, LossScaler, Shaper
 
 _OUR_SIGNALS = frozenset(each.name for each in fields(Signals))
 _AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -93,7 +91,7 @@ class TrainingStabilizer:
         also_save: Mapping[str, Any] | None = None,
         incidents: IncidentKeeper | str | Path | None = None,
         log: str | PathLike[str] | RunLog | None = None,
-        watch: Watch | None = None,
+        watch: LayerMetrics | None = None,
         decide_on: Literal["auto", "host", "device"] = "auto",
         lag_steps: int = 4,
         zero_grad: bool = True,
@@ -132,7 +130,7 @@ class TrainingStabilizer:
             "escalation": (escalation, Escalation),
             "recovery": (recovery, TrainingRecovery),
             "checkpoints": (checkpoints, CheckpointManager),
-            "watch": (watch, Watch),
+            "watch": (watch, LayerMetrics),
             "incidents": (keeper_for(incidents), IncidentKeeper),
         }
         check_settings(models, optimizer, scheduler, precision, scaler, accumulate, lag_steps, decide_on, kinds)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Watch:
+class LayerMetrics:
     """What to measure per layer beyond gradients, and how often."""
 
     parameters: bool = False
@@ -39,7 +39,7 @@ class Watch:
 class UpdateMeter:
     """Parameter norms before a step, and how far the step moved them."""
 
-    def __init__(self, watch: Watch, parameters: Sequence[NamedParameter]) -> None:
+    def __init__(self, watch: LayerMetrics, parameters: Sequence[NamedParameter]) -> None:
         self._tensors = [parameter.detach() for _, parameter in parameters]
         self._before = [tensor.clone() for tensor in self._tensors] if watch.updates else None
         self._param_norm = TensorMeter().measure(self._tensors).norm
