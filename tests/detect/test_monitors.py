@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import surefoot as sf
 from streams import INF, NAN, alarms, broken, flags, judge, loss_streams, steps
-from surefoot import Layers, Signals
+from surefoot import LayerStats, Signals
 from surefoot.detect.monitors import autocorrelation, host_float, noise, pushed, spread, trend
 
 # ---- statistics of a window -----------------------------------------------------------------------------------------
@@ -427,7 +427,7 @@ def test_no_learning_is_a_remark_and_never_an_alarm(stream):
 def layers(norms, ranks=None, nonfinite=None):
     names = tuple(f"layer{i}" for i in range(len(norms)))
     zeros = [0.0] * len(norms)
-    return Layers(
+    return LayerStats(
         names,
         tuple(ranks or [2] * len(norms)),
         torch.tensor(norms, dtype=torch.float64),

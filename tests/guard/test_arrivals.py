@@ -133,7 +133,7 @@ def test_of_two_stabilizers_each_may_be_looked_at() -> None:
     def pair(look: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)
         models = [nn.Linear(4, 4), nn.Linear(4, 1)]
-        generator, discriminator = sf.for_gan(
+        generator, discriminator = sf.presets.for_gan(
             *(part for m in models for part in (m, torch.optim.AdamW(m.parameters(), lr=0.01, fused=True))),
             decide_on="device",
             escalation=sf.Escalation(skips=0, cuts=9, calm_steps=8),

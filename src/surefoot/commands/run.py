@@ -272,10 +272,10 @@ class RunSession:
             return None  # the end of the run says so
         sinks = []
         if self.request.progress:
-            from surefoot.report.terminal.progress import Progress
+            from surefoot.report.terminal.progress import ProgressSink
             from surefoot.watch.messages import stream
 
-            sinks = [Progress(stream=stream())]
+            sinks = [ProgressSink(stream=stream())]
         return RunLog(folder, sinks=sinks, close_at_exit=False)  # the diagnosis, which comes last, belongs into it
 
     def _write(self, ending: Ending) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.types import Layers, OptimizerSetting, Signals, StepRecord
+from surefoot.types import LayerStats, OptimizerSetting, Signals, StepRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,7 +117,7 @@ def pack_record(record: StepRecord) -> dict[str, Any]:
     layers = record.signals.layers
     signals["extra"] = dict(record.signals.extra)
     signals["layers"] = (
-        None if layers is None else {each.name: pack(getattr(layers, each.name)) for each in fields(Layers)}
+        None if layers is None else {each.name: pack(getattr(layers, each.name)) for each in fields(LayerStats)}
     )
     return {
         "signals": signals,
@@ -134,7 +134,7 @@ def unpack_record(packed: dict[str, Any]) -> StepRecord:
     signals = dict(packed["signals"])
     if signals["layers"] is not None:
         layers = dict(signals["layers"])
-        signals["layers"] = Layers(**layers | {"names": tuple(layers["names"]), "ranks": tuple(layers["ranks"])})
+        signals["layers"] = LayerStats(**layers | {"names": tuple(layers["names"]), "ranks": tuple(layers["ranks"])})
     return StepRecord(
         Signals(**signals),
         packed["skipped"],

@@ -76,6 +76,14 @@ def diagnose(facts: dict[str, Any], run_facts: dict[str, Any] | None = None, str
     return replace(diagnosis, reason=f"No fault was found in {run.steps:,} steps.{limit}")
 
 
+def diagnose_folder(folder: str | Path) -> Diagnosis:
+    """Diagnose the run that was recorded in a folder: what `surefoot diagnose` prints, as an object.
+
+    Raises `UsageError` for what is not the folder of a run.
+    """
+    return diagnose(*load(folder))
+
+
 def _claims(run: RecordedRun, rules: Iterable[Rule]) -> list[tuple[Rule, Claim]]:
     found: list[tuple[Rule, Claim]] = []
     for rule in rules:

@@ -21,10 +21,10 @@ from surefoot.guard.step_decision import StepDecider, StepDecision, StepInput
 from surefoot.guard.step_numbers import Arriving, StepNumbers, at_hand
 from surefoot.observe.shards import combine_shards
 from surefoot.observe.tensors import (
+    LayerMetrics,
     TensorMeter,
     TensorStatistics,
     UpdateMeter,
-    Watch,
     dense_views,
     is_plain,
     total_norm,
@@ -33,10 +33,9 @@ from surefoot.observe.tensors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from surefoot.act.shape import Shaper
     from surefoot.guard.model_sampling import ModelSampler
     from surefoot.observe.parameters import Layout
-    from surefoot.types import NamedParameter, Scalar
+    from surefoot.types import NamedParameter, Scalar, Shaper
 
 
 PARAM_NORM_EVERY = 100
@@ -76,11 +75,11 @@ class GuardedOptimizer:
         layout: Layout,
         judge: StepDecider,
         shapers: tuple[Shaper, ...],
-        watch: Watch | None,
+        watch: LayerMetrics | None,
         on_device: bool,
     ) -> None:
         self.optimizer, self.layout, self.judge = optimizer, layout, judge
-        self._shapers, self._watch, self._on_device = shapers, watch or Watch(), on_device
+        self._shapers, self._watch, self._on_device = shapers, watch or LayerMetrics(), on_device
         self._graphed = GraphedDecider(judge)
         self._meter = TensorMeter()
         self._folds = can_fold(optimizer)

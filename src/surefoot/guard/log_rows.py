@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from surefoot.decide.agreement import Ranks
     from surefoot.guard.model_sampling import ModelSampler
     from surefoot.record.messages import EventName
-    from surefoot.types import Incident, Layers, Severity, Signals, StepRecord
+    from surefoot.types import Incident, LayerStats, Severity, Signals, StepRecord
 
 LAYERS_AT_FIRST = 100
 LAYERS_EVERY = 10
@@ -158,7 +158,7 @@ class LogRows:
         self.log.take(LayerRows(signals.step, layers.names, columns))
 
 
-def _columns(layers: Layers) -> dict[str, Any]:
+def _columns(layers: LayerStats) -> dict[str, Any]:
     columns = {
         "grad_norm": layers.grad_norm,
         "grad_largest": layers.grad_largest,

@@ -39,7 +39,7 @@ from surefoot.guard.validation import as_scaler, check_settings, split_clip
 from surefoot.keep.checkpoint.manager import CheckpointManager
 from surefoot.keep.snapshots import TrainedState
 from surefoot.observe.parameters import BackwardOrder, Layout
-from surefoot.observe.tensors import Watch
+from surefoot.observe.tensors import LayerMetrics
 from surefoot.record.incidents.retention import IncidentKeeper
 from surefoot.types import Incident, Outcome, Scalar, Signals, StepRecord, format_table
 
@@ -49,11 +49,9 @@ if TYPE_CHECKING:
     from os import PathLike
     from pathlib import Path
 
-    from surefoot.act.clip import Clipper
-    from surefoot.act.loss_scale import LossScaler
-    from surefoot.act.shape import Shaper
     from surefoot.guard.validation import Precision
     from surefoot.record.log import RunLog
+    from surefoot.types import Clipper, LossScaler, Shaper
 
 _OUR_SIGNALS = frozenset(each.name for each in fields(Signals))
 _AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -90,7 +88,7 @@ class TrainingStabilizer:
         also_save: Mapping[str, Any] | None = None,
         incidents: IncidentKeeper | str | Path | None = None,
         log: str | PathLike[str] | RunLog | None = None,
-        watch: Watch | None = None,
+        watch: LayerMetrics | None = None,
         decide_on: Literal["auto", "host", "device"] = "auto",
         lag_steps: int = 4,
         zero_grad: bool = True,
@@ -129,7 +127,7 @@ class TrainingStabilizer:
             "escalation": (escalation, Escalation),
             "recovery": (recovery, TrainingRecovery),
             "checkpoints": (checkpoints, CheckpointManager),
-            "watch": (watch, Watch),
+            "watch": (watch, LayerMetrics),
             "incidents": (keeper_for(incidents), IncidentKeeper),
         }
         check_settings(models, optimizer, scheduler, precision, scaler, accumulate, lag_steps, decide_on, kinds)

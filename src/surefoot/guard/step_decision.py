@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from surefoot.act.clip import Clipper
-    from surefoot.act.loss_scale import LossScaler
     from surefoot.detect.combine import Combined
-    from surefoot.types import Detector
+    from surefoot.types import Clipper, Detector, LossScaler
 
 _HEAD = ("loss", "grad_norm", "nonfinite", "clip_factor", "loss_scale")
 BROKEN_SETTING = "nonfinite-setting"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from surefoot.observe.async_copy import AsyncCopy, begin_reading
-from surefoot.types import Layers, Signals, StepRecord
+from surefoot.types import LayerStats, Signals, StepRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -104,6 +104,8 @@ def _record(
     return StepRecord(signals, bool(skip), reasons, bool(overflow), raised, settings)
 
 
-def _layers(named: Sequence[NamedParameter], norm: Tensor, largest: Tensor, nonfinite: Tensor, **more: Any) -> Layers:
+def _layers(
+    named: Sequence[NamedParameter], norm: Tensor, largest: Tensor, nonfinite: Tensor, **more: Any
+) -> LayerStats:
     names = tuple(name for name, _ in named)
-    return Layers(names, tuple(parameter.ndim for _, parameter in named), norm, largest, nonfinite, **more)
+    return LayerStats(names, tuple(parameter.ndim for _, parameter in named), norm, largest, nonfinite, **more)

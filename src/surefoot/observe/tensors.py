@@ -11,7 +11,7 @@ Norms of bf16 and fp16 tensors are computed in fp32. A tensor with a NaN or an I
 whose squares overflow fp32 is measured again in float64, so its norm is right as long as fp32 can hold it, and Inf
 beyond.
 
-`Watch` asks for more than gradients, and `UpdateMeter` measures it: parameter norms, and how far a step moved them.
+`LayerMetrics` asks for more than gradients, and `UpdateMeter` measures it: parameter norms, and how far a step moved them.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _measure_anywhere(views: list[Tensor]) -> TensorStatistics:
 
 
 @dataclass(frozen=True)
-class Watch:
+class LayerMetrics:
     """What to measure per layer beyond gradients, and how often."""
 
     parameters: bool = False
@@ -201,7 +201,7 @@ class Watch:
 class UpdateMeter:
     """Parameter norms before a step, and how far the step moved them."""
 
-    def __init__(self, watch: Watch, parameters: Sequence[NamedParameter]) -> None:
+    def __init__(self, watch: LayerMetrics, parameters: Sequence[NamedParameter]) -> None:
         self._tensors = [parameter.detach() for _, parameter in parameters]
         self._before = [tensor.clone() for tensor in self._tensors] if watch.updates else None
         self._param_norm = TensorMeter().measure(self._tensors).norm

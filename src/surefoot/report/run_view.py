@@ -1,6 +1,6 @@
 """What there is to say about a run at this moment, from the rows and events it has sent so far.
 
-`RunView` is fed by whoever has them: the `Progress` sink in the training process, `surefoot watch` in another one. It
+`RunView` is fed by whoever has them: `ProgressSink` in the training process, `surefoot watch` in another one. It
 draws nothing and reads no clock; functions elsewhere turn it into lines. Its size does not grow with the run: curves
 have a fixed number of slots, windows a fixed length, and only so many parts and events are kept by name.
 

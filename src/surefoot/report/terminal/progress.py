@@ -1,4 +1,4 @@
-"""`Progress`: the sink that shows a run in the terminal it was started from.
+"""`ProgressSink`: the sink that shows a run in the terminal it was started from.
 
 In a terminal, a few lines stay at the bottom (`strip.py` says how they keep clear of the script's own output);
 elsewhere, in a log file, a pipe or a notebook, plain lines come now and then. Both go to stderr, so the bytes on stdout
@@ -38,8 +38,8 @@ _AWAY_SECONDS = 5.0
 _terminals_in_use: set[int] = set()
 
 
-class Progress:
-    """Shows how training goes: pass one to the run log, `RunLog("runs/a", sinks=[Progress()])`."""
+class ProgressSink:
+    """Shows how training goes: pass one to the run log, `RunLog("runs/a", sinks=[ProgressSink()])`."""
 
     def __init__(self, *, total_steps: int | None = None, every_seconds: float = 10.0, stream: Any = None) -> None:
         """Total steps, if known, give the remaining time; `every_seconds` is for plain lines; the stream is stderr."""
