@@ -66,7 +66,7 @@ def test_calm_must_be_unbroken():
 
 def test_a_healthy_step_asks_for_nothing_and_gives_no_reason():
     _, (decision,) = escalation_decisions(sf.Escalation(), [False])
-    assert decision == sf.Decision("none", "", 1.0)
+    assert decision == sf.types.Decision("none", "", 1.0)
 
 
 def test_a_decision_carries_the_reason_it_was_given():

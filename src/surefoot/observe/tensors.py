@@ -11,7 +11,7 @@ Norms of bf16 and fp16 tensors are computed in fp32. A tensor with a NaN or an I
 whose squares overflow fp32 is measured again in float64, so its norm is right as long as fp32 can hold it, and Inf
 beyond.
 
-`LayerMetrics` asks for more than gradients, and `UpdateMeter` measures it: parameter norms, and how far a step moved them.
+`LayerMetrics` asks for more than gradients; `UpdateMeter` measures it: parameter norms, and how far a step moved them.
 """
 
 from __future__ import annotations
