@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from surefoot.core.nested import leaves
+
 CLASSES = ("cross_entropy", "nll_loss")
 """Losses whose targets are class indices."""
 
@@ -195,8 +197,7 @@ def broadcast_size(one: tuple[int, ...], other: tuple[int, ...]) -> int:
 
 def _made_nan(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
     def nan(value: Any) -> bool:
-        if isinstance(value, Tensor):
-            return (value.is_floating_point() or value.is_complex()) and bool(value.isnan().any())
-        return any(map(nan, value)) if isinstance(value, tuple | list) else False
+        numbers = (each for each in leaves(value) if each.is_floating_point() or each.is_complex())
+        return any(bool(each.isnan().any()) for each in numbers)
 
-    return nan(result) and not nan(args) and not nan(list(kwargs.values()))
+    return nan(result) and not nan(args) and not nan(kwargs)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from surefoot.core.nested import leaves
 from surefoot.doctor.function_calls import FunctionCalls, Recorded
 
 if TYPE_CHECKING:
@@ -181,11 +182,7 @@ def _variation(tensor: Tensor) -> float:
 
 def first_tensor(value: Any) -> Tensor | None:
     """The first floating-point tensor in what a module took or gave."""
-    if isinstance(value, Tensor):
-        return value if value.is_floating_point() else None
-    if isinstance(value, tuple | list):
-        return next((found for item in value if (found := first_tensor(item)) is not None), None)
-    return None
+    return next((tensor for tensor in leaves(value) if tensor.is_floating_point()), None)
 
 
 def has_matrix(module: nn.Module) -> bool:

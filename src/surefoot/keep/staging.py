@@ -15,7 +15,6 @@ containers of the copy's own. A tensor that occurs twice (tied weights) is copie
 
 from __future__ import annotations
 
-import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
 
+from surefoot.core import nested
 from surefoot.keep.checkpoint.tree import local_part, odd_kind, same_view
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 Place: TypeAlias = Literal["device", "pinned"]
 """Where the copy of a tensor that lies on a GPU goes. Others are cloned beside themselves."""
 
-_COMMON = frozenset((bool, int, float, str))
 SMALL = 1 << 16
 """Entries up to which a tensor on its way to pinned memory is copied on the device first."""
 
@@ -117,25 +116,19 @@ def map_tensors(tree: Any, change: Callable[[Tensor], Any]) -> Any:
 
 
 def map_leaves(tree: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """The same nesting in containers of its own, each leaf of a kind replaced by what `change` makes of it."""
-    if isinstance(tree, kind):
-        return change(tree)
-    if tree is None or type(tree) in _COMMON:
-        return tree
-    if type(tree) is dict:
-        return {key: map_leaves(value, kind, change) for key, value in tree.items()}
-    if isinstance(tree, dict):
-        changed = copy.copy(tree)  # keeps an OrderedDict and a Counter what they are
-        for key, value in tree.items():
-            changed[key] = map_leaves(value, kind, change)
-        return changed
-    if hasattr(tree, "_asdict"):
-        return type(tree)(*(map_leaves(value, kind, change) for value in tree))
-    if type(tree) in (list, tuple, set, frozenset):
-        return type(tree)([map_leaves(value, kind, change) for value in tree])
-    if isinstance(tree, np.ndarray):
-        return tree.copy()
-    return tree
+    """The same nesting in containers of its own, each leaf of a kind replaced by what `change` makes of it.
+
+    Arrays and sets are copied.
+    """
+
+    def changed(leaf: Any) -> Any:
+        if isinstance(leaf, kind):
+            return change(leaf)
+        return (
+            leaf.copy() if isinstance(leaf, np.ndarray) else type(leaf)(map_leaves(each, kind, change) for each in leaf)
+        )
+
+    return nested.map_leaves(tree, changed, (kind, np.ndarray, set, frozenset))
 
 
 def sharded_like(parameter: Tensor, value: Tensor) -> Tensor:

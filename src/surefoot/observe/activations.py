@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from surefoot.core.nested import leaves
 from surefoot.observe.histograms import Sample, take_sample
 from surefoot.observe.parameters import plain_name
 from surefoot.observe.without_hooks import WithoutHooks, is_calm
@@ -206,14 +207,7 @@ def _unit_dimension(module: nn.Module, values: Tensor) -> int | None:
 
 
 def _first_tensor(output: Any) -> Tensor | None:
-    if isinstance(output, Tensor):
-        return output
-    parts: Any = ()
-    if isinstance(output, (tuple, list)):
-        parts = output
-    elif isinstance(output, dict):
-        parts = output.values()
-    return next((part for part in parts if isinstance(part, Tensor)), None)
+    return next(leaves(output, deepest=1), None)
 
 
 def _is_captured(values: Tensor) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
+from surefoot.core.nested import leaves
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.script_hooks import is_calm, is_listening
 from surefoot.watch.user_frames import is_users, place
@@ -121,17 +122,9 @@ class RecordedCall:
 
 def tensors_in(values: Any, depth: int = 3) -> Iterator[Tensor]:
     """Every ordinary tensor (with a shape, no list of tensors, no listener) in nested lists, tuples, dictionaries."""
-    if isinstance(values, Tensor):
-        if not is_lazy(values) and not is_listening(values) and not values.is_nested:
-            yield values
-    elif depth and isinstance(values, (list, tuple)):
-        for value in values[:64]:
-            yield from tensors_in(value, depth - 1)
-    elif depth and isinstance(values, dict):
-        for value in list(values.values())[:64]:
-            yield from tensors_in(value, depth - 1)
-    elif depth and hasattr(type(values), "__dataclass_fields__"):
-        yield from tensors_in(vars(values), depth - 1)
+    for tensor in leaves(values, deepest=depth, longest=64):
+        if not is_lazy(tensor) and not is_listening(tensor) and not tensor.is_nested:
+            yield tensor
 
 
 class FunctionRecorder(TorchFunctionMode):

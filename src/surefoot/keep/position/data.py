@@ -24,9 +24,7 @@ import logging
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import Tensor
-
+from surefoot.core.nested import equal
 from surefoot.core.random_state import read_streams
 from surefoot.errors import require
 from surefoot.keep.position.epochs import EpochLoops
@@ -100,7 +98,7 @@ class DataPosition:
         """Tensors and plain values. Valid at any moment inside the loop body, and between passes."""
         if self._target is not None:
             return self._target
-        quiet = self._streams_at_end is not None and not self._open and _same(self._streams_at_end, read_streams())
+        quiet = self._streams_at_end is not None and not self._open and equal(self._streams_at_end, read_streams())
         return {
             "schema": SCHEMA,
             "started": self._started,
@@ -313,13 +311,3 @@ class _Open:
         """The state of a loader that has one of its own."""
         loader = self._loader()
         return None if loader is None else plain(loader.state_dict(), "state_dict()")
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return bool(one == other)

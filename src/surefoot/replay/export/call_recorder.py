@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import TensorWeakRef
 
-from surefoot.replay.export.captured import CapturedCalls, Key, Ran, keep_values, key_of, plain_copy, tensors_of
+from surefoot.core.nested import leaves, map_leaves, named_leaves
+from surefoot.replay.export.captured import CapturedCalls, Key, Ran, keep_values, key_of, plain_copy
 from surefoot.replay.locate.call import make_call
 from surefoot.replay.locate.frames import is_code_of_user, look
 from surefoot.replay.locate.recorder import OperationRecorder
@@ -165,14 +165,14 @@ class _Listener(TorchFunctionMode):
             with torch._C.DisableTorchFunction(), torch.utils._python_dispatch._disable_current_modes():
                 captured.upstream[path] = plain_copy(gradient)
 
-        for path, tensor in tensors_of(out):
+        for path, tensor in named_leaves(out):
             if tensor.requires_grad:
-                tensor.register_hook(lambda gradient, path=path: arrived(path, gradient))  # type: ignore[no-untyped-call]
+                tensor.register_hook(lambda gradient, path=path: arrived(path, gradient))
 
 
 def remember(func: Any, args: Any, kwargs: dict[str, Any], *, operation: bool) -> Ran:
     """A call that is about to run."""
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    tensors = list(leaves((args, kwargs)))
     # In backward, whether a tensor is held by somebody changes what autograd does with it.
     hold: Callable[[Tensor], Callable[[], Tensor | None]] = TensorWeakRef if operation else _held
     inputs = {key_of(tensor): hold(tensor) for tensor in tensors}
@@ -182,7 +182,7 @@ def remember(func: Any, args: Any, kwargs: dict[str, Any], *, operation: bool) -
         autocast = {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
     wanted = torch.is_grad_enabled()
     needing = [key_of(tensor) for tensor in tensors if wanted and tensor.requires_grad]
-    args, kwargs = tree_map(lambda leaf: key_of(leaf) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+    args, kwargs = map_leaves((args, kwargs), key_of)
     return Ran(func, args, kwargs, inputs, None, autocast, needing)
 
 
@@ -192,7 +192,7 @@ def _held(tensor: Tensor) -> Callable[[], Tensor]:
 
 def note_outputs(ran: Ran, out: Any) -> None:
     """A call has run."""
-    ran.outputs = {key_of(tensor): path for path, tensor in tensors_of(out)}
+    ran.outputs = {key_of(tensor): path for path, tensor in named_leaves(out)}
 
 
 def names_of(calls: list[Ran], names: Names) -> dict[Key, str]:
