@@ -69,6 +69,8 @@ def _leaf(value: Any, digits: int | None) -> str:
         return _array(value, digits)
     if isinstance(value, (list, tuple)) and value:
         return f"{type(value).__name__} of {len(value)} {_hash(repr([_number(item, digits) for item in value]))}"
+    if isinstance(value, bytes) and len(value) > 2 * LONGEST:
+        return f"bytes[{len(value)}] {_hash(value.hex())}"
     if isinstance(value, (bool, int, float)):
         return repr(_number(value, digits))
     return repr(value)

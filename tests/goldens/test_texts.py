@@ -12,5 +12,5 @@ def test_it_is_byte_for_byte_as_it_was(name, tmp_path):
 
 
 def test_no_golden_text_is_left_over():
-    found = {path.name for path in FOLDER.glob("*.txt")} | {f"reports/{path.name}" for path in FOLDER.glob("reports/*")}
-    assert found == set(TEXTS)
+    found = [path.relative_to(FOLDER).as_posix() for kind in ("txt", "json") for path in FOLDER.rglob(f"*.{kind}")]
+    assert sorted(found) == sorted(TEXTS)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from goldens.interface import help_text, public_names
 from goldens.reports import RUNS, report_data
+from goldens.version_files import version_1_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,5 +17,6 @@ TEXTS: dict[str, Callable[[Path], str]] = {
     "help.txt": lambda scratch: help_text(),
     "public_names.txt": lambda scratch: public_names(),
     **{f"reports/{name}.json": partial(report_data, name) for name in RUNS},
+    **dict(version_1_texts()),
 }
 """Each is given an empty folder."""

@@ -10,13 +10,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch
+
 sys.path[0] = str(Path(__file__).parents[1])  # as the tests import it
 
 from goldens.golden import FOLDER  # noqa: E402
 from goldens.texts import TEXTS  # noqa: E402
+from goldens.version_files import MAKERS, pack  # noqa: E402
 
 
-def main(names: list[str]) -> None:
+def write_texts(names: list[str]) -> None:
     """Write the texts with these names, or all."""
     unknown = [name for name in names if name not in TEXTS]
     if unknown:
@@ -26,8 +29,24 @@ def main(names: list[str]) -> None:
         path.parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory() as scratch:
             path.write_text(TEXTS[name](Path(scratch)), encoding="utf-8")
-        print(path.relative_to(FOLDER))
+        print(name)
+
+
+def write_version(name: str) -> None:
+    """Write the files of every format as they are now into a folder that is not there yet."""
+    if (FOLDER / name).exists():
+        sys.exit(f"{name} is there already, and files of an earlier version are not rewritten; give a new name.")
+    (FOLDER / name).mkdir()
+    for archive, make in MAKERS.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            make(Path(scratch))
+            pack(Path(scratch), FOLDER / name / f"{archive}.tar.xz")
+        print(f"{name}/{archive}.tar.xz")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    torch.set_num_threads(1)  # as in the tests
+    if sys.argv[1:2] == ["--version"] and len(sys.argv) == 3:
+        write_version(sys.argv[2])
+    else:
+        write_texts(sys.argv[1:])
