@@ -37,7 +37,7 @@ def test_a_run_goes_on_with_exactly_what_a_checkpoint_of_version_1_holds(feature
     assert differences(resumed, {name: saved[name] for name in resumed}) == []
 
 
-@pytest.mark.parametrize("name", ["states", "run_log", "incident"])
+@pytest.mark.parametrize("name", ["states", "standardizer", "run_log", "incident"])
 def test_it_is_written_as_it_was(name, tmp_path):
     text = getattr(version_files, f"{name}_text")
     (tmp_path / "now").mkdir()

@@ -169,6 +169,16 @@ def states_text(folder: Path, digits: int | None = None) -> str:
     )
 
 
+def make_standardizer(folder: Path) -> None:
+    """The file of a `Standardizer`, with a feature that is constant."""
+    sf.Standardizer.fit(torch.tensor([[0.5, 1.0], [1.5, 1.0], [4.0, 1.0]])).save(folder / "standardizer.json")
+
+
+def standardizer_text(folder: Path, digits: int | None = None) -> str:
+    """Its statistics."""
+    return described(vars(sf.Standardizer.load(folder / "standardizer.json")), digits)
+
+
 # ---- the run log --------------------------------------------------------------------------------------------------
 
 
@@ -293,6 +303,7 @@ def incident_text(folder: Path, digits: int | None = None) -> str:
 MAKERS: dict[str, Callable[[Path], None]] = {
     "checkpoints": make_checkpoints,
     "states": make_states,
+    "standardizer": make_standardizer,
     "run_log": make_run_log,
     "run": make_run,
     "incident": make_incident,
@@ -301,6 +312,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
 
 CONTENTS: dict[str, Callable[[Path], str]] = {
     "states": states_text,
+    "standardizer": standardizer_text,
     "run_log": run_log_text,
     "run": run_text,
     "incident": incident_text,
