@@ -279,7 +279,9 @@ class RunSession:
         return RunLog(folder, sinks=sinks, close_at_exit=False)  # the diagnosis, which comes last, belongs into it
 
     def _write(self, ending: Ending) -> None:
-        facts: dict[str, Any] = {"schema": 1, "steps": 0}
+        from surefoot.core.formats import FACTS
+
+        facts: dict[str, Any] = {"schema": FACTS.version, "steps": 0}
         if self.watcher is not None:
             facts = self._facts(self.watcher, ending)
         run_facts = self._describe(ending)

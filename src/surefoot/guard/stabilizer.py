@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from surefoot.core.formats import STABILIZER_STATE
 from surefoot.core.state_tree import pack
 from surefoot.decide.agreement import Ranks, find_group
 from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.detect.checker import StabilityChecker
 from surefoot.detect.combine import Combined, tolerated
-from surefoot.errors import UsageError, require
+from surefoot.errors import SettingError, UsageError, require
 from surefoot.guard.arrivals import StepResults, settled
 from surefoot.guard.backward import GradientWindow
 from surefoot.guard.guarded_optimizer import GuardedOptimizer, StepFacts
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
 
 _OUR_SIGNALS = frozenset(each.name for each in fields(Signals))
 _AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
-SCHEMA = 3
 
 
 class TrainingStabilizer:
@@ -354,7 +354,7 @@ class TrainingStabilizer:
 
     def _own_state(self, live: bool) -> dict[str, Any]:
         return {
-            "schema": SCHEMA,
+            "schema": STABILIZER_STATE.version,
             "judge": self._judge.state_dict(live),
             "param_norm": pack(self._guarded.param_norm, live),
             "window": self._window.state_dict(live),
@@ -363,10 +363,7 @@ class TrainingStabilizer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where a saved stabilizer stopped; load the model first. A part with other settings starts anew."""
-        require(
-            state.get("schema") == SCHEMA,
-            f"the state has schema {state.get('schema')!r}; this version of surefoot reads schema {SCHEMA}.",
-        )
+        state = STABILIZER_STATE.read(state, "the state of the stabilizer", SettingError)
         self._load_rules(state)
         norm = state["param_norm"]
         self._guarded.param_norm = None if norm is None else norm.to(self._home)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from surefoot.core.formats import FACTS
+
 if TYPE_CHECKING:
     from surefoot.watch.watcher import Watcher
 
@@ -18,7 +20,7 @@ def assemble(watcher: Watcher) -> dict[str, Any]:
     for facts, label in zip(parameters, labels, strict=True):
         facts["label"] = label
     return {
-        "schema": 1,
+        "schema": FACTS.version,
         "steps": watcher.steps,
         "backwards": watcher.backwards,
         "models": watcher.book.models,

@@ -20,6 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from surefoot.core.files import make_subfolder, read_file, write_file
+from surefoot.core.formats import INCIDENT
 from surefoot.core.nested import leaves, map_leaves
 from surefoot.errors import UsageError
 from surefoot.keep.checkpoint import storage
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from surefoot.core.redaction import Redactor
     from surefoot.record.incidents.retention import IncidentKeeper
 
-SCHEMA = 1
 FACTS, SUMMARY, STATE = "incident.json", "summary.md", "state"
 FIRST_TO_GO = ("gradients", "optimizer", "buffers", "models", "scheduler", "scaler", "window")
 """Parts of the state, least needed for a replay first. Forward and backward need no moments and no old gradients."""
@@ -59,7 +59,7 @@ def write_incident(
     left_out: list[str] = list(facts.pop("left_out", []))
     tree = map_leaves(tree, redact, str) if keeper.redact else tree
     kept = _fitting(_writable(tree, left_out), keeper.most_bytes, left_out)
-    facts = {"schema": SCHEMA, **facts, "parts": sorted(kept), "left_out": left_out}
+    facts = {"schema": INCIDENT.version, **facts, "parts": sorted(kept), "left_out": left_out}
     kept_words = {name: facts[name] for name in NOT_FREE_TEXT if name in facts}
     plain = as_plain(redact.inside(facts) | kept_words)
     if place.parent.is_dir():

@@ -14,12 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.core.files import read_file
+from surefoot.core.formats import EXPERIMENTS, FACTS, FINDINGS, RUN
 from surefoot.errors import UsageError
 from surefoot.record.reading import RunTables, load_run
 from surefoot.report.page.diagnosis import findings_of, reason_of, serious, verdict_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+_FORMATS = {"bisect.json": EXPERIMENTS, "facts.json": FACTS, "findings.json": FINDINGS, "run.json": RUN}
 
 
 @dataclass(frozen=True)
@@ -78,12 +82,15 @@ def describe_rank(folder: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or nothing where there is none that can be read."""
+    """A JSON object, or nothing where there is none that can be read. Raises `UsageError` for a newer version."""
     try:
         value = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return None
+    found: dict[str, Any] = _FORMATS[path.name].read(value, str(path), unmarked=1)
+    return found
 
 
 def _recorded(path: Path, ranks: tuple[dict[str, Any], ...]) -> RunFolder:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.core.files import read_file
+from surefoot.core.formats import FINDINGS, RUN
 from surefoot.errors import UsageError
 from surefoot.record.messages import Batch, StepRow
 from surefoot.report.run_view import RunView
@@ -260,12 +261,13 @@ def _findings_of(folder: Path, view: RunView) -> dict[str, Any] | None:
         found = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return FINDINGS.read(found, str(path), unmarked=1) if isinstance(found, dict) else None
 
 
 def _planned_steps(folder: Path) -> int | None:
     try:
-        planned = json.loads(read_file(folder / "run.json"))["total_steps"]
+        run = json.loads(read_file(folder / "run.json"))
+        planned = RUN.read(run, "run.json", ValueError, unmarked=1)["total_steps"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return planned if isinstance(planned, int) and planned > 0 else None
