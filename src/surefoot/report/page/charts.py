@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from surefoot.report.page.downsample import Numbers
-    from surefoot.report.page.sections import Chart, Role, Series
+    from surefoot.report.page.sections import PageChart, PageSeries, Role
 
 _CAPTIONS = {
     "loss": "Every step faint, a running median over it.",
@@ -42,7 +42,7 @@ _NOT_SHOWN_IF = {"nonfinite": 0, "loss_scale": 1}
 """Constant values that need no chart: no non-finite entries, no loss scaling."""
 
 
-def scalar_charts(table: pa.Table, event_steps: Iterable[int]) -> list[Chart]:
+def scalar_charts(table: pa.Table, event_steps: Iterable[int]) -> list[PageChart]:
     """One chart per number that the run recorded, in the order in which one looks at them."""
     if not table.num_rows:
         return []
@@ -69,7 +69,7 @@ def scalar_charts(table: pa.Table, event_steps: Iterable[int]) -> list[Chart]:
     return found
 
 
-def _chart(name: str) -> Chart:
+def _chart(name: str) -> PageChart:
     own = name.startswith("signal.")
     return {
         "id": name,
@@ -81,7 +81,7 @@ def _chart(name: str) -> Chart:
     }
 
 
-def _series(name: str, part: str, steps: Numbers, values: Numbers, events: list[int]) -> list[Series]:
+def _series(name: str, part: str, steps: Numbers, values: Numbers, events: list[int]) -> list[PageSeries]:
     rough = name in ("loss", "grad_norm") or name.startswith("signal.")
     label = _TITLES.get(name, name.removeprefix("signal.")).lower() if not name.startswith("signal.") else name[7:]
     made = [one_series(label, part, "raw" if rough else "line", steps, values, events)]
@@ -94,7 +94,7 @@ def _series(name: str, part: str, steps: Numbers, values: Numbers, events: list[
     return made
 
 
-def one_series(name: str, part: str, role: Role, steps: Numbers, values: Numbers, events: Iterable[int]) -> Series:
+def one_series(name: str, part: str, role: Role, steps: Numbers, values: Numbers, events: Iterable[int]) -> PageSeries:
     """A series of the page, thinned."""
     chosen = kept_with(steps, values, events)
     return {
@@ -109,7 +109,7 @@ def one_series(name: str, part: str, role: Role, steps: Numbers, values: Numbers
 
 def _clipped(
     table: pa.Table, parts: list[tuple[str, Numbers]], steps: Numbers, norms: Numbers, events: list[int]
-) -> list[Series]:
+) -> list[PageSeries]:
     """The norm that clipping left, at the steps that were clipped."""
     column = measured(table, "clip_factor")
     if column is None:
@@ -123,7 +123,7 @@ def _clipped(
     return found
 
 
-def without_constants(chart: Chart) -> Chart:
+def without_constants(chart: PageChart) -> PageChart:
     """The chart as the page gets it: where every series is one and the same number throughout, that number is it."""
     values = [series["y"][0] for series in chart["series"]]
     if all(series.get("constant") for series in chart["series"]) and len(set(values)) == 1 and chart["id"] != "loss":

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from surefoot.report.page.downsample import Numbers
-    from surefoot.report.page.sections import Chart, Series
+    from surefoot.report.page.sections import PageChart, PageSeries
 
 _CHARTS: tuple[tuple[str, str, str, tuple[str, ...], str], ...] = (
     (
@@ -45,7 +45,7 @@ _HIDDEN_AT_ZERO = {"ecc", "throttle"}
 """Shown only where they are not zero throughout."""
 
 
-def device_charts(table: pa.Table, scalars: pa.Table) -> list[Chart]:
+def device_charts(table: pa.Table, scalars: pa.Table) -> list[PageChart]:
     """The charts for which there is anything to show."""
     if not table.num_rows:
         return []
@@ -56,7 +56,7 @@ def device_charts(table: pa.Table, scalars: pa.Table) -> list[Chart]:
         series = [one for name in columns for one in _series(table, name, steps, sources, names)]
         hidden = identity in _HIDDEN_AT_ZERO and not any(value for one in series for value in one["y"])
         if series and not hidden:
-            chart: Chart = {
+            chart: PageChart = {
                 "id": identity,
                 "title": title,
                 "unit": unit,
@@ -89,7 +89,7 @@ def _clock(scalars: pa.Table) -> tuple[Numbers, Numbers]:
     return clock[order], steps[order].astype(np.float64)
 
 
-def _series(table: pa.Table, name: str, steps: Numbers, sources: Numbers, names: list[str]) -> list[Series]:
+def _series(table: pa.Table, name: str, steps: Numbers, sources: Numbers, names: list[str]) -> list[PageSeries]:
     column = measured(table, name)
     if column is None:
         return []

@@ -16,7 +16,7 @@ from surefoot.report.page.charts import one_series
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from surefoot.report.page.sections import Chart, ExperimentRow, ExperimentSection, Series
+    from surefoot.report.page.sections import ExperimentRow, ExperimentSection, PageChart, PageSeries
 
 MOST_CURVES = 6
 _ORDER = {"fails": 0, "cures": 1, "does not": 2, "cannot tell": 3}
@@ -45,7 +45,7 @@ def _row(run: object) -> ExperimentRow | None:
     }
 
 
-def _chart(runs: list[object]) -> Chart | None:
+def _chart(runs: list[object]) -> PageChart | None:
     drawn = [
         run for run in runs if isinstance(run, dict) and run.get("verdict") in _ORDER and run.get("name") != "repeat"
     ]
@@ -59,7 +59,7 @@ def _chart(runs: list[object]) -> Chart | None:
     return {"id": "experiments", "title": "Loss", "unit": "", "caption": caption, "log": True, "series": series}
 
 
-def _series(run: Mapping[str, Any]) -> Series | None:
+def _series(run: Mapping[str, Any]) -> PageSeries | None:
     try:
         points = [(int(step), float(value)) for step, value in run.get("loss", [])]
     except (TypeError, ValueError, OverflowError):

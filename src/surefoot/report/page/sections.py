@@ -23,7 +23,7 @@ class _SeriesOptions(TypedDict, total=False):
     """Whether the value never changes. Only while the chart is built; the page does not get it."""
 
 
-class Series(_SeriesOptions):
+class PageSeries(_SeriesOptions):
     """One curve of a chart."""
 
     name: str
@@ -38,7 +38,7 @@ class _ChartOptions(TypedDict, total=False):
     """The only value of a chart whose series never change: shown as a sentence."""
 
 
-class Chart(_ChartOptions):
+class PageChart(_ChartOptions):
     """A line chart over the steps."""
 
     id: str
@@ -46,7 +46,7 @@ class Chart(_ChartOptions):
     unit: str
     caption: str
     log: bool
-    series: list[Series]
+    series: list[PageSeries]
 
 
 class MapCells(TypedDict):
@@ -204,4 +204,4 @@ class ExperimentSection(TypedDict):
 
     sentence: str
     rows: list[ExperimentRow]
-    chart: Chart | None
+    chart: PageChart | None
