@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
 from surefoot.act.pieces import same_rows, take_rows, tensors_of
+from surefoot.core.device import allocated_and_reserved, empty_cache
 from surefoot.core.random_state import read_streams, set_streams
 from surefoot.errors import UsageError
 
@@ -282,7 +283,7 @@ def _attempt(run: Callable[[], Tensor], kept: _Kept, rows: int, total_rows: int)
         return loss, ""
     # Only out of the except block is the traceback gone, and with it whatever the failed try held.
     gc.collect()
-    _empty_caches()
+    empty_cache()
     return None, failure
 
 
@@ -301,17 +302,11 @@ def _let_go(error: BaseException | None) -> None:
 
 
 def _in_use() -> str:
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    usage = allocated_and_reserved()
+    if usage is None:
         return ""
-    allocated, reserved = torch.cuda.memory_allocated() / 2**30, torch.cuda.memory_reserved() / 2**30
+    allocated, reserved = (used / 2**30 for used in usage)
     return f" [allocated {allocated:.2f} GiB, reserved {reserved:.2f} GiB]"
-
-
-def _empty_caches() -> None:
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.empty_cache()
-    if torch.backends.mps.is_available():
-        torch.mps.empty_cache()
 
 
 class _Kept:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from surefoot.observe.async_copy import AsyncCopy, begin_reading
+from surefoot.core.device import AsyncCopy, begin_reading
 from surefoot.types import LayerStats, Signals, StepRecord
 
 if TYPE_CHECKING:

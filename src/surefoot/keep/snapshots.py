@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from surefoot.core.device import has_streams, total_bytes
 from surefoot.keep.buffers import writable
 from surefoot.keep.checkpoint.tree import local_part
 from surefoot.keep.staging import Place, Staged, bytes_of, laid_like, map_tensors, sharded_like, stage
@@ -326,10 +327,10 @@ class SnapshotRing:
         self._abandoned = self._at_onset = None
 
     def _choose_place(self, tree: Any) -> Place:
-        devices = {tensor.device for tensor in tree["tensors"] if tensor.device.type == "cuda"}
+        devices = {tensor.device for tensor in tree["tensors"] if has_streams(tensor.device)}
         if not devices:
             return "device"
         limit = self._device_bytes
         if limit is None:
-            limit = int(SHARE_OF_DEVICE * min(torch.cuda.get_device_properties(d).total_memory for d in devices))
+            limit = int(SHARE_OF_DEVICE * min(map(total_bytes, devices)))
         return "device" if self._keep * bytes_of(tree) <= limit else "pinned"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from surefoot.core.device import AsyncCopy, begin_reading
 from surefoot.errors import UsageError
-from surefoot.observe.async_copy import AsyncCopy, begin_reading
 from surefoot.observe.parameters import named_parameters
 from surefoot.observe.tensors import TensorMeter, dense_views, total_norm
 from surefoot.types import LayerStats, NamedParameter, format_number

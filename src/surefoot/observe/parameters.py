@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from surefoot.core.device import upload
 from surefoot.types import NamedParameter, format_table
 
 if TYPE_CHECKING:
@@ -101,8 +102,7 @@ class Layout:
         if len(self._present) == len(self.parameters):
             return None
         if self._positions is None:
-            table = torch.tensor(self._present, device="cpu", pin_memory=self.home.type == "cuda")
-            self._positions = table.to(self.home, non_blocking=True)
+            self._positions = upload(self._present, self.home)
         return self._positions
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from surefoot.core.device import runs_triton
 from surefoot.errors import require
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class TensorMeter:
     def _measure_on(self, device: torch.device, views: list[Tensor]) -> TensorStatistics:
         if device.type == "cpu":
             return _measure_cpu(views)
-        if device.type == "cuda":
+        if runs_triton(device):
             if self._triton is None:
                 self._triton = _load_triton_pass()
             if self._triton is not None and self._triton.can_measure(views):
