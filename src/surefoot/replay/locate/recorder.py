@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from surefoot.core.save_restore import write
 from surefoot.replay.locate.call import BadInput, make_call, mend
 from surefoot.replay.locate.describe import FINITE, Counts, count, nonfinite_number, values_of
 from surefoot.replay.locate.evidence import inputs_of, is_log_of_mask, notes_on
@@ -265,7 +266,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with torch.no_grad():
             for tensor, contents in reversed(self._overwritten.values()):
                 with torch.inference_mode(tensor.is_inference()):
-                    tensor.copy_(contents)
+                    write(tensor, contents)
             for leaf, gradient in self.leaves.values():
                 leaf.grad = gradient
         self._overwritten.clear()
