@@ -18,15 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _NormBase
+
+from surefoot.core.save_restore import LARGEST_STATISTIC, is_writable, may_have_changed, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import nn
-
-LARGEST = 1_000_000
-"""Entries beyond which a buffer is a table or a mask, and no statistic."""
 
 
 def infinite_buffers(model: nn.Module) -> list[str]:
@@ -51,7 +49,7 @@ class BufferKeeper:
             (module, name)
             for module in modules
             for name, buffer in module._buffers.items()
-            if buffer is not None and buffer.layout is torch.strided and 0 < buffer.numel() <= LARGEST
+            if buffer is not None and buffer.layout is torch.strided and 0 < buffer.numel() <= LARGEST_STATISTIC
         ]
         self._versions = _versions(self._current())
         self._copies: dict[int, list[Tensor | None]] = {0: [_copied(buffer) for buffer in self._current()]}
@@ -59,16 +57,12 @@ class BufferKeeper:
     def _current(self) -> list[Tensor | None]:
         """The buffers; `None` for one that is gone or cannot be written to."""
         found = (module._buffers.get(name) for module, name in self._slots)
-        return [buffer if buffer is not None and writable(buffer) else None for buffer in found]
+        return [buffer if buffer is not None and is_writable(buffer) else None for buffer in found]
 
     def _changed(self, current: Sequence[Tensor | None]) -> list[bool]:
         """Which buffers may have changed since the latest copy."""
         versions = _versions(current)
-        # Batch norm's kernels write running statistics without telling the version counter.
-        return [
-            versions[i] != self._versions[i] or (module.training and isinstance(module, _NormBase))
-            for i, (module, _) in enumerate(self._slots)
-        ]
+        return [may_have_changed(module, versions[i] != self._versions[i]) for i, (module, _) in enumerate(self._slots)]
 
     def save(self, step: int) -> None:
         """Keep the buffers as they are before `step`. Those that have not changed share their earlier copy."""
@@ -82,15 +76,17 @@ class BufferKeeper:
         self._versions = _versions(current)
         self._copies[step] = latest
 
-    @torch.no_grad()
     def restore(self, step: int) -> None:
         """Put the buffers back as they were before `step`."""
         if not self._slots or step not in self._copies:
             return
         good = self._copies[step]
-        for buffer, copy in zip(self._current(), good, strict=True):
-            if buffer is not None and copy is not None and buffer.shape == copy.shape:
-                buffer.copy_(copy)
+        pairs = [
+            (buffer, copy)
+            for buffer, copy in zip(self._current(), good, strict=True)
+            if buffer is not None and copy is not None and buffer.shape == copy.shape
+        ]
+        write_all([buffer for buffer, _ in pairs], [copy for _, copy in pairs])
         self._copies = dict.fromkeys(self._copies, good)
 
     def before(self, step: int) -> dict[int, Tensor]:
@@ -121,11 +117,6 @@ class BufferKeeper:
         """Go on with saved copies, once the buffers themselves are loaded."""
         now = [_copied(buffer) for buffer in self._current()]
         self._copies = {int(step): _placed(copies, now) for step, copies in state.items()}
-
-
-def writable(buffer: Tensor) -> bool:
-    """Whether a copy can be written back: not into entries that share their memory, nor into an inference tensor."""
-    return not buffer.is_inference() and 0 not in buffer.stride()
 
 
 def _versions(buffers: Sequence[Tensor | None]) -> list[tuple[int, int] | None]:
