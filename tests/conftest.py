@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+import forked
 from watched import Nursery
 
 try:
@@ -42,3 +43,10 @@ def watch() -> Iterator[Nursery]:
     nursery = Nursery()
     yield nursery
     nursery.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _processes() -> Iterator[None]:
+    """What programs were forked from ends with the tests."""
+    yield
+    forked.close()
