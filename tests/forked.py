@@ -303,7 +303,9 @@ def _execute(arguments: list[str]) -> None:
 
 def _import_all() -> None:
     """Torch, and all of surefoot that any run imports sooner or later."""
-    import torch._dynamo  # noqa: F401 (the first optimizer would import it, for seconds)
+    import torch._dynamo
+    import torch.distributed.fsdp
+    import torch.distributed.tensor.parallel  # noqa: F401
 
     import surefoot
 
