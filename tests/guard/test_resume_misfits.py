@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import forked
 import surefoot as sf
 from resumed import differences
 from surefoot.core.random_state import read_streams
@@ -96,13 +95,7 @@ print("alive", flush=True)
 
 def test_layers_that_were_exchanged_are_refused_and_memory_is_not_corrupted(tmp_path: Path) -> None:
     here = Path(__file__).parent
-    done = subprocess.run(
-        [sys.executable, "-c", SEGFAULT, str(tmp_path), str(here), str(here.parent)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = forked.run(["-c", SEGFAULT, tmp_path, here, here.parent])
     assert done.returncode == 0, done.stderr
     assert "refused" in done.stdout
     assert "in another order: position 0 was 'down.weight' and is 'up.weight'" in done.stdout
