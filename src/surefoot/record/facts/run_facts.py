@@ -9,13 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from surefoot.core.formats import FACTS
 from surefoot.record.facts.calls import ModelCall, TensorSummary
 from surefoot.record.facts.codec import Facts, item
 from surefoot.record.facts.events import Event, NonFiniteLoss
 from surefoot.record.facts.sampled_steps import SampledStep
-
-SCHEMA = 1
-"""The version of `facts.json`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -576,7 +574,7 @@ class CrashFacts(Facts):
 class RunFacts(Facts):
     """Everything that was observed in one run. Nothing in it is a judgement."""
 
-    schema: int = SCHEMA
+    schema: int = FACTS.version
     """The version of the format."""
     steps: int = 0
     """How many steps were made; where optimizers take turns, one for each round."""
