@@ -46,6 +46,7 @@ _NAMES_BY_MODULE = {
     "observe.parameters": "parameter_report",
     "observe.tensors": "LayerMetrics",
     "record.incidents.retention": "IncidentKeeper",
+    "guard.attach": "Attachment attach",
     "record.limits": "LogLimits",
     "record.log": "RunLog",
     "record.messages": "LayerRows Sink StepRow",

@@ -46,6 +46,7 @@ from surefoot.errors import (
     UsageError,
 )
 from surefoot.guard import presets as presets
+from surefoot.guard.attach import Attachment, attach
 from surefoot.guard.stabilizer import TrainingStabilizer
 from surefoot.guard.standalone import Stateful, clip_gradients
 from surefoot.keep.checkpoint.manager import CheckpointManager
@@ -72,6 +73,7 @@ __version__: str
 __all__ = [
     "AdaptiveGradientClipper",
     "AdaptiveUnitClip",
+    "Attachment",
     "CentralizeGradients",
     "Check",
     "CheckpointError",
@@ -131,6 +133,7 @@ __all__ = [
     "after_warmup",
     "all_of",
     "any_of",
+    "attach",
     "clip_gradients",
     "debug_training_stability",
     "decay_groups",

@@ -14,6 +14,7 @@ were before its first microbatch, which may have been long before the save.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,12 +42,12 @@ def infinite_buffers(model: nn.Module) -> list[str]:
 
 
 class BufferKeeper:
-    """Copies of changing buffers, one per step whose verdict is still out."""
+    """Copies of changing buffers, one per step whose verdict is still out. Keeps no module alive."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         modules = {id(module): module for model in models for module in model.modules()}.values()
         self._slots = [
-            (module, name)
+            (weakref.ref(module), name)
             for module in modules
             for name, buffer in module._buffers.items()
             if buffer is not None and buffer.layout is torch.strided and 0 < buffer.numel() <= LARGEST_STATISTIC
@@ -56,13 +57,17 @@ class BufferKeeper:
 
     def _current(self) -> list[Tensor | None]:
         """The buffers; `None` for one that is gone or cannot be written to."""
-        found = (module._buffers.get(name) for module, name in self._slots)
+        modules = ((reference(), name) for reference, name in self._slots)
+        found = (None if module is None else module._buffers.get(name) for module, name in modules)
         return [buffer if buffer is not None and is_writable(buffer) else None for buffer in found]
 
     def _changed(self, current: Sequence[Tensor | None]) -> list[bool]:
         """Which buffers may have changed since the latest copy."""
         versions = _versions(current)
-        return [may_have_changed(module, versions[i] != self._versions[i]) for i, (module, _) in enumerate(self._slots)]
+        return [
+            (module := reference()) is not None and may_have_changed(module, versions[i] != self._versions[i])
+            for i, (reference, _) in enumerate(self._slots)
+        ]
 
     def save(self, step: int) -> None:
         """Keep the buffers as they are before `step`. Those that have not changed share their earlier copy."""

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.core.device import upload
+from surefoot.core.weak_reference import weak_reference
 from surefoot.types import NamedParameter, format_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """What DDP, torch.compile, FSDP and activation checkpointing put into names; the user never wrote it."""
@@ -50,9 +51,19 @@ def optimizer_parameters(param_groups: Iterable[dict[str, Any]], names: dict[int
 class Layout:
     """The parameters of one optimizer, under the names of the models they belong to."""
 
-    def __init__(self, models: Sequence[nn.Module], optimizer: Any) -> None:
-        self._models = models
-        self._optimizer = optimizer
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        optimizer: Any,
+        name_of: Callable[[Tensor], str | None] = lambda parameter: None,
+    ) -> None:
+        """Look at the parameters of `optimizer`. Neither it nor the models are kept alive.
+
+        `name_of` names parameters that belong to none of the models.
+        """
+        self._models = [weak_reference(model) for model in models]
+        self._optimizer = weak_reference(optimizer)
+        self._name_of = name_of
         self._seen: list[int] = []
         self._present: tuple[int, ...] = ()
         self._positions: Tensor | None = None
@@ -61,11 +72,14 @@ class Layout:
 
     def refresh(self) -> bool:
         """Look again if the optimizer has been given other parameters, as when layers are unfrozen one by one."""
-        seen = [id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]]
+        groups = self._optimizer().param_groups
+        seen = [id(parameter) for group in groups for parameter in group["params"]]
         if seen == self._seen:
             return False
-        names = {id(parameter): name for name, parameter in named_parameters(self._models)}
-        self.parameters = optimizer_parameters(self._optimizer.param_groups, names)
+        models = [model for reference in self._models if (model := reference()) is not None]
+        names = {id(parameter): name for name, parameter in named_parameters(models)}
+        own = {id(p): name for group in groups for p in group["params"] if (name := self._name_of(p)) is not None}
+        self.parameters = optimizer_parameters(groups, own | names)
         self._seen, self._present = seen, ()
         self.known = sum(id(parameter) in names for _, parameter in self.parameters)
         return True
