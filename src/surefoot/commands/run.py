@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from surefoot.core.folder_lock import Hold
+    from surefoot.experiments.changes.experiment import Experiment
     from surefoot.record.log import RunLog
     from surefoot.watch.watcher import Watcher
 
@@ -116,6 +117,7 @@ class RunSession:
         self._closed = False
         self._folder: Path | None = None
         self._held: Hold | None = None
+        self._experiment: Experiment | None = None
         self._rank, self._world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
 
     def run(self) -> None:
@@ -161,23 +163,30 @@ class RunSession:
 
     def _attach(self) -> None:
         try:
-            from surefoot.watch.incidents import IncidentWriter
-            from surefoot.watch.log_rows import WatchLog
+            from surefoot.watch.context import WatchOptions
             from surefoot.watch.patches import install
             from surefoot.watch.watcher import Watcher
 
-            self.watcher = Watcher(guard=self.request.guard)
-            self.watcher.save = self._save
-            self.watcher.diary = WatchLog(self._open_log, self.watcher.book)
-            self.watcher.blackbox = IncidentWriter(self.watcher, self._place, (self._rank, self._world_size))
-            experiment = None
+            options: dict[str, Any] = {
+                "guard": self.request.guard,
+                "open_log": self._open_log,
+                "save": self._save,
+                "folder": self._place,
+                "rank": self._rank,
+                "world_size": self._world_size,
+            }
+            order = None
             if "SUREFOOT_EXPERIMENT" in os.environ:  # one of the runs of `surefoot bisect`
-                from surefoot.experiments.changes import begin
+                from surefoot.experiments import changes
 
-                experiment = begin(self.watcher)
+                order = changes.take_order()
+                options |= changes.options_for(order)
+            self.watcher = Watcher(WatchOptions(**options))
+            if order is not None:
+                self._experiment = changes.begin(self.watcher, order)
             install(self.watcher, ("surefoot.report.terminal.progress",) if self.request.progress else ())
-            if experiment is not None:
-                experiment.follow()
+            if self._experiment is not None:
+                self._experiment.follow()
         except Exception as error:
             say(f"surefoot: cannot watch this torch ({type(error).__name__}: {error}); the script runs as it is")
 
@@ -204,7 +213,11 @@ class RunSession:
     def _save(self, facts: dict[str, Any]) -> None:
         """What is known so far, in case the run is killed."""
         if os.getpid() == self._process:
-            self._write_facts(facts, self._describe(None))
+            self._write_facts(self._with_experiment(facts), self._describe(None))
+
+    def _with_experiment(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """The facts, with what the change of a `surefoot bisect` run did."""
+        return facts if self._experiment is None else facts | {"experiment": self._experiment.as_facts()}
 
     def _describe(self, ending: Ending | None) -> dict[str, Any]:
         """What ran, and how it ended; a run that has not ended has no exit code."""
@@ -294,8 +307,9 @@ class RunSession:
         from surefoot.diagnose.terminal import as_text
 
         diagnosis = diagnose(facts, run_facts)
-        if self.watcher.diary is not None:
-            self.watcher.safely("run log", self.watcher.diary.end, diagnosis, ending.code)
+        log = self.watcher.events.log
+        if log is not None:
+            self.watcher.probes.safely("run log", log.end, diagnosis, ending.code)
         if folder is not None:
             from surefoot.record.run_folder import write_json
 
@@ -305,8 +319,9 @@ class RunSession:
             from surefoot.watch.guard import in_words
 
             say(f"surefoot: {in_words(facts['guarded'])}")
-        if self.watcher.incident is not None:
-            say(f"the first bad step is kept: {self.watcher.incident}")
+        incidents = self.watcher.incidents
+        if incidents is not None and incidents.replay_command is not None:
+            say(f"the first bad step is kept: {incidents.replay_command}")
         if folder is not None and diagnosis.steps:
             say(f"charts and events on one page: surefoot report {folder}")
 
@@ -315,10 +330,10 @@ class RunSession:
 
         crash = None
         if ending.error is not None:
-            crash = watcher.safely("crash", postmortem, ending.error, watcher)
+            crash = watcher.probes.safely("crash", postmortem, ending.error, watcher)
             crash = crash or {"type": type(ending.error).__name__, "message": str(ending.error)[:2000]}
-        bad = watcher.safely("autopsy", find_bad_loss, ending.error, ending.globals, watcher)
-        facts = watcher.as_facts()
+        bad = watcher.probes.safely("autopsy", find_bad_loss, ending.error, ending.globals, watcher)
+        facts = self._with_experiment(watcher.as_facts())
         if crash is not None:
             facts["crash"] = crash
         if bad is not None:

@@ -13,39 +13,39 @@ if TYPE_CHECKING:
 
 def assemble(watcher: Watcher) -> dict[str, Any]:
     """The facts so far."""
-    labels = [watcher.book.label(record) for record in watcher.book.parameters]
-    parameters = [record.as_facts() for record in watcher.book.parameters]
+    labels = [watcher.registry.label(record) for record in watcher.registry.parameters]
+    parameters = [record.as_facts() for record in watcher.registry.parameters]
     for facts, label in zip(parameters, labels, strict=True):
         facts["label"] = label
     return {
         "schema": 1,
-        "steps": watcher.steps,
-        "backwards": watcher.backwards,
-        "models": watcher.book.models,
+        "steps": watcher.state.steps,
+        "backwards": watcher.state.backwards,
+        "models": watcher.registry.models,
         "parameters": parameters,
-        "optimizers": [held.as_facts() for held in watcher.optimizers],
-        "manual": [watcher.book.id_of(tensor) for tensor in watcher.manual.tensors()],
-        "backward_series": watcher.backward_series.as_facts(),
-        "schedulers": [{k: v for k, v in s.items() if k != "ref"} for s in watcher.schedulers],
-        "looks": watcher.looks,
-        "events": watcher.events,
+        "optimizers": [held.as_facts() for held in watcher.optimizers.all],
+        "manual": [watcher.registry.id_of(tensor) for tensor in watcher.backward.manual.tensors()],
+        "backward_series": watcher.backward.series.as_facts(),
+        "schedulers": [{k: v for k, v in s.items() if k != "ref"} for s in watcher.calls.schedulers],
+        "looks": watcher.sampler.sampled_steps,
+        "events": watcher.events.events,
         "evaluations": watcher.evaluations.passes,
         "evaluation_blocks": watcher.evaluations.blocks,
-        "seeds": watcher.seeds,
-        "reseeds": watcher.reseeds,
-        "stream": watcher.stream.as_facts(),
-        "permutations": _permutations(watcher.looks),
-        "clips": watcher.clips,
-        "loaders": [{k: v for k, v in loader.items() if k != "ref"} for loader in watcher.loaders],
-        "batches": watcher.batches,
-        "scaler": {k: v for k, v in watcher.scaler.items() if not k.startswith("_")},
-        "policy": watcher.policy,
-        "divergences": watcher.divergences,
-        "retained": watcher.kept.retained,
-        "compiled": watcher.compiled,
-        "problems": watcher.problems,
+        "seeds": watcher.calls.seeds,
+        "reseeds": watcher.calls.reseeds,
+        "stream": watcher.context.data.as_facts(),
+        "permutations": _permutations(watcher.sampler.sampled_steps),
+        "clips": watcher.calls.clips,
+        "loaders": [{k: v for k, v in loader.items() if k != "ref"} for loader in watcher.calls.loaders],
+        "batches": watcher.calls.batches,
+        "scaler": {k: v for k, v in watcher.state.scaler.items() if not k.startswith("_")},
+        "policy": watcher.calls.policy,
+        "divergences": watcher.calls.divergences,
+        "retained": watcher.backward.retained_graphs.retained,
+        "compiled": watcher.state.compiled,
+        "problems": watcher.probes.problems,
         **({"guarded": watcher.guard.as_facts()} if watcher.guard is not None else {}),
-    } | ({"experiment": watcher.experiment.as_facts()} if watcher.experiment is not None else {})
+    }
 
 
 def _permutations(looks: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from surefoot.observe.readable import is_readable
-from surefoot.watch.nonfinite_origin import autopsy
+from surefoot.watch.nonfinite_origin import find_origin
 from surefoot.watch.script_hooks import WithoutHooks
 from surefoot.watch.tensor_summary import describe
 from surefoot.watch.user_frames import is_users, place, traceback_frames
@@ -51,7 +51,7 @@ def find_bad_loss(error: BaseException | None, scope: dict[str, Any] | None, wat
             if isinstance(value, Tensor) and value.numel() == 1 and value.grad_fn is not None and is_readable(value):
                 number = float(value.detach())
                 if number != number or number in (float("inf"), float("-inf")):
-                    found = autopsy(value, watcher.book, watcher.origins, watcher.follow_data)
+                    found = find_origin(value, watcher.registry, watcher.sampler.origins, watcher.backward.data_origin)
                     return {"name": name, "value": str(number)} | found
     return None
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from surefoot.watch import autograd_graph as graph
-from surefoot.watch.call_facts import VIEWS
+from surefoot.watch.operation_names import VIEWS
 from surefoot.watch.script_hooks import WithoutHooks
 
 if TYPE_CHECKING:
-    from surefoot.watch.call_facts import CallFacts
     from surefoot.watch.function_recorder import FunctionRecorder
+    from surefoot.watch.loss_calls import LossCalls
     from surefoot.watch.model_calls import Held, Output
     from surefoot.watch.parameter_registry import ParameterRegistry
 
@@ -29,21 +29,23 @@ _LOSS_NAMES = {
 }  # fmt: skip
 
 
-def ask_terms(facts: dict[str, Any], tape: FunctionRecorder | None, book: ParameterRegistry, below: list[Any]) -> None:
+def ask_terms(
+    facts: dict[str, Any], recorder: FunctionRecorder | None, registry: ParameterRegistry, below: list[Any]
+) -> None:
     """How much of the gradient each term of a summed loss brings."""
-    if tape is None or facts.get("entry") is None or facts["nodes"] > 3000:
+    if recorder is None or facts.get("entry") is None or facts["nodes"] > 3000:
         return
-    terms = _summands(tape, facts["entry"])
+    terms = _summands(recorder, facts["entry"])
     if not 2 <= len(terms) <= 6:
         return
     targets = [
         tensor
         for number in facts["parameters"]
-        if (tensor := book.parameters[number].tensor()) is not None and tensor.dim() > 1
+        if (tensor := registry.parameters[number].tensor()) is not None and tensor.dim() > 1
     ]
     if not targets:
         return
-    nodes = {graph.number_of(node, tape.mark): node for node in below}
+    nodes = {graph.number_of(node, recorder.mark): node for node in below}
     if any(entry.index not in nodes for entry, _, _ in terms):
         return
     found = []
@@ -56,7 +58,7 @@ def ask_terms(facts: dict[str, Any], tape: FunctionRecorder | None, book: Parame
                 return  # a part of the graph was used up by an earlier backward
         with WithoutHooks():
             norm = math.sqrt(sum(float(g.float().pow(2).sum()) for g in grads if g is not None))
-            origin = next((e for e in tape.history(entry.index, 40) if e.name in _LOSS_NAMES), None)
+            origin = next((e for e in recorder.history(entry.index, 40) if e.name in _LOSS_NAMES), None)
             found.append(
                 {
                     "site": entry.site,
@@ -72,38 +74,38 @@ def ask_terms(facts: dict[str, Any], tape: FunctionRecorder | None, book: Parame
     facts["terms"] = found
 
 
-def _summands(tape: FunctionRecorder, index: int) -> list[tuple[Any, Tensor, int]]:
+def _summands(recorder: FunctionRecorder, index: int) -> list[tuple[Any, Tensor, int]]:
     """The scalars a loss is the sum of: entry, value, and which result of its node it is."""
-    entry = tape.entries[index]
+    entry = recorder.entries[index]
     if entry.name in ("add", "sub") or (entry.name in VIEWS and len(entry.inputs) == 1):
-        parts = [i for i in entry.inputs if tape.entries[i].out_grad and tape.entries[i].out_shape == []]
+        parts = [i for i in entry.inputs if recorder.entries[i].out_grad and recorder.entries[i].out_shape == []]
         if entry.name in VIEWS or len(parts) >= 1:
             found: list[tuple[Any, Tensor, int]] = []
             for i in parts:
-                found.extend(_summands(tape, i))
+                found.extend(_summands(recorder, i))
             return found
     scalar = entry.note.get("scalar")
     return [(entry, *scalar)] if scalar is not None else []
 
 
 def ask_causality(
-    facts: dict[str, Any], tape: FunctionRecorder | None, notes: CallFacts, held: list[Held], below: list[Any]
+    facts: dict[str, Any], recorder: FunctionRecorder | None, calls: LossCalls, held: list[Held], below: list[Any]
 ) -> None:
     """Whether an output of a next-token model depends on inputs that come after it."""
-    if tape is None or not held:
+    if recorder is None or not held:
         return
-    loss = next((n for n in reversed(notes.losses) if n["op"] == "cross_entropy" and n["grad"]), None)
+    loss = next((n for n in reversed(calls.losses) if n["op"] == "cross_entropy" and n["grad"]), None)
     if loss is None:
         return
-    target = notes.targets.get(loss["index"])
+    target = calls.targets.get(loss["index"])
     if target is None:
         return
-    nodes = {number: node for node in below if (number := graph.number_of(node, tape.mark)) is not None}
+    nodes = {number: node for node in below if (number := graph.number_of(node, recorder.mark)) is not None}
     for note, _, outputs in held:
         out = next((output for output in outputs if len(output.shape) == 3 and output.number in nodes), None)
         if out is None:
             continue
-        for entry in tape.entries:
+        for entry in recorder.entries:
             if entry.name != "embedding" or entry.index not in nodes:
                 continue
             ids = entry.note.get("ids")

@@ -1,4 +1,4 @@
-"""A tape of the torch functions a step called: what, where in the user's code, on what, giving what.
+"""A recorder of the torch functions a step called: what, where in the user's code, on what, giving what.
 
 The mode sees the calls as they are written (`F.cross_entropy`, `x - y`, `t.detach()`), not the kernels below. It is on
 during a look only. Tensors are held weakly, so nothing lives longer than it would have.
@@ -44,7 +44,7 @@ _SILENT = frozenset(
 
 
 def original_of(func: Any) -> Any:
-    """What to call for a function that came to the tape; `patches` puts `Originals.original_of` here."""
+    """What to call for a function that came to the recorder; `patches` puts `Originals.original_of` here."""
     return func
 
 
@@ -58,7 +58,7 @@ _OVERRIDES = torch.overrides.__file__
 
 
 def _called_from(frame: Any) -> Callable[[Any, Any, Any], Any]:
-    """`on_its_behalf`, as if it stood where a function was called that came to the tape."""
+    """`on_its_behalf`, as if it stood where a function was called that came to the recorder."""
     if frame.f_code.co_filename == _OVERRIDES and frame.f_back is not None:  # a function written in Python
         frame = frame.f_back.f_back or frame
     key = frame.f_code.co_filename, frame.f_lineno
@@ -94,7 +94,7 @@ class RecordedCall:
     filename: str
     line: int
     inputs: list[int]
-    """Entries that made the tensors it took; a tensor from outside the tape has none."""
+    """Entries that made the tensors it took; a tensor from outside the recorder has none."""
     shapes: list[list[int]]
     grads: list[bool]
     """For each tensor taken, whether it needed a gradient."""
@@ -174,6 +174,18 @@ class FunctionRecorder(TorchFunctionMode):
             self._safely("operations", self._record, func, known[1], args, kwargs or {}, out)
         return out
 
+    def enter_step(self, has_closure: bool) -> None:
+        """An optimizer begins its step."""
+        self.in_step, self.has_closure = True, has_closure
+
+    def origins(self) -> dict[str, list[tuple[str, str, str]]]:
+        """For each kind of autograd node: the site, module and call of those recorded, in order."""
+        found: dict[str, list[tuple[str, str, str]]] = {}
+        for entry in self.entries:
+            if entry.kind:
+                found.setdefault(entry.kind, []).append((entry.site, entry.module, entry.name))
+        return found
+
     def forget(self) -> None:
         """Drop the references to tensors. What was recorded stays."""
         self._made_by.clear()
@@ -181,7 +193,7 @@ class FunctionRecorder(TorchFunctionMode):
             entry.taken, entry.result = [], None
 
     def leave(self) -> None:
-        """Take the tape off the stack of modes, wherever in it others have pushed it."""
+        """Take the recorder off the stack of modes, wherever in it others have pushed it."""
         above = []
         while _modes._len_torch_function_stack():
             mode = _modes._pop_mode()
@@ -235,7 +247,7 @@ class FunctionRecorder(TorchFunctionMode):
             self._watch(entry, args, kwargs, out)
 
     def maker(self, tensor: Tensor) -> int | None:
-        """The entry that made a tensor, if it is on the tape."""
+        """The entry that made a tensor, if it is on the recorder."""
         known = self._made_by.get(id(tensor))
         return known[1] if known is not None and known[0]() is tensor else None
 
@@ -264,7 +276,7 @@ class FunctionRecorder(TorchFunctionMode):
                     heapq.heappush(waiting, -made_from)
 
 
-def leave_every_tape() -> None:
+def remove_leftover_recorders() -> None:
     """Take off what was left on the stack because it was in use when its look ended."""
     if _modes._len_torch_function_stack():
         for mode in _modes._get_current_function_mode_stack():

@@ -39,8 +39,8 @@ SPIKE_SHARE = 0.1
 class WatchLog:
     """Hands a watcher's rows, looks and events to the log."""
 
-    def __init__(self, open_log: Callable[[], RunLog | None], book: ParameterRegistry) -> None:
-        self._open_log, self._book = open_log, book
+    def __init__(self, open_log: Callable[[], RunLog | None], registry: ParameterRegistry) -> None:
+        self._open_log, self._registry = open_log, registry
         self._log: RunLog | None = None
         self._opened = False
         self._histograms_at: dict[str, int] = {}
@@ -83,17 +83,17 @@ class WatchLog:
     def _part(self, optimizer: int) -> str:
         """What an optimizer is called, settled at its first step: the rows of one part must not have two names."""
         if optimizer not in self._parts:
-            self._parts[optimizer] = part_name(optimizer, self._book)
+            self._parts[optimizer] = part_name(optimizer, self._registry)
         return self._parts[optimizer]
 
-    def look(self, facts: dict[str, Any]) -> None:
+    def sampled_step(self, facts: dict[str, Any]) -> None:
         """What a deep look saw of each parameter and each activation."""
         log = self.log
         if log is None:
             return
         for step in facts.get("steps", []):
             rows = step["rows"]
-            names = [self._book.label(self._book.parameters[row["id"]]) for row in rows]
+            names = [self._registry.label(self._registry.parameters[row["id"]]) for row in rows]
             columns = {
                 name: [row.get(key) for row in rows]
                 for name, key in [
@@ -118,7 +118,7 @@ class WatchLog:
         from surefoot.guard.model_sampling import histograms_of
 
         self._histograms_at[part] = max(step + 1, 2 * step)
-        tensors = [self._book.parameters[row["id"]].tensor() for row in rows]
+        tensors = [self._registry.parameters[row["id"]].tensor() for row in rows]
         named = [
             NamedParameter(name, tensor)
             for name, tensor in zip(names, tensors, strict=True)
@@ -158,10 +158,10 @@ class WatchLog:
         log.close()
 
 
-def part_name(optimizer: int, book: ParameterRegistry) -> str:
+def part_name(optimizer: int, registry: ParameterRegistry) -> str:
     """An only optimizer is the run; one of several is called by the model it trains, if no other trains that too."""
     owners: dict[str, set[int]] = {}
-    for record in book.parameters:
+    for record in registry.parameters:
         if record.optimizers:
             owners.setdefault(record.model, set()).update(record.optimizers)
     if not set().union(*owners.values()) - {optimizer}:

@@ -2,7 +2,7 @@
 
 No tensor of the script's is held. The values of the first input are, by a tensor that shares them, as long as the step
 has only one call of a model; outputs are found again by the numbers their autograd nodes are given. Only the first few
-tensors of a call are described; what happens inside the model is the tape's business.
+tensors of a call are described; what happens inside the model is the recorder's business.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ class Held(NamedTuple):
 class ModelCalls:
     """The model calls of one look."""
 
-    def __init__(self, step: int, book: ParameterRegistry, marks: object | None) -> None:
+    def __init__(self, step: int, registry: ParameterRegistry, marks: object | None) -> None:
         """`marks` is whose numbers the nodes bear, where outputs are asked for later."""
         self.notes: list[dict[str, Any]] = []
         self.held: list[Held] = []
-        self._step, self._book, self._marks = step, book, marks
-        self._several = len({number for held in book.parameters for number in held.optimizers}) > 1
+        self._step, self._registry, self._marks = step, registry, marks
+        self._several = len({number for held in registry.parameters for number in held.optimizers}) > 1
         """Several optimizers: perhaps models that judge each other, whose samples are compared."""
 
     def take(self, module: nn.Module, args: Any, kwargs: Any, out: Any, index: int | None) -> None:
-        """Note a call that is over; `index` is where the tape stands."""
+        """Note a call that is over; `index` is where the recorder stands."""
         if len(self.notes) >= MOST_PASSES or not any(True for _ in module.parameters()):
             return
         grad_mode = torch.is_grad_enabled()
         with WithoutHooks():
-            name = self._book.add_model(module)
+            name = self._registry.add_model(module)
             inputs = [tensor for tensor in [*tensors_in(args), *tensors_in(kwargs)] if tensor.dim()][:4]
             outputs = list(tensors_in(out))[:4]
             note: dict[str, Any] = {
@@ -84,7 +84,7 @@ class ModelCalls:
             if self._several and grad_mode:
                 note["samples"] = [_few(tensor) for tensor in (inputs[:1] + outputs[:1])]
             for tensor in module.parameters():
-                record = self._book.get(tensor)
+                record = self._registry.get(tensor)
                 if record is not None and grad_mode:
                     record.requires_grad = tensor.requires_grad
             self.notes.append(note)
@@ -100,7 +100,7 @@ class ModelCalls:
             if node is None:
                 continue
             number = graph.number_of(node, self._marks)
-            if number is None:  # none of the tape's own
+            if number is None:  # none of the recorder's own
                 number = -1 - len(found) - 4 * len(self.held)
                 graph.mark(node, self._marks, number)
             found.append(Output(number, tensor.output_nr, tensor.shape, tensor.dtype, tensor.device))

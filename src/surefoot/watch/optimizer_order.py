@@ -38,7 +38,7 @@ class OptimizerOrder:
         if count + 1 != self._streaks.get(number):
             return False
         others = [held for held in optimizers if held is not watched and held.series.count]
-        return any(held.looked < 4 + math.log2(held.series.count) for held in others)
+        return any(held.sampled_steps < 4 + math.log2(held.series.count) for held in others)
 
 
 def follow(facts: dict[str, Any], watched: Callable[[torch.optim.Optimizer], OptimizerRecord]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,19 +17,29 @@ from surefoot.observe.readable import readable
 from surefoot.watch.script_hooks import WithoutHooks, is_listening
 from surefoot.watch.step_series import StepSeries
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 class OptimizerRecord:
     """One optimizer, weakly held."""
 
-    def __init__(self, number: int, optimizer: torch.optim.Optimizer, where: str) -> None:
+    def __init__(
+        self,
+        number: int,
+        optimizer: torch.optim.Optimizer,
+        where: str,
+        born_at: int,
+        write_row: Callable[[dict[str, Any]], None],
+    ) -> None:
         self.number = number
         self.ref = weakref.ref(optimizer)
         self.type = type(optimizer).__name__
         self.site = where
-        self.series = StepSeries()
+        self.series = StepSeries(write_row)
         self.loaded_at: int | None = None
         self.loaded_age: float | None = None
-        self.born_at = 0
+        self.born_at = born_at
         self.settings = [
             {key: _simple(value) for key, value in group.items() if key != "params" and _simple(value) is not None}
             for group in optimizer.param_groups[:8]
@@ -37,11 +47,11 @@ class OptimizerRecord:
         self.leftover: list[float] = []
         self.zeroed_before_step = 0
         self.zero_site = ""
-        self.looked = 0
+        self.sampled_steps = 0
         self.lines: set[int] = set()
-        """The lines of `backward` whose gradients it stepped with, as the stream counts them."""
-        self.loss_at_start: int = 0
-        """How many backwards there had been when its step began: a closure makes more inside."""
+        """The lines of `backward` whose gradients it stepped with, as `StepData` numbers them."""
+        self.backwards_at_start = 0
+        """The number of backwards when its step began: a closure makes more inside."""
         self.row: dict[str, Any] = {}
         """The row of the step it is in."""
 
@@ -61,6 +71,34 @@ class OptimizerRecord:
             "zero_site": self.zero_site,
             "series": self.series.as_facts(),
         }
+
+
+class OptimizerRecords:
+    """Every optimizer of the run, and which of them have stepped in the current round."""
+
+    def __init__(self) -> None:
+        self.all: list[OptimizerRecord] = []
+        self._round: set[int] = set()
+
+    def find(self, optimizer: torch.optim.Optimizer) -> OptimizerRecord | None:
+        """The record of an optimizer, if it has one."""
+        return next((record for record in self.all if record.ref() is optimizer), None)
+
+    def alive(self) -> list[tuple[OptimizerRecord, torch.optim.Optimizer]]:
+        """The optimizers that still exist, with their records."""
+        return [(record, optimizer) for record in self.all if (optimizer := record.ref()) is not None]
+
+    def stepped(self, record: OptimizerRecord) -> bool:
+        """Note a step; returns whether a new round begins: a round ends when an optimizer steps again."""
+        begins = record.number in self._round or not self._round
+        if begins:
+            self._round = set()
+        self._round.add(record.number)
+        return begins
+
+    def is_due(self, record: OptimizerRecord) -> bool:
+        """Whether an optimizer has not stepped yet in a round that others have begun."""
+        return record.number not in self._round
 
 
 def gradient_norm(optimizer: torch.optim.Optimizer, scale: float | None) -> Any:

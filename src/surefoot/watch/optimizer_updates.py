@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 class OptimizerUpdates:
     """The steps of one look."""
 
-    def __init__(self, book: ParameterRegistry) -> None:
+    def __init__(self, registry: ParameterRegistry) -> None:
         self.steps: list[dict[str, Any]] = []
         self.stepped: set[int] = set()
         """The numbers of the parameters that an optimizer held."""
-        self._book = book
+        self._registry = registry
         self._before: dict[int, Tensor] = {}
 
     def before_step(self, number: int, optimizer: torch.optim.Optimizer) -> None:
@@ -45,11 +45,11 @@ class OptimizerUpdates:
         )
 
     def _row(self, number: int, tensor: Tensor, group: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-        record = self._book.add(tensor)
+        record = self._registry.add(tensor)
         record.optimizers.add(number)
         self.stepped.add(record.id)
         if not record.changed + record.unchanged:
-            self._book.see_again(record, tensor)
+            self._registry.see_again(record, tensor)
         row: dict[str, Any] = {"id": record.id, "grad": None}
         if tensor.grad is not None:
             row |= gradient_facts(tensor.grad)
@@ -70,7 +70,7 @@ class OptimizerUpdates:
             return
         with WithoutHooks():
             for row in held["rows"]:
-                record = self._book.parameters[row["id"]]
+                record = self._registry.parameters[row["id"]]
                 tensor, old = record.tensor(), self._before.pop(record.id, None)
                 if tensor is None or old is None:
                     continue

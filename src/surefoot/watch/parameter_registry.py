@@ -157,7 +157,7 @@ class ParameterRegistry:
         return [module for module in alive if id(module) not in inner]
 
     def known_model(self, module: nn.Module) -> str | None:
-        """The name of a model that is already in the book."""
+        """The name of a model that is already in the registry."""
         for held, name in self._models:
             if held() is module:
                 return name

@@ -49,6 +49,8 @@ class StepData:
         """For each line that calls `backward`: every row trained on, and the backward it was first seen at."""
         self.recent: set[int] = set()
         """The lines since the last step of an optimizer."""
+        self.roots_of_step: list[Any] = []
+        """The lines that called `backward` since the last step, once per call."""
         self._ways: dict[Any, dict[str, Any]] = {}
 
     def note(self, root: Tensor, where: Any, step: int, backward: int) -> None:
@@ -80,6 +82,11 @@ class StepData:
                 if early:
                     found |= target_facts(target)
             self.notes.append(found)
+
+    def take_lines(self) -> set[int]:
+        """The lines since the last step of an optimizer; the next ones are of the next step."""
+        lines, self.recent = self.recent, set()
+        return lines
 
     def _follow(self, root: Any, way: dict[str, Any], kind: str) -> Tensor | None:
         known = way.get(kind)

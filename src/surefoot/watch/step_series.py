@@ -25,14 +25,14 @@ READ_SECONDS = 5.0
 class StepSeries:
     """Rows of one optimizer's steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, write_row: Callable[[dict[str, Any]], None] = lambda row: None) -> None:
+        """`write_row` is called with each row once all its numbers are read."""
+        self._write_row = write_row
         self.rows: list[dict[str, Any]] = []
         self.count = 0
         self._unread: list[tuple[dict[str, Any], str, Tensor]] = []
-        self._untold: list[dict[str, Any]] = []
+        self._unwritten: list[dict[str, Any]] = []
         self._read_at = time.monotonic()
-        self.tell: Callable[[dict[str, Any]], None] = lambda row: None
-        """Who wants each row once all its numbers are read."""
 
     def append(self, row: dict[str, Any]) -> None:
         """Add the row of the next step; its number is the count so far."""
@@ -43,9 +43,9 @@ class StepSeries:
                 self._unread.append((row, key, value))
         self.rows.append(row)
         if not self._unread:
-            self.tell(row)
+            self._write_row(row)
         else:
-            self._untold.append(row)
+            self._unwritten.append(row)
             if len(self._unread) >= MOST_UNREAD or time.monotonic() - self._read_at > READ_SECONDS:
                 self.read()
         if len(self.rows) > MOST:
@@ -66,10 +66,10 @@ class StepSeries:
             values = torch.stack([tensor.detach().reshape(()).to(torch.float64) for _, _, tensor in items]).tolist()
             for (row, key, _), value in zip(items, values, strict=True):
                 row[key] = value
-        untold, self._untold = self._untold, []
+        unwritten, self._unwritten = self._unwritten, []
         self._read_at = time.monotonic()
-        for row in untold:
-            self.tell(row)
+        for row in unwritten:
+            self._write_row(row)
 
     def as_facts(self) -> dict[str, list[Any]]:
         """Columns; a value that is not finite is written as the word Python has for it."""

@@ -23,6 +23,12 @@ def sampled(tensor: Tensor) -> Tensor:
     return flat
 
 
+def finite_or_none(value: Tensor) -> float | None:
+    """A scalar tensor as a number; `None` if it is not finite."""
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
 def describe(tensor: Tensor) -> dict[str, Any]:
     """Shape, type, range and moments. Moments are over the finite values; `nonfinite` counts the others."""
     facts: dict[str, Any] = {

@@ -47,7 +47,7 @@ def wrap_data(watcher: Watcher, wrapping: Hooks) -> None:
         if facts is None:
             return
         facts["drawn"] += 1
-        if len(watcher.batches) >= MOST_BATCHES:
+        if len(watcher.calls.batches) >= MOST_BATCHES:
             return
         tensors = [tensor for tensor in tensors_in(result) if is_readable(tensor)]
         if not tensors or not tensors[0].dim():
@@ -55,19 +55,19 @@ def wrap_data(watcher: Watcher, wrapping: Hooks) -> None:
         note = {
             "loader": facts["number"],
             "iteration": facts["iterations"],
-            "step": watcher.steps,
-            "backward": watcher.backwards,
+            "step": watcher.state.steps,
+            "backward": watcher.state.backwards,
             "size": len(tensors[0]),
             "print": hash(tuple(map(_print_of, tensors[:MOST_PRINTED]))),
             "grad": torch.is_grad_enabled(),
         }
         labels = next((t for t in reversed(tensors[1:]) if not t.is_floating_point() and t.dim() == 1), None)
-        if labels is not None and len(watcher.batches) < 600:
+        if labels is not None and len(watcher.calls.batches) < 600:
             note["labels"] = label_counts(labels, 64)
         elif len(tensors) > 1 and tensors[-1].is_floating_point() and tensors[-1].numel() <= 1 << 16:
             note["target_mean"] = float(tensors[-1].float().mean())
             note["target_std"] = float(tensors[-1].float().std(correction=0))
-        watcher.batches.append(note)
+        watcher.calls.batches.append(note)
 
     why = "a print of each batch, and the labels in it"
     wrapping.after(_BaseDataLoaderIter, "__next__", "batches", drawn, why)
@@ -80,7 +80,7 @@ def _print_of(tensor: Tensor) -> tuple[Any, ...]:
 
 def _loader_facts(watcher: Watcher, loader: DataLoader[Any]) -> dict[str, Any]:
     """The record of a loader, made when it is new; of very many, the last one serves for all."""
-    for number, held in enumerate(watcher.loaders):
+    for number, held in enumerate(watcher.calls.loaders):
         if held["ref"]() is loader:
             return held
         if number > 32:
@@ -88,7 +88,7 @@ def _loader_facts(watcher: Watcher, loader: DataLoader[Any]) -> dict[str, Any]:
     dataset = loader.dataset
     facts = {
         "ref": weakref.ref(loader),
-        "number": len(watcher.loaders),
+        "number": len(watcher.calls.loaders),
         "batch_size": loader.batch_size,
         "sampler": type(loader.sampler).__name__,
         "shuffles": _shuffles(loader.sampler),
@@ -100,7 +100,7 @@ def _loader_facts(watcher: Watcher, loader: DataLoader[Any]) -> dict[str, Any]:
         "site": site(5),
         "training": False,
     }
-    watcher.loaders.append(facts)
+    watcher.calls.loaders.append(facts)
     return facts
 
 
