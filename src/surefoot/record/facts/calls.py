@@ -1,0 +1,455 @@
+"""Facts about single calls on a sampled step: tensors, loss functions, layers, activations, softmaxes, model calls.
+
+Statistics of large tensors are taken from an even sample of their elements. `site` is always a line of the script,
+`path:line`; `module` is the path of the module that was running, empty outside of every module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot.record.facts.codec import Facts, item
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorSummary(Facts):
+    """Shape, type, range and moments of a tensor. Moments are over the finite values."""
+
+    shape: list[int]
+    """Its sizes."""
+    dtype: str
+    """Its type, without `torch.`."""
+    requires_grad: bool = item("grad")
+    """Whether it requires a gradient."""
+    nonfinite: int | None = None
+    """How many values are not finite; only of floating-point tensors."""
+    min: float | None = None
+    """The lowest finite value; only where values could be read."""
+    max: float | None = None
+    """The highest finite value."""
+    mean: float | None = None
+    """The mean; only of floating-point tensors."""
+    std: float | None = None
+    """The standard deviation; only of floating-point tensors."""
+    zeros: float | None = None
+    """Which share of the values is 0; only of floating-point tensors."""
+    negative: int | None = None
+    """How many values are below 0; only of integer arguments of a call that raised."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallSite(Facts):
+    """A call of a torch function."""
+
+    op: str
+    """The name of the function."""
+    site: str
+    """The line of the script it was called from."""
+    module: str
+    """The module that was running."""
+    index: int
+    """Its place among the calls of its step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledCall(CallSite):
+    """A call of a torch function on a sampled step."""
+
+    step: int = item(unwritten=True)
+    """The step it was made in."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowDistribution(Facts):
+    """How close the rows of a matrix are to probabilities, and to log-probabilities."""
+
+    rows: int
+    """Number of rows."""
+    classes: int
+    """Number of columns."""
+    min: float
+    """The lowest value."""
+    max: float
+    """The highest value."""
+    sum_error: float
+    """How far the sum of a row is from 1, at most."""
+    log_sum_error: float
+    """How far the logarithm of the summed exponentials of a row is from 0, at most."""
+    argmax_classes: int
+    """How many columns are the largest of some row."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossCall(SampledCall):
+    """A call of a loss function."""
+
+    trained_on: bool = item("grad")
+    """Whether its result requires a gradient."""
+    reduction: str
+    """How elements become a loss: `mean`, `sum`, `none`, `batchmean`."""
+    input: TensorSummary
+    """The predictions."""
+    target: TensorSummary
+    """The targets."""
+    producer: CallSite | None = item(null=True)
+    """The call that made the predictions, views passed over."""
+    target_producer: CallSite | None = item(null=True)
+    """The call that made the targets, views passed over."""
+    same_shape: bool
+    """Whether predictions and targets have the same shape."""
+    value: float | None = item(null=True)
+    """The loss, if it is a scalar."""
+    target_from_model: bool
+    """Whether the targets were computed by a layer."""
+    distribution: RowDistribution | None = None
+    """The predictions as probabilities; of classification losses and of `kl_div`."""
+    inside_unit: float | None = None
+    """Which share of the predictions lies between 0 and 1; of binary losses."""
+    ignore_index: int | None = None
+    """The label that is left out; of classification losses."""
+    weighted: bool | None = None
+    """Whether classes or elements have weights; of classification and binary losses."""
+    smoothing: float | None = None
+    """The label smoothing; of classification losses."""
+    valid: int | None = None
+    """How many labels are not the ignored one; of classification losses with integer targets."""
+    targets: int | None = None
+    """How many labels there are; of classification losses with integer targets."""
+    labels: dict[str, int] | None = None
+    """How often each label occurs; `None` if there are too many kinds."""
+    row_sum_error: float | None = item(beside="inside_unit")
+    """How far the sum of a row of predictions is from 1, at most; of binary losses."""
+    predicted_share: float | None = None
+    """Which share of the predictions is above the threshold; of binary losses."""
+    label_range: tuple[int, int] | None = None
+    """The lowest and the highest label; of classification losses."""
+    predicted: dict[str, int] | None = None
+    """How often each class is predicted; of classification losses."""
+    accuracy: float | None = None
+    """Which share of the predictions is right; of classification losses."""
+    unit_spread: float | None = item(beside="accuracy")
+    """The standard deviation of each output over the batch, on average; of classification losses."""
+    above: float | None = None
+    """Which share of the targets is above every prediction; of distance losses."""
+    below: float | None = None
+    """Which share of the targets is below every prediction; of distance losses."""
+    pinned_low: float | None = None
+    """Which share of the predictions is at the lowest one; of distance losses."""
+    pinned_high: float | None = None
+    """Which share of the predictions is at the highest one; of distance losses."""
+    target_variance: float | None = None
+    """The variance of the targets over the batch, on average; of distance losses."""
+    log_target: bool | None = None
+    """Whether the targets are log-probabilities; of `kl_div`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DifferenceCall(SampledCall):
+    """A prediction minus a target, as in a loss that is written by hand."""
+
+    input: TensorSummary
+    """The prediction: the operand with a gradient."""
+    target: TensorSummary
+    """The operand without one."""
+    out_shape: list[int]
+    """The shape of the difference."""
+    grown: bool
+    """Whether broadcasting gave the difference more elements than either operand has."""
+    producer: CallSite | None = item(null=True)
+    """The call that made the prediction, views passed over."""
+    target_producer: CallSite | None = item(null=True)
+    """The call that made the target, views passed over."""
+    target_history: list[str]
+    """The functions the target was made by."""
+    above: float
+    """Which share of the targets is above every prediction."""
+    below: float
+    """Which share of the targets is below every prediction."""
+    pinned_low: float
+    """Which share of the predictions is at the lowest one."""
+    pinned_high: float
+    """Which share of the predictions is at the highest one."""
+    target_variance: float | None = None
+    """The variance of the targets over the batch, on average."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerCall(SampledCall):
+    """A call of a linear, convolutional or recurrent layer."""
+
+    parameter: int | None = item(null=True)
+    """The number of its weight."""
+    in_std: float | None = item(null=True)
+    """The standard deviation of its input."""
+    fan_in: int | None = item(null=True)
+    """How many inputs each output adds up."""
+    in_mean: float | None = item(null=True)
+    """The mean of its input."""
+    out_std: float | None = item(null=True)
+    """The standard deviation of its output."""
+    out_largest: float
+    """The largest absolute output."""
+    input_requires_grad: bool = item("in_grad")
+    """Whether its input requires a gradient."""
+    shape: list[int]
+    """The shape of its output."""
+    dtype: str
+    """The type of its output."""
+    trained_on: bool = item("grad")
+    """Whether its output requires a gradient."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActivationCall(SampledCall):
+    """A call of an activation function."""
+
+    shape: list[int]
+    """The shape of its output."""
+    std: float | None = item(null=True)
+    """The standard deviation of its output."""
+    trained_on: bool = item("grad")
+    """Whether its output requires a gradient."""
+    saturated: float | None = None
+    """Which share of the outputs is within 0.01 of a bound; of sigmoid and tanh."""
+    zeros: float | None = None
+    """Which share of the outputs is 0; of ReLU and its kin."""
+    units: int | None = None
+    """Number of units; of ReLU and its kin."""
+    dead: int | None = None
+    """Number of units that are 0 for the whole batch; of ReLU and its kin."""
+    rows: int | None = None
+    """How many outputs of each unit were seen; of ReLU and its kin."""
+    dead_units: list[int] | None = None
+    """Which units are 0 for the whole batch, at most 4096; of ReLU and its kin."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingCall(SampledCall):
+    """A look-up in an embedding table."""
+
+    rows: int
+    """Number of rows of the table."""
+    lowest: int
+    """The lowest id."""
+    highest: int
+    """The highest id."""
+    shape: list[int]
+    """The shape of the ids."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SoftmaxCall(SampledCall):
+    """A call of softmax, log-softmax or scaled dot-product attention."""
+
+    shape: list[int]
+    """The shape of its input; of attention, of the queries."""
+    causal: bool | None = None
+    """Whether later positions are masked; of attention."""
+    dim: int | None = None
+    """The dimension that sums to 1; of softmax."""
+    trained_on: bool | None = item("grad", default=None)
+    """Whether its output requires a gradient; of softmax."""
+    fully_masked_rows: int
+    """How many rows have every entry masked."""
+    largest: float | None = item(null=True)
+    """The largest absolute finite logit."""
+    is_distribution: bool | None = None
+    """Whether its input already is one; of softmax."""
+    entropy: float | None = None
+    """The mean entropy of a row of the result, in nats."""
+    producer: CallSite | None = item(beside="is_distribution")
+    """The call that made its input; of softmax."""
+    attends: bool | None = None
+    """Whether its result weighs values, as in attention."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProductCall(SampledCall):
+    """A log-probability times something without a gradient: an advantage, or a target."""
+
+    history: list[str]
+    """The functions of log-probabilities that the operand with a gradient was made by."""
+    other: TensorSummary
+    """The operand without a gradient."""
+    other_binary: bool
+    """Whether all its values are 0 or 1."""
+    grown: bool
+    """Whether broadcasting gave the product more elements than either operand has."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RatioCall(SampledCall):
+    """The exponential of a difference of log-probabilities: an importance ratio."""
+
+    largest: float
+    """The largest ratio."""
+    mean: float
+    """The mean ratio."""
+    kl: float
+    """An estimate of the KL divergence between the two policies."""
+    count: int
+    """Number of ratios."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RiskyCall(SampledCall):
+    """A call of an operation that, or whose derivative, is not defined everywhere."""
+
+    lowest: float | None = item(null=True)
+    """The lowest value of what decides whether it is defined."""
+    highest: float | None = item(null=True)
+    """The highest value."""
+    nearest_zero: float | None = item(null=True)
+    """The smallest absolute value."""
+    out_nonfinite: int
+    """How many results are not finite."""
+    in_nonfinite: int
+    """How many values of the first operand are not finite."""
+    dtype: str
+    """The type of the result."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NormalizationCall(SampledCall):
+    """A call of a normalization layer."""
+
+    shape: list[int]
+    """The shape of its input."""
+    in_std: float | None = item(null=True)
+    """The standard deviation of its input."""
+    trained_on: bool = item("grad")
+    """Whether its output requires a gradient."""
+    training: bool | None = None
+    """Whether statistics of the batch are used; of batch norm."""
+    per_statistic: int | None = None
+    """How many values each statistic is taken from; of batch norm."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoldedIdsCall(SampledCall):
+    """Integer ids that were forced into a range, as by `clamp`."""
+
+    changed: float
+    """Which share of the ids was changed."""
+    highest: int
+    """The highest id before."""
+    kept: int
+    """The highest id after."""
+    source: CallSite | None = item(null=True)
+    """The call that made the ids."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OverflowCall(SampledCall):
+    """A half-precision result beyond its range, from finite operands."""
+
+    infinite: int
+    """How many results are infinite."""
+    of: int
+    """How many results there are."""
+    largest_in: float
+    """The largest absolute operand."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowOrder(Facts):
+    """A permutation that rows were picked by."""
+
+    length: int
+    """Its length."""
+    fingerprint: int = item("print")
+    """A number that equal permutations share."""
+    number: int
+    """Which permutation of the run it is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledCalls(Facts):
+    """The calls of one sampled step, at most 200 of each kind."""
+
+    losses: list[LossCall] = item(factory=list)
+    """Loss functions."""
+    differences: list[DifferenceCall] = item("errors", factory=list)
+    """Predictions minus targets."""
+    layers: list[LayerCall] = item(factory=list)
+    """Layers with weights."""
+    activations: list[ActivationCall] = item(factory=list)
+    """Activation functions."""
+    embeddings: list[EmbeddingCall] = item(factory=list)
+    """Look-ups in embedding tables."""
+    softmaxes: list[SoftmaxCall] = item(factory=list)
+    """Softmaxes and attention."""
+    products: list[ProductCall] = item(factory=list)
+    """Log-probabilities that are weighted."""
+    ratios: list[RatioCall] = item(factory=list)
+    """Importance ratios."""
+    risky: list[RiskyCall] = item(factory=list)
+    """Operations that are not defined everywhere."""
+    normalizations: list[NormalizationCall] = item("norms", factory=list)
+    """Normalization layers."""
+    folded_ids: list[FoldedIdsCall] = item(factory=list)
+    """Ids that were forced into a range."""
+    overflows: list[OverflowCall] = item(factory=list)
+    """Half-precision results beyond their range."""
+    orders: list[RowOrder] = item(factory=list)
+    """Permutations that rows were picked by."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeatureScales(Facts):
+    """Mean and spread of each feature of a batch, at most 64 of them."""
+
+    count: int
+    """Number of rows."""
+    mean: list[float]
+    """The mean of each feature."""
+    std: list[float]
+    """The standard deviation of each feature."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelCall(Facts):
+    """A call of a model: what went in, what came out, and in which mode it ran."""
+
+    model: str
+    """The name of the model."""
+    step: int
+    """The step it was made in."""
+    trained_on: bool = item("grad")
+    """Whether an output requires a gradient."""
+    grad_mode: bool
+    """Whether gradients were enabled."""
+    training: bool
+    """Whether the model was in training mode."""
+    site: str
+    """The line of the script that called it."""
+    inputs: list[TensorSummary]
+    """The first four inputs."""
+    outputs: list[TensorSummary]
+    """The first four outputs."""
+    autocast: str | None = item(null=True)
+    """The type that autocast used, if it was on."""
+    index: int | None = item(null=True)
+    """Its place among the calls of the step; `None` where calls were not recorded."""
+    dropouts: int
+    """How many parts drop something."""
+    dropouts_on: int
+    """How many of them are in training mode."""
+    batchnorms: int
+    """How many batch norms keep running statistics."""
+    batchnorms_on: int
+    """How many of them are in training mode."""
+    batchnorms_frozen: int
+    """How many of them have no parameter that is trained."""
+    rows: list[int] | None = None
+    """A fingerprint of each row of the first input, at most 256."""
+    features: FeatureScales | None = item(beside="rows")
+    """Mean and spread of each feature of the first input."""
+    diversity: float | None = None
+    """The standard deviation of each output over the batch, on average."""
+    samples: list[list[list[float]] | None] | None = None
+    """A few rows of the first input and the first output; only where several optimizers work."""
+    block: int | None = None
+    """Which block without gradients it was made in; only between steps."""
+    block_calls: int | None = item("block_passes", default=None)
+    """How many calls that block has; only between steps."""

@@ -1,0 +1,270 @@
+"""Facts about what happened at one moment of a run: a spike, a non-finite loss or gradient, a state loaded or saved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+from surefoot.record.facts.calls import TensorSummary
+from surefoot.record.facts.codec import Facts, item
+from surefoot.record.facts.sampled_steps import NonFiniteNode
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UngraphedCall(Facts):
+    """An operation without a graph, on the way of data into the model, that is not defined everywhere."""
+
+    call: str
+    """The name of the function."""
+    site: str
+    """The line of the script."""
+    module: str
+    """The module that was running."""
+    bad: bool
+    """Whether its result was not finite."""
+    given_finite: bool | None = item(null=True)
+    """Whether what it was given was finite; `None` if that is not known."""
+    nan: int | None = None
+    """How many results are NaN."""
+    inf: int | None = None
+    """How many results are infinite."""
+    of: int | None = None
+    """How many results there are."""
+    lowest: float | None = None
+    """The lowest value it was given."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NonFiniteLoss(Facts):
+    """A loss that is not finite, and where the first non-finite value under it came from."""
+
+    name: str | None = None
+    """The variable that held it; only of a loss that `backward` was never called on."""
+    step: int | None = None
+    """The step; `None` for a loss that `backward` was never called on."""
+    value: float
+    """The loss."""
+    kind: str
+    """Where it came from: `parameter`, `data`, `operation` or `unknown`."""
+    op: str | None = None
+    """The autograd node that made or used the first non-finite value."""
+    parameters: list[str] | None = None
+    """The parameters that are not finite."""
+    count: int | None = None
+    """How many parameters are not finite."""
+    tensor: str | None = None
+    """What the node calls the non-finite operand."""
+    inputs: dict[str, tuple[float, float]] | None = None
+    """The range of the finite values of each operand."""
+    dtype: str | None = None
+    """The type of the operands."""
+    nan: int | None = None
+    """How many values are NaN."""
+    inf: int | None = None
+    """How many values are infinite."""
+    minus_inf: int | None = None
+    """How many values are minus infinity."""
+    shape: list[int] | None = None
+    """The shape of the non-finite tensor."""
+    rows: list[int] | None = None
+    """The first rows that are not finite, at most ten."""
+    bad_rows: int | None = None
+    """How many rows are not finite."""
+    undefined_at: str | None = None
+    """Where the operation is not defined, in words."""
+    bad: int | None = None
+    """How many values are there."""
+    lowest: float | None = None
+    """The lowest operand."""
+    largest: float | None = None
+    """The largest absolute operand, or result beyond half precision."""
+    divisor_shape: list[int] | None = None
+    """The shape of a divisor that is 0."""
+    empty_count: bool = item(default=False)
+    """Whether a count of 0 was divided by."""
+    masked_rows: int | None = None
+    """How many rows of a softmax have every key masked."""
+    below: list[str] | None = None
+    """The autograd nodes under a softmax."""
+    all_ignored: bool = item(default=False)
+    """Whether every target is the ignored one."""
+    ignore_index: int | None = None
+    """The label that is left out."""
+    site: str | None = None
+    """The line of the script that called the operation."""
+    module: str | None = None
+    """The module that was running."""
+    call: str | None = None
+    """The function that was called."""
+    sites: list[str] | None = None
+    """All lines that called an operation of this kind, if there are several."""
+    came_in_finite: bool | None = None
+    """`False` if the data was not finite where it came in."""
+    from_model: bool = item(default=False)
+    """Whether the data was computed by a model."""
+    without_graph: bool = item(default=False)
+    """Whether the operation ran outside of autograd, before the data entered the graph."""
+    exact: bool | None = None
+    """Whether that operation was seen to make the value, or is only the likely one."""
+    made_by: UngraphedCall | None = item(beside="without_graph")
+    """That operation."""
+    passed: list[str] | None = None
+    """The operations without a graph that the data went through, in words."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NonFiniteLossEvent(NonFiniteLoss):
+    """The first loss that was not finite."""
+
+    TAG: ClassVar[tuple[str, str]] = ("event", "nonfinite-loss")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NonFiniteGradientEvent(Facts):
+    """The first step whose gradients were not finite."""
+
+    TAG: ClassVar[tuple[str, str]] = ("event", "nonfinite-gradient")
+    step: int
+    """The step."""
+    parameters: list[str]
+    """The parameters whose gradients are not finite, at most 20."""
+    finite: list[str]
+    """The parameters whose gradients are finite, at most 20."""
+    loss_finite: bool
+    """Whether the loss was finite."""
+    node: NonFiniteNode | None = item("backward", default=None)
+    """The node of the backward pass that made the first of them, where that was seen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedTensor(Facts):
+    """A tensor that an autograd node saved."""
+
+    op: str
+    """The autograd node that holds it."""
+    tensor: str
+    """What the node calls it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpikeData(TensorSummary, SavedTensor):
+    """A tensor of data that went into a loss."""
+
+    worst_row: int | None = None
+    """The row with the largest absolute value."""
+    row_ratio: float | None = None
+    """That value over the median of all rows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpikeEvent(Facts):
+    """A loss far above the last ones from the same line of the script."""
+
+    TAG: ClassVar[tuple[str, str]] = ("event", "spike")
+    step: int
+    """The step."""
+    value: float
+    """The loss."""
+    level: float
+    """The median of the losses before."""
+    data: list[SpikeData]
+    """The data that went into it."""
+    batch: int | None = item(null=True)
+    """The fingerprint of the last batch that a data loader handed out."""
+    backward: int
+    """Which backward of the run it is."""
+    began: float
+    """Where the loss of that line was at first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelLoadedEvent(Facts):
+    """A state was loaded into a model."""
+
+    TAG: ClassVar[tuple[str, str]] = ("event", "model-loaded")
+    step: int
+    """The step."""
+    site: str
+    """The line of the script."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerLoadedEvent(Facts):
+    """A state was loaded into an optimizer."""
+
+    TAG: ClassVar[tuple[str, str]] = ("event", "optimizer-loaded")
+    step: int
+    """The step."""
+    site: str
+    """The line of the script."""
+    optimizer: int
+    """The number of the optimizer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerLoadedEvent(Facts):
+    """A state was loaded into a learning-rate scheduler."""
+
+    TAG: ClassVar[tuple[str, str]] = ("event", "scheduler-loaded")
+    step: int
+    """The step."""
+    site: str
+    """The line of the script."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileLoadedEvent(Facts):
+    """A file was read with `torch.load`."""
+
+    TAG: ClassVar[tuple[str, str]] = ("event", "file-loaded")
+    step: int
+    """The step."""
+    site: str
+    """The line of the script."""
+    holds: list[str]
+    """The kinds of state in it: `model`, `optimizer`, `scheduler`, `scaler`, `progress`."""
+    backward: int
+    """How many backwards there had been."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileSavedEvent(Facts):
+    """A file was written with `torch.save`."""
+
+    TAG: ClassVar[tuple[str, str]] = ("event", "saved")
+    step: int
+    """The step."""
+    site: str
+    """The line of the script."""
+    holds: list[str]
+    """The kinds of state in it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSkippedEvent(Facts):
+    """A step was skipped by the guard."""
+
+    TAG: ClassVar[tuple[str, str]] = ("event", "skip")
+    step: int
+    """The step."""
+    parameters: list[str]
+    """The parameters whose gradients are not finite."""
+    of: int
+    """How many there are."""
+    settings: list[str] = item(factory=list)
+    """Settings of the optimizer that are not finite, in words."""
+    optimizer: int | None = item(null=True)
+    """The number of the optimizer."""
+
+
+Event: TypeAlias = (
+    NonFiniteLossEvent
+    | NonFiniteGradientEvent
+    | SpikeEvent
+    | ModelLoadedEvent
+    | OptimizerLoadedEvent
+    | SchedulerLoadedEvent
+    | FileLoadedEvent
+    | FileSavedEvent
+    | StepSkippedEvent
+)

@@ -1,0 +1,255 @@
+"""Facts about sampled steps: what was called, what `backward` ran on, and what the optimizers did to the parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.record.facts.calls import ModelCall, SampledCalls
+from surefoot.record.facts.codec import Facts, item
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HistoryCall(Facts):
+    """One of the last calls that a loss was made from."""
+
+    op: str
+    """The name of the function."""
+    site: str
+    """The line of the script."""
+    index: int
+    """Its place among the calls of the step."""
+    shape: list[int] | None = item(null=True)
+    """The shape of its result."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossSign(Facts):
+    """The loss function that a loss came from, and what it was multiplied by on the way."""
+
+    function: str
+    """The name of the loss function."""
+    site: str
+    """The line of the script."""
+    factor: float | None = item(null=True)
+    """The product of all constant factors; `None` if it is not known."""
+    index: int
+    """Its place among the calls of the step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossTerm(Facts):
+    """One term of a summed loss, and the gradient it brings."""
+
+    site: str
+    """The line of the script that made it."""
+    op: str
+    """The function that made it."""
+    value: float
+    """Its value."""
+    norm: float
+    """The norm of the gradient it brings."""
+    loss: str | None = item(null=True)
+    """The loss function it came from, if it came from one."""
+    loss_site: str | None = item(null=True)
+    """The line of the script that called the loss function."""
+    loss_index: int | None = item(null=True)
+    """The place of that call among the calls of the step."""
+    reach: int
+    """How many weights it has a gradient for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Causality(Facts):
+    """Whether outputs of a next-token model depend on later inputs."""
+
+    applies: bool
+    """Whether it could be measured."""
+    from_past: float | None = None
+    """The gradient that the outputs of the first half have for inputs of the first half."""
+    from_future: float | None = None
+    """The gradient that the outputs of the first half have for inputs of the second half."""
+    positions: int | None = None
+    """The length of the sequence."""
+    model: str
+    """The name of the model."""
+    site: str
+    """The line of the script that called the loss function."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NonFiniteNode(Facts):
+    """The first node of a backward pass that turned finite gradients into something else."""
+
+    op: str
+    """The kind of autograd node."""
+    call: str | None = item(null=True)
+    """The function that made the node, if it was recorded."""
+    site: str
+    """The line of the script; empty if it is not known."""
+    module: str
+    """The module that was running."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnknownLeaf(Facts):
+    """A tensor that a loss depends on and that no model or optimizer has."""
+
+    shape: list[int]
+    """Its sizes."""
+    is_parameter: bool = item("parameter")
+    """Whether it is an `nn.Parameter`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputTargetPairs(Facts):
+    """A sample of inputs with their targets."""
+
+    inputs: list[list[float]] = item("x")
+    """At most 64 rows of at most 64 features."""
+    targets: list[float] = item("y")
+    """The target of each row."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackwardCall(Facts):
+    """A call of `backward`."""
+
+    site: str
+    """The line of the script."""
+    value: float | None = item(null=True)
+    """The loss; `None` if it was on a device and not read."""
+    backward: int
+    """Which backward of the run it is, counted from 1."""
+    step: int
+    """The step it belongs to."""
+    optimizers: list[int] = item("for")
+    """The optimizers that stepped with its gradients."""
+    nodes: int
+    """The size of the graph."""
+    operations: list[str]
+    """The autograd nodes under the loss, while there is only one way down."""
+    custom: list[str]
+    """The autograd functions of the script's own in the graph."""
+    parameters: list[int]
+    """The numbers of the parameters that the loss depends on."""
+    unknown_leaves: list[UnknownLeaf] = item("strange")
+    """Tensors with a gradient that no model or optimizer had announced."""
+    entry: int | None = item(null=True)
+    """The place of the call that made the loss among the calls of the step."""
+    made_from: list[HistoryCall] | None = None
+    """The last calls that the loss was made from, the last one first."""
+    sign: LossSign | None = item(beside="made_from")
+    """The loss function that the loss came from."""
+    factor: float | None = None
+    """What the loss was multiplied by, in plain numbers, right before backward."""
+    pairs: InputTargetPairs | None = item(null=True)
+    """A sample of inputs with their targets."""
+    terms: list[LossTerm] | None = None
+    """The terms of the loss, where they were asked for."""
+    causality: Causality | None = None
+    """Whether the model sees the future, where that was asked for."""
+    nonfinite_node: NonFiniteNode | None = item("backward_nonfinite", default=None)
+    """Where the gradients became non-finite."""
+
+    @classmethod
+    def prepared(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """A loss that was not read was once written as the text of a tensor."""
+        loss = value.get("value")
+        return value | {"value": None} if isinstance(loss, str) and loss.startswith("tensor(") else value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphBreak(Facts):
+    """Where a value that gradients should flow through was cut off from its graph."""
+
+    op: str
+    """What cut it off: `detach`, `item`, …, or `no_grad`."""
+    site: str
+    """The line of the script."""
+    module: str
+    """The module that was running."""
+    reaches_loss: bool
+    """Whether a loss was made from the value."""
+    backward_calls: list[int] = item("roots")
+    """Which backward calls of the step went over a loss made from it, by their place in the list."""
+    parameters: list[int]
+    """The numbers of the parameters that the value was computed from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterUpdate(Facts):
+    """What one step did to one parameter."""
+
+    parameter: int = item("id")
+    """The number of the parameter."""
+    grad: float | None = item(null=True)
+    """The norm of its gradient; `None` if it had none."""
+    zeros: float | None = None
+    """Which share of the gradient is 0."""
+    nonfinite: int | None = None
+    """How many entries of the gradient are not finite."""
+    largest: float | None = None
+    """The largest absolute entry of the gradient."""
+    weight: float | None = None
+    """The norm of the parameter before the step."""
+    root_second_moment: float | None = None
+    """The root of the median second moment of an adaptive optimizer, corrected for its bias."""
+    second_moment: float | None = None
+    """The root of the mean second moment of an adaptive optimizer."""
+    age: float | None = None
+    """How many steps the optimizer's state has gathered."""
+    moment_norm: float | None = item(beside="age")
+    """The norm of the first moment."""
+    update: float | None = None
+    """The norm of the change."""
+    ratio: float | None = item(beside="update")
+    """The norm of the change over the norm of the parameter; `None` for a parameter of zeros."""
+    stuck: float | None = None
+    """Which share of the entries did not change."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerUpdate(Facts):
+    """One step of one optimizer."""
+
+    optimizer: int
+    """The number of the optimizer."""
+    rows: list[ParameterUpdate]
+    """What it did to each of its parameters."""
+    lr: list[float]
+    """The learning rate of each parameter group."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledStep(Facts):
+    """Everything that was seen of one sampled step."""
+
+    step: int
+    """The number of the step."""
+    model_calls: list[ModelCall] = item("passes", factory=list, always=True)
+    """Calls of models."""
+    backward_calls: list[BackwardCall] = item("roots", factory=list, always=True)
+    """Calls of `backward`."""
+    updates: list[OptimizerUpdate] = item("steps", factory=list, always=True)
+    """Steps of optimizers."""
+    calls: SampledCalls = item("notes", factory=SampledCalls, always=True)
+    """Calls of torch functions."""
+    breaks: list[GraphBreak] = item(factory=list, beside="operations")
+    """Where the graph was cut."""
+    operations: int | None = None
+    """How many calls were recorded; `None` where none could be."""
+
+    @classmethod
+    def prepared(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Calls carry the number of their step, which is written only once."""
+        notes, step = value.get("notes"), value.get("step")
+        if not isinstance(notes, dict):
+            return value
+        dated = {
+            kind: [{**each, "step": step} if isinstance(each, dict) else each for each in calls]
+            if isinstance(calls, list)
+            else calls
+            for kind, calls in notes.items()
+        }
+        return {**value, "notes": dated}

@@ -1,0 +1,138 @@
+"""The codec of facts: what is read is written back, and what does not fit is named by its path."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import pytest
+
+from surefoot.record.facts.codec import Facts, FactsError, item
+
+
+class Pair(NamedTuple):
+    left: int
+    right: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inner(Facts):
+    name: str
+    size: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Added(Facts):
+    TAG: ClassVar[tuple[str, str]] = ("kind", "added")
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Removed(Facts):
+    TAG: ClassVar[tuple[str, str]] = ("kind", "removed")
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outer(Facts):
+    number: int
+    losses: list[float | None] = item("loss", factory=list)
+    inner: Inner | None = None
+    null: float | None = item(null=True)
+    flag: bool = item(default=False)
+    always: int = 0
+    about: str | None = None
+    beside: float | None = item(beside="about")
+    pairs: list[Pair] = item(factory=list)
+    span: tuple[int, int] | None = None
+    labels: dict[str, int] | None = None
+    settings: dict[str, bool | int | float | str | list[float]] = item(factory=dict)
+    happened: list[Added | Removed] = item(factory=list)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Open(Facts):
+    name: str
+    rest: dict[str, object] = item(rest=True)
+
+
+SMALLEST = {"number": 1, "null": None, "always": 0}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        SMALLEST,
+        SMALLEST | {"loss": [0.5, None, "nan", "inf", "-inf", 2]},
+        SMALLEST | {"inner": {"name": "a"}},
+        SMALLEST | {"inner": {"name": "a", "size": 1.5}, "flag": True, "null": 2.0},
+        SMALLEST | {"about": "x", "beside": None},
+        SMALLEST | {"about": "x", "beside": 1.0},
+        SMALLEST | {"pairs": [[1, 2.0], [3, "nan"]], "span": [1, 2], "labels": {"7": 3}},
+        SMALLEST | {"settings": {"a": True, "b": 0, "c": 0.5, "d": "word", "e": [0.9, 0.999], "f": "inf"}},
+        SMALLEST | {"happened": [{"kind": "removed", "why": "old"}, {"kind": "added", "count": 2}]},
+    ],
+)
+def test_what_is_read_is_written_back(value: dict[str, object]) -> None:
+    assert Outer.from_json(value).to_json() == value
+
+
+def test_whole_numbers_stay_whole_where_a_float_is_expected() -> None:
+    written = Outer.from_json(SMALLEST | {"null": 0}).to_json()["null"]
+    assert written == 0
+    assert type(written) is int
+
+
+def test_words_are_numbers_inside_and_words_outside() -> None:
+    facts = Outer.from_json(SMALLEST | {"loss": ["nan", "-inf"]})
+    assert math.isnan(facts.losses[0] or 0.0)
+    assert facts.losses[1] == -math.inf
+    assert Outer(number=1, losses=[math.nan, math.inf]).to_json()["loss"] == ["nan", "inf"]
+
+
+def test_keys_and_kinds_of_a_newer_version_are_left_out() -> None:
+    facts = Outer.from_json(
+        SMALLEST | {"newer": 1, "inner": {"name": "a", "newer": {}}, "happened": [{"kind": "newer"}]}
+    )
+    assert facts == Outer(number=1, inner=Inner(name="a"))
+
+
+def test_the_rest_is_kept_where_a_class_asks_for_it() -> None:
+    assert Open.from_json({"name": "a", "b": [1], "c": None}).to_json() == {"name": "a", "b": [1], "c": None}
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ([], "facts.json: expected an object, got a list of 0"),
+        ({}, "facts.json: expected the key 'number', which is missing"),
+        (SMALLEST | {"number": True}, "facts.json: number: expected a whole number, got true"),
+        (SMALLEST | {"number": 1.5}, "facts.json: number: expected a whole number, got the number 1.5"),
+        (SMALLEST | {"loss": [1.0, "abc"]}, "facts.json: loss[1]: expected a number, got the text 'abc'"),
+        (SMALLEST | {"loss": {}}, "facts.json: loss: expected a list, got an object"),
+        (SMALLEST | {"inner": {}}, "facts.json: inner: expected the key 'name', which is missing"),
+        (SMALLEST | {"inner": {"name": None}}, "facts.json: inner.name: expected text, got null"),
+        (SMALLEST | {"pairs": [[1, 2.0], [3]]}, "facts.json: pairs[1]: expected a list of 2, got a list of 1"),
+        (SMALLEST | {"pairs": [["x", 2.0]]}, "facts.json: pairs[0][0]: expected a whole number, got the text 'x'"),
+        (SMALLEST | {"labels": {"7": "x"}}, "facts.json: labels['7']: expected a whole number, got the text 'x'"),
+        (SMALLEST | {"flag": 1}, "facts.json: flag: expected true or false, got the number 1"),
+        (
+            SMALLEST | {"happened": [{"kind": "added", "count": None}]},
+            "facts.json: happened[0].count: expected a whole number, got null",
+        ),
+        (
+            SMALLEST | {"happened": [{}]},
+            "facts.json: happened[0]: expected an object with the key 'kind', got an object",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named_by_its_path(value: object, words: str) -> None:
+    with pytest.raises(FactsError) as caught:
+        Outer.from_json(value)
+    assert str(caught.value) == words
+
+
+def test_a_type_that_json_has_not_is_refused_where_it_is_written() -> None:
+    with pytest.raises(TypeError, match="facts cannot hold set"):
+        Outer(number=1, settings={"a": {1}}).to_json()  # type: ignore[dict-item]

@@ -1,0 +1,84 @@
+"""`RunFacts` against `facts.json` files of version 1: three whole runs, and one put together from every kind of fact.
+
+The last one was made from the 275 runs of the zoo: of each list, only entries that bring a new key or a new type.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surefoot.record import facts as all_facts
+from surefoot.record.facts import Facts, FactsError, GroupSettings, NonFiniteLossEvent, RunFacts, SpikeEvent
+
+RECORDED = sorted((Path(__file__).parent / "version1").glob("*.json"))
+
+
+def classes() -> list[type[Facts]]:
+    return [each for each in vars(all_facts).values() if isinstance(each, type) and issubclass(each, Facts)]
+
+
+def load(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((Path(__file__).parent / "version1" / f"{name}.json").read_text("utf-8"))
+    return found
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_recorded_facts_are_read_and_written_back(path: Path) -> None:
+    value = json.loads(path.read_text("utf-8"))
+    assert RunFacts.from_json(value).to_json() == value
+
+
+def test_a_run_that_was_not_watched_has_facts_too() -> None:
+    facts = RunFacts.from_json({"schema": 1, "steps": 0})
+    assert facts == RunFacts()
+    assert RunFacts.from_json(facts.to_json()) == facts
+
+
+def test_a_column_of_another_type_is_named() -> None:
+    value = load("run")
+    value["optimizers"][0]["series"]["loss"] = "all of them"
+    with pytest.raises(FactsError) as caught:
+        RunFacts.from_json(value, "runs/a/facts.json")
+    assert str(caught.value) == (
+        "runs/a/facts.json: optimizers[0].series.loss: expected a list, got the text 'all of them'"
+    )
+
+
+def test_calls_carry_the_number_of_their_step() -> None:
+    for sampled in RunFacts.from_json(load("run")).sampled_steps:
+        assert all(call.step == sampled.step for call in sampled.calls.losses)
+
+
+def test_events_are_typed_by_their_kind() -> None:
+    kinds = {type(event) for event in RunFacts.from_json(load("run")).events}
+    assert {NonFiniteLossEvent, SpikeEvent} <= kinds
+
+
+def test_a_loss_that_was_never_read_is_none() -> None:
+    value = load("run")
+    value["looks"][0]["roots"][0]["value"] = "tensor(0.5, device='cuda:0')"
+    assert RunFacts.from_json(value).sampled_steps[0].backward_calls[0].value is None
+
+
+def test_settings_of_a_group_are_typed() -> None:
+    group = GroupSettings(values={"lr": 1, "betas": [0.9, 0.99], "maximize": True, "momentum": False, "mode": "x"})
+    assert (group.lr, group.betas, group.maximize, group.momentum, group.eps) == (1, [0.9, 0.99], True, None, None)
+
+
+@pytest.mark.parametrize("cls", classes(), ids=lambda cls: cls.__name__)
+def test_every_field_has_a_sentence(cls: type[Facts]) -> None:
+    if cls is Facts:
+        return
+    assert dataclasses.is_dataclass(cls)
+    lines = [line.strip() for line in inspect.getsource(cls).splitlines()]
+    for field in cls.__annotations__:
+        if field == "TAG":
+            continue
+        at = next(number for number, line in enumerate(lines) if line.startswith(f"{field}: "))
+        assert lines[at + 1].startswith('"""'), f"{cls.__name__}.{field} has no sentence under it"
