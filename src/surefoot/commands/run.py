@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from surefoot.core.folder_lock import Hold
     from surefoot.experiments.changes.experiment import Experiment
+    from surefoot.record.facts import RunFacts
     from surefoot.record.log import RunLog
     from surefoot.watch.watcher import Watcher
 
@@ -210,14 +211,16 @@ class RunSession:
         if interrupted and flush:
             _die_of_interrupt()
 
-    def _save(self, facts: dict[str, Any]) -> None:
+    def _save(self, facts: RunFacts) -> None:
         """What is known so far, in case the run is killed."""
         if os.getpid() == self._process:
             self._write_facts(self._with_experiment(facts), self._describe(None))
 
-    def _with_experiment(self, facts: dict[str, Any]) -> dict[str, Any]:
+    def _with_experiment(self, facts: RunFacts) -> RunFacts:
         """The facts, with what the change of a `surefoot bisect` run did."""
-        return facts if self._experiment is None else facts | {"experiment": self._experiment.as_facts()}
+        from dataclasses import replace
+
+        return facts if self._experiment is None else replace(facts, experiment=self._experiment.as_facts())
 
     def _describe(self, ending: Ending | None) -> dict[str, Any]:
         """What ran, and how it ended; a run that has not ended has no exit code."""
@@ -232,15 +235,15 @@ class RunSession:
             "error": type(error).__name__ if error is not None else None,
             "seconds": round(time.monotonic() - self._started, 3),
             "torch": str(getattr(torch, "__version__", "")) or None,
-            **({"guarded": self.watcher.guard.as_facts()} if self.watcher is not None and self.watcher.guard else {}),
+            **({"guarded": self.watcher.guard.as_facts().to_json()} if self.watcher and self.watcher.guard else {}),
         }
 
-    def _write_facts(self, facts: dict[str, Any], run_facts: dict[str, Any]) -> Path:
+    def _write_facts(self, facts: RunFacts | None, run_facts: dict[str, Any]) -> Path:
         from surefoot.record.run_folder import write_json
 
         folder = self._made()
         write_json(folder / "run.json", run_facts)
-        write_json(folder / "facts.json", facts)
+        write_json(folder / "facts.json", facts.to_json() if facts is not None else {"schema": 1, "steps": 0})
         return folder
 
     def _place(self) -> Path:
@@ -292,21 +295,19 @@ class RunSession:
         return RunLog(folder, sinks=sinks, close_at_exit=False)  # the diagnosis, which comes last, belongs into it
 
     def _write(self, ending: Ending) -> None:
-        facts: dict[str, Any] = {"schema": 1, "steps": 0}
-        if self.watcher is not None:
-            facts = self._facts(self.watcher, ending)
+        facts = self._facts(self.watcher, ending) if self.watcher is not None else None
         run_facts = self._describe(ending)
         folder: Path | None = None
         try:
             folder = self._write_facts(facts, run_facts)
         except OSError as error:
             say(f"surefoot: cannot write {self._folder}: {error.strerror or error}; the diagnosis is only shown here")
-        if self.watcher is None:
+        if self.watcher is None or facts is None:
             return
         from surefoot.diagnose.engine import diagnose
         from surefoot.diagnose.terminal import as_text
 
-        diagnosis = diagnose(facts, run_facts)
+        diagnosis = diagnose(facts.to_json(), run_facts)
         log = self.watcher.events.log
         if log is not None:
             self.watcher.probes.safely("run log", log.end, diagnosis, ending.code)
@@ -315,30 +316,26 @@ class RunSession:
 
             write_json(folder / "findings.json", diagnosis.as_json())
         say(as_text(diagnosis, str(self._folder)))
-        if "guarded" in facts:
+        if facts.guard is not None:
             from surefoot.watch.guard import in_words
 
-            say(f"surefoot: {in_words(facts['guarded'])}")
+            say(f"surefoot: {in_words(facts.guard)}")
         incidents = self.watcher.incidents
         if incidents is not None and incidents.replay_command is not None:
             say(f"the first bad step is kept: {incidents.replay_command}")
         if folder is not None and diagnosis.steps:
             say(f"charts and events on one page: surefoot report {folder}")
 
-    def _facts(self, watcher: Watcher, ending: Ending) -> dict[str, Any]:
-        from surefoot.watch.crash import find_bad_loss, postmortem
+    def _facts(self, watcher: Watcher, ending: Ending) -> RunFacts:
+        from dataclasses import replace
+
+        from surefoot.watch.crash import describe_crash, find_bad_loss, without_frames
 
         crash = None
         if ending.error is not None:
-            crash = watcher.probes.safely("crash", postmortem, ending.error, watcher)
-            crash = crash or {"type": type(ending.error).__name__, "message": str(ending.error)[:2000]}
+            crash = watcher.probes.safely("crash", describe_crash, ending.error) or without_frames(ending.error)
         bad = watcher.probes.safely("autopsy", find_bad_loss, ending.error, ending.globals, watcher)
-        facts = self._with_experiment(watcher.as_facts())
-        if crash is not None:
-            facts["crash"] = crash
-        if bad is not None:
-            facts["bad_loss"] = bad
-        return facts
+        return replace(self._with_experiment(watcher.as_facts()), crash=crash, discarded_loss=bad)
 
 
 def _die_of_interrupt() -> None:

@@ -9,14 +9,16 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from surefoot.observe.readable import has_company, readable
+from surefoot.record.facts import NonFiniteLossEvent, SpikeEvent
 from surefoot.watch.accumulated_loss import share_of
 from surefoot.watch.loss_level import LossLevels, data_under
 from surefoot.watch.manual_loop import ManualLoop
 from surefoot.watch.nonfinite_origin import find_origin
 from surefoot.watch.optimizer_record import left_share
-from surefoot.watch.retained_graphs import RetainedGraphs
+from surefoot.watch.retained_graphs import RetainedGraphCounter
 from surefoot.watch.script_hooks import WithoutHooks
-from surefoot.watch.step_series import StepSeries
+from surefoot.watch.step_recording import BackwardPlace
+from surefoot.watch.step_rows import StepRows
 from surefoot.watch.user_frames import site, user_frame
 
 if TYPE_CHECKING:
@@ -41,10 +43,10 @@ class BackwardObserver:
     def __init__(self, context: WatchContext, sampler: StepSampler, incidents: IncidentWriter | None) -> None:
         self._context, self._sampler, self._incidents = context, sampler, incidents
         self._state, self._safely = context.state, context.probes.safely
-        self.series = StepSeries()
+        self.series = StepRows()
         """One row per backward, until the first step of an optimizer."""
         self.manual = ManualLoop()
-        self.retained_graphs = RetainedGraphs()
+        self.retained_graphs = RetainedGraphCounter()
         self._levels = LossLevels()
         self._origin_found = False
         self._unscaled: tuple[weakref.ref[Tensor], Tensor] | None = None
@@ -108,8 +110,13 @@ class BackwardObserver:
             self._safely("kept graphs", self.retained_graphs.add_token, root)
         if state.sampled is not None:
             self._safely("left-over gradients", self._check_leftover)
-            facts = {"site": site(4), "value": value, "backward": state.backwards, "step": state.steps}
-            self._safely("graph", state.sampled.before_backward, root, facts)
+            place = BackwardPlace(
+                site=site(4),
+                value=value if isinstance(value, float) else None,
+                backward=state.backwards,
+                step=state.steps,
+            )
+            self._safely("graph", state.sampled.before_backward, root, place)
         if frame is not None:
             line = (frame.f_code, frame.f_lineno)
             self._context.data.roots_of_step.append(line)
@@ -141,7 +148,7 @@ class BackwardObserver:
 
     def _record_nonfinite(self, root: Tensor, value: float) -> None:
         facts = find_origin(root, self._context.registry, self._sampler.origins_now(), self.data_origin)
-        self._context.events.add({"event": "nonfinite-loss", "step": self._state.steps, "value": str(value), **facts})
+        self._context.events.add(NonFiniteLossEvent(step=self._state.steps, value=value, **facts))
 
     def data_origin(self, facts: dict[str, Any], tensor: Tensor | None) -> dict[str, Any]:
         """Where data that is not finite came from: through which operations, and whether it was finite before."""
@@ -152,12 +159,19 @@ class BackwardObserver:
         """The data tensors that went into a loss far above the others."""
         held, levels, batches = data_under(root), self._levels, self._context.calls.batches
         level = levels.middle()
-        batch = batches[-1]["print"] if batches else None
+        batch = batches[-1].fingerprint if batches else None
         if levels.spikes <= 3 and not has_company():
             self._sampler.sample_soon()
         self._context.events.add(
-            {"event": "spike", "step": self._state.steps, "value": value, "level": level, "data": held, "batch": batch}
-            | {"backward": self._state.backwards, "began": levels.began()}
+            SpikeEvent(
+                step=self._state.steps,
+                value=value,
+                level=level,
+                data=held,
+                batch=batch,
+                backward=self._state.backwards,
+                began=levels.began(),
+            )
         )
 
     def _check_leftover(self) -> None:

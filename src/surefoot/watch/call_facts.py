@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from surefoot.record.facts import SampledCalls
 from surefoot.watch.call_history import CallHistory
 from surefoot.watch.layer_calls import LayerCalls
 from surefoot.watch.loss_calls import LossCalls
@@ -30,29 +31,30 @@ MOST_FACTS = 200
 class CallFacts:
     """The calls of one sampled step."""
 
-    def __init__(self, parameter_id: Callable[[Tensor], int | None], recorder: FunctionRecorder | None) -> None:
-        history = CallHistory(parameter_id, recorder)
+    def __init__(
+        self, step: int, parameter_id: Callable[[Tensor], int | None], recorder: FunctionRecorder | None
+    ) -> None:
+        history = CallHistory(step, parameter_id, recorder)
         self.losses, self.layers, self.numbers = LossCalls(history), LayerCalls(history), NumericCalls(history)
 
-    def as_facts(self) -> dict[str, Any]:
-        """Everything, for the run folder; long lists are cut."""
+    def as_facts(self) -> SampledCalls:
+        """Everything; long lists are cut."""
         losses, layers, numbers = self.losses, self.layers, self.numbers
-        lists = {
-            "losses": losses.losses,
-            "errors": losses.errors,
-            "layers": layers.layers,
-            "activations": layers.activations,
-            "embeddings": layers.embeddings,
-            "softmaxes": layers.softmaxes,
-            "products": losses.products,
-            "ratios": losses.ratios,
-            "risky": numbers.risky,
-            "norms": layers.norms,
-            "folded_ids": numbers.folded_ids,
-            "overflows": numbers.overflows,
-            "orders": numbers.orders,
-        }
-        return {name: facts[:MOST_FACTS] for name, facts in lists.items() if facts}
+        return SampledCalls(
+            losses=losses.losses[:MOST_FACTS],
+            differences=losses.differences[:MOST_FACTS],
+            layers=layers.layers[:MOST_FACTS],
+            activations=layers.activations[:MOST_FACTS],
+            embeddings=layers.embeddings[:MOST_FACTS],
+            softmaxes=layers.softmaxes[:MOST_FACTS],
+            products=losses.products[:MOST_FACTS],
+            ratios=losses.ratios[:MOST_FACTS],
+            risky=numbers.risky[:MOST_FACTS],
+            normalizations=layers.normalizations[:MOST_FACTS],
+            folded_ids=numbers.folded_ids[:MOST_FACTS],
+            overflows=numbers.overflows[:MOST_FACTS],
+            orders=numbers.orders[:MOST_FACTS],
+        )
 
     def take(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Record what matters about one call."""
@@ -81,7 +83,7 @@ class CallFacts:
             elif name == "exp":
                 self.losses.ratio(entry, out)
             elif name in NORMS:
-                self.layers.norm(entry, args, kwargs)
+                self.layers.normalization(entry, args, kwargs)
             elif name in ("clamp", "remainder", "fmod", "__mod__", "clip"):
                 self.numbers.folded_ids_of(entry, args, out)
             elif name in ("getitem", "index_select"):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from torch import Tensor
 
+from surefoot.record.facts import CallSite
 from surefoot.watch.operation_names import VIEWS
 
 if TYPE_CHECKING:
@@ -14,16 +15,33 @@ if TYPE_CHECKING:
     from surefoot.watch.function_recorder import FunctionRecorder, RecordedCall
 
 
-def place_of(entry: RecordedCall) -> dict[str, Any]:
-    """A recorded call as the facts name it."""
-    return {"op": entry.name, "site": entry.site, "module": entry.module, "index": entry.index}
+class CallPlace(TypedDict):
+    """Which call of the run a fact is about."""
+
+    op: str
+    site: str
+    module: str
+    index: int
+    step: int
 
 
 class CallHistory:
     """Answers what a tensor was made from; nothing is known without a recorder."""
 
-    def __init__(self, parameter_id: Callable[[Tensor], int | None], recorder: FunctionRecorder | None) -> None:
-        self._parameter_id, self.recorder = parameter_id, recorder
+    def __init__(
+        self, step: int, parameter_id: Callable[[Tensor], int | None], recorder: FunctionRecorder | None
+    ) -> None:
+        self._step, self._parameter_id, self.recorder = step, parameter_id, recorder
+
+    def place(self, entry: RecordedCall) -> CallPlace:
+        """A recorded call as the facts name it."""
+        return {
+            "op": entry.name,
+            "site": entry.site,
+            "module": entry.module,
+            "index": entry.index,
+            "step": self._step,
+        }
 
     def parameter_of(self, tensor: Tensor) -> int | None:
         """The number of the parameter that a tensor is, or is a view of."""
@@ -34,7 +52,7 @@ class CallHistory:
                 return entry.parameters[0]
         return number
 
-    def producer(self, tensor: Any) -> dict[str, Any] | None:
+    def producer(self, tensor: Any) -> CallSite | None:
         """The call that gave a tensor its values, views and copies passed over."""
         if self.recorder is None or not isinstance(tensor, Tensor):
             return None
@@ -44,7 +62,7 @@ class CallHistory:
                 return None
             entry = self.recorder.entries[index]
             if entry.name not in VIEWS or not entry.inputs:
-                return place_of(entry)
+                return CallSite(op=entry.name, site=entry.site, module=entry.module, index=entry.index)
             index = entry.inputs[0]
         return None
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from surefoot.observe.readable import is_readable
+from surefoot.record.facts import UngraphedCall
 from surefoot.watch.function_recorder import tensors_in
 from surefoot.watch.operation_names import RECURRENT, WEIGHT_LAYERS
 
@@ -40,7 +41,7 @@ class DataOrigin:
     consumer: tuple[str, str, str]
     """Site, module and name of the call that took it into the graph."""
     shape: list[int]
-    risky: list[dict[str, Any]]
+    risky: list[UngraphedCall]
     """Calls on the way that are not defined everywhere, first to last."""
     from_model: bool
     """Whether a model, or the graph itself, made it."""
@@ -83,7 +84,11 @@ def _trail(recorder: FunctionRecorder, consumer: RecordedCall, made: RecordedCal
     return DataOrigin(
         (consumer.site, consumer.module, consumer.name),
         list(made.out_shape or []),
-        [{"call": e.name, "site": e.site, "module": e.module} | e.note["domain"] for e in way if "domain" in e.note],
+        [
+            UngraphedCall(call=e.name, site=e.site, module=e.module, **e.note["domain"])
+            for e in way
+            if "domain" in e.note
+        ],
         from_model,
         list(sources.values()),
         None if made.result is None or (result := made.result()) is None else place_of(result),
@@ -108,14 +113,14 @@ def origin_of_data(
     if way is not None and not facts.get("site"):
         found["site"], found["module"], found["call"] = way.consumer
     if not here:  # what was not finite at a look, whose loss was, is so on purpose: a mask
-        risky = [each for each in risky if not each["bad"]]
+        risky = [each for each in risky if not each.bad]
     else:
-        risky = [each for each in risky if each["bad"]]
-        if risky and risky[0]["given_finite"]:
+        risky = [each for each in risky if each.bad]
+        if risky and risky[0].given_finite:
             return found | {"kind": "operation", "without_graph": True, "exact": True, "made_by": risky[0]}
     came_in = _were_finite(facts, way, drawn)
-    words = [f"{each['call']} at {each['site']}" for each in risky]
-    logarithm = next((each for each in reversed(risky) if each["call"].rstrip("_") in _LOGARITHMS), None)
+    words = [f"{each.call} at {each.site}" for each in risky]
+    logarithm = next((each for each in reversed(risky) if each.call.rstrip("_") in _LOGARITHMS), None)
     if came_in is None and logarithm is not None and facts.get("minus_inf") and not facts.get("nan"):
         risky, came_in = [logarithm], True  # no logarithm makes that of a value that is not finite
     if came_in is False:

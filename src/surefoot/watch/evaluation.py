@@ -1,16 +1,18 @@
-"""Passes without gradients, between the steps: which model, in which mode, on what data."""
+"""Calls without gradients, between the steps: which model, in which mode, on what data."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from surefoot.watch.sampled_step import SampledStep
+from surefoot.watch.step_recording import StepRecording
 
 if TYPE_CHECKING:
+    from surefoot.record.facts import ModelCall
     from surefoot.watch.context import WatchContext
 
 FIRST_BLOCKS = 12
-MOST_PASSES = 400
+MOST_CALLS = 400
 
 
 class Evaluations:
@@ -18,10 +20,10 @@ class Evaluations:
 
     def __init__(self, context: WatchContext) -> None:
         self._context, self._state = context, context.state
-        self._sampled: SampledStep | None = None
+        self._sampled: StepRecording | None = None
         self._depth = 0
         self.blocks = 0
-        self.passes: list[dict[str, Any]] = []
+        self.calls: list[ModelCall] = []
 
     def open(self) -> None:
         """Start watching model calls, unless a sampled step already does."""
@@ -30,9 +32,9 @@ class Evaluations:
             return
         self.blocks += 1
         sampled = self.blocks <= FIRST_BLOCKS or self.blocks & (self.blocks - 1) == 0
-        if not sampled or len(self.passes) >= MOST_PASSES or not self._state.steps:
+        if not sampled or len(self.calls) >= MOST_CALLS or not self._state.steps:
             return
-        self._sampled = SampledStep(
+        self._sampled = StepRecording(
             self._context, use_recorder=False, thorough=False, use_hooks=not self._state.compiled
         )
         self._sampled.begin()
@@ -44,10 +46,10 @@ class Evaluations:
             self.drop()
 
     def drop(self) -> None:
-        """Stop watching and keep the passes."""
+        """Stop watching and keep the calls."""
         sampled, self._sampled = self._sampled, None
         self._depth = 0
         if sampled is not None:
             sampled.end()
-            for note in sampled.model_calls.notes[:16]:
-                self.passes.append(note | {"block": self.blocks, "block_passes": len(sampled.model_calls.notes)})
+            calls = sampled.model_calls.calls
+            self.calls += [replace(call, block=self.blocks, block_calls=len(calls)) for call in calls[:16]]

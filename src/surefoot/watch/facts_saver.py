@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from surefoot.record.facts import RunFacts
     from surefoot.watch.context import WatchContext
 
 FIRST_SAVE_S = 15.0
@@ -20,7 +21,7 @@ GROWTH = 1.5
 class FactsSaver:
     """Saves the facts less and less often."""
 
-    def __init__(self, context: WatchContext, facts: Callable[[bool], dict[str, Any]]) -> None:
+    def __init__(self, context: WatchContext, facts: Callable[[bool], RunFacts]) -> None:
         """`facts(at_end)` returns all that is known so far."""
         self._save, self._safely, self._facts = context.options.save, context.probes.safely, facts
         self._wait_s = FIRST_SAVE_S

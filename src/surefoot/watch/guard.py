@@ -36,6 +36,7 @@ from surefoot.act.closure import ClosureRefused, StepCopy
 from surefoot.act.optimizer_settings import look_at_settings
 from surefoot.observe.async_copy import begin_reading
 from surefoot.observe.tensors import TensorMeter
+from surefoot.record.facts import GuardFacts, StepSkippedEvent
 from surefoot.types import NamedParameter
 from surefoot.watch.messages import say
 from surefoot.watch.script_hooks import WithoutHooks, is_calm
@@ -308,8 +309,7 @@ class StepGuard:
             self.reasons["gradients that are not finite"] = None
         elif not bad and not settings:
             self.reasons["the step ended on parameters that are not finite"] = None
-        facts = {"event": "skip", "step": step, "parameters": names, "of": len(bad)}
-        facts |= {"settings": [str(each) for each in settings]} if settings else {}
+        facts = StepSkippedEvent(step=step, parameters=names, of=len(bad), settings=[str(each) for each in settings])
         self._safely("left-out steps", self._steps.skip_known, optimizer, facts, self.left_out)
 
     def _names_of(self, tensors: list[Tensor]) -> list[str]:
@@ -320,36 +320,36 @@ class StepGuard:
         while self._arriving:
             self._read_oldest()
 
-    def as_facts(self) -> dict[str, Any]:
-        """What the guard did, for the run folder."""
+    def as_facts(self) -> GuardFacts:
+        """What the guard did."""
         self.read()
-        return {
-            "checked": self.checked,
-            "left_out": self.left_out,
-            "first": self.first,
-            "last": self.last,
-            "parameters": list(self.tensors)[:MOST_NAMES],
-            "reasons": list(self.reasons)[:MOST_NAMES],
-            "not_guarded": self.unguarded,
-        }
+        return GuardFacts(
+            checked=self.checked,
+            skipped=self.left_out,
+            first=self.first,
+            last=self.last,
+            parameters=list(self.tensors)[:MOST_NAMES],
+            reasons=list(self.reasons)[:MOST_NAMES],
+            not_guarded=self.unguarded,
+        )
 
 
-def in_words(facts: dict[str, Any]) -> str:
+def in_words(facts: GuardFacts) -> str:
     """What the guard did, in one sentence."""
-    checked, count = facts["checked"], facts["left_out"]
-    missing = [f"{name} was not guarded: {why}" for name, why in facts["not_guarded"].items()]
+    checked, count = facts.checked, facts.skipped
+    missing = [f"{name} was not guarded: {why}" for name, why in facts.not_guarded.items()]
     if not checked:
         return ". ".join(["--guard checked no step" if missing else "--guard saw no optimizer step to check", *missing])
     words = f"--guard checked {checked:,} step{'s' if checked != 1 else ''} and left out "
     if not count:
         return ". ".join([f"{words}none", *missing])
-    first, last, names = facts["first"], facts["last"], facts["parameters"]
+    first, last, names = facts.first, facts.last, facts.parameters
     when = f"step {first:,}" if count == 1 else f"the first at step {first:,}, the last at step {last:,}"
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     reasons = (
         [f"not finite: the gradient{'s' if len(names) > 1 else ''} of {', '.join(names[:3])}{more}"] if names else []
     )
-    what = "; ".join([*reasons, *facts.get("reasons", [])[:3]])
+    what = "; ".join([*reasons, *facts.reasons[:3]])
     return ". ".join([f"{words}{count:,} ({when}); {what}", *missing])
 
 

@@ -294,7 +294,7 @@ class IncidentWriter:
         return [{"step": row.get("at", row.get("step"))} | {name: row.get(name) for name in names} for row in rows]
 
     def _configuration(self, models: Sequence[nn.Module], optimizer: Any, ended: str) -> dict[str, Any]:
-        scale = self._state.scaler.get("scale") if self._state.scaler.get("enabled") else None
+        scale = self._state.scaler.scale if self._state.scaler.enabled else None
         return {
             "loop": "bare",
             "ended": ended,
@@ -302,7 +302,7 @@ class IncidentWriter:
             "optimizer": type(optimizer).__name__,
             "lr": optimizer.param_groups[0].get("lr"),
             "groups": self._record(optimizer).settings,
-            "schedulers": [each["type"] for each in self._context.calls.schedulers],
+            "schedulers": [each.type for each in self._context.calls.schedulers],
             "loss_scale": scale,
             "guard": self._context.options.guard,
             "turn": {

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from surefoot.watch.call_history import CallHistory, place_of
+from surefoot.record.facts import ActivationCall, EmbeddingCall, LayerCall, NormalizationCall, SoftmaxCall
 from surefoot.watch.operation_names import RECURRENT
 from surefoot.watch.tensor_summary import finite_or_none, rows_of, sampled
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from surefoot.watch.call_history import CallHistory
     from surefoot.watch.function_recorder import RecordedCall
 
 
@@ -21,11 +25,11 @@ class LayerCalls:
 
     def __init__(self, history: CallHistory) -> None:
         self._history = history
-        self.layers: list[dict[str, Any]] = []
-        self.activations: list[dict[str, Any]] = []
-        self.embeddings: list[dict[str, Any]] = []
-        self.softmaxes: list[dict[str, Any]] = []
-        self.norms: list[dict[str, Any]] = []
+        self.layers: list[LayerCall] = []
+        self.activations: list[ActivationCall] = []
+        self.embeddings: list[EmbeddingCall] = []
+        self.softmaxes: list[SoftmaxCall] = []
+        self.normalizations: list[NormalizationCall] = []
 
     def layer(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """A layer with weights: the scale of what goes in and of what comes out."""
@@ -44,38 +48,44 @@ class LayerCalls:
         )
         if parameter is None and entry.name not in RECURRENT:
             return  # a product of activations, as in attention
-        note = place_of(entry) | {
-            "parameter": parameter,
-            "in_std": _std(first),
-            "fan_in": _fan_in(entry.name, first, given),
-            "in_mean": float(sampled(first).float().mean()) if first.is_floating_point() else None,
-            "out_std": _std(made),
-            "out_largest": float(sampled(made).float().abs().max()) if made.numel() else 0.0,
-            "in_grad": first.requires_grad,
-            "shape": list(made.shape),
-            "dtype": entry.out_dtype,
-            "grad": entry.out_grad,
-        }
-        self.layers.append(note)
+        self.layers.append(
+            LayerCall(
+                **self._history.place(entry),
+                parameter=parameter,
+                in_std=_std(first),
+                fan_in=_fan_in(entry.name, first, given),
+                in_mean=float(sampled(first).float().mean()) if first.is_floating_point() else None,
+                out_std=_std(made),
+                out_largest=float(sampled(made).float().abs().max()) if made.numel() else 0.0,
+                input_requires_grad=first.requires_grad,
+                shape=list(made.shape),
+                dtype=entry.out_dtype,
+                trained_on=entry.out_grad,
+            )
+        )
 
     def activation(self, entry: RecordedCall, out: Tensor) -> None:
         """An activation function: which share of its units is saturated or dead."""
-        note = place_of(entry) | {"shape": list(out.shape), "std": _std(out), "grad": entry.out_grad}
+        place = self._history.place(entry)
+        facts = ActivationCall(**place, shape=list(out.shape), std=_std(out), trained_on=entry.out_grad)
         values = sampled(out).float()
         if not values.numel():
             return
         if entry.name in ("sigmoid", "sigmoid_"):
-            note["saturated"] = float(((values < 0.01) | (values > 0.99)).float().mean())
+            facts = replace(facts, saturated=float(((values < 0.01) | (values > 0.99)).float().mean()))
         elif entry.name in ("tanh", "tanh_", "hardtanh"):
-            note["saturated"] = float((values.abs() > 0.99).float().mean())
+            facts = replace(facts, saturated=float((values.abs() > 0.99).float().mean()))
         elif entry.name in ("relu", "relu_", "relu6", "threshold", "clamp_min") and out.dim() > 1:
             rows = rows_of(out, 1 if out.dim() >= 4 else -1)
-            note["zeros"] = float((values == 0).float().mean())
-            note["units"] = rows.shape[1]
-            note["dead"] = int((rows <= 0).all(0).sum())
-            note["rows"] = len(rows)
-            note["dead_units"] = (rows <= 0).all(0).nonzero().reshape(-1)[:4096].tolist()
-        self.activations.append(note)
+            facts = replace(
+                facts,
+                zeros=float((values == 0).float().mean()),
+                units=rows.shape[1],
+                dead=int((rows <= 0).all(0).sum()),
+                rows=len(rows),
+                dead_units=(rows <= 0).all(0).nonzero().reshape(-1)[:4096].tolist(),
+            )
+        self.activations.append(facts)
 
     def embedding(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The range of ids that an embedding was asked for."""
@@ -85,8 +95,13 @@ class LayerCalls:
             return
         entry.note["ids"] = ids.detach()
         self.embeddings.append(
-            place_of(entry)
-            | {"rows": table.shape[0], "lowest": int(ids.min()), "highest": int(ids.max()), "shape": list(ids.shape)}
+            EmbeddingCall(
+                **self._history.place(entry),
+                rows=table.shape[0],
+                lowest=int(ids.min()),
+                highest=int(ids.max()),
+                shape=list(ids.shape),
+            )
         )
 
     def softmax(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
@@ -95,47 +110,69 @@ class LayerCalls:
         if not isinstance(given, Tensor) or not isinstance(out, Tensor) or given.dim() == 0 or not given.numel():
             return
         dim = kwargs.get("dim", args[1] if len(args) > 1 and isinstance(args[1], int) else -1)
-        rows = rows_of(given, dim if isinstance(dim, int) else -1).float()
-        note = place_of(entry) | {"shape": list(given.shape), "dim": dim, "grad": entry.out_grad}
-        note["fully_masked_rows"] = int((rows == -math.inf).all(1).sum())
+        along = dim if isinstance(dim, int) else -1
+        rows = rows_of(given, along).float()
         finite = rows[torch.isfinite(rows)]
-        note["largest"] = float(finite.abs().max()) if finite.numel() else None
-        note["is_distribution"] = bool(
-            rows.shape[1] > 1 and (rows >= 0).all() and ((rows.sum(1) - 1).abs() < 1e-3).all()
-        )
+        entropy = None
         if out.numel():
-            chances = rows_of(out, dim if isinstance(dim, int) else -1).float()
+            chances = rows_of(out, along).float()
             chances = chances if entry.name == "softmax" else chances.exp()
-            note["entropy"] = float(torch.special.entr(chances.clamp_min(0)).sum(1).nanmean())
-        note["producer"] = self._history.producer(given)
-        self.softmaxes.append(note)
+            entropy = float(torch.special.entr(chances.clamp_min(0)).sum(1).nanmean())
+        self.softmaxes.append(
+            SoftmaxCall(
+                **self._history.place(entry),
+                shape=list(given.shape),
+                dim=dim if isinstance(dim, int) else None,
+                trained_on=entry.out_grad,
+                fully_masked_rows=int((rows == -math.inf).all(1).sum()),
+                largest=float(finite.abs().max()) if finite.numel() else None,
+                is_distribution=bool(
+                    rows.shape[1] > 1 and (rows >= 0).all() and ((rows.sum(1) - 1).abs() < 1e-3).all()
+                ),
+                entropy=entropy,
+                producer=self._history.producer(given),
+            )
+        )
 
     def attention(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Scaled dot-product attention: its largest logit, its masked rows, its entropy."""
         query, key = args[0], args[1]
         mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
-        note = place_of(entry) | {"shape": list(query.shape), "causal": bool(kwargs.get("is_causal", False))}
         logits = query.detach()[:2].float() @ key.detach()[:2].float().transpose(-1, -2) / math.sqrt(query.shape[-1])
-        note["largest"] = float(logits.abs().max()) if logits.numel() else None
-        note["fully_masked_rows"] = 0
+        masked = 0
         if isinstance(mask, Tensor):
             blocked = ~mask if mask.dtype is torch.bool else mask == -math.inf
-            note["fully_masked_rows"] = int(blocked.all(-1).sum())
+            masked = int(blocked.all(-1).sum())
         chances = torch.softmax(logits, -1)
-        note["entropy"] = float(torch.special.entr(chances).sum(-1).mean())
-        self.softmaxes.append(note)
+        self.softmaxes.append(
+            SoftmaxCall(
+                **self._history.place(entry),
+                shape=list(query.shape),
+                causal=bool(kwargs.get("is_causal", False)),
+                largest=float(logits.abs().max()) if logits.numel() else None,
+                fully_masked_rows=masked,
+                entropy=float(torch.special.entr(chances).sum(-1).mean()),
+            )
+        )
 
-    def norm(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def normalization(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A normalization: over how many values each statistic is taken."""
         given = args[0] if args and isinstance(args[0], Tensor) else kwargs.get("input")
         if not isinstance(given, Tensor) or given.dim() < 2:
             return
-        note = place_of(entry) | {"shape": list(given.shape), "in_std": _std(given), "grad": entry.out_grad}
+        place = self._history.place(entry)
+        facts = NormalizationCall(**place, shape=list(given.shape), in_std=_std(given), trained_on=entry.out_grad)
         if entry.name == "batch_norm":
             training = kwargs.get("training", args[5] if len(args) > 5 else False)
-            note["training"] = bool(training)
-            note["per_statistic"] = given.numel() // max(1, given.shape[1])
-        self.norms.append(note)
+            per_statistic = given.numel() // max(1, given.shape[1])
+            facts = replace(facts, training=bool(training), per_statistic=per_statistic)
+        self.normalizations.append(facts)
+
+    def mark_attention(self, attends: Callable[[SoftmaxCall], bool]) -> None:
+        """The step is over: note of each softmax whether its result weighs values."""
+        self.softmaxes = [
+            each if each.attends is not None else replace(each, attends=attends(each)) for each in self.softmaxes
+        ]
 
 
 def _fan_in(name: str, first: Tensor, given: list[Tensor]) -> int | None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from torch import Tensor
 
-from surefoot.watch.call_history import CallHistory, place_of
+from surefoot.record.facts import DifferenceCall, LossCall, ProductCall, RatioCall
 from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES, DISTANCE_LOSSES, RECURRENT, VIEWS, WEIGHT_LAYERS
 from surefoot.watch.tensor_summary import as_distribution, describe, label_counts, sampled
 
 if TYPE_CHECKING:
+    from surefoot.watch.call_history import CallHistory
     from surefoot.watch.function_recorder import RecordedCall
 
+MOST_DIFFERENCES = 50
+"""Differences, products and ratios that are recorded of one step, of each."""
 TARGETS_KEPT = 4
 """Losses at the end of a step whose targets later questions may need."""
 
@@ -22,10 +26,10 @@ class LossCalls:
 
     def __init__(self, history: CallHistory) -> None:
         self._history = history
-        self.losses: list[dict[str, Any]] = []
-        self.errors: list[dict[str, Any]] = []
-        self.products: list[dict[str, Any]] = []
-        self.ratios: list[dict[str, Any]] = []
+        self.losses: list[LossCall] = []
+        self.differences: list[DifferenceCall] = []
+        self.products: list[ProductCall] = []
+        self.ratios: list[RatioCall] = []
         self.targets: dict[int, Tensor] = {}
         """The targets of the last loss calls, by the index of the call, as long as the step lasts."""
 
@@ -35,63 +39,34 @@ class LossCalls:
         target = kwargs.get("target", args[1] if len(args) > 1 else None)
         if not isinstance(given, Tensor) or not isinstance(target, Tensor):
             return
-        note = place_of(entry) | {
-            "grad": entry.out_grad,
-            "reduction": kwargs.get("reduction", "mean") if not isinstance(out, Tensor) or out.dim() == 0 else "none",
-            "input": describe(given),
-            "target": describe(target),
-            "producer": self._history.producer(given),
-            "target_producer": self._history.producer(target),
-            "same_shape": list(given.shape) == list(target.shape),
-            "value": float(out) if isinstance(out, Tensor) and out.dim() == 0 else None,
-        }
+        facts = LossCall(
+            **self._history.place(entry),
+            trained_on=entry.out_grad,
+            reduction=kwargs.get("reduction", "mean") if not isinstance(out, Tensor) or out.dim() == 0 else "none",
+            input=describe(given),
+            target=describe(target),
+            producer=self._history.producer(given),
+            target_producer=self._history.producer(target),
+            same_shape=list(given.shape) == list(target.shape),
+            value=float(out) if isinstance(out, Tensor) and out.dim() == 0 else None,
+            target_from_model=bool(self._history.names(target) & (WEIGHT_LAYERS | RECURRENT)),
+        )
         self.targets[entry.index] = target.detach()
         if len(self.targets) > TARGETS_KEPT:
             del self.targets[next(iter(self.targets))]
-        note["target_from_model"] = bool(self._history.names(target) & (WEIGHT_LAYERS | RECURRENT))
         if entry.name in CLASS_LOSSES and given.dim() >= 1 and given.numel():
-            self._class_loss(note, given, target, kwargs)
+            facts = _with_classes(facts, given, target, kwargs)
         elif entry.name in BINARY_LOSSES and given.numel():
-            inside = (sampled(given) >= 0) & (sampled(given) <= 1)
-            note["inside_unit"] = float(inside.float().mean())
-            note["labels"] = label_counts(target) if target.numel() <= 1 << 20 else None
-            note["row_sum_error"] = as_distribution(given, -1)["sum_error"] if given.dim() > 1 else None
-            hard = (given > (0.5 if entry.name == "binary_cross_entropy" else 0)).float()
-            note["predicted_share"] = float(hard.mean())
-            note["weighted"] = any(kwargs.get(key) is not None for key in ("weight", "pos_weight"))
+            facts = _with_binary(facts, given, target, kwargs)
         elif entry.name in DISTANCE_LOSSES:
-            note |= _bounds(given, target)
-            note["pinned_low"], note["pinned_high"] = _pinned(given)
-            if target.dim() and len(target) > 1:
-                note["target_variance"] = float(target.detach().float().var(0, correction=0).mean())
+            low, high = _pinned(given)
+            bounds = _bounds(given, target)
+            variance = _variance(target)
+            facts = replace(facts, **bounds, pinned_low=low, pinned_high=high, target_variance=variance)
         elif entry.name == "kl_div" and given.dim() > 1:
-            note["distribution"] = as_distribution(given, -1)
-            note["log_target"] = bool(kwargs.get("log_target", False))
-        self.losses.append(note)
-
-    def _class_loss(self, note: dict[str, Any], given: Tensor, target: Tensor, kwargs: dict[str, Any]) -> None:
-        dim = 1 if given.dim() > 1 else 0
-        ignore = int(kwargs.get("ignore_index", -100))
-        note["distribution"] = as_distribution(given, dim)
-        note["ignore_index"] = ignore
-        note["weighted"] = kwargs.get("weight") is not None
-        note["smoothing"] = float(kwargs.get("label_smoothing", 0.0))
-        if target.is_floating_point():
-            return
-        valid = target != ignore
-        labels = target[valid]
-        note["valid"] = int(valid.sum())
-        note["targets"] = target.numel()
-        note["labels"] = label_counts(labels) if labels.numel() <= 1 << 20 else None
-        if not labels.numel():
-            return
-        note["label_range"] = [int(labels.min()), int(labels.max())]
-        rows = given.detach().movedim(dim, -1)[valid] if given.dim() > 1 else given.detach()[None]
-        chosen = rows.argmax(-1)
-        note["predicted"] = label_counts(chosen)
-        if chosen.shape == labels.shape:
-            note["accuracy"] = float((chosen == labels).float().mean())
-            note["unit_spread"] = float(rows.float().std(0).mean()) if len(rows) > 1 else None
+            is_log = bool(kwargs.get("log_target", False))
+            facts = replace(facts, distribution=as_distribution(given, -1), log_target=is_log)
+        self.losses.append(facts)
 
     def difference(self, entry: RecordedCall, args: tuple[Any, ...], out: Any) -> None:
         """A prediction minus a target, as in a loss written by hand."""
@@ -100,69 +75,136 @@ class LossCalls:
         given, target = (args[0], args[1]) if args[0].requires_grad else (args[1], args[0])
         if not given.requires_grad or target.requires_grad or not isinstance(out, Tensor) or given.numel() == 0:
             return
-        if len(self.errors) >= 50 or target.numel() == 0:
+        if len(self.differences) >= MOST_DIFFERENCES or target.numel() == 0:
             return
-        note = place_of(entry) | {
-            "input": describe(given),
-            "target": describe(target),
-            "out_shape": list(out.shape),
-            "grown": out.numel() > max(given.numel(), target.numel()),
-            "producer": self._history.producer(given),
-            "target_producer": self._history.producer(target),
-            "target_history": sorted(self._history.names(target, 12))[:12],
-        }
-        note |= _bounds(given, target)
-        note["pinned_low"], note["pinned_high"] = _pinned(given)
-        if target.dim() and len(target) > 1:
-            note["target_variance"] = float(target.detach().float().var(0, correction=0).mean())
-        self.errors.append(note)
+        low, high = _pinned(given)
+        self.differences.append(
+            DifferenceCall(
+                **self._history.place(entry),
+                input=describe(given),
+                target=describe(target),
+                out_shape=list(out.shape),
+                grown=out.numel() > max(given.numel(), target.numel()),
+                producer=self._history.producer(given),
+                target_producer=self._history.producer(target),
+                target_history=sorted(self._history.names(target, 12))[:12],
+                **_bounds(given, target),
+                pinned_low=low,
+                pinned_high=high,
+                target_variance=_variance(target),
+            )
+        )
 
     def product(self, entry: RecordedCall, args: tuple[Any, ...], out: Any) -> None:
         """A log-probability times something without a gradient: an advantage, or a target."""
         if len(args) < 2 or not isinstance(args[0], Tensor) or not isinstance(args[1], Tensor):
             return
         given, other = (args[0], args[1]) if args[0].requires_grad else (args[1], args[0])
-        if not given.requires_grad or other.requires_grad or other.numel() < 2 or len(self.products) >= 50:
+        if not given.requires_grad or other.requires_grad or other.numel() < 2:
+            return
+        if len(self.products) >= MOST_DIFFERENCES:
             return
         names = self._history.names(given, 40)
         if not names & {"log_softmax", "logsumexp", "log_prob", "log", "logsigmoid", "exp", "cross_entropy"}:
             return
         values = sampled(other).float()
         self.products.append(
-            place_of(entry)
-            | {
-                "history": sorted(names & {"log_softmax", "log_prob", "exp", "log", "logsumexp", "cross_entropy"}),
-                "other": describe(other),
-                "other_binary": bool(((values == 0) | (values == 1)).all()),
-                "grown": isinstance(out, Tensor) and out.numel() > max(given.numel(), other.numel()),
-            }
+            ProductCall(
+                **self._history.place(entry),
+                history=sorted(names & {"log_softmax", "log_prob", "exp", "log", "logsumexp", "cross_entropy"}),
+                other=describe(other),
+                other_binary=bool(((values == 0) | (values == 1)).all()),
+                grown=isinstance(out, Tensor) and out.numel() > max(given.numel(), other.numel()),
+            )
         )
 
     def ratio(self, entry: RecordedCall, out: Any) -> None:
         """exp of a difference of log-probabilities: an importance ratio."""
-        if self._history.recorder is None or not entry.inputs or not isinstance(out, Tensor) or len(self.ratios) >= 50:
+        recorder = self._history.recorder
+        if recorder is None or not entry.inputs or not isinstance(out, Tensor) or len(self.ratios) >= MOST_DIFFERENCES:
             return
-        before = self._history.recorder.entries[entry.inputs[0]]
-        nearest = [past.name for past in self._history.recorder.history(before.index, 4)]
+        before = recorder.entries[entry.inputs[0]]
+        nearest = [past.name for past in recorder.history(before.index, 4)]
         passed = before.name in ("sub", "clamp", "cumsum", "sum", "mean") or before.name in VIEWS
         if not passed or "sub" not in nearest or not entry.out_grad:
             return
-        names = {past.name for past in self._history.recorder.history(before.index, 60)}
+        names = {past.name for past in recorder.history(before.index, 60)}
         if not names & {"log_softmax", "log_prob", "logsumexp", "gather", "log"}:
             return
         values = sampled(out).float()
         self.ratios.append(
-            place_of(entry)
-            | {
-                "largest": float(values.max()),
-                "mean": float(values.mean()),
-                "kl": float((values - 1 - values.log()).mean()),
-                "count": values.numel(),
-            }
+            RatioCall(
+                **self._history.place(entry),
+                largest=float(values.max()),
+                mean=float(values.mean()),
+                kl=float((values - 1 - values.log()).mean()),
+                count=values.numel(),
+            )
         )
 
 
-def _bounds(given: Tensor, target: Tensor) -> dict[str, Any]:
+def _with_classes(facts: LossCall, given: Tensor, target: Tensor, kwargs: dict[str, Any]) -> LossCall:
+    """What a classification loss has besides: the distribution of its input, its labels and its predictions."""
+    dim = 1 if given.dim() > 1 else 0
+    ignore = int(kwargs.get("ignore_index", -100))
+    facts = replace(
+        facts,
+        distribution=as_distribution(given, dim),
+        ignore_index=ignore,
+        weighted=kwargs.get("weight") is not None,
+        smoothing=float(kwargs.get("label_smoothing", 0.0)),
+    )
+    if target.is_floating_point():
+        return facts
+    valid = target != ignore
+    labels = target[valid]
+    facts = replace(
+        facts,
+        valid=int(valid.sum()),
+        targets=target.numel(),
+        labels=label_counts(labels) if labels.numel() <= 1 << 20 else None,
+    )
+    if not labels.numel():
+        return facts
+    rows = given.detach().movedim(dim, -1)[valid] if given.dim() > 1 else given.detach()[None]
+    chosen = rows.argmax(-1)
+    facts = replace(facts, label_range=(int(labels.min()), int(labels.max())), predicted=label_counts(chosen))
+    if chosen.shape != labels.shape:
+        return facts
+    return replace(
+        facts,
+        accuracy=float((chosen == labels).float().mean()),
+        unit_spread=float(rows.float().std(0).mean()) if len(rows) > 1 else None,
+    )
+
+
+def _with_binary(facts: LossCall, given: Tensor, target: Tensor, kwargs: dict[str, Any]) -> LossCall:
+    """What a binary loss has besides: whether its input are probabilities, its labels and its predictions."""
+    inside = (sampled(given) >= 0) & (sampled(given) <= 1)
+    hard = (given > (0.5 if facts.op == "binary_cross_entropy" else 0)).float()
+    return replace(
+        facts,
+        inside_unit=float(inside.float().mean()),
+        labels=label_counts(target) if target.numel() <= 1 << 20 else None,
+        row_sum_error=as_distribution(given, -1).sum_error if given.dim() > 1 else None,
+        predicted_share=float(hard.mean()),
+        weighted=any(kwargs.get(key) is not None for key in ("weight", "pos_weight")),
+    )
+
+
+def _variance(target: Tensor) -> float | None:
+    """The variance of the targets over the batch, on average."""
+    if not target.dim() or len(target) <= 1:
+        return None
+    return float(target.detach().float().var(0, correction=0).mean())
+
+
+class _Bounds(TypedDict):
+    above: float
+    below: float
+
+
+def _bounds(given: Tensor, target: Tensor) -> _Bounds:
     """Which share of the targets lies outside the range the predictions have."""
     if not target.is_floating_point() or not given.is_floating_point():
         target = target.float()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from surefoot.observe.readable import readable
+from surefoot.record.facts import BackwardCall, GraphBreak, HistoryCall, InputTargetPairs, LossSign, NonFiniteNode
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.function_recorder import BREAKS
 from surefoot.watch.operation_names import LOSSES, VIEWS
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from surefoot.watch.function_recorder import FunctionRecorder, RecordedCall
     from surefoot.watch.loss_calls import LossCalls
+    from surefoot.watch.model_calls import Held
 
 MOST_HOOKED = 4_000
 """Larger graphs go without hooks on their nodes."""
@@ -43,22 +45,20 @@ def chain(node: Any) -> list[str]:
     return names
 
 
-def made_from(recorder: FunctionRecorder, entry: int) -> list[dict[str, Any]]:
+def made_from(recorder: FunctionRecorder, entry: int) -> list[HistoryCall]:
     """The last calls a loss was made from."""
-    return [
-        {"op": e.name, "site": e.site, "index": e.index, "shape": e.out_shape}
-        for e in list(recorder.history(entry, 24))
-    ]
+    history = list(recorder.history(entry, 24))
+    return [HistoryCall(op=e.name, site=e.site, index=e.index, shape=e.out_shape) for e in history]
 
 
-def sign(recorder: FunctionRecorder, entry: int) -> dict[str, Any] | None:
+def sign(recorder: FunctionRecorder, entry: int) -> LossSign | None:
     """Follow the loss back to the loss function it came from, counting changes of sign and constant factors."""
     factor: float | None = 1.0
     index = entry
     for _ in range(12):
         e = recorder.entries[index]
         if e.name in LOSSES:
-            return {"function": e.name, "site": e.site, "factor": factor, "index": e.index}
+            return LossSign(function=e.name, site=e.site, factor=factor, index=e.index)
         if e.name == "neg":
             factor = -factor if factor is not None else None
         elif e.name in ("mul", "div") and e.note.get("constant") is not None and factor is not None:
@@ -92,15 +92,15 @@ def factor_of(recorder: FunctionRecorder, entry: int) -> float:
     return factor
 
 
-def pair_rows(calls: LossCalls, held: list[Any]) -> dict[str, Any] | None:
+def pair_rows(calls: LossCalls, held: list[Held]) -> InputTargetPairs | None:
     """A sample of inputs with their labels, if a model call and a loss of this step fit together."""
     if not held or not calls.losses or len(held) > 1:
         return None
     features = held[-1].features
     loss = calls.losses[-1]
-    if features is None or loss.get("op") not in _PAIRED:
+    if features is None or loss.op not in _PAIRED:
         return None
-    target = calls.targets.get(loss["index"])
+    target = calls.targets.get(loss.index)
     if target is None or not len(features) or target.numel() != len(features) or features.dim() < 2:
         return None
     flat = features.detach()[:64].reshape(len(features[:64]), -1)
@@ -109,7 +109,7 @@ def pair_rows(calls: LossCalls, held: list[Any]) -> dict[str, Any] | None:
     if flat.shape[1] > 64:
         flat = flat[:, :: math.ceil(flat.shape[1] / 64)]
     rows = [[round(v, 5) for v in row] for row in flat.float().cpu().nan_to_num().tolist()]
-    return {"x": rows, "y": target.detach().reshape(-1)[:64].tolist()}
+    return InputTargetPairs(inputs=rows, targets=target.detach().reshape(-1)[:64].tolist())
 
 
 def _bags(ids: Tensor) -> Tensor:
@@ -118,10 +118,10 @@ def _bags(ids: Tensor) -> Tensor:
     return torch.zeros(len(ids), 64, device=ids.device).scatter_add_(1, folded, torch.ones_like(folded).float())
 
 
-def breaks(recorder: FunctionRecorder, roots: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def breaks(recorder: FunctionRecorder, roots: list[BackwardCall]) -> list[GraphBreak]:
     """Where a value that gradients should flow through was cut off, and whether a loss was made from it."""
     found = []
-    ends = {number: root["entry"] for number, root in enumerate(roots) if root.get("entry") is not None}
+    ends = {number: root.entry for number, root in enumerate(roots) if root.entry is not None}
     under = {number: {entry.index for entry in recorder.history(end, 5000)} for number, end in ends.items()}
     reached = set().union(*under.values())
     for entry in recorder.entries:
@@ -129,14 +129,14 @@ def breaks(recorder: FunctionRecorder, roots: list[dict[str, Any]]) -> list[dict
         dark = not entry.grad_enabled and entry.index in reached and any(entry.grads)
         if cut or dark:
             found.append(
-                {
-                    "op": "no_grad" if dark and not cut else entry.name,
-                    "site": entry.site,
-                    "module": entry.module,
-                    "reaches_loss": entry.index in reached,
-                    "roots": [number for number, below in under.items() if entry.index in below],
-                    "parameters": sorted(_upstream(recorder, entry))[:200],
-                }
+                GraphBreak(
+                    op="no_grad" if dark and not cut else entry.name,
+                    site=entry.site,
+                    module=entry.module,
+                    reaches_loss=entry.index in reached,
+                    backward_calls=[number for number, below in under.items() if entry.index in below],
+                    parameters=sorted(_upstream(recorder, entry))[:200],
+                )
             )
     return found[:200]
 
@@ -146,7 +146,7 @@ def _upstream(recorder: FunctionRecorder, entry: RecordedCall) -> set[int]:
     return {number for past in recorder.history(entry.index, 2000) for number in past.parameters}
 
 
-class BackwardRoots:
+class NodeHooks:
     """What the nodes of one backward received and made, while it runs."""
 
     def __init__(self, recorder: FunctionRecorder | None, safely: Callable[..., Any]) -> None:
@@ -171,17 +171,17 @@ class BackwardRoots:
     def _note(self, op: str, entry: int | None, given: Any, made: Any) -> None:
         self._seen.append((op, entry, _sums(given), _sums(made)))
 
-    def first_bad(self) -> dict[str, Any] | None:
+    def first_bad(self) -> NonFiniteNode | None:
         """The first node that turned finite gradients into something else."""
         for op, number, given, made in self._seen:
             if _all_finite(given) and not _all_finite(made):
                 entry = self._recorder.entries[number] if self._recorder is not None and number is not None else None
-                return {
-                    "op": op,
-                    "call": entry.name if entry is not None else None,
-                    "site": entry.site if entry is not None else "",
-                    "module": entry.module if entry is not None else "",
-                }
+                return NonFiniteNode(
+                    op=op,
+                    call=entry.name if entry is not None else None,
+                    site=entry.site if entry is not None else "",
+                    module=entry.module if entry is not None else "",
+                )
         return None
 
 

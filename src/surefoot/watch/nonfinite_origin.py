@@ -280,13 +280,13 @@ def _bad_rows(value: Tensor) -> dict[str, Any]:
     return facts
 
 
-def _ranges(held: dict[str, Tensor]) -> dict[str, Any]:
+def _ranges(held: dict[str, Tensor]) -> dict[str, tuple[float, float]]:
     found = {}
     for name, value in held.items():
         if value.is_floating_point() and value.numel():
             finite = value[torch.isfinite(value)].float()
             if finite.numel():
-                found[name] = [float(finite.min()), float(finite.max())]
+                found[name] = (float(finite.min()), float(finite.max()))
     return found
 
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from surefoot.watch.call_history import CallHistory, place_of
+from surefoot.record.facts import FoldedIdsCall, OverflowCall, RiskyCall, RowOrder
 from surefoot.watch.function_recorder import tensors_in
 from surefoot.watch.operation_names import ARITHMETIC
 from surefoot.watch.tensor_summary import finite_or_none, sampled
 
 if TYPE_CHECKING:
+    from surefoot.watch.call_history import CallHistory
     from surefoot.watch.function_recorder import RecordedCall
 
 _MOST_ORDERED = 1 << 20
@@ -26,10 +27,10 @@ class NumericCalls:
 
     def __init__(self, history: CallHistory) -> None:
         self._history = history
-        self.risky: list[dict[str, Any]] = []
-        self.folded_ids: list[dict[str, Any]] = []
-        self.overflows: list[dict[str, Any]] = []
-        self.orders: list[dict[str, Any]] = []
+        self.risky: list[RiskyCall] = []
+        self.folded_ids: list[FoldedIdsCall] = []
+        self.overflows: list[OverflowCall] = []
+        self.orders: list[RowOrder] = []
 
     def folded_ids_of(self, entry: RecordedCall, args: tuple[Any, ...], out: Any) -> None:
         """Integer ids that were forced into a range."""
@@ -39,9 +40,13 @@ class NumericCalls:
             changed = float((out != args[0]).float().mean())
             if changed:
                 self.folded_ids.append(
-                    place_of(entry)
-                    | {"changed": changed, "highest": int(args[0].max()), "kept": int(out.max())}
-                    | {"source": self._history.producer(args[0])}
+                    FoldedIdsCall(
+                        **self._history.place(entry),
+                        changed=changed,
+                        highest=int(args[0].max()),
+                        kept=int(out.max()),
+                        source=self._history.producer(args[0]),
+                    )
                 )
 
     def overflow(self, entry: RecordedCall, args: tuple[Any, ...], out: Tensor) -> None:
@@ -52,7 +57,12 @@ class NumericCalls:
         if given and all(bool(torch.isfinite(value).all()) for value in given):
             largest = max(float(sampled(value).float().abs().max()) for value in given if value.numel())
             self.overflows.append(
-                place_of(entry) | {"infinite": int(torch.isinf(out).sum()), "of": out.numel(), "largest_in": largest}
+                OverflowCall(
+                    **self._history.place(entry),
+                    infinite=int(torch.isinf(out).sum()),
+                    of=out.numel(),
+                    largest_in=largest,
+                )
             )
 
     def domain(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
@@ -88,15 +98,15 @@ class NumericCalls:
             return
         values = sampled(edge).float()
         self.risky.append(
-            place_of(entry)
-            | {
-                "lowest": finite_or_none(values.min()),
-                "highest": finite_or_none(values.max()),
-                "nearest_zero": finite_or_none(values.abs().min()),
-                "out_nonfinite": int((~torch.isfinite(sampled(out))).sum()),
-                "in_nonfinite": int((~torch.isfinite(sampled(args[0]))).sum()) if isinstance(args[0], Tensor) else 0,
-                "dtype": entry.out_dtype,
-            }
+            RiskyCall(
+                **self._history.place(entry),
+                lowest=finite_or_none(values.min()),
+                highest=finite_or_none(values.max()),
+                nearest_zero=finite_or_none(values.abs().min()),
+                out_nonfinite=int((~torch.isfinite(sampled(out))).sum()),
+                in_nonfinite=int((~torch.isfinite(sampled(args[0]))).sum()) if isinstance(args[0], Tensor) else 0,
+                dtype=entry.out_dtype,
+            )
         )
 
     def order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -113,8 +123,8 @@ class NumericCalls:
                 return
             number = _orders[-1][0] + 1 if _orders else 0
             _orders[:] = [*[held for held in _orders if held[1]() is not None][-16:], (number, weakref.ref(order))]
-        print_ = hash(tuple(order[:32].tolist()))
-        self.orders.append({"length": order.numel(), "print": print_, "number": number})
+        fingerprint = hash(tuple(order[:32].tolist()))
+        self.orders.append(RowOrder(length=order.numel(), fingerprint=fingerprint, number=number))
 
 
 def _is_whole(exponent: Any) -> bool:

@@ -1,4 +1,4 @@
-"""One optimizer as the watcher knows it: its settings, the numbers of its steps, and what was found wrong on the way.
+"""The record of each optimizer: its settings, the numbers of its steps, and what was found wrong on the way.
 
 The optimizer itself is never held, so that it dies when the script lets it go. Only the first eight groups of
 parameters are described.
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from surefoot.observe.readable import readable
+from surefoot.record.facts import GroupSettings, OptimizerFacts, Setting
 from surefoot.watch.script_hooks import WithoutHooks, is_listening
-from surefoot.watch.step_series import StepSeries
+from surefoot.watch.step_rows import StepRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,11 +37,11 @@ class OptimizerRecord:
         self.ref = weakref.ref(optimizer)
         self.type = type(optimizer).__name__
         self.site = where
-        self.series = StepSeries(write_row)
+        self.series = StepRows(write_row)
         self.loaded_at: int | None = None
         self.loaded_age: float | None = None
         self.born_at = born_at
-        self.settings = [
+        self.settings: list[dict[str, Setting]] = [
             {key: _simple(value) for key, value in group.items() if key != "params" and _simple(value) is not None}
             for group in optimizer.param_groups[:8]
         ]
@@ -55,22 +56,22 @@ class OptimizerRecord:
         self.row: dict[str, Any] = {}
         """The row of the step it is in."""
 
-    def as_facts(self) -> dict[str, Any]:
-        """For the run folder."""
-        return {
-            "number": self.number,
-            "type": self.type,
-            "site": self.site,
-            "settings": self.settings,
-            "steps": self.series.count,
-            "born_at": self.born_at,
-            "loaded_at": self.loaded_at,
-            "loaded_age": self.loaded_age,
-            "lines": sorted(self.lines),
-            "zeroed_before_step": self.zeroed_before_step,
-            "zero_site": self.zero_site,
-            "series": self.series.as_facts(),
-        }
+    def as_facts(self) -> OptimizerFacts:
+        """All that is known about it."""
+        return OptimizerFacts(
+            number=self.number,
+            type=self.type,
+            site=self.site,
+            settings=[GroupSettings(values=values) for values in self.settings],
+            steps=self.series.count,
+            created_at_step=self.born_at,
+            state_loaded_at_step=self.loaded_at,
+            loaded_state_steps=self.loaded_age,
+            backward_lines=sorted(self.lines),
+            zeroed_before_step=self.zeroed_before_step,
+            zero_site=self.zero_site,
+            series=self.series.as_facts(),
+        )
 
 
 class OptimizerRecords:

@@ -9,17 +9,18 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from surefoot.record.facts import RetainedGraphs
 from surefoot.watch import autograd_graph as graph
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class RetainedGraphs:
+class RetainedGraphCounter:
     """Tokens of the graphs so far, and how many were alive when."""
 
     def __init__(self) -> None:
-        self.retained: list[list[int]] = []
+        self.retained: list[RetainedGraphs] = []
         """Step, tokens alive, tokens left so far."""
         self._tokens: list[weakref.ref[Any]] = []
 
@@ -38,7 +39,7 @@ class RetainedGraphs:
     def count(self, step: int) -> None:
         """Graphs of steps long past that are still held."""
         alive = sum(ref() is not None for ref in self._tokens[:-8])
-        self.retained.append([step, alive, len(self._tokens)])
+        self.retained.append(RetainedGraphs(step, alive, len(self._tokens)))
         if len(self.retained) > 200:
             self.retained = self.retained[::2]
 

@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from surefoot.record.facts import LossScalerFacts
 
 if TYPE_CHECKING:
-    from surefoot.watch.sampled_step import SampledStep
+    from surefoot.watch.step_recording import StepRecording
+
+
+@dataclass
+class LossScalerState:
+    """What a gradient scaler was seen to do."""
+
+    enabled: bool = False
+    scaled_now: bool | None = None
+    """Whether gradients carry the scale now; `None` before the first call."""
+    scale: float | None = None
+    unscale_by: float | None = None
+    """What gradients still have to be divided by."""
+    clipped_scaled: int = 0
+    """How often gradients were clipped while they carried the scale."""
+    clip_site: str | None = None
+    attempts: int = 0
+    skips: int = 0
+    skip_steps: list[int] = field(default_factory=list)
+    trace: list[float] = field(default_factory=list)
+    """The scale after each step; of a long run the middle is left out."""
+
+    def as_facts(self) -> LossScalerFacts:
+        """All of it."""
+        return LossScalerFacts(**vars(self))
 
 
 class RunState:
@@ -20,7 +47,7 @@ class RunState:
         """Whether the script has compiled something. From then on no hooks and no modes are used."""
         self.steps = 0
         self.backwards = 0
-        self.sampled: SampledStep | None = None
+        self.sampled: StepRecording | None = None
         """The sampled step in progress."""
         self.sampling_stopped = False
         """Whether a probe that begins or ends sampled steps has failed, so that no more are started."""
@@ -28,8 +55,7 @@ class RunState:
         """The number of backwards when a step that evaluates a closure began; `None` outside of such a step."""
         self.has_stepped = False
         """Whether an optimizer has stepped."""
-        self.scaler: dict[str, Any] = {}
-        """What the gradient scaler was seen to do."""
+        self.scaler = LossScalerState()
 
     def is_repeated_evaluation(self) -> bool:
         """Whether an optimizer evaluates its closure again within one step. Only the first evaluation is recorded."""

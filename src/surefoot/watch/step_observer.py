@@ -7,6 +7,7 @@ that a scaler or the guard skips are observed too.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,14 @@ from torch import Tensor, nn
 
 from surefoot.observe.readable import readable
 from surefoot.observe.tensors import dense_views
+from surefoot.record.facts import NonFiniteGradientEvent
 from surefoot.watch.optimizer_order import follow
 from surefoot.watch.optimizer_record import OptimizerRecord, gradient_norm
 from surefoot.watch.script_hooks import WithoutHooks
 from surefoot.watch.user_frames import name_of, site, user_frame
 
 if TYPE_CHECKING:
+    from surefoot.record.facts import StepSkippedEvent
     from surefoot.watch.backward_observer import BackwardObserver
     from surefoot.watch.context import WatchContext
     from surefoot.watch.facts_saver import FactsSaver
@@ -125,7 +128,7 @@ class StepObserver:
             self._safely("kept graphs", self._backward.retained_graphs.count, state.steps)
 
     def _norm(self, optimizer: torch.optim.Optimizer) -> Any:
-        return self._safely("gradient norms", gradient_norm, optimizer, self._state.scaler.get("unscale_by"))
+        return self._safely("gradient norms", gradient_norm, optimizer, self._state.scaler.unscale_by)
 
     def _complete(
         self, row: dict[str, Any], record: OptimizerRecord, optimizer: torch.optim.Optimizer, evaluations: int
@@ -139,8 +142,8 @@ class StepObserver:
         if context.calls.last_clip is not None:
             row |= context.calls.last_clip
             context.calls.last_clip = None
-        if state.scaler.get("scale") is not None:
-            row["scale"] = state.scaler["scale"]
+        if state.scaler.scale is not None:
+            row["scale"] = state.scaler.scale
         if record.leftover:
             row["leftover"] = min(record.leftover)
             record.leftover = []
@@ -157,7 +160,7 @@ class StepObserver:
         """A scaler has skipped a step: its losses belong to no row."""
         self._context.losses.close_skipped_step()
         self._context.data.roots_of_step = []
-        self._context.events.log_event({"event": "overflow", "step": self._state.steps} | self._state.scaler)
+        self._context.events.log_overflow(self._state.steps, self._state.scaler.scale)
 
     def skipped(self, optimizer: torch.optim.Optimizer) -> None:
         """The guard has skipped the step in progress: record what can still be learned from it."""
@@ -174,20 +177,20 @@ class StepObserver:
         with WithoutHooks():
             self.record_of(optimizer).row["skipped"] = (nonfinite.sum() > 0).float()
 
-    def skip_known(self, optimizer: torch.optim.Optimizer | None, facts: dict[str, Any], count: int) -> None:
+    def skip_known(self, optimizer: torch.optim.Optimizer | None, event: StepSkippedEvent, count: int) -> None:
         """A step was skipped, the `count`th one, and the host knows it now."""
-        facts["optimizer"] = self.record_of(optimizer).number if optimizer is not None else None
-        self._context.events.add_skip(facts, count)
+        number = self.record_of(optimizer).number if optimizer is not None else None
+        self._context.events.add_skip(replace(event, optimizer=number), count)
         if self._incidents is not None:
-            self._safely("incidents", self._incidents.left_out, facts["step"], facts["optimizer"])
+            self._safely("incidents", self._incidents.left_out, event.step, number)
 
     def _keep_incident(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._incidents is not None and not self._state.scaler.get("enabled"):
+        if self._incidents is not None and not self._state.scaler.enabled:
             self._safely("incidents", self._incidents.bad_step, optimizer)
 
     def _record_nonfinite(self, optimizer: torch.optim.Optimizer) -> None:
         """The first gradients that are not finite, unless a scaler takes care of them."""
-        if self._nonfinite_recorded or self._state.scaler.get("enabled"):
+        if self._nonfinite_recorded or self._state.scaler.enabled:
             return
         self._nonfinite_recorded = True
         bad: list[str] = []
@@ -200,14 +203,16 @@ class StepObserver:
                 local = readable(tensor.grad)
                 is_finite = local is None or bool(torch.isfinite(dense_views([local])[0]).all())
                 (good if is_finite else bad).append(name)
-        event = {"event": "nonfinite-gradient", "step": self._state.steps, "parameters": bad[:20], "finite": good[:20]}
-        event["loss_finite"] = all(math.isfinite(float(value)) for value in self._context.losses.values)
         sampled = self._state.sampled
-        if sampled is not None and sampled.roots:
-            event["backward"] = next(
-                (root["backward_nonfinite"] for root in sampled.roots if root.get("backward_nonfinite")), None
+        self._context.events.add(
+            NonFiniteGradientEvent(
+                step=self._state.steps,
+                parameters=bad[:20],
+                finite=good[:20],
+                loss_finite=all(math.isfinite(float(value)) for value in self._context.losses.values),
+                node=sampled.nonfinite_node() if sampled is not None else None,
             )
-        self._context.events.add(event)
+        )
 
     def name_of_optimizer(self, optimizer: torch.optim.Optimizer) -> str:
         """What an optimizer is called in a message."""

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from surefoot.watch.data_origin import origin_of_data, trails
 from surefoot.watch.function_recorder import remove_leftover_recorders
 from surefoot.watch.optimizer_order import OptimizerOrder
-from surefoot.watch.sampled_step import SampledStep
 from surefoot.watch.script_hooks import WithoutHooks, has_modes_of_its_own, unseen
+from surefoot.watch.step_recording import StepRecording
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from surefoot.record.facts import SampledStep
     from surefoot.watch.context import WatchContext
     from surefoot.watch.data_origin import DataOrigin
     from surefoot.watch.optimizer_record import OptimizerRecord
@@ -42,7 +43,7 @@ class StepSampler:
         self._context, self._state, self._probes = context, context.state, context.probes
         self._most = context.options.most_sampled_steps
         self._order = OptimizerOrder()
-        self.sampled_steps: list[dict[str, Any]] = []
+        self.sampled_steps: list[SampledStep] = []
         self.origins: dict[str, list[tuple[str, str, str]]] = {}
         """For each kind of autograd node: the site, module and call that made it in the last sampled step."""
         self._data_origins: list[DataOrigin] = []
@@ -63,7 +64,7 @@ class StepSampler:
         if "looking" in self._probes.problems:
             return
         is_plain = not state.compiled
-        state.sampled = SampledStep(
+        state.sampled = StepRecording(
             self._context,
             use_recorder=is_plain and not has_modes_of_its_own(),
             thorough=state.steps in THOROUGH_STEPS,

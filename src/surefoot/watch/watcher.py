@@ -6,7 +6,7 @@ few numbers; some are sampled (`step_sampler`) and observed in depth.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from surefoot.watch.backward_observer import BackwardObserver
 from surefoot.watch.collected_facts import assemble
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
+
+    from surefoot.record.facts import RunFacts
 
 
 class Watcher:
@@ -50,7 +52,7 @@ class Watcher:
 
         return swapped
 
-    def as_facts(self, at_end: bool = True) -> dict[str, Any]:
+    def as_facts(self, at_end: bool = True) -> RunFacts:
         """Everything that was observed."""
         if at_end:
             self.sampler.end()

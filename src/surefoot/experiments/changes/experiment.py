@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from surefoot.record.facts import ExperimentDevices, ExperimentFacts
 from surefoot.watch.messages import say
 from surefoot.watch.patches.hooks import Hooks
 
@@ -194,17 +195,17 @@ class Experiment:
             timer.start()
         raise Enough(0)
 
-    def as_facts(self) -> dict[str, Any]:
-        """For the run folder."""
-        return {
-            "change": self.order.get("change"),
-            "acted": self.acted,
-            "problem": self.problem,
-            "notes": list(dict.fromkeys(self.notes)),
-            "skipped": self.skipped,
-            "refused": self.refused,
-            "outside": self.outside,
-            "ended": self.ended,
-            "seen": self._seen,
-            **self.found,
-        }
+    def as_facts(self) -> ExperimentFacts:
+        """What the change did."""
+        return ExperimentFacts(
+            change=self.order.get("change"),
+            acted=self.acted,
+            problem=self.problem,
+            notes=list(dict.fromkeys(self.notes)),
+            skipped=self.skipped,
+            refused=self.refused,
+            outside=self.outside,
+            ended=self.ended,
+            seen=ExperimentDevices(**self._seen),
+            found=self.found,
+        )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from surefoot.observe.readable import is_readable, readable
+from surefoot.record.facts import ClippingFacts
 from surefoot.watch.user_frames import site
 
 if TYPE_CHECKING:
@@ -31,13 +32,13 @@ def wrap_clipping(watcher: Watcher, wrapping: Hooks) -> None:
         }
         if len(watcher.calls.clips) < 3:
             watcher.calls.clips.append(
-                {
-                    "step": watcher.state.steps,
-                    "site": site(4),
-                    "limit": float(limit) if limit is not None else None,
-                    "scaled": watcher.state.scaler.get("scaled_now", False),
-                    "scale": watcher.state.scaler.get("scale"),
-                }
+                ClippingFacts(
+                    step=watcher.state.steps,
+                    site=site(4),
+                    limit=float(limit) if limit is not None else None,
+                    scaled=bool(watcher.state.scaler.scaled_now),
+                    scale=watcher.state.scaler.scale,
+                )
             )
         _note_if_scaled(watcher)
 
@@ -59,7 +60,9 @@ def wrap_clipping(watcher: Watcher, wrapping: Hooks) -> None:
                 "clip_by_value": True,
             }
         if len(watcher.calls.clips) < 3:
-            watcher.calls.clips.append({"step": watcher.state.steps, "site": site(5), "limit": limit, "by_value": True})
+            watcher.calls.clips.append(
+                ClippingFacts(step=watcher.state.steps, site=site(5), limit=limit, by_value=True)
+            )
         _note_if_scaled(watcher)
 
     why = "the norm of the gradients before clipping, and the limit"
@@ -70,6 +73,7 @@ def wrap_clipping(watcher: Watcher, wrapping: Hooks) -> None:
 
 def _note_if_scaled(watcher: Watcher) -> None:
     """A limit that is held against gradients which still carry the scale of the loss."""
-    if watcher.state.scaler.get("scaled_now"):
-        watcher.state.scaler["clipped_scaled"] = watcher.state.scaler.get("clipped_scaled", 0) + 1
-        watcher.state.scaler.setdefault("clip_site", site(5))
+    scaler = watcher.state.scaler
+    if scaler.scaled_now:
+        scaler.clipped_scaled += 1
+        scaler.clip_site = scaler.clip_site or site(5)

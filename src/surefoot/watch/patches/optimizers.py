@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from surefoot.watch.context import SchedulerRecord
 from surefoot.watch.user_frames import site
 
 if TYPE_CHECKING:
@@ -55,15 +56,7 @@ def wrap_optimizers(watcher: Watcher, wrapping: Hooks) -> None:
 
     def scheduled(_: Any, args: Any, kwargs: Any) -> None:
         scheduler = args[0]
-        watcher.calls.schedulers.append(
-            {
-                "ref": weakref.ref(scheduler),
-                "type": type(scheduler).__name__,
-                "site": site(4),
-                "steps": 0,
-                "last_epoch": 0,
-            }
-        )
+        watcher.calls.schedulers.append(SchedulerRecord(weakref.ref(scheduler), type(scheduler).__name__, site(4)))
 
     wrapping.after(LRScheduler, "__init__", "schedules", scheduled, "a new schedule")
     wrapping.after(ReduceLROnPlateau, "__init__", "schedules", scheduled, "a new schedule")

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from surefoot.observe.readable import is_readable
+from surefoot.record.facts import PolicyDivergence, PolicyEntropy
 from surefoot.watch.script_hooks import WithoutHooks
 from surefoot.watch.user_frames import site
 
@@ -52,11 +53,9 @@ def _record_log_prob(watcher: Watcher, distribution: Any, result: Tensor) -> Non
     is_due = len(policy) < ALL_OF_FIRST or state.steps % 16 == 0
     if not result.requires_grad or not is_readable(result) or not is_due or len(policy) >= MOST_ENTROPIES:
         return
-    if state.backwards != (policy[-1]["backward"] if policy else -1):
-        policy.append(
-            {"step": state.steps, "backward": state.backwards, "entropy": _entropy_of(distribution)}
-            | {"actions": distribution.param_shape[-1]}
-        )
+    if state.backwards != (policy[-1].backward if policy else -1):
+        entropy, actions = _entropy_of(distribution), distribution.param_shape[-1]
+        policy.append(PolicyEntropy(step=state.steps, backward=state.backwards, entropy=entropy, actions=actions))
 
 
 def _entropy_of(distribution: Any) -> float:
@@ -69,7 +68,7 @@ def _entropy_of(distribution: Any) -> float:
 def _record_divergence(watcher: Watcher, other: Any, result: Tensor, where: str) -> None:
     """The KL divergence from a distribution that is not learned and not the same for every row."""
     state, known = watcher.state, watcher.calls.divergences
-    if (known and known[-1]["backward"] == state.backwards) or len(known) >= MOST_DIVERGENCES:
+    if (known and known[-1].backward == state.backwards) or len(known) >= MOST_DIVERGENCES:
         return
     if len(known) >= ALL_OF_FIRST and state.backwards % 16:
         return
@@ -78,5 +77,5 @@ def _record_divergence(watcher: Watcher, other: Any, result: Tensor, where: str)
         if not held or any(tensor.requires_grad for tensor in held):
             return
         if any(tensor.dim() and float(tensor.double().std(0).max()) > 0 for tensor in held if len(tensor) > 1):
-            found = {"step": state.steps, "backward": state.backwards, "site": where}
-            known.append(found | {"kl": float(result.detach().mean())})
+            kl = float(result.detach().mean())
+            known.append(PolicyDivergence(step=state.steps, backward=state.backwards, site=where, kl=kl))

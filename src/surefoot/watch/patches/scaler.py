@@ -32,22 +32,22 @@ class _ScalerCalls:
     """Records each call of a gradient scaler."""
 
     def __init__(self, watcher: Watcher) -> None:
-        self._watcher, self._facts = watcher, watcher.state.scaler
+        self._watcher, self._state = watcher, watcher.state.scaler
 
     def scaled(self, result: Any, args: Any, kwargs: Any) -> None:
         scaler, given = args[0], args[1] if len(args) > 1 else kwargs.get("outputs")
         if not scaler.is_enabled():
             return
-        self._facts["enabled"] = True
-        self._facts["scaled_now"] = True
+        self._state.enabled = True
+        self._state.scaled_now = True
         if isinstance(result, Tensor) and isinstance(given, Tensor):
             self._watcher.backward.loss_scaled(weakref.ref(result), given.detach())
             if isinstance(getattr(scaler, "_scale", None), Tensor):
-                self._facts["scale"] = self._facts["unscale_by"] = float(scaler._scale)
+                self._state.scale = self._state.unscale_by = float(scaler._scale)
 
     def unscaled(self, result: Any, args: Any, kwargs: Any) -> None:
-        self._facts["scaled_now"] = False
-        self._facts["unscale_by"] = None
+        self._state.scaled_now = False
+        self._state.unscale_by = None
 
     def before_step(self, args: Any, kwargs: Any) -> Any:
         optimizer = args[1] if len(args) > 1 else kwargs.get("optimizer")
@@ -63,22 +63,22 @@ class _ScalerCalls:
         return self._watcher.steps.record_of(optimizer).series.count
 
     def _stepped(self, optimizer: Optimizer, known: int) -> None:
-        facts, state = self._facts, self._watcher.state
-        facts["attempts"] = facts.get("attempts", 0) + 1
+        state, sampled = self._state, self._watcher.state.sampled
+        state.attempts += 1
         if self._steps_of(optimizer) != known:
             return
-        facts["skips"] = facts.get("skips", 0) + 1
-        facts.setdefault("skip_steps", []).append(facts["attempts"] - 1)
-        del facts["skip_steps"][:-500]
+        state.skips += 1
+        state.skip_steps.append(state.attempts - 1)
+        del state.skip_steps[:-500]
         self._watcher.steps.skipped_by_scaler()
-        if state.sampled is not None and len(state.sampled.roots) > 8:
+        if sampled is not None and len(sampled.backward_calls) > 8:
             self._watcher.sampler.restart()
 
     def updated(self, result: Any, args: Any, kwargs: Any) -> None:
         scaler = args[0]
-        self._facts["scaled_now"] = False
+        self._state.scaled_now = False
         if scaler.is_enabled() and isinstance(getattr(scaler, "_scale", None), Tensor):
-            trace = self._facts.setdefault("trace", [])
+            trace = self._state.trace
             trace.append(float(scaler._scale))
             if len(trace) > 2000:
                 del trace[500:1000]

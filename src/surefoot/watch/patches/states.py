@@ -14,6 +14,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from surefoot.core.function_hooks import Hook, hear
 from surefoot.keep.restore import load_models
+from surefoot.record.facts import (
+    FileLoadedEvent,
+    FileSavedEvent,
+    ModelLoadedEvent,
+    OptimizerLoadedEvent,
+    SchedulerLoadedEvent,
+)
 from surefoot.watch.user_frames import caller, is_library, is_users, site
 
 if TYPE_CHECKING:
@@ -45,6 +52,7 @@ class _StateCalls:
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher, self._state, self._probes = watcher, watcher.state, watcher.probes
+        self._events = watcher.events
 
     def module_loaded(self, result: Any, args: Any, kwargs: Any) -> None:
         frame = caller()
@@ -53,7 +61,7 @@ class _StateCalls:
         for tensor in args[0].parameters():
             self._watcher.registry.add(tensor).loaded = True
         if is_users(frame.f_code.co_filename):
-            self._add("model-loaded", site(4))
+            self._events.add(ModelLoadedEvent(step=self._state.steps, site=site(4)))
 
     def models_restored(self, call: Any, _: Any) -> None:
         if self._probes.here():
@@ -63,7 +71,7 @@ class _StateCalls:
         for model in models:
             for tensor in model.parameters():
                 self._watcher.registry.add(tensor).loaded = True
-        self._add("model-loaded", site(4))
+        self._events.add(ModelLoadedEvent(step=self._state.steps, site=site(4)))
 
     def optimizer_loaded(self, result: Any, args: Any, kwargs: Any) -> None:
         record = self._watcher.steps.record_of(args[0])
@@ -71,20 +79,18 @@ class _StateCalls:
         self._watcher.sampler.sample_soon()
         ages = [float(state["step"]) for state in args[0].state.values() if "step" in state]
         record.loaded_age = max(ages) if ages else None
-        self._add("optimizer-loaded", site(4), optimizer=record.number)
+        self._events.add(OptimizerLoadedEvent(step=self._state.steps, site=site(4), optimizer=record.number))
 
     def scheduler_loaded(self, result: Any, args: Any, kwargs: Any) -> None:
-        self._add("scheduler-loaded", site(4))
+        self._events.add(SchedulerLoadedEvent(step=self._state.steps, site=site(4)))
 
     def file_loaded(self, result: Any, args: Any, kwargs: Any) -> None:
-        self._add("file-loaded", site(4), holds=_states_in(result), backward=self._state.backwards)
+        holds, backward = _states_in(result), self._state.backwards
+        self._events.add(FileLoadedEvent(step=self._state.steps, site=site(4), holds=holds, backward=backward))
 
     def file_saved(self, result: Any, args: Any, kwargs: Any) -> None:
         given = args[0] if args else kwargs.get("obj")
-        self._add("saved", site(4), holds=_states_in(given))
-
-    def _add(self, event: str, where: str, **facts: Any) -> None:
-        self._watcher.events.add({"event": event, "step": self._state.steps, "site": where, **facts})
+        self._events.add(FileSavedEvent(step=self._state.steps, site=site(4), holds=_states_in(given)))
 
     def before_swap(self, args: Any, kwargs: Any) -> Any:
         tensors = tuple(each for each in args if isinstance(each, Tensor))

@@ -8,11 +8,13 @@ measures what a step changed. All hooks are removed when the step is over; other
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from torch import Tensor, nn
 
 from surefoot.observe.readable import has_company, is_readable
+from surefoot.record.facts import BackwardCall, NonFiniteNode, SampledStep, UnknownLeaf
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch import loss_graph
 from surefoot.watch.call_facts import CallFacts
@@ -29,7 +31,16 @@ if TYPE_CHECKING:
     from surefoot.watch.context import WatchContext
 
 
-class SampledStep:
+class BackwardPlace(TypedDict):
+    """Which call of `backward` it is, and of what loss."""
+
+    site: str
+    value: float | None
+    backward: int
+    step: int
+
+
+class StepRecording:
     """Everything seen between two steps."""
 
     def __init__(self, context: WatchContext, use_recorder: bool, thorough: bool, use_hooks: bool = True) -> None:
@@ -39,21 +50,20 @@ class SampledStep:
         self._reached: set[int] = set()
         self.step = context.state.steps
         self.thorough = thorough
-        self.roots: list[dict[str, Any]] = []
-        """What is known of each tensor that `backward` was called on."""
-        self._claimed_last: list[dict[str, Any]] = []
-        """The roots whose gradients the last step used."""
+        self.backward_calls: list[BackwardCall] = []
+        self._claimed_last: list[list[int]] = []
+        """The optimizers of each backward whose gradients the last step used."""
         self.updates = OptimizerUpdates(self._registry)
         self.origins: dict[str, list[tuple[str, str, str]]] = {}
         """For each kind of autograd node: the site, module and call of those that were recorded, in order."""
         self.data_origins: list[DataOrigin] = []
         """How data entered the graph."""
         self.recorder = FunctionRecorder(self._record_call, self._safely) if use_recorder else None
-        self.calls = CallFacts(self._registry.id_of, self.recorder)
+        self.calls = CallFacts(self.step, self._registry.id_of, self.recorder)
         marks = self.recorder.mark if thorough and self.recorder is not None else None
         self.model_calls = ModelCalls(self.step, self._registry, marks)
         self.hooks = ModuleHooks(context, self.recorder, self.model_calls)
-        self._node_hooks: loss_graph.BackwardRoots | None = None
+        self._node_hooks: loss_graph.NodeHooks | None = None
 
     # Beginning and end
 
@@ -72,7 +82,7 @@ class SampledStep:
         for number in self._reached:
             self._registry.parameters[number].in_graph += 1
         for number in self.updates.stepped:
-            self._registry.parameters[number].looked += 1
+            self._registry.parameters[number].sampled += 1
         self._forget_graph()
         self.updates.forget()
         self.model_calls.held = []
@@ -93,11 +103,9 @@ class SampledStep:
             self.data_origins = self._safely("data of steps", trails, self.recorder) or []
             entries = self.recorder.entries
             products = {i for e in entries if e.name in ("matmul", "einsum", "bmm", "mul") for i in e.inputs}
-            for facts in self.calls.layers.softmaxes:
-                facts.setdefault(
-                    "attends",
-                    facts["op"] == "scaled_dot_product_attention" or bool(products & self._passed_on(facts["index"])),
-                )
+            self.calls.layers.mark_attention(
+                lambda call: call.op == "scaled_dot_product_attention" or bool(products & self._passed_on(call.index))
+            )
             self.origins = self.recorder.origins()
             for entry in entries:
                 entry.note = {}
@@ -112,15 +120,19 @@ class SampledStep:
                 found.add(entry.index)
         return found
 
-    def as_facts(self) -> dict[str, Any]:
-        """For the run folder."""
-        facts: dict[str, Any] = {"step": self.step, "passes": self.model_calls.notes, "roots": self.roots}
-        facts["steps"] = self.updates.steps
-        facts["notes"] = self.calls.as_facts()
-        if self.recorder is not None:
-            facts["breaks"] = loss_graph.breaks(self.recorder, self.roots)
-            facts["operations"] = len(self.recorder.entries)
-        return facts
+    def as_facts(self) -> SampledStep:
+        """Everything that was seen."""
+        facts = SampledStep(
+            step=self.step,
+            model_calls=self.model_calls.calls,
+            backward_calls=self.backward_calls,
+            updates=self.updates.steps,
+            calls=self.calls.as_facts(),
+        )
+        if self.recorder is None:
+            return facts
+        breaks = loss_graph.breaks(self.recorder, self.backward_calls)
+        return replace(facts, breaks=breaks, operations=len(self.recorder.entries))
 
     # Operations
 
@@ -137,32 +149,45 @@ class SampledStep:
 
     # Backward and step
 
-    def before_backward(self, root: Tensor, facts: dict[str, Any]) -> None:
+    def before_backward(self, root: Tensor, facts: BackwardPlace) -> None:
         """Read the graph under the tensor that `backward` is called on."""
         self._node_hooks = None
-        facts["for"] = []
+        recorder = self.recorder
         with WithoutHooks():
             below = list(graph.nodes(root.grad_fn))
-            facts["nodes"] = len(below)
-            facts["operations"] = loss_graph.chain(root.grad_fn)
-            facts["custom"] = sorted({graph.op(node) for node in below if hasattr(type(node), "_forward_cls")})[:10]
-            self._record_leaves(below, facts)
-            entry = self.recorder.maker(root) if self.recorder is not None else None
-            facts["entry"] = entry
-            if entry is not None and self.recorder is not None:
-                facts["made_from"] = loss_graph.made_from(self.recorder, entry)
-                facts["sign"] = loss_graph.sign(self.recorder, entry)
-                facts["factor"] = loss_graph.factor_of(self.recorder, entry)
-            has_calls = self.recorder is not None
-            facts["pairs"] = loss_graph.pair_rows(self.calls.losses, self.model_calls.held) if has_calls else None
-            self.roots.append(facts)
+            parameters, unknown = self._record_leaves(below)
+            entry = recorder.maker(root) if recorder is not None else None
+            call = BackwardCall(
+                **facts,
+                optimizers=[],
+                nodes=len(below),
+                operations=loss_graph.chain(root.grad_fn),
+                custom=sorted({graph.op(node) for node in below if hasattr(type(node), "_forward_cls")})[:10],
+                parameters=parameters,
+                unknown_leaves=unknown,
+                entry=entry,
+                pairs=loss_graph.pair_rows(self.calls.losses, self.model_calls.held) if recorder is not None else None,
+            )
+            if entry is not None and recorder is not None:
+                call = replace(
+                    call,
+                    made_from=loss_graph.made_from(recorder, entry),
+                    sign=loss_graph.sign(recorder, entry),
+                    factor=loss_graph.factor_of(recorder, entry),
+                )
+            self.backward_calls.append(call)
             if len(below) <= loss_graph.MOST_HOOKED:
-                self._node_hooks = loss_graph.BackwardRoots(self.recorder, self._safely)
+                self._node_hooks = loss_graph.NodeHooks(recorder, self._safely)
                 self.hooks.keep(self._node_hooks.listen(below))
-        if self.thorough and not facts["custom"] and not self._script_would_notice() and not has_company():
-            self._safely("gradient of terms", ask_terms, facts, self.recorder, self._registry, below)
-            held = self.model_calls.held
-            self._safely("causality", ask_causality, facts, self.recorder, self.calls.losses, held, below)
+        if self.thorough and not call.custom and not self._script_would_notice() and not has_company():
+            self._ask_more(call, below)
+
+    def _ask_more(self, call: BackwardCall, below: list[Any]) -> None:
+        """Ask what costs an extra backward."""
+        terms = self._safely("gradient of terms", ask_terms, call, self.recorder, self._registry, below)
+        calls, held = self.calls.losses, self.model_calls.held
+        causality = self._safely("causality", ask_causality, self.recorder, calls, held, below)
+        self.backward_calls[-1] = replace(call, terms=terms, causality=causality)
 
     def _script_would_notice(self) -> bool:
         """Whether an extra backward would call hooks of the script's, or fill gradients that it asked for.
@@ -172,28 +197,27 @@ class SampledStep:
         fills = self.recorder is not None and self.recorder.fills_gradients()
         return listeners.gradients or listeners.saved or fills
 
-    def _record_leaves(self, below: list[Any], facts: dict[str, Any]) -> None:
-        """The parameters that the loss depends on; unknown ones are added to the registry."""
-        known, strange = [], []
+    def _record_leaves(self, below: list[Any]) -> tuple[list[int], list[UnknownLeaf]]:
+        """The parameters that the loss depends on, by number; unknown leaves are added to the registry."""
+        known, unknown = [], []
         for variable in [variable for node in below if (variable := graph.leaf(node)) is not None]:
             record = self._registry.get(variable)
             if record is None:
-                strange.append({"shape": list(variable.shape), "parameter": isinstance(variable, nn.Parameter)})
+                unknown.append(UnknownLeaf(shape=list(variable.shape), is_parameter=isinstance(variable, nn.Parameter)))
                 record = self._registry.add(variable)
             self._reached.add(record.id)
             if not record.optimizers:
                 note_if_moved(record)
             known.append(record.id)
-        facts["parameters"] = sorted(known)
-        facts["strange"] = strange[:20]
+        return sorted(known), unknown[:20]
 
     def claim_roots(self, optimizer: int) -> None:
         """Assign the backwards since the last step to an optimizer; without any, those of the last step again."""
-        fresh = [root for root in self.roots if not root["for"]]
+        fresh = [call.optimizers for call in self.backward_calls if not call.optimizers]
         self._claimed_last = fresh or self._claimed_last
-        for root in self._claimed_last:
-            if optimizer not in root["for"]:
-                root["for"].append(optimizer)
+        for numbers in self._claimed_last:
+            if optimizer not in numbers:
+                numbers.append(optimizer)
 
     def after_backward(self) -> None:
         """Find the first node of the last backward that turned finite gradients into something else."""
@@ -202,4 +226,8 @@ class SampledStep:
             with WithoutHooks():
                 bad = node_hooks.first_bad()
             if bad is not None:
-                self.roots[-1]["backward_nonfinite"] = bad
+                self.backward_calls[-1] = replace(self.backward_calls[-1], nonfinite_node=bad)
+
+    def nonfinite_node(self) -> NonFiniteNode | None:
+        """The first node of all backwards that turned finite gradients into something else."""
+        return next((call.nonfinite_node for call in self.backward_calls if call.nonfinite_node is not None), None)

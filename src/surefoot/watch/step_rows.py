@@ -6,12 +6,13 @@ first thousand and the last two thousand rows are always complete.
 
 from __future__ import annotations
 
-import math
 import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from surefoot.record.facts import StepSeries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +23,7 @@ READ_SECONDS = 5.0
 """Numbers on a device are read when there are so many, or when the oldest is so old: somebody may be watching."""
 
 
-class StepSeries:
+class StepRows:
     """Rows of one optimizer's steps."""
 
     def __init__(self, write_row: Callable[[dict[str, Any]], None] = lambda row: None) -> None:
@@ -71,15 +72,9 @@ class StepSeries:
         for row in unwritten:
             self._write_row(row)
 
-    def as_facts(self) -> dict[str, list[Any]]:
-        """Columns; a value that is not finite is written as the word Python has for it."""
+    def as_facts(self) -> StepSeries:
+        """The rows as columns; a column that no row has is empty."""
         self.read()
-        keys = list(dict.fromkeys(key for row in self.rows for key in row))
-        return {key: [plain(row.get(key)) for row in self.rows] for key in keys}
-
-
-def plain(value: Any) -> Any:
-    """JSON has no NaN: `nan`, `inf` and `-inf` are written as words."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+        keys = dict.fromkeys(key for row in self.rows for key in row)
+        columns: dict[str, Any] = {key: [row.get(key) for row in self.rows] for key in keys}
+        return StepSeries(**columns)
