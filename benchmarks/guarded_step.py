@@ -78,7 +78,7 @@ def by_hand(
 
 
 def guarded(model: Any, optimizer: Any, zero_grad: bool) -> dict[str, sf.TrainingStabilizer]:
-    everything = sf.Watch(parameters=True, updates=True)
+    everything = sf.LayerMetrics(parameters=True, updates=True)
     return {
         "surefoot": sf.TrainingStabilizer(model, optimizer, zero_grad=zero_grad),
         "surefoot + clip": sf.TrainingStabilizer(model, optimizer, clip=sf.ClipByNorm(FAR), zero_grad=zero_grad),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+import forked
 from watched import Nursery
 
 try:
@@ -17,7 +20,7 @@ except ImportError:  # the tests of the GPU run without it: see CONTRIBUTING.md
     settings = None
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the processes that tests start share the cores with other tests
@@ -42,3 +45,58 @@ def watch() -> Iterator[Nursery]:
     nursery = Nursery()
     yield nursery
     nursery.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _processes() -> Iterator[None]:
+    """What programs were forked from ends with the tests."""
+    yield
+    forked.close()
+
+
+_modules = [0]
+"""How many modules were loaded when the collector was last told to leave them alone."""
+
+
+@pytest.fixture(autouse=True)
+def _collector_leaves_modules_alone() -> None:
+    """A full collection takes 0.3 s with all of torch on the heap, and surefoot and its tests collect often.
+
+    Only what modules hold is left alone: what a test makes is collected as ever.
+    """
+    if len(sys.modules) > _modules[0] + 100:
+        gc.collect()
+        gc.freeze()
+        _modules[0] = len(sys.modules)
+
+
+# ---- tests that start no process: `make test-fast` ------------------------------------------------------------------
+
+_PROCESSES = {"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
+"""The events by which Python tells of a process that is about to start."""
+_in_a_test = [False]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--no-processes", action="store_true", help="leave out the tests that start a process, a browser included"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--no-processes"):
+        sys.addaudithook(_leave_out)
+
+
+def _leave_out(event: str, arguments: Any) -> None:
+    if _in_a_test[0] and event in _PROCESSES:
+        pytest.skip("starts a process, which --no-processes leaves out")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    _in_a_test[0] = True
+    try:
+        return (yield)
+    finally:
+        _in_a_test[0] = False

@@ -1,71 +1,340 @@
-"""Scripts in processes of their own, forked from one that has imported torch: a fork costs what an import does not.
+"""Python programs in processes of their own, forked from one that has imported torch, which takes seconds.
 
-Each runs as `python -c CODE ARGUMENTS...` would, and leaves as a Python program does, with its exit handlers.
+    forked.run(["-m", "surefoot", "run", "--out", "run", "train.py"], cwd=folder)
+
+does what `python -m surefoot run --out run train.py` would do, and gives its exit code and output. One server per test
+process imports torch and surefoot once, computes nothing (so that it has no threads), and forks a child for each
+program. A child has the arguments, environment, working directory, import path and random state that a fresh
+interpreter would give it, waits for its threads and runs its exit functions. What differs from a fresh interpreter:
+
+- `torch` and `surefoot` are imported already, with one thread, so what is read at their import cannot be changed;
+- the hash seed is 0, and interpreter options other than `-W` are not understood;
+- the interpreter is not taken down at the end unless `whole` is given: modules are not cleared, which takes 0.4 s.
+
+A test about imports, interpreter options or the end of an interpreter needs a fresh one: see `patience.run`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from select import select
+from typing import TYPE_CHECKING, Any
 
-from patience import ended, start
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SOURCE = str(Path(__file__).parents[1] / "src")
+_FIXED = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+_server: list[Server] = []
 
 
-class Forked:
-    """The process that scripts are forked from. Starts with the first script."""
+def environment(**more: str) -> dict[str, str]:
+    """What programs get unless they are given another one: ours, with surefoot to import."""
+    kept = {key: value for key, value in os.environ.items() if key != "SUREFOOT_DEBUG"}
+    return {**kept, "PYTHONPATH": SOURCE, **_FIXED, **more}
+
+
+def run(
+    arguments: Sequence[Any], *, check: bool = False, input: str = "", **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """What `python ARGUMENTS` says, once it has ended. See `start` for the options."""
+    return start(arguments, input=input, **options).end(check)
+
+
+def start(
+    arguments: Sequence[Any],
+    *,
+    cwd: Any = None,
+    env: Mapping[str, str] | None = None,
+    input: str = "",
+    new_session: bool = False,
+    whole: bool = False,
+) -> Program:
+    """Start `python ARGUMENTS` (`[-W ACTION] -c CODE | -m MODULE | SCRIPT`, and what follows).
+
+    `new_session`: it leads a process group of its own. `whole`: the interpreter is taken down at the end.
+    """
+    if not _server:
+        _server.append(Server())
+    order = {
+        "arguments": list(map(str, arguments)),
+        "folder": str(cwd or os.getcwd()),
+        "environment": dict(environment() if env is None else env),
+        "new_session": new_session,
+        "whole": whole,
+    }
+    return _server[0].start(order, input)
+
+
+def close() -> None:
+    """End the server, and with it whatever still runs. The next program starts another one."""
+    while _server:
+        _server.pop().close()
+
+
+class Program:
+    """A program that was started."""
+
+    def __init__(self, arguments: list[str], told: Any, out: Any, errors: Any) -> None:
+        self.arguments, self._told, self._out, self._errors = arguments, told, out, errors
+        self.pid = int(self._answer())
+        self.returncode: int | None = None
+
+    @property
+    def stdout(self) -> str:
+        """All that it has printed so far."""
+        return _text(self._out)
+
+    @property
+    def stderr(self) -> str:
+        """All that it has written to stderr so far."""
+        return _text(self._errors)
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it still runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def poll(self) -> int | None:
+        """Its exit status, or `None` while it runs."""
+        if self.returncode is None and select([self._told], [], [], 0)[0]:
+            self.returncode = int(self._answer())
+        return self.returncode
+
+    def end(self, check: bool = False) -> subprocess.CompletedProcess[str]:
+        """Wait for its end. One that hangs is aborted, and shows its stacks."""
+        from patience import HANG_SECONDS
+
+        hangs = self.returncode is None and not select([self._told], [], [], HANG_SECONDS)[0]
+        if hangs:
+            os.kill(self.pid, signal.SIGABRT)  # faulthandler prints where every thread is
+        if self.returncode is None:
+            self.returncode = int(self._answer())
+        ended = subprocess.CompletedProcess(self.arguments, self.returncode, self.stdout, self.stderr)
+        for file in (self._told, self._out, self._errors):
+            file.close()
+        words = f"python {' '.join(self.arguments)}"
+        said = f"\nstdout: {ended.stdout}\nstderr: {ended.stderr}"
+        assert not hangs, f"{words} hangs.{said}"
+        assert not check or ended.returncode == 0, f"{words} ended with {ended.returncode}.{said}"
+        return ended
+
+    def _answer(self) -> bytes:
+        answer: bytes = self._told.readline()
+        assert answer, f"the server is gone that runs python {' '.join(self.arguments)}"
+        return answer
+
+
+def _text(file: Any) -> str:
+    """All of it, wherever the program writes next."""
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode()
+
+
+class Server:
+    """The process that programs are forked from."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
-        self._scratch = TemporaryDirectory(prefix="forked-")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        bare = environment(JE_ARROW_MALLOC_CONF="background_thread:false")  # pyarrow's own thread would miss in forks
+        del bare["PYTHONPATH"]
+        self._channel = ours
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno())],
+            env=bare,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the tests, which then end it
+        )
+        theirs.close()
 
-    def __call__(self, code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-        """Run a script to its end."""
-        if self._process is None:
-            paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1] / "src")])
-            environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            self._process = start([sys.executable, __file__, self._scratch.name], env=environment, **pipes)
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([code, list(map(str, arguments))]) + "\n")
-        self._process.stdin.flush()
-        status = int(self._process.stdout.readline())
-        out, errors = (Path(self._scratch.name, name).read_text() for name in ("stdout", "stderr"))
-        return subprocess.CompletedProcess(code, status, out, errors)
+    def start(self, order: dict[str, Any], given: str) -> Program:
+        """Fork a program."""
+        paper, entered, out, errors = (tempfile.TemporaryFile() for _ in range(4))  # noqa: SIM115
+        paper.write(json.dumps(order).encode())
+        entered.write(given.encode())
+        for file in (paper, entered):
+            file.seek(0)
+        reading, writing = os.pipe()
+        socket.send_fds(self._channel, [b"."], [file.fileno() for file in (paper, entered, out, errors)] + [writing])
+        for file in (paper, entered):
+            file.close()
+        os.close(writing)
+        return Program(order["arguments"], os.fdopen(reading, "rb", buffering=0), out, errors)
 
     def close(self) -> None:
-        if self._process is not None:
-            assert self._process.stdin is not None
-            assert self._process.stdout is not None
-            self._process.stdin.close()
-            ended(self._process)
-            self._process.stdout.close()
-        self._scratch.cleanup()
+        self._channel.close()
+        self._process.wait()
 
 
-def _serve(folder: str) -> None:
-    """In that process: a script per line, one exit status back."""
-    import gc
+# ---- in the server -------------------------------------------------------------------------------------------------
+
+
+def _serve(channel: socket.socket) -> None:
+    """Fork a child for each order; tell its number at once, and its exit status when it has ended."""
+    children: dict[int, int] = {}
+    waking, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    while True:
+        ready, _, _ = select([channel, waking], [], [])
+        if waking in ready:
+            os.read(waking, 4096)
+            for child in list(children):
+                ended, status = os.waitpid(child, os.WNOHANG)
+                if ended:
+                    _tell(children[child], os.waitstatus_to_exitcode(status))
+                    os.close(children.pop(child))
+        if channel in ready:
+            message, descriptors, _, _ = socket.recv_fds(channel, 1, 5)
+            if not message:
+                break
+            paper, *files, told = descriptors
+            child = os.fork()
+            if child == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for descriptor in (waking, wake, told, channel.detach(), *children.values()):
+                    os.close(descriptor)
+                _become(json.loads(_all_of(paper)), files)
+                return
+            children[child] = told
+            _tell(told, child)
+            for descriptor in (paper, *files):
+                os.close(descriptor)
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+
+
+def _tell(told: int, number: int) -> None:
+    with suppress(BrokenPipeError):  # nobody waits for this one
+        os.write(told, f"{number}\n".encode())
+
+
+def _all_of(descriptor: int) -> bytes:
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read()
+
+
+def _become(order: dict[str, Any], files: list[int]) -> None:
+    """In the child: the program, to its end."""
+    import numpy as np
+    import torch
+
+    if order["new_session"]:
+        os.setsid()
+    for place, descriptor in enumerate(files):
+        os.dup2(descriptor, place)
+        os.close(descriptor)
+    os.chdir(order["folder"])
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    sys.path[:] = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *_INSTALLED]
+    for seed_anew in (np.random.seed, torch.default_generator.seed):  # as their imports do; `random` does it by itself
+        seed_anew()
+    if order["whole"]:
+        _execute(order["arguments"])
+        return
+    leave = os._exit
+    code = _run_as_python_does(order["arguments"])
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    leave(code)
+
+
+def _run_as_python_does(arguments: list[str]) -> int:
+    """The exit code; tracebacks and the words of `sys.exit` are printed."""
+    try:
+        _execute(arguments)
+    except SystemExit as request:
+        if request.code is None or isinstance(request.code, int):
+            return (request.code or 0) & 0xFF
+        print(request.code, file=sys.stderr)
+        return 1
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        return 1
+    return 0
+
+
+def _execute(arguments: list[str]) -> None:
+    """`python ARGUMENTS`, up to its end."""
+    words = list(arguments)
+    while words[0] == "-W":
+        sys.warnoptions.append(words[1])
+        warnings.filterwarnings(words[1])
+        # Behind what torch has put there at its import, which a fresh interpreter does later.
+        warnings.filters.insert(len(warnings.filters) - _FILTERS, warnings.filters.pop(0))  # type: ignore[attr-defined]
+        del words[:2]
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins, __annotations__={})
+    sys.modules["__main__"] = main
+    kind, words = words[0], words[1:]
+    if kind == "-c":
+        sys.argv = ["-c", *words[1:]]
+        sys.path.insert(0, "")
+        exec(compile(words[0], "<string>", "exec", dont_inherit=True), main.__dict__)
+    elif kind == "-m":
+        sys.argv = ["-m", *words[1:]]
+        sys.path.insert(0, os.getcwd())
+        runpy._run_module_as_main(words[0])  # type: ignore[attr-defined]
+    elif kind.startswith("-"):
+        raise ValueError(f"{kind} is not understood here: {__doc__}")
+    else:
+        path = os.path.join(os.getcwd(), kind)
+        sys.argv = [kind, *words]
+        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+        main.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+        source = Path(path).read_bytes()
+        exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+
+
+def _import_all() -> None:
+    """Torch, and all of surefoot that any run imports sooner or later."""
+    import torch._dynamo
+    import torch.distributed.fsdp
+    import torch.distributed.tensor.parallel  # noqa: F401
 
     import surefoot
 
-    assert surefoot.CheckpointManager  # imports torch, and all that a checkpoint needs
-    gc.freeze()  # what is imported needs no second look, and its pages stay shared
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            code, arguments = json.loads(line)
-            for descriptor, name in ((1, "stdout"), (2, "stderr")):
-                os.dup2(os.open(Path(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
-            sys.argv = ["-c", *arguments]
-            exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
-            return
-        os.write(1, f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n".encode())
+    for module in pkgutil.walk_packages(surefoot.__path__, "surefoot."):
+        if not module.name.startswith("surefoot.zoo") and not module.name.endswith("__main__"):
+            with suppress(ImportError):  # what not everybody has installed
+                importlib.import_module(module.name)
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    import atexit
+    import builtins
+    import faulthandler
+    import gc
+    import importlib
+    import pkgutil
+    import runpy
+    import threading
+    import types
+    import warnings
+    from contextlib import suppress
+    from importlib.machinery import SourceFileLoader
+
+    _FILTERS = len(warnings.filters)
+    _INSTALLED = sys.path[1:]
+    sys.path[0] = SOURCE
+    faulthandler.enable()
+    _import_all()
+    if os.path.exists("/proc/self/task"):
+        assert len(os.listdir("/proc/self/task")) == 1, "a thread would be missing after a fork"
+    gc.freeze()  # what is imported needs no second look, and its pages stay shared
+    _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,10 +1,9 @@
-"""A program that imports torch once and forks a training process for every line it is given.
+"""A training process that gets signals.
 
-    {"kind": "plain", "folder": "...", "out": "...", "seed": 0, "held": false}
+    python interrupted.py '{"kind": "plain", "folder": "...", "out": "...", "seed": 0, "held": false}'
 
-Each child leads a process group of its own, writes what it prints to `out`, and leaves as a Python program does. The
-parent answers with its number at once, and with its exit status when it has ended. A child that is `held` does not end
-before a file says that its signal was sent, however late that is.
+It writes what it prints to `out`. One that is `held` does not end before a file says that its signal was sent, however
+late that is.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import signal
 import sys
 import time
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -193,30 +191,17 @@ KINDS = {
 }
 
 
-def serve() -> None:
+def main(command: dict[str, Any]) -> None:
     torch.set_num_threads(1)
-    with TemporaryDirectory() as folder:  # so that no child has to import what a training needs
-        run = Run(Path(folder), epochs=1)
-        run.train()
-        run.stabilizer.save()
-        run.stabilizer.restore()
-    for line in sys.stdin:
-        command = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            os.setsid()
-            out = os.open(command["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(out, 1)
-            os.dup2(out, 2)
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever started the tests may ignore it
-            seed_all(int(command["seed"]))
-            if command["held"]:
-                held_by.append(Path(command["out"] + SENT))
-            KINDS[command["kind"]](Path(command["folder"]))
-            return
-        print(child, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    out = os.open(command["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever started the tests may ignore it
+    seed_all(int(command["seed"]))
+    if command["held"]:
+        held_by.append(Path(command["out"] + SENT))
+    KINDS[command["kind"]](Path(command["folder"]))
 
 
 if __name__ == "__main__":
-    serve()
+    main(json.loads(sys.argv[1]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional as F
 
+import forked
 import patience
-import surefoot as sf
 from captured import MODELS
 
 if TYPE_CHECKING:
@@ -99,6 +98,7 @@ def write_script(folder: Path) -> Path:
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(sf.__file__).parent.parent), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *words]
-    return patience.run(command, cwd=folder, env=environment)
+    """`python WORDS`. What the command itself starts is fresh processes, whatever it was forked from."""
+    if words[0].startswith("-") and words[0] not in ("-m", "-c"):
+        return patience.run([sys.executable, *words], cwd=folder, env=forked.environment())
+    return forked.run(words, cwd=folder)

@@ -87,7 +87,7 @@ def test_an_import_against_the_layers_would_be_found(line):
 
 
 def test_imports_along_the_layers_are_allowed():
-    lines = "import torch\nfrom surefoot.types import Signals\nfrom surefoot.detect.spike import Spike\n"
+    lines = "import torch\nfrom surefoot.types import Signals\nfrom surefoot.detect.step_rules import Spike\n"
     lines += "if TYPE_CHECKING:\n    from surefoot.guard.stabilizer import TrainingStabilizer"
     assert against_the_layers(lines, "detect") == []
     assert against_the_layers("from surefoot.keep.buffers import BufferKeeper", "guard") == []
@@ -116,10 +116,26 @@ def test_everything_that_is_exported_is_there_and_sorted():
 def test_the_stub_for_type_checkers_names_what_the_package_exports():
     tree = ast.parse((ROOT / "__init__.pyi").read_text())
     declared = {
-        name.name: node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names
+        name.asname or name.name: node.module if name.asname is None else f"{node.module}.{name.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
     }
-    assert declared == surefoot._MODULE_OF
+    assert declared.pop("diagnose") == "surefoot.diagnose.engine.diagnose_folder"  # what calling the package calls
+    assert declared == surefoot._MODULE_OF | {
+        "build": "surefoot.build",
+        "types": "surefoot.types",
+        "presets": "surefoot.guard.presets",
+    }
     assert all(getattr(surefoot, name) is not None for name in surefoot.__all__)
+
+
+def test_namespaces_are_reached_from_the_package_and_loaded_when_used():
+    code = "import sys, surefoot as sf; assert 'surefoot.types' not in sys.modules; "
+    code += "assert {'build', 'diagnose', 'presets', 'types'} <= set(dir(sf)); "
+    code += "print(sf.build.PreNormMLP.__name__, sf.presets.for_gan.__name__, sf.types.Detector.__name__); "
+    code += "assert callable(sf.diagnose); import surefoot.diagnose.engine; assert callable(sf.diagnose)"
+    assert patience.run([sys.executable, "-c", code], check=True).stdout == "PreNormMLP for_gan Detector\n"
 
 
 def test_help_does_not_import_torch():

@@ -4,13 +4,13 @@ import torch
 
 import surefoot as sf
 from streams import NAN
-from surefoot import Incident, Layers, Outcome, Signals, StepRecord, Verdict
+from surefoot import Incident, LayerStats, Outcome, Signals, Verdict
 from surefoot.errors import require
-from surefoot.types import format_number, format_table
+from surefoot.types import StepRecord, format_number, format_table
 
 
 def layers(**more):
-    return Layers(
+    return LayerStats(
         ("a.weight", "a.bias", "b.weight"),
         (2, 1, 2),
         torch.tensor([2.0, NAN, 0.0]),
@@ -20,7 +20,7 @@ def layers(**more):
     )
 
 
-# ---- Layers ----------------------------------------------------------------------------------------------------------
+# ---- LayerStats ------------------------------------------------------------------------------------------------------
 
 
 def test_ratios_are_there_when_both_sides_were_measured():

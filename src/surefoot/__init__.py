@@ -1,8 +1,14 @@
 """surefoot keeps PyTorch training on its feet.
 
 It sits beside a training loop, sees trouble before it reaches the weights, recovers by itself, and explains the cause
-with evidence. This is the whole public surface. A name is loaded when it is first used, so that the command line can
-answer without importing torch; `__init__.pyi` says the same to type checkers.
+with evidence. The names people reach for are here; three namespaces hold the rest:
+
+* `surefoot.build`: what a model, its data and its schedule need before the first step (blocks, masks, initialisation);
+* `surefoot.presets`: a configured `TrainingStabilizer` by kind of model (`for_transformer`, `for_gan`, ...);
+* `surefoot.types`: the values that detectors and clippers take and return, and the protocols they implement.
+
+A name is loaded when it is first used, so that the command line can answer without importing torch; `__init__.pyi`
+declares the same names for type checkers.
 """
 
 from __future__ import annotations
@@ -18,26 +24,17 @@ if TYPE_CHECKING:
 __version__ = version.VERSION
 
 _NAMES_BY_MODULE = {
-    "act.clip": "AdaptiveGradientClipper ClipByNorm ClipByQuantile ClipByZScore ClipPerTensor Clipper",
+    "act.clip": "AdaptiveGradientClipper ClipByNorm ClipByQuantile ClipByZScore ClipPerTensor",
     "act.loss_scale": "DynamicLossScaler",
-    "act.shape": "AdaptiveUnitClip CentralizeGradients ClipByValue Shaper",
-    "build": "ConvGroupNorm PreNormMLP ScaledResidual Standardizer advise_normalization clip_advice decay_groups "
-    "find_fully_masked find_lr init_for mask_fill_value masked_softmax normalize_images seed_everything "
-    "seed_worker suggest_lr warmup_constant warmup_cosine warmup_inverse_sqrt warmup_linear "
-    "warmup_stable_decay warmup_step",
-    "decide.escalation": "Escalation",
-    "decide.recovery": "TrainingRecovery",
+    "act.shape": "AdaptiveUnitClip CentralizeGradients ClipByValue",
+    "build": "Standardizer decay_groups find_lr init_for seed_everything seed_worker suggest_lr warmup_constant "
+    "warmup_cosine warmup_inverse_sqrt warmup_linear warmup_stable_decay warmup_step",
+    "decide.recovery": "Escalation TrainingRecovery",
     "detect.checker": "StabilityChecker",
-    "detect.clipping": "ClippingSaturated",
     "detect.combine": "after_warmup all_of any_of sustained",
-    "detect.explode": "Explosion",
-    "detect.loss_stability": "LossStabilityMonitor",
-    "detect.nonfinite": "NonFinite",
-    "detect.oscillate": "Oscillation",
-    "detect.plateau": "NoLearning Plateau",
-    "detect.setback": "Setback",
-    "detect.spike": "Spike",
-    "detect.vanish": "Vanishing",
+    "detect.monitors": "ClippingSaturated LossStabilityMonitor NoLearning Oscillation Plateau Vanishing",
+    "detect.step_rules": "Explosion NonFinite Setback Spike",
+    "diagnose.findings": "Diagnosis Finding",
     "doctor.checks": "Check Examination",
     "doctor.notebook": "debug_training_stability",
     "replay.export.export": "Reproduction export_reproduction",
@@ -47,32 +44,41 @@ _NAMES_BY_MODULE = {
     "keep.checkpoint.manager": "CheckpointManager",
     "observe.monitor": "GradientMonitor",
     "observe.parameters": "parameter_report",
-    "observe.layer_metrics": "Watch",
+    "observe.tensors": "LayerMetrics",
     "record.incidents.retention": "IncidentKeeper",
-    "guard.presets": "for_deep_cnn for_fine_tuning for_gan for_rl for_rnn for_transformer",
+    "guard.attach": "Attachment attach",
     "record.limits": "LogLimits",
     "record.log": "RunLog",
+    "record.messages": "LayerRows Sink StepRow",
     "record.reading": "RunTables load_run",
     "record.sinks.mlflow": "MLflowSink",
     "record.sinks.tensorboard": "TensorBoardSink",
     "record.sinks.wandb": "WandbSink",
-    "record.sinks.webhook": "Webhook",
-    "report.terminal.progress": "Progress",
+    "record.sinks.webhook": "WebhookSink",
+    "report.terminal.progress": "ProgressSink",
     "guard.stabilizer": "TrainingStabilizer",
-    "guard.standalone": "Running clip_gradients",
-    "types": "Decision Detector Incident Layers Outcome Signals StepRecord Verdict",
+    "guard.standalone": "Stateful clip_gradients",
+    "types": "Incident LayerStats Outcome Signals Verdict",
 }
 _MODULE_OF = {name: f"surefoot.{module}" for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
+_NAMESPACES = {name: f"surefoot.{name}" for name in ("build", "diagnose", "types")} | {
+    "presets": "surefoot.guard.presets"
+}
+"""Modules that are reached as attributes. `surefoot.diagnose` is one that can be called: `diagnose(folder)`."""
 
-__all__ = sorted(_MODULE_OF)
+__all__ = sorted([*_MODULE_OF, "diagnose"])
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
+    if name in _NAMESPACES:
+        value = import_module(_NAMESPACES[name])
+    elif name in _MODULE_OF:
+        value = getattr(import_module(_MODULE_OF[name]), name)
+    else:
         raise AttributeError(f"module 'surefoot' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_NAMESPACES})

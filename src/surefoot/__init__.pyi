@@ -1,29 +1,15 @@
-"""The public surface for type checkers; `__init__.py` loads the same names when they are first used."""
+"""The public names for type checkers; `__init__.py` loads the same names when they are first used."""
 
-from surefoot.act.clip import (
-    AdaptiveGradientClipper,
-    ClipByNorm,
-    ClipByQuantile,
-    ClipByZScore,
-    Clipper,
-    ClipPerTensor,
-)
+from surefoot import build as build
+from surefoot import types as types
+from surefoot.act.clip import AdaptiveGradientClipper, ClipByNorm, ClipByQuantile, ClipByZScore, ClipPerTensor
 from surefoot.act.loss_scale import DynamicLossScaler
-from surefoot.act.shape import AdaptiveUnitClip, CentralizeGradients, ClipByValue, Shaper
+from surefoot.act.shape import AdaptiveUnitClip, CentralizeGradients, ClipByValue
 from surefoot.build import (
-    ConvGroupNorm,
-    PreNormMLP,
-    ScaledResidual,
     Standardizer,
-    advise_normalization,
-    clip_advice,
     decay_groups,
-    find_fully_masked,
     find_lr,
     init_for,
-    mask_fill_value,
-    masked_softmax,
-    normalize_images,
     seed_everything,
     seed_worker,
     suggest_lr,
@@ -34,19 +20,20 @@ from surefoot.build import (
     warmup_stable_decay,
     warmup_step,
 )
-from surefoot.decide.escalation import Escalation
-from surefoot.decide.recovery import TrainingRecovery
+from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.detect.checker import StabilityChecker
-from surefoot.detect.clipping import ClippingSaturated
 from surefoot.detect.combine import after_warmup, all_of, any_of, sustained
-from surefoot.detect.explode import Explosion
-from surefoot.detect.loss_stability import LossStabilityMonitor
-from surefoot.detect.nonfinite import NonFinite
-from surefoot.detect.oscillate import Oscillation
-from surefoot.detect.plateau import NoLearning, Plateau
-from surefoot.detect.setback import Setback
-from surefoot.detect.spike import Spike
-from surefoot.detect.vanish import Vanishing
+from surefoot.detect.monitors import (
+    ClippingSaturated,
+    LossStabilityMonitor,
+    NoLearning,
+    Oscillation,
+    Plateau,
+    Vanishing,
+)
+from surefoot.detect.step_rules import Explosion, NonFinite, Setback, Spike
+from surefoot.diagnose.engine import diagnose_folder as diagnose
+from surefoot.diagnose.findings import Diagnosis, Finding
 from surefoot.doctor.checks import Check, Examination
 from surefoot.doctor.notebook import debug_training_stability
 from surefoot.errors import (
@@ -58,32 +45,35 @@ from surefoot.errors import (
     TrainingHalted,
     UsageError,
 )
-from surefoot.guard.presets import for_deep_cnn, for_fine_tuning, for_gan, for_rl, for_rnn, for_transformer
+from surefoot.guard import presets as presets
+from surefoot.guard.attach import Attachment, attach
 from surefoot.guard.stabilizer import TrainingStabilizer
-from surefoot.guard.standalone import Running, clip_gradients
+from surefoot.guard.standalone import Stateful, clip_gradients
 from surefoot.keep.checkpoint.manager import CheckpointManager
-from surefoot.observe.layer_metrics import Watch
 from surefoot.observe.monitor import GradientMonitor
 from surefoot.observe.parameters import parameter_report
+from surefoot.observe.tensors import LayerMetrics
 from surefoot.record.incidents.retention import IncidentKeeper
 from surefoot.record.limits import LogLimits
 from surefoot.record.log import RunLog
+from surefoot.record.messages import LayerRows, Sink, StepRow
 from surefoot.record.reading import RunTables, load_run
 from surefoot.record.sinks.mlflow import MLflowSink
 from surefoot.record.sinks.tensorboard import TensorBoardSink
 from surefoot.record.sinks.wandb import WandbSink
-from surefoot.record.sinks.webhook import Webhook
+from surefoot.record.sinks.webhook import WebhookSink
 from surefoot.replay.export.export import Reproduction, export_reproduction
 from surefoot.replay.locate.find import find_nonfinite
 from surefoot.replay.locate.result import NonFiniteOrigin
-from surefoot.report.terminal.progress import Progress
-from surefoot.types import Decision, Detector, Incident, Layers, Outcome, Signals, StepRecord, Verdict
+from surefoot.report.terminal.progress import ProgressSink
+from surefoot.types import Incident, LayerStats, Outcome, Signals, Verdict
 
 __version__: str
 
 __all__ = [
     "AdaptiveGradientClipper",
     "AdaptiveUnitClip",
+    "Attachment",
     "CentralizeGradients",
     "Check",
     "CheckpointError",
@@ -93,20 +83,20 @@ __all__ = [
     "ClipByValue",
     "ClipByZScore",
     "ClipPerTensor",
-    "Clipper",
     "ClippingSaturated",
-    "ConvGroupNorm",
-    "Decision",
-    "Detector",
+    "Diagnosis",
     "DynamicLossScaler",
     "Escalation",
     "Examination",
     "Explosion",
+    "Finding",
     "FolderInUse",
     "GradientMonitor",
     "Incident",
     "IncidentKeeper",
-    "Layers",
+    "LayerMetrics",
+    "LayerRows",
+    "LayerStats",
     "LogLimits",
     "LossStabilityMonitor",
     "MLflowSink",
@@ -116,22 +106,20 @@ __all__ = [
     "Oscillation",
     "Outcome",
     "Plateau",
-    "PreNormMLP",
-    "Progress",
+    "ProgressSink",
     "RankFailed",
     "Reproduction",
     "RunLog",
     "RunTables",
-    "Running",
-    "ScaledResidual",
     "Setback",
     "SettingError",
-    "Shaper",
     "Signals",
+    "Sink",
     "Spike",
     "StabilityChecker",
     "Standardizer",
-    "StepRecord",
+    "Stateful",
+    "StepRow",
     "SurefootError",
     "TensorBoardSink",
     "TrainingHalted",
@@ -141,31 +129,20 @@ __all__ = [
     "Vanishing",
     "Verdict",
     "WandbSink",
-    "Watch",
-    "Webhook",
-    "advise_normalization",
+    "WebhookSink",
     "after_warmup",
     "all_of",
     "any_of",
-    "clip_advice",
+    "attach",
     "clip_gradients",
     "debug_training_stability",
     "decay_groups",
+    "diagnose",
     "export_reproduction",
-    "find_fully_masked",
     "find_lr",
     "find_nonfinite",
-    "for_deep_cnn",
-    "for_fine_tuning",
-    "for_gan",
-    "for_rl",
-    "for_rnn",
-    "for_transformer",
     "init_for",
     "load_run",
-    "mask_fill_value",
-    "masked_softmax",
-    "normalize_images",
     "parameter_report",
     "seed_everything",
     "seed_worker",

@@ -41,7 +41,7 @@ class NamedParameter(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layers:
+class LayerStats:
     """Per-layer statistics of one step, one entry per parameter that had a gradient."""
 
     names: tuple[str, ...]
@@ -113,7 +113,7 @@ class Signals:
     lr: float | None = None
     """Learning rate of the first parameter group, with any back-off applied."""
     loss_scale: Scalar = 1.0
-    layers: Layers | None = None
+    layers: LayerStats | None = None
     extra: Mapping[str, Scalar] = field(default_factory=dict)
     """The user's own signals, given to `TrainingStabilizer.observe`."""
     param_norm: Scalar | None = None
@@ -164,6 +164,42 @@ class Detector(Protocol):
 
     def update(self, state: Any, signals: Signals) -> tuple[Any, Verdict]:
         """Judge one step; returns the next state and the verdict."""
+
+
+@runtime_checkable
+class Clipper(Protocol):
+    """Two pure functions and a state of fixed size."""
+
+    def init(self, count: int) -> Any:
+        """The state before the first step, for `count` gradients."""
+
+    def update(self, state: Any, norms: GradientNorms) -> tuple[Any, Tensor]:
+        """The next state, and what to multiply the gradients by."""
+
+
+@runtime_checkable
+class Shaper(Protocol):
+    """Changes the gradients of parameters in place."""
+
+    def shape(self, parameters: Sequence[NamedParameter]) -> None:
+        """Change `.grad` of every parameter that has one."""
+
+
+class LossScaler(Protocol):
+    """What the stabilizer asks of a loss scaler."""
+
+    @property
+    def floor(self) -> float:
+        """The smallest scale it will go to."""
+
+    def init(self) -> Any:
+        """The state before the first step."""
+
+    def scale_of(self, state: Any) -> Tensor:
+        """What the loss is multiplied by."""
+
+    def update(self, state: Any, overflow: Tensor) -> Any:
+        """The next state, after a step whose gradients did or did not overflow."""
 
 
 Action: TypeAlias = Literal["none", "skip", "back_off", "roll_back", "reset_moments", "take_back", "halt"]
@@ -288,7 +324,7 @@ class Outcome:
         return self.record.signals.grad_norm  # type: ignore[return-value]
 
     @property
-    def layers(self) -> Layers | None:
+    def layers(self) -> LayerStats | None:
         """Per-layer statistics."""
         return self.record.signals.layers
 

@@ -264,10 +264,10 @@ def test_the_history_is_two_numbers_however_long_the_run():
 
 
 def test_a_saved_history_goes_on_where_it_stopped():
-    first = sf.Running(sf.AdaptiveGradientClipper(warmup_steps=3))
+    first = sf.Stateful(sf.AdaptiveGradientClipper(warmup_steps=3))
     for norm in (1.0, 1.5, 1.25, 40.0):
         first.factor(total(norm))
-    second = sf.Running(sf.AdaptiveGradientClipper(warmup_steps=3))
+    second = sf.Stateful(sf.AdaptiveGradientClipper(warmup_steps=3))
     second.load_state_dict(first.state_dict())
     for norm in (9.0, 1.0, 3.0, 2.0):
         assert torch.equal(second.factor(total(norm)), first.factor(total(norm)))
@@ -275,9 +275,9 @@ def test_a_saved_history_goes_on_where_it_stopped():
 
 
 def test_a_history_of_other_settings_is_refused_with_both_named():
-    saved = sf.Running(sf.AdaptiveGradientClipper(factor=2.0)).state_dict()
+    saved = sf.Stateful(sf.AdaptiveGradientClipper(factor=2.0)).state_dict()
     with pytest.raises(sf.UsageError, match=r"factor=2\.0.*factor=3\.0"):
-        sf.Running(sf.AdaptiveGradientClipper(factor=3.0)).load_state_dict(saved)
+        sf.Stateful(sf.AdaptiveGradientClipper(factor=3.0)).load_state_dict(saved)
 
 
 def test_zeros_during_warm_up_do_not_freeze_the_weights():
@@ -332,14 +332,14 @@ def test_one_tensor_exploding_leaves_the_others_alone():
 
 
 def test_an_explosion_during_warm_up_does_not_make_the_first_threshold():
-    clipper = sf.Running(sf.AdaptiveGradientClipper(warmup_steps=10))
+    clipper = sf.Stateful(sf.AdaptiveGradientClipper(warmup_steps=10))
     for norm in (1.0, 1.0, 1.0, 1e6, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0):
         clipper.factor(total(norm))
     assert float(clipper.factor(total(100.0))) < 0.1
 
 
 def test_gradients_of_exactly_zero_leave_the_threshold_where_it_was():
-    clipper = sf.Running(sf.AdaptiveGradientClipper(warmup_steps=3))
+    clipper = sf.Stateful(sf.AdaptiveGradientClipper(warmup_steps=3))
     for norm in (0.0, 1.0, 1.0, 1.0, *[0.0] * 500):
         clipper.factor(total(norm))
     assert float(clipper.factor(total(1.5))) == 1.0

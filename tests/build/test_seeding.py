@@ -1,13 +1,12 @@
 import os
 import random
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+import forked
 from surefoot.build import NondeterministicOperationError, seed_everything
 
 
@@ -96,9 +95,7 @@ for _ in range(5):
     model(x).square().mean().backward(); optimizer.step()
 print([p.double().sum().item().hex() for p in model.parameters()])
 """
-    runs = [
-        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True) for _ in range(2)
-    ]
+    runs = [forked.run(["-c", script], check=True) for _ in range(2)]
     assert runs[0].stdout == runs[1].stdout
     assert "0x" in runs[0].stdout
 

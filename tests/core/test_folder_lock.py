@@ -261,7 +261,7 @@ def gan(folder: Path) -> tuple[list[nn.Module], tuple[sf.TrainingStabilizer, sf.
     maker, critic = nn.Linear(2, 2), nn.Linear(2, 1)
     optimizers = [torch.optim.Adam(model.parameters(), lr=0.01) for model in (maker, critic)]
     manager = sf.CheckpointManager(folder, every_steps=5)
-    return [maker, critic], sf.for_gan(maker, optimizers[0], critic, optimizers[1], checkpoints=manager)
+    return [maker, critic], sf.presets.for_gan(maker, optimizers[0], critic, optimizers[1], checkpoints=manager)
 
 
 def play(folder: Path, stop: int | None = None) -> list[Any]:
@@ -273,7 +273,7 @@ def play(folder: Path, stop: int | None = None) -> list[Any]:
         make.step()
         if make.steps == stop:
             break
-    manager = make._lifeline._checkpoints
+    manager = make._persistence._checkpoints
     assert manager is not None
     manager.wait()
     assert make.steps == judge.steps == (stop or 20)

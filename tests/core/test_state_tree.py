@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from streams import NAN, same
-from surefoot import Layers, Signals, StepRecord
+from surefoot import LayerStats, Signals
 from surefoot.core.state_tree import choose, on_device, pack, pack_record, unpack, unpack_record
+from surefoot.types import StepRecord
 
 
 class Inner(NamedTuple):
@@ -69,7 +70,7 @@ def test_choose_selects_and_never_blends(keep):
 
 
 def test_a_record_comes_back_with_its_layers():
-    layers = Layers(
+    layers = LayerStats(
         ("a",), (2,), torch.tensor([1.0]), torch.tensor([NAN]), torch.tensor([2.0]), param_norm=torch.ones(1)
     )
     signals = Signals(9, 1.5, NAN, 2.0, 0.5, 1e-3, 64.0, layers, {"kl": 0.25})

@@ -1,15 +1,122 @@
-"""When to return to an earlier state, when to take that back, when to give up."""
+"""`Escalation` and `TrainingRecovery`: what is done about anomalous steps, and its budgets."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import surefoot as sf
+from surefoot.decide.recovery import EscalationState
+
+# ---- Escalation -----------------------------------------------------------------------------------------------------
+
+
+settings = st.builds(
+    sf.Escalation,
+    skips=st.integers(0, 4),
+    cuts=st.integers(0, 3),
+    lr_factor=st.sampled_from([0.25, 0.5, 1.0]),
+    calm_steps=st.integers(1, 6),
+)
+anomalies = st.lists(st.booleans(), min_size=10, max_size=60)
+
+
+def escalation_decisions(escalation, stream, state=None):
+    state, found = state or escalation.init(), []
+    for anomalous in stream:
+        state, decision = escalation.update(state, anomalous, "because")
+        found.append(decision)
+    return state, found
+
+
+def escalation_actions(escalation, stream):
+    return [decision.action for decision in escalation_decisions(escalation, stream)[1]]
+
+
+def test_skip_then_back_off_then_halt():
+    escalation = sf.Escalation(skips=2, cuts=2)
+    assert escalation_actions(escalation, [True] * 9) == ["skip", "skip", "back_off"] * 2 + ["skip", "skip", "halt"]
+
+
+def test_cuts_compound():
+    escalation = sf.Escalation(skips=0, cuts=3, lr_factor=0.5)
+    assert [decision.lr_factor for decision in escalation_decisions(escalation, [True] * 3)[1]] == [0.5, 0.25, 0.125]
+
+
+def test_a_cut_stands_on_the_healthy_steps_that_follow():
+    escalation = sf.Escalation(skips=0, cuts=3, calm_steps=4)
+    found = escalation_decisions(escalation, [True, False, False, False, False, False])[1]
+    assert [decision.lr_factor for decision in found] == [0.5, 0.5, 0.5, 0.5, 1.0, 1.0]
+
+
+def test_calm_refills_the_skips_and_takes_one_cut_back():
+    escalation = sf.Escalation(skips=1, cuts=5, calm_steps=3)
+    state, _ = escalation_decisions(escalation, [True] * 5)
+    assert (state.skips, state.cuts) == (1, 2)
+    state, _ = escalation_decisions(escalation, [False] * 3, state)
+    assert state == EscalationState(skips=0, cuts=1, calm=0)
+    state, _ = escalation_decisions(escalation, [False] * 3, state)
+    assert state.cuts == 0
+
+
+def test_calm_must_be_unbroken():
+    escalation = sf.Escalation(skips=2, cuts=0, calm_steps=3)
+    assert escalation_actions(escalation, [True, False, False, True, False, False, True])[-1] == "halt"
+    assert escalation_actions(escalation, [True, False, False, False, True, False, False, True])[-1] == "skip"
+
+
+def test_a_healthy_step_asks_for_nothing_and_gives_no_reason():
+    _, (decision,) = escalation_decisions(sf.Escalation(), [False])
+    assert decision == sf.types.Decision("none", "", 1.0)
+
+
+def test_a_decision_carries_the_reason_it_was_given():
+    assert escalation_decisions(sf.Escalation(), [True])[1][0].reason == "because"
+
+
+def test_once_halted_it_stays_halted_while_trouble_lasts():
+    assert escalation_actions(sf.Escalation(skips=0, cuts=0), [True] * 5) == ["halt"] * 5
+
+
+@given(settings, anomalies)
+def test_the_learning_rate_is_only_ever_cut_and_never_beyond_its_budget(escalation, stream):
+    for decision in escalation_decisions(escalation, stream)[1]:
+        assert escalation.lr_factor**escalation.cuts <= decision.lr_factor <= 1.0
+
+
+@given(settings, anomalies)
+def test_healthy_steps_are_never_acted_upon_and_anomalous_ones_always_are(escalation, stream):
+    for anomalous, action in zip(stream, escalation_actions(escalation, stream), strict=True):
+        assert (action != "none") == anomalous
+
+
+@given(settings, anomalies)
+def test_no_budget_is_overdrawn(escalation, stream):
+    state = escalation.init()
+    for anomalous in stream:
+        state, _ = escalation.update(state, anomalous)
+        assert 0 <= state.skips <= escalation.skips
+        assert 0 <= state.cuts <= escalation.cuts
+        assert 0 <= state.calm < escalation.calm_steps
+
+
+@given(settings)
+def test_trouble_without_end_halts_after_every_budget_is_used(escalation):
+    allowed = (escalation.skips + 1) * (escalation.cuts + 1) - 1
+    assert escalation_actions(escalation, [True] * (allowed + 1)).index("halt") == allowed
+
+
+def test_a_cut_that_would_raise_the_learning_rate_is_refused():
+    with pytest.raises(sf.SettingError, match=r"`lr_factor` must lie in \(0, 1\]; got 2.0. A cut never raises the LR"):
+        sf.Escalation(lr_factor=2.0)
+
+
+# ---- TrainingRecovery -----------------------------------------------------------------------------------------------
+
 
 HEALTHY, REFUSED, SETBACK, BROKEN = {}, {"refused": True}, {"setback": True}, {"refused": True, "broken": True}
 
 
-def decisions(recovery, stream, first=1_000):
+def recovery_decisions(recovery, stream, first=1_000):
     state, found = recovery.init(), []
     for i, facts in enumerate(stream):
         state, decision = recovery.update(state, first + i, **facts)
@@ -17,61 +124,61 @@ def decisions(recovery, stream, first=1_000):
     return found
 
 
-def actions(recovery, stream):
-    return {i: d.action for i, d in enumerate(decisions(recovery, stream)) if d.action != "none"}
+def recovery_actions(recovery, stream):
+    return {i: d.action for i, d in enumerate(recovery_decisions(recovery, stream)) if d.action != "none"}
 
 
 def test_a_spike_that_heals_within_its_patience_is_left_alone():
-    assert actions(sf.TrainingRecovery(), ([SETBACK] * 9 + [HEALTHY] * 5) * 4) == {}
+    assert recovery_actions(sf.TrainingRecovery(), ([SETBACK] * 9 + [HEALTHY] * 5) * 4) == {}
 
 
 def test_a_low_loss_now_and_then_does_not_end_the_trouble():
-    found = decisions(sf.TrainingRecovery(), [SETBACK, SETBACK, HEALTHY] * 5)
+    found = recovery_decisions(sf.TrainingRecovery(), [SETBACK, SETBACK, HEALTHY] * 5)
     assert [i for i, d in enumerate(found) if d.action == "roll_back"] == [13]
     assert found[13].before == 1_000 - 5
 
 
 def test_a_few_refused_steps_are_left_to_skipping():
-    assert actions(sf.TrainingRecovery(), [REFUSED] * 4 + [HEALTHY] + [REFUSED] * 4) == {}
+    assert recovery_actions(sf.TrainingRecovery(), [REFUSED] * 4 + [HEALTHY] + [REFUSED] * 4) == {}
 
 
 def test_a_loss_that_stays_high_leads_back_to_before_it_rose():
     recovery = sf.TrainingRecovery(margin_steps=5)
-    found = decisions(recovery, [HEALTHY] * 3 + [SETBACK] * 10)
+    found = recovery_decisions(recovery, [HEALTHY] * 3 + [SETBACK] * 10)
     assert [d.action for d in found] == ["none"] * 12 + ["roll_back"]
     assert found[-1].before == 1_003 - 5
     assert found[-1].lr_factor == 0.5
 
 
 def test_refused_steps_in_a_row_lead_back():
-    assert actions(sf.TrainingRecovery(), [REFUSED] * 5) == {4: "roll_back"}
+    assert recovery_actions(sf.TrainingRecovery(), [REFUSED] * 5) == {4: "roll_back"}
 
 
 def test_weights_that_are_not_finite_lead_back_at_once():
-    assert actions(sf.TrainingRecovery(), [BROKEN]) == {0: "roll_back"}
+    assert recovery_actions(sf.TrainingRecovery(), [BROKEN]) == {0: "roll_back"}
 
 
 def test_a_high_loss_of_earlier_weights_shows_that_it_is_the_data_and_costs_nothing():
-    found = decisions(sf.TrainingRecovery(), [SETBACK] * 13)
+    found = recovery_decisions(sf.TrainingRecovery(), [SETBACK] * 13)
     assert [d.action for d in found[9:]] == ["roll_back", "none", "none", "take_back"]
     assert found[-1].lr_factor == 1.0
 
 
 def test_after_a_return_that_was_taken_back_more_patience_is_needed():
-    assert actions(sf.TrainingRecovery(), [SETBACK] * 53) == {9: "roll_back", 12: "take_back", 52: "roll_back"}
+    assert recovery_actions(sf.TrainingRecovery(), [SETBACK] * 53) == {9: "roll_back", 12: "take_back", 52: "roll_back"}
 
 
 def test_refusals_that_go_on_after_a_return_lead_to_an_older_state():
-    found = actions(sf.TrainingRecovery(attempts=3), [REFUSED] * 11)
+    found = recovery_actions(sf.TrainingRecovery(attempts=3), [REFUSED] * 11)
     assert found == {4: "roll_back", 7: "roll_back", 10: "roll_back"}
 
 
 def test_a_return_is_made_only_if_the_weights_have_moved_unless_there_is_no_other_way():
     recovery = sf.TrainingRecovery()
-    assert decisions(recovery, [SETBACK] * 10)[-1].only_if_moved
-    assert decisions(recovery, [REFUSED] * 5)[-1].only_if_moved
-    assert not decisions(recovery, [BROKEN])[-1].only_if_moved
-    assert not decisions(recovery, [REFUSED] * 8)[-1].only_if_moved  # the second of two in a row
+    assert recovery_decisions(recovery, [SETBACK] * 10)[-1].only_if_moved
+    assert recovery_decisions(recovery, [REFUSED] * 5)[-1].only_if_moved
+    assert not recovery_decisions(recovery, [BROKEN])[-1].only_if_moved
+    assert not recovery_decisions(recovery, [REFUSED] * 8)[-1].only_if_moved  # the second of two in a row
 
 
 def test_a_return_that_was_declined_costs_nothing_and_the_next_needs_more_patience():
@@ -99,12 +206,12 @@ def test_refusals_without_end_lead_back_although_the_weights_have_not_moved():
 
 
 def test_one_healthy_step_settles_a_return():
-    assert actions(sf.TrainingRecovery(), [SETBACK] * 10 + [HEALTHY] + [SETBACK] * 9) == {9: "roll_back"}
+    assert recovery_actions(sf.TrainingRecovery(), [SETBACK] * 10 + [HEALTHY] + [SETBACK] * 9) == {9: "roll_back"}
 
 
 def test_cuts_compound_over_attempts_and_the_attempts_end():
     bad = [SETBACK] * 10 + [HEALTHY]
-    found = decisions(sf.TrainingRecovery(attempts=3, lr_factor=0.5), bad * 4)
+    found = recovery_decisions(sf.TrainingRecovery(attempts=3, lr_factor=0.5), bad * 4)
     returns = [d for d in found if d.action != "none"]
     assert [d.action for d in returns] == ["roll_back"] * 3 + ["halt"]
     assert [d.lr_factor for d in returns] == [0.5, 0.25, 0.125, 0.125]
@@ -112,43 +219,43 @@ def test_cuts_compound_over_attempts_and_the_attempts_end():
 
 def test_cuts_are_lifted_one_by_one_while_the_run_stays_healthy():
     recovery = sf.TrainingRecovery(cut_steps=6)
-    found = decisions(recovery, ([SETBACK] * 10 + [HEALTHY]) * 2 + [HEALTHY] * 11)
+    found = recovery_decisions(recovery, ([SETBACK] * 10 + [HEALTHY]) * 2 + [HEALTHY] * 11)
     assert [d.lr_factor for d in found[-12:]] == [0.25] * 5 + [0.5] * 6 + [1.0]
 
 
 def test_trouble_that_returns_with_the_rate_is_met_with_a_deeper_cut():
     recovery = sf.TrainingRecovery(cut_steps=5, calm_steps=100)
-    found = decisions(recovery, ([SETBACK] * 10 + [HEALTHY] * 20) * 3)
+    found = recovery_decisions(recovery, ([SETBACK] * 10 + [HEALTHY] * 20) * 3)
     assert [d.lr_factor for d in found if d.action == "roll_back"] == [0.5, 0.25, 0.125]
 
 
 def test_a_calm_stretch_refills_the_attempts():
     bad = [SETBACK] * 10 + [HEALTHY] * 20
-    found = actions(sf.TrainingRecovery(attempts=1, calm_steps=20), bad * 6)
+    found = recovery_actions(sf.TrainingRecovery(attempts=1, calm_steps=20), bad * 6)
     assert set(found.values()) == {"roll_back"}
     assert len(found) == 6
 
 
 def test_refused_steps_without_attempts_are_left_to_skipping_and_broken_weights_halt():
-    assert actions(sf.TrainingRecovery(attempts=0), [REFUSED] * 20) == {}
-    assert actions(sf.TrainingRecovery(attempts=0), [BROKEN]) == {0: "halt"}
+    assert recovery_actions(sf.TrainingRecovery(attempts=0), [REFUSED] * 20) == {}
+    assert recovery_actions(sf.TrainingRecovery(attempts=0), [BROKEN]) == {0: "halt"}
 
 
 def test_moments_can_be_reset_first():
     recovery = sf.TrainingRecovery(first="reset_moments")
-    assert actions(recovery, [REFUSED] * 8) == {4: "reset_moments", 7: "roll_back"}
-    assert actions(recovery, [BROKEN]) == {0: "roll_back"}
+    assert recovery_actions(recovery, [REFUSED] * 8) == {4: "reset_moments", 7: "roll_back"}
+    assert recovery_actions(recovery, [BROKEN]) == {0: "roll_back"}
 
 
 def test_a_return_is_taken_back_only_if_there_was_one():
     recovery = sf.TrainingRecovery(first="reset_moments")
-    assert "take_back" not in actions(recovery, [SETBACK] * 13).values()
+    assert "take_back" not in recovery_actions(recovery, [SETBACK] * 13).values()
 
 
 @given(st.lists(st.sampled_from([HEALTHY, REFUSED, SETBACK, BROKEN]), max_size=80))
 def test_the_attempts_bound_the_returns_and_the_cut(stream):
     recovery = sf.TrainingRecovery(attempts=2, cut_steps=10_000, calm_steps=10_000)
-    found = decisions(recovery, stream)
+    found = recovery_decisions(recovery, stream)
     kept = 0
     for decision in found:
         kept += (decision.action == "roll_back") - (decision.action == "take_back")

@@ -4,12 +4,13 @@ import sys
 
 import pytest
 
+import forked
 import patience
 from surefoot.diagnose.catalogue import CATALOGUE
 
 
 def explain(*arguments):
-    return patience.run([sys.executable, "-m", "surefoot", "explain", *arguments])
+    return forked.run(["-m", "surefoot", "explain", *arguments])
 
 
 def flat(text):

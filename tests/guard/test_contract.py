@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import surefoot as sf
 from streams import INF, NAN, same
-from surefoot import Layers, Signals
+from surefoot import LayerStats, Signals
 from surefoot.core.state_tree import on_device, pack, unpack
 from surefoot.types import GradientNorms, NamedParameter
 
@@ -121,7 +121,7 @@ def test_every_kind_of_part_is_found():
 
 def layers(value):
     norms = torch.tensor([value, 2 * value, value])
-    return Layers(("a", "b", "c"), (2, 2, 2), norms, norms, (~norms.isfinite()).float())
+    return LayerStats(("a", "b", "c"), (2, 2, 2), norms, norms, (~norms.isfinite()).float())
 
 
 def signals(value, step=0):
@@ -286,7 +286,7 @@ def elements(packed):
 
 
 def numeric_settings():
-    for name in [*NAMES, "Watch"]:
+    for name in [*NAMES, "LayerMetrics"]:
         for each in fields(class_of(name)):
             if re.search(r"\b(int|float)\b", each.type):
                 yield name, each.name

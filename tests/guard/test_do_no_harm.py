@@ -47,11 +47,11 @@ def test_deciding_on_the_device_is_bitwise_the_bare_run_too(optimizer, precision
 
 
 def test_watching_everything_changes_nothing():
-    from surefoot import Watch
+    from surefoot import LayerMetrics
 
     bare = everything(*train_bare("cnn with batch norm", "adamw", "fp32", 1, 50))
     net, opt, stabilizer = train_guarded(
-        "cnn with batch norm", "adamw", "fp32", 1, 50, watch=Watch(parameters=True, updates=True)
+        "cnn with batch norm", "adamw", "fp32", 1, 50, watch=LayerMetrics(parameters=True, updates=True)
     )
     assert differences(bare, everything(net, opt)) == []
     ratios = stabilizer.history[-1].signals.layers.update_to_weight

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
+import forked
 from microbatch_scenarios import SCENARIOS
-from patience import HANG_SECONDS, start
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
 
@@ -21,14 +18,8 @@ pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_avai
 def played(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     script = Path(__file__).parents[1] / "microbatch_scenarios.py"
-    ranks = [start([sys.executable, script, rank, folder], stderr=subprocess.PIPE) for rank in range(2)]
-    errors = []
-    for rank in ranks:
-        try:
-            errors.append(rank.communicate(timeout=HANG_SECONDS)[1])
-        except subprocess.TimeoutExpired:
-            rank.send_signal(signal.SIGABRT)
-            errors.append("it hangs\n" + rank.communicate()[1])
+    ranks = [forked.start([script, rank, folder]) for rank in range(2)]
+    errors = [rank.end().stderr for rank in ranks]
     files = [folder / f"rank{rank}.json" for rank in range(2)]
     return [json.loads(file.read_text()) if file.exists() else {} for file in files], errors
 

@@ -10,7 +10,13 @@ from torch.nn import functional as F
 import surefoot as sf
 from loops import batches, built
 
-SINGLE = [sf.for_transformer, sf.for_fine_tuning, sf.for_rnn, sf.for_deep_cnn, sf.for_rl]
+SINGLE = [
+    sf.presets.for_transformer,
+    sf.presets.for_fine_tuning,
+    sf.presets.for_rnn,
+    sf.presets.for_deep_cnn,
+    sf.presets.for_rl,
+]
 
 
 @pytest.mark.parametrize("preset", SINGLE)
@@ -34,7 +40,7 @@ def test_what_the_user_gives_wins_over_the_preset(preset):
     assert outcome.record.signals.clip_factor * outcome.grad_norm == pytest.approx(1e-4, rel=0.01)
 
 
-@pytest.mark.parametrize(("preset", "warmup"), [(sf.for_transformer, 4), (sf.for_fine_tuning, 12)])
+@pytest.mark.parametrize(("preset", "warmup"), [(sf.presets.for_transformer, 4), (sf.presets.for_fine_tuning, 12)])
 def test_a_total_brings_a_schedule_that_warms_up_and_ends_low(preset, warmup):
     net, opt = built("mlp", "fused adamw")
     peak = opt.param_groups[0]["lr"]
@@ -52,7 +58,9 @@ def test_a_total_brings_a_schedule_that_warms_up_and_ends_low(preset, warmup):
 def test_a_gan_gets_two_stabilizers_that_do_not_judge_its_loss_curves():
     torch.manual_seed(0)
     maker, critic = nn.Linear(2, 2), nn.Linear(2, 1)
-    make, judge = sf.for_gan(maker, torch.optim.Adam(maker.parameters()), critic, torch.optim.Adam(critic.parameters()))
+    make, judge = sf.presets.for_gan(
+        maker, torch.optim.Adam(maker.parameters()), critic, torch.optim.Adam(critic.parameters())
+    )
     for _ in range(300):
         noise = torch.randn(16, 2)
         judge.backward(F.softplus(critic(maker(noise).detach())).mean() + F.softplus(-critic(noise * 2 + 1)).mean())
@@ -68,7 +76,7 @@ def test_the_head_of_a_deep_cnn_is_not_clipped():
     net = nn.Sequential()
     net.add_module("body", nn.Linear(4, 4))
     net.add_module("head", nn.Linear(4, 2))
-    stabilizer = sf.for_deep_cnn(net, torch.optim.SGD(net.parameters(), lr=1.0))
+    stabilizer = sf.presets.for_deep_cnn(net, torch.optim.SGD(net.parameters(), lr=1.0))
     before = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
     stabilizer.backward(net(torch.randn(8, 4)).square().sum() * 100)
     stabilizer.step()
@@ -77,7 +85,7 @@ def test_the_head_of_a_deep_cnn_is_not_clipped():
     assert moved["head.weight"] > 1
 
 
-@pytest.mark.parametrize("preset", [sf.for_transformer, sf.for_fine_tuning])
+@pytest.mark.parametrize("preset", [sf.presets.for_transformer, sf.presets.for_fine_tuning])
 def test_a_preset_given_a_scheduler_leaves_the_rate_to_it(preset):
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -86,7 +94,7 @@ def test_a_preset_given_a_scheduler_leaves_the_rate_to_it(preset):
     assert optimizer.param_groups[0]["lr"] == 1.0
 
 
-@pytest.mark.parametrize("preset", [sf.for_transformer, sf.for_fine_tuning])
+@pytest.mark.parametrize("preset", [sf.presets.for_transformer, sf.presets.for_fine_tuning])
 def test_a_preset_takes_a_run_of_one_step(preset):
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)

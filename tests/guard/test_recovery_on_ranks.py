@@ -12,7 +12,7 @@ import torch.distributed as dist
 from safetensors import safe_open
 
 import rank_scenarios as scenarios
-from patience import HANG_SECONDS, wait_until
+from patience import wait_until
 from rank_processes import Ranks, end_of, results
 from surefoot.keep.checkpoint.listing import look, whole_ones
 from surefoot.keep.checkpoint.storage import TENSORS
@@ -80,8 +80,8 @@ def test_a_run_that_dies_on_all_ranks_ends_bitwise_like_one_that_did_not(ranks, 
 
 def test_a_run_that_loses_one_rank_while_the_other_waits_for_it_comes_back(ranks, uninterrupted, tmp_path):
     processes = ranks.start(scenarios.train, tmp_path, at=13, what="kill", who=1)
-    processes[1].join(HANG_SECONDS)
-    processes[0].kill()
+    wait_until(lambda: processes[1].poll() is not None)
+    processes[0].send_signal(signal.SIGKILL)
     assert end_of(processes)[1] == -signal.SIGKILL
     assert_continues(ranks, tmp_path, uninterrupted["ddp"], 10)
 
@@ -150,7 +150,7 @@ def test_a_halt_comes_on_all_ranks_at_the_same_step_and_keeps_the_evidence(ranks
 
 def test_signals_to_all_ranks_at_slightly_different_moments_end_the_same_step(ranks, uninterrupted, tmp_path):
     processes = ranks.start(scenarios.train, tmp_path, slow=0.05)
-    wait_until(lambda: (tmp_path / "at-0").exists() or not processes[0].is_alive())
+    wait_until(lambda: (tmp_path / "at-0").exists() or processes[0].poll() is not None)
     for process in processes:
         time.sleep(0.03)
         os.kill(process.pid, signal.SIGTERM)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import forked
 import surefoot as sf
 from resumed import differences
 from surefoot.core.random_state import read_streams
@@ -62,7 +61,7 @@ def saved_run(folder: Path, model: nn.Module | None = None, make: Any = None, **
 
 def everything(stabilizer: sf.TrainingStabilizer) -> Any:
     own = {"stabilizer": stabilizer.state_dict(), "streams": read_streams()}
-    return copy.deepcopy({**stabilizer._lifeline.gather(), **own})
+    return copy.deepcopy({**stabilizer._persistence.gather(), **own})
 
 
 def check_refused(stabilizer: sf.TrainingStabilizer, match: str) -> None:
@@ -95,10 +94,8 @@ print("alive", flush=True)
 
 
 def test_layers_that_were_exchanged_are_refused_and_memory_is_not_corrupted(tmp_path: Path) -> None:
-    here = str(Path(__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, "-c", SEGFAULT, str(tmp_path), here], capture_output=True, text=True, timeout=300, check=False
-    )
+    here = Path(__file__).parent
+    done = forked.run(["-c", SEGFAULT, tmp_path, here, here.parent])
     assert done.returncode == 0, done.stderr
     assert "refused" in done.stdout
     assert "in another order: position 0 was 'down.weight' and is 'up.weight'" in done.stdout
@@ -264,7 +261,7 @@ def test_a_checkpoint_that_does_not_fit_is_not_returned_to(tmp_path: Path, caplo
     stabilizer = build(tmp_path, model, optim.AdamW(model.parameters(), fused=True))
     train(stabilizer, model)
     before = everything(stabilizer)
-    assert stabilizer._lifeline.return_to(before=10, tried=0, keep_present=False) is None
+    assert stabilizer._persistence.return_to(before=10, tried=0, keep_present=False) is None
     assert not differences(everything(stabilizer), before)
     assert "cannot be returned to: its 'exp_avg' of parameter 0" in caplog.text
 

@@ -474,7 +474,7 @@ def test_gradients_that_another_models_backward_left_are_not_applied():
         torch.manual_seed(0)
         maker, critic = nn.Linear(2, 4), nn.Linear(4, 1)
         make_opt, judge_opt = (torch.optim.Adam(m.parameters(), fused=True) for m in (maker, critic))
-        make, judge = sf.for_gan(maker, make_opt, critic, judge_opt) if guard else (None, None)
+        make, judge = sf.presets.for_gan(maker, make_opt, critic, judge_opt) if guard else (None, None)
         for _ in range(30):
             noise = torch.randn(8, 2)
             for opt, stabilizer, loss_of in (
@@ -588,7 +588,7 @@ WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "two clippers": ({"clip": (sf.ClipByNorm(1.0), sf.ClipByZScore())}, r"one clipper beside shapers; got 2"),
     "shaper last": ({"clip": (sf.ClipByNorm(1.0), sf.CentralizeGradients())}, r"shapers come before the clipper"),
     "unknown place": ({"decide_on": "gpu"}, r"`decide_on` must be 'auto', 'host' or 'device'; got 'gpu'"),
-    "watch True": ({"watch": True}, r"`watch` must be a Watch; got True"),
+    "watch True": ({"watch": True}, r"`watch` must be a LayerMetrics; got True"),
     "escalation 3": ({"escalation": 3}, r"`escalation` must be a Escalation; got 3"),
     "a detector as checker": ({"checker": sf.NonFinite()}, r"`checker` must be a StabilityChecker; got NonFinite"),
     "negative lag": ({"lag_steps": -1}, r"`lag_steps` must not be negative; got -1"),

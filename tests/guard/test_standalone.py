@@ -130,7 +130,7 @@ def test_after_clipping_the_norm_is_at_most_the_limit(values):
 
 
 def test_a_running_clipper_keeps_its_history_between_calls():
-    running = sf.Running(sf.AdaptiveGradientClipper(warmup_steps=3))
+    running = sf.Stateful(sf.AdaptiveGradientClipper(warmup_steps=3))
     for _ in range(5):
         sf.clip_gradients(parameters_with(torch.tensor([3.0, 4.0])), running)
     (exploded,) = parameters_with(torch.tensor([3e6, 4e6]))
@@ -139,7 +139,7 @@ def test_a_running_clipper_keeps_its_history_between_calls():
 
 
 def test_a_missing_gradient_does_not_shift_the_history_of_the_others():
-    running = sf.Running(sf.ClipPerTensor(warmup_steps=1, warmup_max_norm=1e9))
+    running = sf.Stateful(sf.ClipPerTensor(warmup_steps=1, warmup_max_norm=1e9))
     first, second = parameters_with(torch.tensor([1.0]), torch.tensor([100.0]))
     for _ in range(3):
         sf.clip_gradients([first, second], running)
@@ -181,18 +181,18 @@ def test_something_that_is_no_clipper_is_refused_and_named():
         sf.clip_gradients(parameters, 0)
 
 
-# ---- Running --------------------------------------------------------------------------------------------------------
+# ---- Stateful --------------------------------------------------------------------------------------------------------
 
 
 def test_running_counts_the_steps_and_takes_a_real_step_over():
-    monitor = sf.Running(sf.LossStabilityMonitor(window_steps=8))
+    monitor = sf.Stateful(sf.LossStabilityMonitor(window_steps=8))
     assert monitor.update(loss=1.0).evidence["step"] == 0
     assert monitor.update(loss=1.0, step=41).evidence["step"] == 41
     assert monitor.update(loss=1.0).evidence["step"] == 42
 
 
 def test_running_gives_the_users_own_signals_to_a_detector():
-    rule = sf.Running(sf.Spike(("kl",), min_steps=4, window_steps=8))
+    rule = sf.Stateful(sf.Spike(("kl",), min_steps=4, window_steps=8))
     healthy = [rule.update(kl=value).anomalous for value in (1.0, 1.1, 0.9, 1.0, 1.05, 0.95)]
     assert not any(healthy)
     assert rule.update(kl=1e6).anomalous
@@ -200,10 +200,10 @@ def test_running_gives_the_users_own_signals_to_a_detector():
 
 def test_a_saved_detector_goes_on_where_it_stopped():
     stream = [1.0 + 0.1 * (i % 3) for i in range(30)]
-    first = sf.Running(sf.Explosion(min_steps=5))
+    first = sf.Stateful(sf.Explosion(min_steps=5))
     for norm in stream:
         first.update(grad_norm=norm)
-    second = sf.Running(sf.Explosion(min_steps=5))
+    second = sf.Stateful(sf.Explosion(min_steps=5))
     second.load_state_dict(first.state_dict())
     assert second.steps == 30
     for norm in (1e9, 1.0, 1e3, 40.0, NAN, 1.0):
@@ -211,16 +211,16 @@ def test_a_saved_detector_goes_on_where_it_stopped():
 
 
 def test_a_saved_clipper_per_tensor_goes_on_where_it_stopped():
-    first = sf.Running(sf.ClipPerTensor(warmup_steps=2))
+    first = sf.Stateful(sf.ClipPerTensor(warmup_steps=2))
     for norm in (1.0, 2.0, 1.5):
         first.factor(total(norm, [norm, 2 * norm]))
-    second = sf.Running(sf.ClipPerTensor(warmup_steps=2))
+    second = sf.Stateful(sf.ClipPerTensor(warmup_steps=2))
     second.load_state_dict(first.state_dict(), count=2)
     for norm in (9.0, 1.0):
         assert torch.equal(second.factor(total(norm, [norm, norm])), first.factor(total(norm, [norm, norm])))
 
 
 def test_a_part_that_was_saved_before_its_first_step_starts_fresh():
-    second = sf.Running(sf.Explosion())
-    second.load_state_dict(sf.Running(sf.Explosion()).state_dict())
+    second = sf.Stateful(sf.Explosion())
+    second.load_state_dict(sf.Stateful(sf.Explosion()).state_dict())
     assert not second.update(grad_norm=1.0).anomalous

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -13,56 +12,39 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import forked
 from interrupted import SENT
-from patience import ended, wait_until
+from patience import ended, start, wait_until
 from resumed import PASS, Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-HERE = Path(__file__).parents[1]
+INTERRUPTED = Path(__file__).parents[1] / "interrupted.py"
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes are forked")
 
 
 class Server:
-    """Starts training processes, one at a time."""
+    """Starts training processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._count = folder, 0
-        paths = [str(HERE), str(HERE.parent / "src")]
-        self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "interrupted.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-        )
 
     def start(self, kind: str, folder: Path, seed: int, held: bool = False) -> Started:
         """`held`: it is going to get a signal, and does not end before that."""
         self._count += 1
         out = self.folder / f"out-{self._count}"
         out.touch()
-        command = {"kind": kind, "folder": str(folder), "out": str(out), "seed": seed, "held": held}
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.write(json.dumps(command) + "\n")
-        self._process.stdin.flush()
-        return Started(int(self._process.stdout.readline()), out, self._process.stdout)
-
-    def close(self) -> None:
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.close()
-        ended(self._process)
-        self._process.stdout.close()
+        order = json.dumps({"kind": kind, "folder": str(folder), "out": str(out), "seed": seed, "held": held})
+        process = forked.start([INTERRUPTED, order], new_session=True, whole=True)
+        return Started(process.pid, out, lambda: process.end().returncode)
 
 
 class Started:
     """A training process."""
 
-    def __init__(self, pid: int, out: Path, answers: Any) -> None:
-        self.pid, self._out, self._answers = pid, out, answers
+    def __init__(self, pid: int, out: Path, end: Callable[[], int]) -> None:
+        self.pid, self._out, self.end = pid, out, end
 
     @property
     def said(self) -> str:
@@ -87,15 +69,10 @@ class Started:
         to(self.pid, number)
         Path(f"{self._out}{SENT}").touch()
 
-    def end(self) -> int:
-        return int(self._answers.readline())
-
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    started = Server(tmp_path_factory.mktemp("interrupts"))
-    yield started
-    started.close()
+def server(tmp_path_factory: pytest.TempPathFactory) -> Server:
+    return Server(tmp_path_factory.mktemp("interrupts"))
 
 
 ENDS: dict[str, str] = {}
@@ -135,14 +112,11 @@ def test_a_program_of_its_own_leaves_the_same_way(tmp_path: Path) -> None:
     """The whole interpreter, not forked from anything."""
     out = tmp_path / "out"
     command = json.dumps({"kind": "plain", "folder": str(tmp_path / "run"), "out": str(out), "seed": 0, "held": True})
-    code = f"import interrupted, io, sys; sys.stdin = io.StringIO({command!r}); interrupted.os.fork = lambda: 0; "
-    code += "interrupted.os.setsid = lambda: 0; interrupted.serve()"
-    paths = os.pathsep.join([str(HERE), str(HERE.parent / "src")])
-    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths})
-    run = Started(process.pid, out, None)
+    process = start([sys.executable, INTERRUPTED, command], env=forked.environment())
+    run = Started(process.pid, out, lambda: ended(process))
     run.until(lambda: out.exists() and out.read_text().count("batch") > 3)
     run.send(signal.SIGTERM)
-    assert ended(process) == 128 + signal.SIGTERM
+    assert run.end() == 128 + signal.SIGTERM
     assert "Traceback" not in out.read_text()
 
 

@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from surefoot.observe.layout import Layout
-from surefoot.observe.parameters import BackwardOrder, named_parameters, optimizer_parameters, plain_name
+from surefoot.observe.parameters import BackwardOrder, Layout, named_parameters, optimizer_parameters, plain_name
 from surefoot.observe.tensors import TensorMeter
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import runpy
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import patience
-import surefoot as sf
+import forked
 from captured import capture, incidents_in
 from surefoot.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CLASSIFY = """
 import torch
@@ -142,9 +142,7 @@ def test_a_bad_row_is_named_and_other_batches_cure(project: Any) -> None:
 
 def test_an_overflow_of_a_bare_loop_is_cured_by_precision_and_outranks_what_was_inferred(project: Any) -> None:
     here = project(HALF)
-    source = {**os.environ, "PYTHONPATH": str(Path(sf.__file__).parents[1])}
-    command = [sys.executable, "-m", "surefoot", "run", "--out", "out", "train.py"]
-    patience.run(command, env=source, check=True)
+    forked.run(["-m", "surefoot", "run", "--out", "out", "train.py"], check=True)
     told, code = here.experiment(incidents_in(here.folder / "out")[0], "--only", "lr-10,bf16")
     assert (code, told["cures"], told["confirms"]) == (0, ["bf16"], ["precision.fp16-overflow"])
     assert verdicts(told)["lr-10"] == "does not apply"

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from report_streams import events, rows
 
 from surefoot.record.messages import Batch, Event, StepRow
-from surefoot.report.run_view import MOST_EVENTS, MOST_PARTS, RunView
+from surefoot.report.recent_events import MOST_EVENTS
+from surefoot.report.run_view import MOST_PARTS, RunView
 
 
 def row(step, **numbers):
@@ -76,14 +77,14 @@ def test_skips_clips_rollbacks_and_alarms_are_counted():
 
 def test_events_of_a_kind_in_a_row_are_one_with_a_count():
     view = fed(events=[event("skip", 1), event("skip", 2), event("alarm", 2), event("skip", 3)])
-    assert [(item.event, item.step, item.times) for item in view.events] == [
+    assert [(item.event, item.step, item.times) for item in view.events.groups] == [
         ("skip", 2, 2), ("alarm", 2, 1), ("skip", 3, 1),
     ]  # fmt: skip
 
 
 def test_findings_of_different_causes_stay_apart():
     view = fed(events=[event("finding", 1, cause="lr.too-high"), event("finding", 1, cause="clip.saturated")])
-    assert len(view.events) == 2
+    assert len(view.events.groups) == 2
 
 
 def test_a_resumed_run_is_running_again_and_counts_its_time_anew():
@@ -125,7 +126,7 @@ def test_no_stream_breaks_it(batches, happenings):
     for batch in batches:
         view.add(Batch(steps=batch, events=happenings))
     assert len(view.parts) <= MOST_PARTS
-    assert len(view.events) <= MOST_EVENTS
+    assert len(view.events.groups) <= MOST_EVENTS
     assert view.steps_per_second is None or view.steps_per_second >= 0
     assert view.seconds_left is None or view.seconds_left >= 0
     assert view.elapsed(1.5e9) is None or view.elapsed(1.5e9) >= 0

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-faulthandler.dump_traceback_later(240, exit=True)
+faulthandler.dump_traceback_later(900, exit=True)
 torch.set_num_threads(1)
 rank, place = int(os.environ["RANK"]), Path(sys.argv[1])
 dist.init_process_group("gloo", init_method=f"file://{place / 'store'}", rank=rank, world_size=2)

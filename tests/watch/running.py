@@ -1,36 +1,29 @@
-"""A script under `python` and under `surefoot run`, in real processes."""
+"""A script under `python` and under `surefoot run`, in real processes.
 
-import os
+They are forked from one that has imported torch, unless a test is about what only a `fresh` interpreter shows.
+"""
+
 import re
 import sys
-from pathlib import Path
 
+import forked
 import patience
 
-SOURCE = str(Path(__file__).parents[2] / "src")
-ENVIRONMENT = {
-    **{key: value for key, value in os.environ.items() if key != "SUREFOOT_DEBUG"},
-    "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": SOURCE,
-    "PYTHONHASHSEED": "0",
-}
+ENVIRONMENT = forked.environment()
 
 
-def python(folder, *arguments, **options):
-    return _run([sys.executable, *arguments], folder, **options)
+def python(folder, *arguments, fresh=False, given="", environment=None):
+    options = {"cwd": folder, "env": {**ENVIRONMENT, **(environment or {})}, "input": given}
+    return patience.run([sys.executable, *arguments], **options) if fresh else forked.run(arguments, **options)
 
 
 def surefoot(folder, *arguments, **options):
-    return _run([sys.executable, "-m", "surefoot", "run", "--out", "run", *arguments], folder, **options)
+    return python(folder, "-m", "surefoot", "run", "--out", "run", *arguments, **options)
 
 
-def _run(command, folder, environment=None, given=""):
-    return patience.run(
-        command,
-        cwd=folder,
-        env={**ENVIRONMENT, **(environment or {})},
-        input=given,
-    )
+def rank_of(number, count):
+    """The environment that a launcher gives to a rank."""
+    return {"RANK": str(number), "WORLD_SIZE": str(count)}
 
 
 def both(folder, *arguments, **options):

@@ -1,12 +1,12 @@
 """`surefoot run --guard`: a step whose gradients are not finite leaves no trace, and the run says what was left out."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from running import ENVIRONMENT, python, surefoot
+from running import python, rank_of, surefoot
+
+import forked
 
 SCRIPT = Path(__file__).with_name("guarded_steps.py")
 
@@ -94,50 +94,35 @@ dist.destroy_process_group()
 
 def test_ranks_leave_out_the_same_steps_and_what_is_sharded_is_not_guarded(tmp_path):
     (tmp_path / "train.py").write_text(RANKS)
-    command = [sys.executable, "-m", "surefoot", "run", "--guard", "--out", "run", "train.py"]
-    ranks = [
-        subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            env={**ENVIRONMENT, "RANK": str(rank), "WORLD_SIZE": "2"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        told = [rank.communicate(timeout=600) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], told
-    ends = [json.loads(out) for out, _ in told]
+    command = ["-m", "surefoot", "run", "--guard", "--out", "run", "train.py"]
+    ranks = [forked.start(command, cwd=tmp_path, env=forked.environment(**rank_of(rank, 2))) for rank in range(2)]
+    told = [rank.end(check=True) for rank in ranks]
+    ends = [json.loads(each.stdout) for each in told]
     assert "NaN" not in json.dumps([ends[0]["replica"], ends[0]["zero"]])
     assert ends[0]["replica"] == ends[1]["replica"]
     assert ends[0]["zero"] == ends[1]["zero"]
     assert ends[0]["replica"] == ends[0]["zero"]
-    for rank, (_, errors) in enumerate(told):
+    for rank, each in enumerate(told):
         guarded = json.loads((tmp_path / "run" / f"rank{rank}" / "run.json").read_text())["guarded"]
         assert (guarded["left_out"], guarded["first"]) == (2, 3)
         assert len(guarded["not_guarded"]) == 1
-        assert errors.count("does not guard optimizer 4 (AdamW): its gradients may differ between ranks") == 1
+        assert each.stderr.count("does not guard optimizer 4 (AdamW): its gradients may differ between ranks") == 1
 
 
 def test_options_behind_the_script_are_told_to_belong_to_it(tmp_path):
     (tmp_path / "train.py").write_text("import sys\nprint(sys.argv[1:])")
-    ended = surefoot(tmp_path, "train.py", "--guard", "--lr", "1", "--out=there")
+    ended = surefoot(tmp_path, "train.py", "--guard", "--lr", "1", "--out=there", fresh=True)
     assert ended.stdout == "['--guard', '--lr', '1', '--out=there']\n"
     assert ended.stderr == (
         "surefoot: --guard, --out behind train.py were passed to it; to give them to surefoot, write: "
         "surefoot run --out DIR --guard train.py ...\n"
     )
-    assert surefoot(tmp_path, "--guard", "train.py", "--lr", "1", "-m", "resnet50").stderr == ""
+    assert surefoot(tmp_path, "--guard", "train.py", "--lr", "1", "-m", "resnet50", fresh=True).stderr == ""
 
 
 def test_the_version_is_told_without_torch(tmp_path):
     for code in ("--version", "-h"):
-        told = python(tmp_path, "-X", "importtime", "-m", "surefoot", code)
+        told = python(tmp_path, "-X", "importtime", "-m", "surefoot", code, fresh=True)
         assert told.returncode == 0, told.stderr[-500:]
         assert told.stdout.startswith("surefoot 0." if code == "--version" else "Usage: surefoot")
         assert not any(line.split("|")[-1].strip() == "torch" for line in told.stderr.splitlines())

@@ -6,11 +6,15 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
-from running import ENVIRONMENT, both, python, surefoot
+import running
+from running import ENVIRONMENT, python, surefoot
 
 from patience import HANG_SECONDS
+
+both = partial(running.both, fresh=True)
 
 WITHOUT_TORCH = {
     "argparse": """
@@ -317,7 +321,7 @@ Net()(torch.tensor([1, 7]))
 
 @pytest.mark.parametrize("name", WITH_TORCH)
 def test_a_script_with_torch_runs_as_under_python(tmp_path, name):
-    facts = told_alike(tmp_path, WITH_TORCH[name])
+    facts = told_alike(tmp_path, WITH_TORCH[name], fresh=True)
     assert bool(facts["optimizers"]) is (name != "leaves_by_os_exit")
 
 
@@ -330,9 +334,9 @@ def test_a_crash_is_told_as_under_python_and_the_diagnosis_knows_of_it(tmp_path,
     assert "script.py:" in told["site"]
 
 
-def told_alike(folder, text):
+def told_alike(folder, text, fresh=False):
     """The facts of a watched run that printed and ended as under Python, and has a diagnosis."""
-    _, watched = both(folder, write(folder, text))
+    _, watched = running.both(folder, write(folder, text), fresh=fresh)
     assert "\nsurefoot: " in watched.stderr  # however it ended
     facts = json.loads((folder / "run" / "facts.json").read_text())
     assert facts["problems"] == {}

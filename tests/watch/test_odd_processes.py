@@ -1,12 +1,9 @@
 """What is unusual about a process does not make `surefoot run` blind, and where it does, the verdict says so."""
 
 import json
-import sys
 from pathlib import Path
 
-from running import ENVIRONMENT
-
-import patience
+import running
 
 SETTING = """
 import threading, time, torch
@@ -52,8 +49,9 @@ print("trained")
 def watched(folder: Path, script: str, *words: str, python: tuple[str, ...] = ()) -> tuple[str, dict, dict]:
     """What the script printed, the facts and the diagnosis."""
     (folder / "train.py").write_text(script)
-    command = [sys.executable, *python, "-m", "surefoot", "run", "--out", "run", *words, "train.py"]
-    ended = patience.run(command, cwd=folder, env=ENVIRONMENT, check=True)
+    command = [*python, "-m", "surefoot", "run", "--out", "run", *words, "train.py"]
+    ended = running.python(folder, *command, fresh=bool(python))
+    assert ended.returncode == 0, ended.stderr
     facts, found = (json.loads((folder / "run" / name).read_text()) for name in ("facts.json", "findings.json"))
     return ended.stdout, facts, found
 

@@ -2,37 +2,21 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from running import ENVIRONMENT
+from running import rank_of
 
-DEADLINE_S = 300
+import forked
 
 
 def two_ranks(folder, *command):
     """Run a command as both ranks; returns what each wrote to its file, and to stderr."""
     place = folder / ("watched" if "surefoot" in command else "plain")
     place.mkdir()
-    started = [
-        subprocess.Popen(
-            [sys.executable, *command, "script.py", str(place)],
-            cwd=folder,
-            env={**ENVIRONMENT, "RANK": str(rank), "WORLD_SIZE": "2"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [process.communicate(timeout=DEADLINE_S)[1] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0, 0], "\n".join(errors)
+    words = [*command, "script.py", place]
+    started = [forked.start(words, cwd=folder, env=forked.environment(**rank_of(rank, 2))) for rank in range(2)]
+    errors = [process.end(check=True).stderr for process in started]
     return [(place / f"rank{rank}.txt").read_text().splitlines() for rank in range(2)], errors
 
 

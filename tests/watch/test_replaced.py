@@ -30,7 +30,7 @@ PARTS = {
 def known(tmp_path_factory):
     """What the script tells, without and with `surefoot run`, and the table of that run."""
     folder = tmp_path_factory.mktemp("known")
-    plain, watched = (run(folder, str(SCRIPT), *NAMES) for run in (python, surefoot))
+    plain, watched = (run(folder, str(SCRIPT), *NAMES, fresh=True) for run in (python, surefoot))
     assert plain.returncode == watched.returncode == 0, plain.stderr + watched.stderr
     assert json.loads((folder / "run" / "facts.json").read_text())["problems"] == {}
     said = next((line for line in watched.stderr.splitlines() if line.startswith('{"table"')), "{}")

@@ -1,10 +1,10 @@
 """The scoreboard counts what it says it counts, and a kept run is scored again without running."""
 
 import json
-import sys
 
 import pytest
 
+import forked
 import patience
 from surefoot.errors import UsageError
 from surefoot.zoo import Specimen, find, specimens
@@ -105,7 +105,7 @@ def test_a_part_of_a_name_is_enough_if_only_one_script_has_it(tmp_path):
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_two(arguments, words):
-    result = patience.run([sys.executable, "-m", "surefoot", *arguments])
+    result = forked.run(["-m", "surefoot", *arguments])
     assert (result.returncode, result.stdout) == (2, "")
     assert words in result.stderr
     assert len(result.stderr.splitlines()) == 1

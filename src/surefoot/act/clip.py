@@ -9,7 +9,7 @@ would break every gradient, and skipping such a step is somebody else's decision
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,17 +18,6 @@ from surefoot.errors import require
 
 if TYPE_CHECKING:
     from surefoot.types import GradientNorms
-
-
-@runtime_checkable
-class Clipper(Protocol):
-    """Two pure functions and a state of fixed size."""
-
-    def init(self, count: int) -> Any:
-        """The state before the first step, for `count` gradients."""
-
-    def update(self, state: Any, norms: GradientNorms) -> tuple[Any, Tensor]:
-        """The next state, and what to multiply the gradients by."""
 
 
 def limit_factor(norm: Tensor, limit: Tensor | float) -> Tensor:

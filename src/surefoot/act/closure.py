@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-import torch
+from surefoot.core.save_restore import save_optimizer, save_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,19 +23,9 @@ class StepCopy:
     """
 
     def __init__(self, parameters: Sequence[NamedParameter], optimizer: Any) -> None:
-        self._optimizer = optimizer
-        self._parameters = [(parameter, parameter.detach().clone()) for _, parameter in parameters]
-        self._groups = [{key: value for key, value in g.items() if key != "params"} for g in optimizer.param_groups]
-        self._state = {parameter: deepcopy(state) for parameter, state in optimizer.state.items()}
+        self._undo = (save_tensors([parameter for _, parameter in parameters]), save_optimizer(optimizer))
 
-    @torch.no_grad()
     def restore(self) -> None:
         """Put everything back, bit for bit."""
-        for parameter, value in self._parameters:
-            parameter.copy_(value)
-        self._optimizer.state.clear()
-        self._optimizer.state.update(self._state)
-        for group, settings in zip(self._optimizer.param_groups, self._groups, strict=True):
-            for key in group.keys() - settings.keys() - {"params"}:  # a counter that the step began
-                del group[key]
-            group.update(settings)
+        for put_back in self._undo:
+            put_back()

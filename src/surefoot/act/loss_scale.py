@@ -8,29 +8,12 @@ does not lower the scale.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from surefoot.errors import require
-
-
-class LossScaler(Protocol):
-    """What the stabilizer asks of a loss scaler."""
-
-    @property
-    def floor(self) -> float:
-        """The smallest scale it will go to."""
-
-    def init(self) -> Any:
-        """The state before the first step."""
-
-    def scale_of(self, state: Any) -> Tensor:
-        """What the loss is multiplied by."""
-
-    def update(self, state: Any, overflow: Tensor) -> Any:
-        """The next state, after a step whose gradients did or did not overflow."""
 
 
 class LossScaleState(NamedTuple):

@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _NormBase
 
 from surefoot.act.pieces import same_rows, take_rows, tensors_of
+from surefoot.core.device import allocated_and_reserved, empty_cache
 from surefoot.core.random_state import read_streams, set_streams
+from surefoot.core.save_restore import LARGEST_STATISTIC, is_writable, may_have_changed, save_slots, write_all
 from surefoot.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
     from surefoot.types import Scalar
 
-LARGEST = 1_000_000
-"""Entries up to which a buffer is copied before it has ever been seen to change."""
 _OUT_OF_MEMORY = re.compile(
     r"(CUDA|HIP|XPU|MPS|NPU)\b[^\n]*out of memory"
     r"|can't allocate memory|not enough memory"  # the allocator of the CPU
@@ -282,7 +281,7 @@ def _attempt(run: Callable[[], Tensor], kept: _Kept, rows: int, total_rows: int)
         return loss, ""
     # Only out of the except block is the traceback gone, and with it whatever the failed try held.
     gc.collect()
-    _empty_caches()
+    empty_cache()
     return None, failure
 
 
@@ -301,17 +300,11 @@ def _let_go(error: BaseException | None) -> None:
 
 
 def _in_use() -> str:
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    usage = allocated_and_reserved()
+    if usage is None:
         return ""
-    allocated, reserved = torch.cuda.memory_allocated() / 2**30, torch.cuda.memory_reserved() / 2**30
+    allocated, reserved = (used / 2**30 for used in usage)
     return f" [allocated {allocated:.2f} GiB, reserved {reserved:.2f} GiB]"
-
-
-def _empty_caches() -> None:
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.empty_cache()
-    if torch.backends.mps.is_available():
-        torch.mps.empty_cache()
 
 
 class _Kept:
@@ -362,28 +355,28 @@ class ChangingBuffers:
 
     def copy(self) -> Callable[[], None]:
         """Copy them as they are now; gives the function that puts them back."""
-        slots = [(module, dict(module._buffers)) for module in self._modules]
+        put_slots_back = save_slots(self._modules)
         copies = [
             (module, buffer, buffer._version, buffer.detach().clone())
-            for i, (module, buffers) in enumerate(slots)
-            for name, buffer in buffers.items()
+            for i, module in enumerate(self._modules)
+            for name, buffer in module._buffers.items()
             if buffer is not None and self._may_change((i, name), buffer)
         ]
 
-        @torch.no_grad()
         def put_back() -> None:
-            for module, buffers in slots:  # a forward may also put a new tensor in a buffer's place
-                module._buffers.update(buffers)
-            for module, buffer, version, copy in copies:
-                # Batch norm's kernels write running statistics without telling the version counter.
-                if buffer._version != version or (module.training and isinstance(module, _NormBase)):
-                    buffer.copy_(copy)
+            put_slots_back()
+            changed = [
+                (buffer, copy)
+                for module, buffer, version, copy in copies
+                if may_have_changed(module, buffer._version != version)
+            ]
+            write_all([buffer for buffer, _ in changed], [copy for _, copy in changed])
 
         return put_back
 
     def _may_change(self, slot: tuple[int, str], buffer: Tensor) -> bool:
         """Small ones may; a large one is a table or a mask until it has been seen to change."""
-        if buffer.is_inference() or buffer.layout is not torch.strided or 0 in buffer.stride():
+        if not is_writable(buffer):
             return False
         now = (id(buffer), buffer._version)
-        return buffer.numel() <= LARGEST or self._first_seen.setdefault(slot, now) != now
+        return buffer.numel() <= LARGEST_STATISTIC or self._first_seen.setdefault(slot, now) != now

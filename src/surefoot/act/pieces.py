@@ -13,16 +13,15 @@ around it.
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from collections import Counter
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from surefoot.core.nested import parts_of, rebuilt
 from surefoot.errors import UsageError
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def take_rows(batch: Any, start: int, stop: int, rows: int) -> Any:
 def same_rows(batch: Any) -> Any:
     """All of a batch in containers of its own, so that a loss which takes entries out leaves the batch as it is."""
     children = None if _is_array(batch) else _children(batch)
-    return batch if children is None else _rebuilt(batch, [same_rows(child) for child in children])
+    return batch if children is None else rebuilt(batch, [same_rows(child) for child in children])
 
 
 def tensors_of(batch: Any) -> list[Tensor]:
@@ -75,7 +74,7 @@ def _take(part: Any, start: int, stop: int, rows: int) -> Any:
     children = _children(part)
     if children is None:
         return part
-    return _rebuilt(part, [_take_nested(child, start, stop, rows) for child in children])
+    return rebuilt(part, [_take_nested(child, start, stop, rows) for child in children])
 
 
 def _take_nested(part: Any, start: int, stop: int, rows: int) -> Any:
@@ -121,31 +120,8 @@ def _children(part: Any) -> list[Any] | None:
     """What a container holds; `None` for what is none."""
     if isinstance(part, torch.nn.utils.rnn.PackedSequence) or (isinstance(part, Tensor) and part.is_nested):
         raise UsageError(f"a {type(part).__name__} has no rows to cut at. Pack or nest the padded piece in the loss.")
-    if isinstance(part, Mapping):
-        return list(part.values())
-    if isinstance(part, (list, tuple)) and type(part) is not torch.Size:
-        return list(part)
-    if dataclasses.is_dataclass(part) and not isinstance(part, type):
-        return [getattr(part, each.name) for each in dataclasses.fields(part)]
-    return None
-
-
-def _rebuilt(part: Any, children: list[Any]) -> Any:
-    """A container of the same kind around other contents."""
-    if hasattr(part, "_fields"):
-        return type(part)(*children)
-    if isinstance(part, (list, tuple)):
-        return type(part)(children)
-    if isinstance(part, Mapping):
-        # A copy keeps what a class of the user's has beside its entries.
-        new: Any = copy.copy(part) if isinstance(part, MutableMapping) else dict(part)
-        for key, child in zip(list(part), children, strict=True):
-            new[key] = child
-        return new
-    new = copy.copy(part)
-    for each, child in zip(dataclasses.fields(part), children, strict=True):
-        object.__setattr__(new, each.name, child)  # the dataclass may be frozen
-    return new
+    parts = parts_of(part)
+    return None if parts is None else list(parts)
 
 
 def _arrays(part: Any) -> Iterator[Any]:

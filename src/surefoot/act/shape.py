@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,14 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from surefoot.types import NamedParameter
-
-
-@runtime_checkable
-class Shaper(Protocol):
-    """Changes the gradients of parameters in place."""
-
-    def shape(self, parameters: Sequence[NamedParameter]) -> None:
-        """Change `.grad` of every parameter that has one."""
 
 
 def _gradients(parameters: Sequence[NamedParameter]) -> list[Tensor]:

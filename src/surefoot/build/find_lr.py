@@ -97,25 +97,11 @@ def find_lr(
     if not 0.0 < lowest < highest or steps < 10:
         raise ValueError(f"Expected 0 < lowest < highest and steps >= 10; got {lowest=}, {highest=}, {steps=}.")
     growth = (highest / lowest) ** (1.0 / (steps - 1))
-    rates: list[float] = []
-    losses: list[float] = []
-    diverged_at = None
+    planned = [lowest * growth**step for step in range(steps)]
     with untouched(model, optimizer, _generators(batches)), torch.enable_grad():
         model.train()
-        shares = _shares(optimizer)
-        for step, batch in zip(range(steps), _again_and_again(batches), strict=False):
-            rate = lowest * growth**step
-            _set_rate(optimizer, rate, shares)
-            optimizer.zero_grad()
-            loss = loss_of(model, batch)
-            value = float(loss.detach())
-            if _blew_up(value, losses):
-                diverged_at = rate
-                break
-            torch.autograd.backward(loss)
-            optimizer.step()
-            rates.append(rate)
-            losses.append(value)
+        losses, diverged_at = _train(model, optimizer, _again_and_again(batches), loss_of, planned)
+    rates = planned[: len(losses)]
     smoothed = [_smooth(losses, at) for at in range(len(losses))]
     result = LRRange(tuple(rates), tuple(losses), tuple(smoothed), _steepest(rates, smoothed), diverged_at)
     if show:
@@ -123,6 +109,30 @@ def find_lr(
     if picture is not None and losses:
         Path(picture).write_text(to_svg(result.chart()), encoding="utf-8")
     return result
+
+
+def _train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterator[Batch],
+    loss_of: Callable[[nn.Module, Batch], Tensor],
+    rates: list[float],
+) -> tuple[list[float], float | None]:
+    """Take one step at each rate; the loss before each, and the rate at which the loss blew up, if it did."""
+    losses: list[float] = []
+    shares = _shares(optimizer)
+    for rate in rates:
+        batch = next(batches)
+        _set_rate(optimizer, rate, shares)
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        value = float(loss.detach())
+        if _blew_up(value, losses):
+            return losses, rate
+        torch.autograd.backward(loss)
+        optimizer.step()
+        losses.append(value)
+    return losses, None
 
 
 def _again_and_again(batches: Iterable[Batch]) -> Iterator[Batch]:

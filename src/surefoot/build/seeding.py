@@ -26,6 +26,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from surefoot.core.device import has_workspaces, visible_devices
+
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _NO_DETERMINISTIC_FORM = re.compile(r"(\S+) does not have a deterministic implementation")
 
@@ -98,12 +100,9 @@ def seed_everything(seed: int, deterministic: bool = False) -> Seeding:
     torch.manual_seed(seed)  # every device, those not yet initialised too
     before = _current_settings()
     settings = _allow_deterministic_only() if deterministic else {}
-    devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    if torch.backends.mps.is_available():
-        devices.append("mps")
     return Seeding(
         seed,
-        ("python", "numpy", "torch:cpu", *(f"torch:{device}" for device in devices)),
+        ("python", "numpy", "torch:cpu", *(f"torch:{device}" for device in visible_devices())),
         torch.are_deterministic_algorithms_enabled(),
         settings,
         os.environ.get("PYTHONHASHSEED"),
@@ -131,7 +130,7 @@ def _current_settings() -> dict[str, Any]:
 def _allow_deterministic_only() -> dict[str, Any]:
     if _WORKSPACE not in os.environ:
         os.environ[_WORKSPACE] = ":4096:8"
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if has_workspaces():
             warnings.warn(
                 f"CUDA was in use before {_WORKSPACE} was set, and matrix products may keep their old workspace. "
                 "Call `seed_everything` before anything touches the GPU, or set the variable outside.",

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from surefoot.core.formats import STANDARDIZER
+
 Array = Tensor | np.ndarray
 NanPolicy = Literal["raise", "ignore", "fill"]
 
@@ -145,7 +147,7 @@ class Standardizer:
         """Write the statistics as JSON, exactly, under a temporary name that is then put in place."""
         content = {
             "format": "surefoot.Standardizer",
-            "version": 1,
+            "version": STANDARDIZER.version,
             "feature_axis": self.feature_axis,
             "nan": self.nan,
             **{name: getattr(self, name).tolist() for name in _SAVED},
@@ -164,8 +166,7 @@ class Standardizer:
             raise ValueError(f"{path} is not JSON, so not a saved Standardizer: {error}.") from error
         if not isinstance(content, dict) or content.get("format") != "surefoot.Standardizer":
             raise ValueError(f"{path} is not a saved Standardizer.")
-        if content["version"] != 1:
-            raise ValueError(f"{path} has version {content['version']}; this surefoot reads version 1.")
+        content = STANDARDIZER.read(content, str(path), ValueError)
         mean, spread, lowest, highest = (torch.tensor(content[name], dtype=torch.float64) for name in _SAVED[1:])
         count = torch.tensor(content["count"], dtype=torch.int64)
         return cls(count, mean, spread, lowest, highest, content["feature_axis"], content["nan"])

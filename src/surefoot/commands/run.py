@@ -243,7 +243,9 @@ class RunSession:
 
         folder = self._made()
         write_json(folder / "run.json", run_facts)
-        write_json(folder / "facts.json", facts.to_json() if facts is not None else {"schema": 1, "steps": 0})
+        write_json(
+            folder / "facts.json", facts.to_json() if facts is not None else {"schema": FACTS.version, "steps": 0}
+        )
         return folder
 
     def _place(self) -> Path:
@@ -288,10 +290,10 @@ class RunSession:
             return None  # the end of the run says so
         sinks = []
         if self.request.progress:
-            from surefoot.report.terminal.progress import Progress
+            from surefoot.report.terminal.progress import ProgressSink
             from surefoot.watch.messages import stream
 
-            sinks = [Progress(stream=stream())]
+            sinks = [ProgressSink(stream=stream())]
         return RunLog(folder, sinks=sinks, close_at_exit=False)  # the diagnosis, which comes last, belongs into it
 
     def _write(self, ending: Ending) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from surefoot.core.device import random_states, set_random_states
+
 _MT19937_WORDS = 624
 
 
@@ -20,7 +22,6 @@ def read_streams() -> dict[str, Any]:
     version, words, gauss = random.getstate()
     legacy: Any = np.random.get_state()
     kind, keys, position, has_gauss, cached = legacy
-    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return {
         "python": {"version": version, "words": torch.from_numpy(np.array(words, dtype=np.int64)), "gauss": gauss},
         "numpy": {
@@ -31,8 +32,7 @@ def read_streams() -> dict[str, Any]:
             "cached": float(cached),
         },
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if in_use else [],
-        "mps": torch.mps.get_rng_state() if torch.backends.mps.is_available() else None,
+        **random_states(),
     }
 
 
@@ -51,7 +51,4 @@ def set_streams(state: dict[str, Any]) -> None:
     keys = legacy["keys"].numpy().astype(np.uint32)
     np.random.set_state((legacy["kind"], keys, legacy["position"], legacy["has_gauss"], legacy["cached"]))
     torch.set_rng_state(state["torch"].cpu())
-    for index, stream in enumerate(state["cuda"][: torch.cuda.device_count()]):
-        torch.cuda.set_rng_state(stream.cpu(), index)
-    if state["mps"] is not None and torch.backends.mps.is_available():
-        torch.mps.set_rng_state(state["mps"].cpu())
+    set_random_states(state)

@@ -73,7 +73,7 @@ _ADDRESS_USER = re.compile(
 _HOST_USER = re.compile(
     r"(?<![\w/@.:<+-])[\w.+-]+:(?!\d{1,2}@|\d*\.\d+@)(?P<password>[^\s:/\"'<>]+)@(?=[A-Za-z0-9])(?!sha\d+:)"
 )
-"""Not a time (`10:30@home`), a small number (`cuda:0@rank1`) or the digest of an image (`name:tag@sha256:…`)."""
+"""Not a time (`10:30@home`), a small number (`gpu:0@rank1`) or the digest of an image (`name:tag@sha256:…`)."""
 _KNOWN = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
     r"|sk-(?=[A-Za-z0-9_-]{0,40}\d)[A-Za-z0-9_-]{20,}"

@@ -1,26 +1,31 @@
-"""Look, then put everything back: model, optimizer and random streams bitwise as they were.
+"""Save the state of training and restore it: weights, buffers, gradients, modes, optimizer state, random streams.
 
-A probe (a traced forward, a learning-rate range test) runs the user's real objects, because copies lie: a deep copy of
-an optimizer that has a scheduler steps the *original*, and closures keep pointing at the original model. So the state
-is cloned beside, the probe runs, and the clones are written back into the same tensors, even if the probe raised.
+Every `save_…` function copies one part of the state and returns the function that puts it back, bit for bit, into the
+same objects: compiled code, CUDA graphs and references of the user's stay valid. `untouched` combines them for a probe
+(a traced forward, a learning-rate range test). A probe runs the user's real objects, because copies lie: a deep copy of
+an optimizer that has a scheduler steps the *original*, and closures keep pointing at the original model.
 
-Covered: parameters (also those that only the optimizer knows), buffers, gradients, training flags, optimizer state and
-hyper-parameters, the Python, NumPy and torch random streams of every device, and any extra `torch.Generator` handed in.
-Left out: state a forward keeps
-outside parameters and buffers (a Python list on a module, a file), which nobody can see from here.
+`untouched` covers parameters (also those that only the optimizer knows), buffers, gradients, training flags, optimizer
+state and hyper-parameters, the Python, NumPy and torch random streams of every device, and any extra `torch.Generator`
+passed in. Left out: state a forward keeps outside parameters and buffers (a Python list on a module, a file), which
+nobody can see from here.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from surefoot.core.random_state import read_streams, set_streams
 
 Undo = Callable[[], None]
+
+LARGEST_STATISTIC = 1_000_000
+"""Entries beyond which a buffer is taken for a table or a mask, and not for a statistic that a forward changes."""
 
 
 @contextmanager
@@ -31,10 +36,17 @@ def untouched(
 ) -> Iterator[None]:
     """Run the body, then restore everything named in the module's docstring."""
     groups = [] if optimizer is None else optimizer.param_groups
-    parameters = dict.fromkeys([*model.parameters(), *(p for group in groups for p in group["params"])])
-    undo = [_keep_streams(generators), _keep_model(model, list(parameters))]
+    parameters = list(dict.fromkeys([*model.parameters(), *(p for group in groups for p in group["params"])]))
+    modules = list(model.modules())
+    undo = [
+        save_streams(generators),
+        save_slots(modules),
+        save_tensors([*parameters, *model.buffers()]),
+        save_gradients(parameters),
+        save_modes(modules),
+    ]
     if optimizer is not None:
-        undo.append(_keep_optimizer(optimizer))
+        undo += [save_optimizer(optimizer), save_step_mark(optimizer)]
     try:
         yield
     finally:
@@ -42,7 +54,11 @@ def untouched(
             put_back()
 
 
-def _keep_streams(generators: Iterable[torch.Generator]) -> Undo:
+# ---- random streams, modes ----------------------------------------------------------------------------------------
+
+
+def save_streams(generators: Iterable[torch.Generator] = ()) -> Undo:
+    """The random streams of the process and those of some generators."""
     streams = read_streams()
     own = [(generator, generator.get_state()) for generator in generators]
 
@@ -54,80 +70,144 @@ def _keep_streams(generators: Iterable[torch.Generator]) -> Undo:
     return put_back
 
 
-def _keep_model(model: nn.Module, parameters: list[Tensor]) -> Undo:
-    tensors = [*parameters, *model.buffers()]
-    values = [tensor.detach().clone() for tensor in tensors]
-    versions = [_version(tensor) for tensor in tensors]
-    gradients = [(p, p.grad, None if p.grad is None else p.grad.detach().clone()) for p in parameters]
-    slots = [(module, dict(module._buffers)) for module in model.modules()]
-    modes = [(module, module.training) for module in model.modules()]
+def save_modes(modules: Iterable[nn.Module]) -> Undo:
+    """Which modules are training and which evaluating."""
+    modes = [(module, module.training) for module in modules]
 
     def put_back() -> None:
-        with torch.no_grad():
-            for module, buffers in slots:  # a forward may also put a new tensor in a buffer's place
-                module._buffers.clear()
-                module._buffers.update(buffers)
-            for tensor, value, version in zip(tensors, values, versions, strict=True):
-                _write(tensor, value, version)
-            for parameter, gradient, saved in gradients:
-                parameter.grad = gradient if saved is None or gradient is None else gradient.copy_(saved)
         for module, mode in modes:
             module.training = mode
 
     return put_back
 
 
-def _version(tensor: Tensor) -> int | None:
-    """How often a tensor was written to; unknown for those made in inference mode."""
-    return None if tensor.is_inference() else tensor._version
+# ---- tensors ------------------------------------------------------------------------------------------------------
 
 
-def _write(tensor: Tensor, value: Tensor, version: int | None) -> None:
-    """Copy, into an expanded tensor without its repeats, which torch refuses to write to.
+def save_tensors(tensors: Sequence[Tensor]) -> Undo:
+    """The contents of some tensors.
 
-    What nobody wrote to is left alone: a write would break a graph of the user's that still waits for its backward.
+    A tensor that nobody wrote to is left alone: a write would break a graph of the user's that still waits for its
+    backward.
     """
-    if version is not None and tensor._version == version and torch.equal(tensor, value):
-        return
+    values = [tensor.detach().clone() for tensor in tensors]
+    versions = [None if tensor.is_inference() else tensor._version for tensor in tensors]
+
+    def put_back() -> None:
+        for tensor, value, version in zip(tensors, values, versions, strict=True):
+            # The count of writes misses those through `.data` and those of batch norm's kernels.
+            if version is None or tensor._version != version or not torch.equal(tensor, value):
+                write(tensor, value)
+
+    return put_back
+
+
+def save_gradients(parameters: Sequence[Tensor]) -> Undo:
+    """The gradients, as objects and in value."""
+    gradients = [(p, p.grad, None if p.grad is None else p.grad.detach().clone()) for p in parameters]
+
+    @torch.no_grad()
+    def put_back() -> None:
+        for parameter, gradient, saved in gradients:
+            parameter.grad = gradient if saved is None or gradient is None else gradient.copy_(saved)
+
+    return put_back
+
+
+@torch.no_grad()
+def write(tensor: Tensor, value: Tensor) -> None:
+    """Copy a value into a tensor; into an expanded one without its repeats, which torch refuses to write to."""
     if tensor.layout == torch.strided and 0 in tensor.stride():
         once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
         tensor, value = tensor[once], value[once]
     tensor.copy_(value)
 
 
-def _keep_optimizer(optimizer: torch.optim.Optimizer) -> Undo:
+@torch.no_grad()
+def write_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy values into tensors that are writable, in as few launches as there are kinds of them."""
+    groups: dict[tuple[Any, ...], tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        ours, theirs = groups.setdefault((target.device, source.device, target.dtype), ([], []))
+        ours.append(target)
+        theirs.append(source)
+    for ours, theirs in groups.values():
+        torch._foreach_copy_(ours, theirs, non_blocking=True)
+
+
+def is_writable(tensor: Tensor) -> bool:
+    """Whether a copy can be written back: not into entries that share their memory, nor into an inference tensor."""
+    return not tensor.is_inference() and tensor.layout is torch.strided and 0 not in tensor.stride()
+
+
+# ---- buffers ------------------------------------------------------------------------------------------------------
+
+
+def save_slots(modules: Sequence[nn.Module]) -> Undo:
+    """Which tensors are the buffers: a forward may put a new tensor in a buffer's place, or add one."""
+    slots = [(module, dict(module._buffers)) for module in modules]
+
+    def put_back() -> None:
+        for module, buffers in slots:
+            module._buffers.clear()
+            module._buffers.update(buffers)
+
+    return put_back
+
+
+def may_have_changed(module: nn.Module, was_written: bool) -> bool:
+    """Whether a buffer may have changed; `was_written` says what the count of writes shows.
+
+    Batch norm's kernels write running statistics without telling the version counter.
+    """
+    return was_written or (module.training and isinstance(module, _NormBase))
+
+
+# ---- optimizers ---------------------------------------------------------------------------------------------------
+
+
+def save_optimizer(optimizer: Any) -> Undo:
+    """The state of an optimizer and the settings of its groups."""
     groups = [
-        {key: _keep(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+        {key: _saved_value(value) for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
     ]
-    states = {parameter: {k: _keep(v) for k, v in state.items()} for parameter, state in optimizer.state.items()}
-    # A scheduler notes on the optimizer that it has stepped, and warns by it later.
-    stepped = getattr(optimizer, "_opt_called", None)
+    states = {parameter: {k: _saved_value(v) for k, v in state.items()} for parameter, state in optimizer.state.items()}
 
     def put_back() -> None:
         for group, saved in zip(optimizer.param_groups, groups, strict=True):
-            for key in set(group) - set(saved) - {"params"}:
+            for key in group.keys() - saved.keys() - {"params"}:  # a counter that the step began
                 del group[key]
             group.update({key: restore() for key, restore in saved.items()})
         optimizer.state.clear()
         for parameter, state in states.items():
             optimizer.state[parameter] = {key: restore() for key, restore in state.items()}
+
+    return put_back
+
+
+def save_step_mark(optimizer: Any) -> Undo:
+    """The mark by which a scheduler knows that its optimizer has stepped, and without which it warns."""
+    stepped = getattr(optimizer, "_opt_called", None)
+
+    def put_back() -> None:
         if stepped is not None:
-            optimizer._opt_called = stepped  # type: ignore[attr-defined]
+            optimizer._opt_called = stepped
         elif hasattr(optimizer, "_opt_called"):
             del optimizer._opt_called
 
     return put_back
 
 
-def _keep(value: Any) -> Callable[[], Any]:
-    """Remember a value; a tensor comes back as the same object with its old contents."""
+def _saved_value(value: Any) -> Callable[[], Any]:
+    """Copy a value; a tensor is restored as the same object with its old contents."""
     if not isinstance(value, Tensor):
         saved = copy.deepcopy(value)
         return lambda: saved
     contents = value.detach().clone()
 
     def restore() -> Tensor:
-        with torch.no_grad():
-            return value.copy_(contents)
+        write(value, contents)
+        return value
 
     return restore

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.types import Layers, OptimizerSetting, Signals, StepRecord
+from surefoot.core import nested
+from surefoot.types import LayerStats, OptimizerSetting, Signals, StepRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,29 +65,18 @@ def unpack(template: Any, packed: Any) -> Any:
 
 def on_device(state: Any, device: torch.device) -> Any:
     """The same state with its arrays as float32 tensors on a device."""
-    if isinstance(state, (np.ndarray, np.generic, Tensor)):
-        return torch.as_tensor(state, dtype=torch.float32, device=device)
-    if hasattr(state, "_asdict"):
-        return type(state)(*(on_device(value, device) for value in state))
-    if isinstance(state, tuple):
-        return tuple(on_device(value, device) for value in state)
-    return state
+    arrays = (np.ndarray, np.generic, Tensor)
+    return nested.map_leaves(state, lambda array: torch.as_tensor(array, dtype=torch.float32, device=device), arrays)
 
 
 def leaves(state: Any) -> list[Tensor]:
     """The tensors of a state, in order."""
-    if isinstance(state, Tensor):
-        return [state]
-    return [leaf for part in state for leaf in leaves(part)] if isinstance(state, tuple) else []
+    return list(nested.leaves(state))
 
 
 def with_leaves(state: Any, tensors: Iterator[Tensor]) -> Any:
     """The same state with its tensors replaced, in order."""
-    if isinstance(state, Tensor):
-        return next(tensors)
-    if hasattr(state, "_asdict"):
-        return type(state)(*(with_leaves(part, tensors) for part in state))
-    return tuple(with_leaves(part, tensors) for part in state) if isinstance(state, tuple) else state
+    return nested.map_leaves(state, lambda _: next(tensors))
 
 
 def grown(state: Any, fresh: Any) -> Any:
@@ -117,7 +107,7 @@ def pack_record(record: StepRecord) -> dict[str, Any]:
     layers = record.signals.layers
     signals["extra"] = dict(record.signals.extra)
     signals["layers"] = (
-        None if layers is None else {each.name: pack(getattr(layers, each.name)) for each in fields(Layers)}
+        None if layers is None else {each.name: pack(getattr(layers, each.name)) for each in fields(LayerStats)}
     )
     return {
         "signals": signals,
@@ -134,7 +124,7 @@ def unpack_record(packed: dict[str, Any]) -> StepRecord:
     signals = dict(packed["signals"])
     if signals["layers"] is not None:
         layers = dict(signals["layers"])
-        signals["layers"] = Layers(**layers | {"names": tuple(layers["names"]), "ranks": tuple(layers["ranks"])})
+        signals["layers"] = LayerStats(**layers | {"names": tuple(layers["names"]), "ranks": tuple(layers["ranks"])})
     return StepRecord(
         Signals(**signals),
         packed["skipped"],

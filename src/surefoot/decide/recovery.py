@@ -1,19 +1,7 @@
-"""Beyond skipping: go back to a good state, more carefully each time, and halt when that does not help.
+"""What is done about anomalous steps: `Escalation` (skip, back off, halt) and `TrainingRecovery` (go back to a state).
 
-Leaving a step out cures a bad batch. It does not cure weights or moments that are already damaged: those need an
-earlier state. `TrainingRecovery` counts unhealthy steps (refused ones, and losses that are a `Setback`) and calls for a
-return when there are too many, at once when the weights themselves are not finite. The run then goes on
-from the earlier weights with the data that comes next, so the batches that did the damage are not fed again, and with a
-smaller learning rate. The cut compounds over attempts and is lifted step by step while the run stays healthy: the rate
-is the cause only now and then, and a run that learns at half its rate for good is harmed too. Attempts come back more
-slowly than the rate does, so that trouble that returns with it is met with a deeper cut.
-
-Was it the weights? Whatever damages them moves them further than training does in as many steps, and a new data set, a
-harder task or a run of bad batches does not. So a return is declined if the weights had moved as usual when the trouble
-began, unless they are not finite or steps go on being refused. The first steps after a return tell, too: if the loss of
-the earlier weights is just as high, the weights were never to blame, and the return is taken back at the cost of those
-few steps. Either way the next return needs more patience. If steps are refused as before, the state was bad already,
-and an older one is tried.
+Every action has a budget that refills while the run is healthy. Both are pure: `update(state, ...)` accounts for one
+step and returns the next state and a `Decision`.
 """
 
 from __future__ import annotations
@@ -26,6 +14,71 @@ from surefoot.types import Decision
 
 if TYPE_CHECKING:
     from surefoot.types import Action
+
+
+class EscalationState(NamedTuple):
+    """What has been used, and how long it has been calm."""
+
+    skips: float = 0.0
+    cuts: int = 0
+    calm: int = 0
+
+
+@dataclass(frozen=True)
+class Escalation:
+    """Budgets for what may be done about anomalous steps.
+
+    A step that is not applied costs one skip. When the skips are used up, the learning rate is cut and the skips are
+    full again; when the cuts are used up, the run halts.
+
+    Every healthy step shows that the weights are sound, so `refill_steps` of them give one skip back: a data set with a
+    bad batch here and there is skipped through for ever, and only refusals that crowd lead further. After `calm_steps`
+    healthy steps in a row the skips are full and one cut is taken back, so that a rough patch does not slow the rest of
+    the run.
+    """
+
+    skips: int = 10
+    """Steps that may be left out before the learning rate is cut."""
+    cuts: int = 3
+    """Learning-rate cuts before the run halts."""
+    lr_factor: float = 0.5
+    """What one cut multiplies the learning rate by. Cuts compound."""
+    refill_steps: int = 20
+    """Healthy steps that give one skip back."""
+    calm_steps: int = 200
+    """Healthy steps in a row after which skips are full and one cut is taken back."""
+
+    def __post_init__(self) -> None:
+        require(self.skips >= 0, f"`skips` must not be negative; got {self.skips}.")
+        require(self.cuts >= 0, f"`cuts` must not be negative; got {self.cuts}.")
+        require(
+            0 < self.lr_factor <= 1, f"`lr_factor` must lie in (0, 1]; got {self.lr_factor}. A cut never raises the LR."
+        )
+        require(self.refill_steps >= 1, f"`refill_steps` must be at least 1; got {self.refill_steps}.")
+        require(self.calm_steps >= 1, f"`calm_steps` must be at least 1; got {self.calm_steps}.")
+
+    def init(self) -> EscalationState:
+        """Full budgets."""
+        return EscalationState()
+
+    def update(self, state: EscalationState, anomalous: bool, reason: str = "") -> tuple[EscalationState, Decision]:
+        """Account for one step and say what is to be done about it."""
+        if not anomalous:
+            state = state._replace(skips=max(state.skips - 1 / self.refill_steps, 0.0), calm=state.calm + 1)
+            if state.calm >= self.calm_steps:
+                state = EscalationState(cuts=max(state.cuts - 1, 0))
+            return state, self._decision("none", state)
+        if state.skips + 1 <= self.skips:
+            state = EscalationState(state.skips + 1, state.cuts)
+            return state, self._decision("skip", state, reason)
+        if state.cuts < self.cuts:
+            state = EscalationState(0, state.cuts + 1)
+            return state, self._decision("back_off", state, reason)
+        return state, self._decision("halt", state, reason)
+
+    def _decision(self, action: str, state: EscalationState, reason: str = "") -> Decision:
+        return Decision(action, reason, self.lr_factor**state.cuts)  # type: ignore[arg-type]
+
 
 SETTLED_STEPS = 5
 """Healthy steps in a row that end a trouble. A run that diverges has a low loss now and then, too."""
@@ -64,7 +117,23 @@ class RecoveryState(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingRecovery:
-    """Returns to earlier states, kept in memory and in checkpoints."""
+    """Returns to earlier states, kept in memory and in checkpoints.
+
+    Leaving a step out cures a bad batch. It does not cure weights or moments that are already damaged: those need an
+    earlier state. `TrainingRecovery` counts unhealthy steps (refused ones, and losses that are a `Setback`) and calls
+    for a return when there are too many, at once when the weights themselves are not finite. The run then goes on from
+    the earlier weights with the data that comes next, so the batches that did the damage are not fed again, and with a
+    smaller learning rate. The cut compounds over attempts and is lifted step by step while the run stays healthy: the
+    rate is the cause only now and then, and a run that learns at half its rate for good is harmed too. Attempts come
+    back more slowly than the rate does, so that trouble that returns with it is met with a deeper cut.
+
+    Was it the weights? Whatever damages them moves them further than training does in as many steps, and a new data
+    set, a harder task or a run of bad batches does not. So a return is declined if the weights had moved as usual when
+    the trouble began, unless they are not finite or steps go on being refused. The first steps after a return tell,
+    too: if the loss of the earlier weights is just as high, the weights were never to blame, and the return is taken
+    back at the cost of those few steps. Either way the next return needs more patience. If steps are refused as before,
+    the state was bad already, and an older one is tried.
+    """
 
     every_steps: int = 20
     """How often a healthy state is copied in memory."""

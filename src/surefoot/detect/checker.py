@@ -10,16 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from surefoot.detect.clipping import ClippingSaturated
 from surefoot.detect.combine import Combined, require_detector
-from surefoot.detect.explode import Explosion
-from surefoot.detect.loss_stability import LossStabilityMonitor
-from surefoot.detect.nonfinite import NonFinite
-from surefoot.detect.oscillate import Oscillation
-from surefoot.detect.plateau import NoLearning, Plateau
-from surefoot.detect.setback import Setback
-from surefoot.detect.spike import Spike
-from surefoot.detect.vanish import Vanishing
+from surefoot.detect.monitors import (
+    ClippingSaturated,
+    LossStabilityMonitor,
+    NoLearning,
+    Oscillation,
+    Plateau,
+    Vanishing,
+)
+from surefoot.detect.step_rules import Explosion, NonFinite, Setback, Spike
 from surefoot.types import Detector, Signals, Verdict
 
 _STEP_RULES = ("nonfinite", "explosion", "spike")

@@ -1,4 +1,8 @@
-"""Small functions that make detectors out of detectors.
+"""Small functions that make detectors out of detectors, and the wrapper around detectors of the user's own.
+
+Anything with `init` and `update` is a detector, so a user's detector may raise or return anything, at the first step or
+at the ten-thousandth. `tolerated` wraps it: one that fails is named in one warning and ignored from then on, and
+training continues.
 
 >>> import surefoot as sf
 >>> rule = sf.any_of(sf.NonFinite(), sf.sustained(sf.Spike(("loss",)), steps=3))
@@ -6,17 +10,20 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_, or_
 from typing import Any, Literal
 
 import numpy as np
+from torch import Tensor
 
 from surefoot.detect.arrays import library_of
 from surefoot.errors import require
 from surefoot.types import Detector, Severity, Signals, Verdict
 
+log = logging.getLogger("surefoot")
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "error")
 
 
@@ -131,3 +138,56 @@ class AfterWarmup:
 def after_warmup(detector: Detector, steps: int) -> AfterWarmup:
     """Let the detector learn for `steps` steps before it may speak."""
     return AfterWarmup(detector, steps)
+
+
+def tolerated(detector: Any) -> Any:
+    """The same detector, with what is the user's own in it left out when it fails; ours are not expected to."""
+    if isinstance(detector, Combined):
+        return replace(detector, parts=tuple(map(tolerated, detector.parts)))
+    if isinstance(detector, (Sustained, AfterWarmup)):
+        return replace(detector, detector=tolerated(detector.detector))
+    return detector if type(detector).__module__.startswith("surefoot.detect.") else UserDetector(detector)
+
+
+class UserDetector:
+    """A detector of the user's. It prints as the one it is made of."""
+
+    def __init__(self, detector: Detector) -> None:
+        self._detector, self._failed = detector, False
+
+    def init(self) -> Any:
+        """The detector's own state."""
+        return self._detector.init()
+
+    def update(self, state: Any, signals: Signals) -> tuple[Any, Verdict]:
+        """What the detector says; nothing is wrong with a step once it has failed."""
+        if not self._failed:
+            try:
+                new, verdict = self._detector.update(state, signals)
+                return new, _checked(verdict, signals)
+            except Exception as error:
+                self._failed = True
+                log.warning(
+                    "surefoot: step %d: the detector %r failed and is left out from now on (%s: %s); training goes on.",
+                    signals.step,
+                    self._detector,
+                    type(error).__name__,
+                    error,
+                    exc_info=error,
+                )
+        return state, Verdict(type(self._detector).__name__, False)
+
+    def __repr__(self) -> str:
+        return repr(self._detector)
+
+
+def _checked(verdict: Any, signals: Signals) -> Verdict:
+    """The verdict, in the form that all others have."""
+    if not isinstance(verdict, Verdict):
+        raise TypeError(f"`update` must return (state, Verdict); got {verdict!r} in place of the verdict")
+    if verdict.severity not in SEVERITIES:
+        raise ValueError(f"the severity of a verdict must be one of {', '.join(SEVERITIES)}; got {verdict.severity!r}")
+    device, anomalous = signals.device, verdict.anomalous
+    if device is None or not isinstance(anomalous, Tensor):
+        return replace(verdict, anomalous=bool(anomalous))
+    return replace(verdict, anomalous=anomalous.detach().reshape(()).to(device) != 0)

@@ -90,7 +90,7 @@ _CAUSES = (
         "rate and initial weights are ordinary.",
         "lr.too-high lr.too-low init.too-large",
         "Standardise each feature with statistics of the training split, for example with `surefoot.Standardizer`.",
-        "Divide image bytes by 255, or use `surefoot.normalize_images`.",
+        "Divide image bytes by 255, or use `surefoot.build.normalize_images`.",
         "Put a normalisation layer first, so that the scale can no longer matter.",
     ),
     _cause(
@@ -298,8 +298,8 @@ _CAUSES = (
         "NaN comes out of an attention layer, often on one batch in many.",
         "A softmax receives a row that is minus infinity everywhere: 0 / 0.",
         "data.nonfinite-input loss.undefined-op precision.fp16-overflow",
-        "Use `surefoot.masked_softmax`, which gives zeros for such a row, or let every token see itself.",
-        "Fill masks with a large negative number instead of minus infinity (`surefoot.mask_fill_value`).",
+        "Use `surefoot.build.masked_softmax`, which gives zeros for such a row, or let every token see itself.",
+        "Fill masks with a large negative number instead of minus infinity (`surefoot.build.mask_fill_value`).",
         "Drop empty sequences from the data.",
     ),
     _cause(
@@ -584,7 +584,7 @@ _CAUSES = (
         "Learning is slow, and the same whether the gradient is large or small.",
         "Nearly every step is clipped, and by far: the limit has become the learning rate.",
         "lr.too-low optim.epsilon model.exploding-gradient",
-        "Raise the limit to the 95th percentile of the norms (`surefoot.clip_advice`).",
+        "Raise the limit to the 95th percentile of the norms (`surefoot.build.clip_advice`).",
         "If norms are large for a reason, cure it: data scale, initialisation, sum instead of mean.",
     ),
     _cause(

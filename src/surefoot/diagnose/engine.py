@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from surefoot.core.files import read_file
+from surefoot.core.formats import FACTS, RUN
 from surefoot.diagnose.catalogue import CATALOGUE
 from surefoot.diagnose.findings import Diagnosis, Finding, Severity
 from surefoot.diagnose.insufficient import why_unknown
@@ -76,6 +77,14 @@ def diagnose(facts: dict[str, Any], run_facts: dict[str, Any] | None = None, str
     return replace(diagnosis, reason=f"No fault was found in {run.steps:,} steps.{limit}")
 
 
+def diagnose_folder(folder: str | Path) -> Diagnosis:
+    """Diagnose the run that was recorded in a folder: what `surefoot diagnose` prints, as an object.
+
+    Raises `UsageError` for what is not the folder of a run.
+    """
+    return diagnose(*load(folder))
+
+
 def _claims(run: RecordedRun, rules: Iterable[Rule]) -> list[tuple[Rule, Claim]]:
     found: list[tuple[Rule, Claim]] = []
     for rule in rules:
@@ -119,7 +128,8 @@ def load(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UsageError(f"{path} is damaged: {error}. Run the script again with `surefoot run`.") from None
     if not isinstance(facts, dict) or not isinstance(run_facts, dict):
         raise UsageError(f"{path} is damaged: facts.json and run.json must hold objects.")
-    return facts, run_facts
+    facts = FACTS.read(facts, str(path / "facts.json"), unmarked=1)
+    return facts, RUN.read(run_facts, str(path / "run.json"), unmarked=1)
 
 
 def _described(path: Path) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from surefoot.core.formats import FINDINGS
+
 Severity = Literal["error", "warning", "info"]
 Outlook = Literal["healthy", "unstable", "broken", "unknown"]
-SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Diagnosis:
     def as_json(self) -> dict[str, Any]:
         """The contract's form."""
         return {
-            "schema": SCHEMA,
+            "schema": FINDINGS.version,
             "verdict": self.verdict,
             "steps": self.steps,
             "summary": self.summary,

@@ -18,37 +18,28 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from surefoot.core import nested
+
 MOST_BATCHES = 32
 MOST_ROWS = 4096
 MOST_BYTES = 256 * 2**20
 FROM_AN_ITERATOR = 4
 
 
-def leaves(batch: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+def leaves(batch: Any) -> Iterator[tuple[str, Tensor]]:
     """Every tensor in a batch with the path that leads to it, such as `[0]` or `['labels']`."""
-    if isinstance(batch, Tensor):
-        yield name or "batch", batch
-    elif isinstance(batch, Mapping):
-        for key, value in batch.items():
-            yield from leaves(value, f"{name}[{key!r}]")
-    elif isinstance(batch, tuple | list):
-        for index, value in enumerate(batch):
-            yield from leaves(value, f"{name}[{index}]")
+    return ((path or "batch", tensor) for path, tensor in nested.named_leaves(batch))
 
 
 def map_leaves(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same batch with every tensor changed; what is no tensor stays."""
-    if isinstance(batch, Tensor):
-        return change(batch)
-    if isinstance(batch, np.ndarray) and batch.dtype.kind in "fiub":
-        return change(torch.as_tensor(batch))
-    if isinstance(batch, Mapping):
-        return {key: map_leaves(value, change) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_leaves(value, change) for value in batch))
-    if isinstance(batch, tuple | list):
-        return type(batch)(map_leaves(value, change) for value in batch)
-    return batch
+    """The same batch with every tensor changed, arrays of numbers as tensors; everything else stays."""
+
+    def changed(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray):
+            return change(torch.as_tensor(leaf)) if leaf.dtype.kind in "fiub" else leaf
+        return change(leaf)
+
+    return nested.map_leaves(batch, changed, (Tensor, np.ndarray))
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -10,6 +10,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from surefoot.core.formats import EXAMINATION
 from surefoot.diagnose.catalogue import CATALOGUE
 
 Status: TypeAlias = Literal["pass", "warn", "fail", "skipped"]
@@ -148,7 +149,7 @@ class Examination:
     def to_dict(self) -> dict[str, Any]:
         """The same as plain values, for JSON; a number that is not finite becomes a string."""
         return {
-            "schema": 1,
+            "schema": EXAMINATION.version,
             "status": self.status,
             "ok": self.ok,
             "seconds": round(self.seconds, 3),

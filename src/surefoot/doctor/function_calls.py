@@ -1,6 +1,6 @@
 """Sees, by value, what reaches the functions that matter: losses, embeddings, activations, softmaxes.
 
-A `TorchFunctionMode` stands between the model and torch, so it does not matter whether a loss was called as a module,
+A function mode stands between the model and torch, so it does not matter whether a loss was called as a module,
 as a function or inside the model, nor what anything is named. Calls are noted before they run: when one raises, what it
 was given is known.
 
@@ -9,7 +9,6 @@ Left out: what runs inside a single call, such as the softmax within `multi_head
 
 from __future__ import annotations
 
-import inspect
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +16,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+
+from surefoot.core.nested import leaves
+from surefoot.core.operations import FunctionMode, RunningModules, arguments_by_name
 
 CLASSES = ("cross_entropy", "nll_loss")
 """Losses whose targets are class indices."""
@@ -116,43 +117,36 @@ class Recorded:
     """The first operation that made a NaN out of none, and the module it ran in."""
 
 
-class FunctionCalls(TorchFunctionMode):
+class FunctionCalls(FunctionMode):
     """Notes what reaches losses, embeddings and activations while it is on."""
 
-    def __init__(self, where: list[str], trace_nan: bool = False) -> None:
+    def __init__(self, recorded: Recorded, running: RunningModules, trace_nan: bool = False) -> None:
         super().__init__()
-        self.recorded = Recorded()
-        self._where = where
+        self.recorded = recorded
+        self._running = running
         self._trace_nan = trace_nan
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def on_function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the function, noting what matters about it."""
-        kwargs = kwargs or {}
         self._before(func, args, kwargs)
         result = func(*args, **kwargs)
         with torch.no_grad():
             self._after(func, args, kwargs, result)
         return result
 
-    @property
-    def _module(self) -> str:
-        return self._where[-1] if self._where else ""
-
     def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if func in _LOSSES:
             self._note_loss(_LOSSES[func], func, args, kwargs)
         elif func is F.embedding:
             ids, table = args[0], args[1] if len(args) > 1 else kwargs["weight"]
-            self.recorded.lookups.append(Lookup(self._module, ids.detach(), table.shape[0]))
+            self.recorded.lookups.append(Lookup(self._running.innermost, ids.detach(), table.shape[0]))
         elif func in _SUBTRACT and len(args) > 1 and isinstance(args[0], Tensor) and isinstance(args[1], Tensor):
             one, other = tuple(args[0].shape), tuple(args[1].shape)
             if _spreads(one, other):
                 self.recorded.differences.append((one, other))
 
     def _note_loss(self, kind: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        bound = inspect.signature(func).bind(*args, **kwargs)
-        bound.apply_defaults()
-        settings = dict(bound.arguments)
+        settings = arguments_by_name(func, args, kwargs)
         value, target = settings.pop("input"), settings.pop("target")
         if isinstance(value, Tensor) and isinstance(target, Tensor):
             self.recorded.losses.append(LossCall(kind, value.detach(), target.detach(), settings))
@@ -163,18 +157,18 @@ class FunctionCalls(TorchFunctionMode):
             self.recorded.losses[-1] = LossCall(call.kind, call.input, call.target, call.settings, result.detach())
         elif func in _BOUNDED or func in _RELU:
             kind = _BOUNDED.get(func) or _RELU[func]
-            self.recorded.activations.append(ActivationCall(self._module, kind, result.detach()))
+            self.recorded.activations.append(ActivationCall(self._running.innermost, kind, result.detach()))
         elif func in _SOFTMAX:
             self._note_softmax(args, kwargs)
         if self._trace_nan and self.recorded.first_nan is None and _made_nan(args, kwargs, result):
-            self.recorded.first_nan = (getattr(func, "__name__", str(func)), self._module)
+            self.recorded.first_nan = (getattr(func, "__name__", str(func)), self._running.innermost)
 
     def _note_softmax(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         scores = args[0] if args else kwargs["input"]
         dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
         usual = isinstance(dim, int) and scores.is_floating_point() and scores.numel() and scores.dim()
         if usual and bool((scores == -torch.inf).all(dim).any()):
-            self.recorded.fully_masked.append(self._module)
+            self.recorded.fully_masked.append(self._running.innermost)
 
 
 def _spreads(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
@@ -195,8 +189,7 @@ def broadcast_size(one: tuple[int, ...], other: tuple[int, ...]) -> int:
 
 def _made_nan(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
     def nan(value: Any) -> bool:
-        if isinstance(value, Tensor):
-            return (value.is_floating_point() or value.is_complex()) and bool(value.isnan().any())
-        return any(map(nan, value)) if isinstance(value, tuple | list) else False
+        numbers = (each for each in leaves(value) if each.is_floating_point() or each.is_complex())
+        return any(bool(each.isnan().any()) for each in numbers)
 
-    return nan(result) and not nan(args) and not nan(list(kwargs.values()))
+    return nan(result) and not nan(args) and not nan(kwargs)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import math
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from surefoot.core.nested import leaves
+from surefoot.core.operations import RunningModules
 from surefoot.doctor.function_calls import FunctionCalls, Recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from surefoot.doctor.loss_of_batch import Convention
 
 
@@ -126,10 +125,9 @@ class ModelCopy:
     def look(self, batch: Any, trace_nan: bool = False) -> PassTrace:
         """Run one pass under observation; an error is kept, not raised."""
         assert self.convention is not None
-        where: list[str] = []
-        recorder = FunctionCalls(where, trace_nan)
-        look = PassTrace(recorder.recorded)
-        with _watched(self.model, look, where), recorder:
+        recorded = Recorded()
+        look = PassTrace(recorded)
+        with _watched(self.model, look) as running, FunctionCalls(recorded, running, trace_nan):
             try:
                 look.outputs = self.convention.forward(self.model, batch)
                 look.reached_loss = True
@@ -181,11 +179,7 @@ def _variation(tensor: Tensor) -> float:
 
 def first_tensor(value: Any) -> Tensor | None:
     """The first floating-point tensor in what a module took or gave."""
-    if isinstance(value, Tensor):
-        return value if value.is_floating_point() else None
-    if isinstance(value, tuple | list):
-        return next((found for item in value if (found := first_tensor(item)) is not None), None)
-    return None
+    return next((tensor for tensor in leaves(value) if tensor.is_floating_point()), None)
 
 
 def has_matrix(module: nn.Module) -> bool:
@@ -199,43 +193,25 @@ def _needs_closure(optimizer: Any) -> bool:
     return isinstance(optimizer, torch.optim.LBFGS)
 
 
-@contextmanager
-def _watched(model: nn.Module, look: PassTrace, where: list[str]) -> Iterator[None]:
-    """Hooks on every module of a copy: who runs, what goes in and out, where it first stops being finite."""
+def _watched(model: nn.Module, look: PassTrace) -> RunningModules:
+    """Notes of every module of a copy that it ran, what went in and out, and where it first stopped being finite."""
     inputs: dict[str, list[tuple[float, float]]] = {}
-    handles = []
 
-    def before(name: str, module: nn.Module) -> Any:
-        def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
-            where.append(name)
-            look.ran[name] = look.ran.get(name, False) or torch.is_grad_enabled()
-            if has_matrix(module):
-                found = first_tensor(args) if args else first_tensor(list(kwargs.values()))
-                inputs.setdefault(name, []).append(
-                    (math.nan, math.nan) if found is None else (rms(found), _variation(found))
-                )
+    def before(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        look.ran[name] = look.ran.get(name, False) or torch.is_grad_enabled()
+        if has_matrix(module):
+            found = first_tensor(args or kwargs)
+            inputs.setdefault(name, []).append(
+                (math.nan, math.nan) if found is None else (rms(found), _variation(found))
+            )
 
-        return hook
+    def after(name: str, module: nn.Module, output: Any) -> None:
+        found = first_tensor(output)
+        if found is None:
+            return
+        if look.first_nonfinite is None and not bool(found.isfinite().all()):
+            look.first_nonfinite = name or type(model).__name__
+        if inputs.get(name):
+            look.layers.append(LayerTrace(name, module, *inputs[name].pop(), rms(found)))
 
-    def after(name: str, module: nn.Module) -> Any:
-        def hook(_: nn.Module, __: Any, output: Any) -> None:
-            if where:
-                where.pop()
-            found = first_tensor(output)
-            if found is None:
-                return
-            if look.first_nonfinite is None and not bool(found.isfinite().all()):
-                look.first_nonfinite = name or type(model).__name__
-            if inputs.get(name):
-                look.layers.append(LayerTrace(name, module, *inputs[name].pop(), rms(found)))
-
-        return hook
-
-    for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(before(name, module), with_kwargs=True))
-        handles.append(module.register_forward_hook(after(name, module), always_call=True))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return RunningModules(model, before, after)

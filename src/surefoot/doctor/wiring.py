@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from surefoot.core.nested import leaves
 from surefoot.doctor.checks import Check, Status, from_catalogue, passed, skipped, warned
 
 if TYPE_CHECKING:
@@ -134,10 +135,9 @@ def _held_outside(model: nn.Module, strangers: list[Tensor]) -> str:
         for attribute, value in vars(module).items():
             if attribute.startswith("_"):
                 continue
-            items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
-            for item in items:
+            for item in leaves(value, (nn.Module, Tensor), deepest=1):
                 inside = set(item.parameters()) if isinstance(item, nn.Module) else {item}
-                if any(isinstance(part, Tensor) and part in wanted for part in inside):
+                if inside & wanted:
                     return f" (in `{path + '.' if path else ''}{attribute}`)"
     return ""
 

@@ -7,8 +7,8 @@ A run of `surefoot replay --experiments` is the captured step, k = 0, and some t
 - or the script dies of numbers;
 - or the loss rises and stays up: the median of the second half of the stretch lies above the bar of the record.
 
-The bar is the rule that `detect/setback.py` has for a model that was damaged, with the record's history in the place of
-the window: above every loss, and more than `SPREADS` robust deviations (interquartile range / 1.349) and `RISE` of its
+The bar is the rule that `Setback` has for a model that was damaged, with the record's history in the place of the
+window: above every loss, and more than `SPREADS` robust deviations (interquartile range / 1.349) and `RISE` of its
 size above the median. The history is the `WINDOW_STEPS` losses in a row with the lowest median of the 50 steps that an
 incident keeps, the latest if several have it: of a loss that falls those are the last ones, and of a run that was set
 back long before its recovery those before the setback. A median of ten that is above the highest of twenty is no

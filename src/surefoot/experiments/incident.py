@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from surefoot.core.formats import FINDINGS
 from surefoot.diagnose.findings import Diagnosis, Finding
 from surefoot.diagnose.terminal import printable
 from surefoot.errors import UsageError
@@ -241,6 +242,7 @@ def findings_near(captured: CapturedIncident) -> Diagnosis:
     try:
         text = (captured.folder.resolve().parents[1] / "findings.json").read_text(encoding="utf-8")
         told = json.loads(text, object_hook=_printable)  # they are shown, and may be a stranger's
+        told = FINDINGS.read(told, "findings.json", ValueError, unmarked=1)
         names = Finding.__dataclass_fields__
         findings = [{key: value for key, value in each.items() if key in names} for each in told["findings"]]
         made = (Finding(**each | {"where": tuple(each["where"]), "fixes": tuple(each["fixes"])}) for each in findings)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from surefoot.core.formats import EXPERIMENTS
 from surefoot.record.run_folder import write_json
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from surefoot.diagnose.findings import Diagnosis
     from surefoot.experiments.run_comparison import RunReading
 
-SCHEMA = 1
 POINTS = 300
 """So many points of each loss curve are kept for the report."""
 SURE = 0.9
@@ -105,7 +105,7 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """The whole result."""
         return {
-            "schema": SCHEMA,
+            "schema": EXPERIMENTS.version,
             "script": self.script,
             "incident": self.incident or None,
             "answer": self.answer,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from surefoot.guard.run_history import RunHistory
     from surefoot.guard.step_decision import StepDecider
-    from surefoot.observe.layout import Layout
+    from surefoot.observe.parameters import Layout
 
 log = logging.getLogger("surefoot")
 

@@ -19,10 +19,7 @@ from torch import Tensor
 from surefoot.act.loss_scale import DynamicLossScaler
 from surefoot.core.state_tree import leaves
 from surefoot.detect.combine import Combined, Sustained
-from surefoot.detect.explode import Explosion
-from surefoot.detect.nonfinite import NonFinite
-from surefoot.detect.setback import Setback
-from surefoot.detect.spike import Spike
+from surefoot.detect.step_rules import Explosion, NonFinite, Setback, Spike
 from surefoot.observe.tensors import TensorStatistics
 
 if TYPE_CHECKING:
@@ -82,7 +79,9 @@ class GraphedDecider:
         if not self._usable or norm.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
             return None
         divisor = "tensor" if isinstance(given.divisor, Tensor) else given.divisor
-        return norm.shape[0], given.loss is None, divisor, given.positions is None or given.positions.data_ptr()
+        outer = tuple(each is None for each in given.outer[:2]), given.outer.is_loss_scale
+        positions = given.positions is None or given.positions.data_ptr()
+        return norm.shape[0], given.loss is None, divisor, positions, outer
 
 
 class _Recording:
@@ -121,13 +120,14 @@ def _tensors_of(given: StepInput) -> list[Tensor]:
         found.append(given.loss)
     if isinstance(given.divisor, Tensor):
         found.append(given.divisor)
-    return found
+    return found + [each for each in given.outer[:2] if each is not None]
 
 
 def _with_tensors(given: StepInput, tensors: list[Tensor]) -> StepInput:
     norm, largest, nonfinite, param_norm, broken, *rest = tensors
     loss = rest.pop(0) if given.loss is not None else None
     divisor = rest.pop(0) if isinstance(given.divisor, Tensor) else given.divisor
+    scale, found_inf = (None if each is None else rest.pop(0) for each in given.outer[:2])
     statistics = TensorStatistics(norm, largest, nonfinite)
     return replace(
         given,
@@ -137,6 +137,7 @@ def _with_tensors(given: StepInput, tensors: list[Tensor]) -> StepInput:
         param_norm=param_norm,
         broken_setting=broken,
         own={},
+        outer=given.outer._replace(scale=scale, found_inf=found_inf),
     )
 
 

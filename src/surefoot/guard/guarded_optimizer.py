@@ -1,35 +1,53 @@
-"""One optimizer behind its guard: measure the gradients, judge them, and apply them or leave them out.
+"""One guarded optimizer step: measure the gradients, decide, and prepare the optimizer to apply the step or skip it.
 
-`GuardedOptimizer` joins the stages for a single step and knows nothing of the loop around it: no accumulation, no
-schedule, no history. What became of the step comes back as `StepNumbers`, which on a GPU are still on their way.
+`GuardedOptimizer` combines the stages for a single step. It knows nothing of the loop around it: no accumulation, no
+schedule, no history. It does not call the optimizer either: `begin` runs before the optimizer's step and `end` after
+it, whoever calls that step. The result is a `StepNumbers`, which on a GPU is read a few steps later.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from surefoot.act.apply import can_fold, folded_step, lacks_momentum, scale_gradients, scaled_lr
+from surefoot.act.apply import (
+    can_fold,
+    fold,
+    hide_gradients,
+    lacks_momentum,
+    outer_scaling,
+    scale_gradients,
+    scale_lr,
+    set_for_step,
+)
 from surefoot.act.closure import ClosureRefused, StepCopy
-from surefoot.act.optimizer_settings import SettingsOfStep, look_at_settings
+from surefoot.act.optimizer_settings import NOTHING_FOUND, SettingsOfStep, look_at_settings
+from surefoot.core.weak_reference import weak_reference
 from surefoot.errors import UsageError
 from surefoot.guard.cuda_graph import GraphedDecider
 from surefoot.guard.step_decision import StepDecider, StepDecision, StepInput
-from surefoot.guard.step_numbers import Arriving, StepNumbers, at_hand
-from surefoot.observe.layer_metrics import UpdateMeter, Watch
+from surefoot.guard.step_numbers import Arriving, LayerNames, StepNumbers, at_hand
 from surefoot.observe.shards import combine_shards
-from surefoot.observe.tensors import TensorMeter, TensorStatistics, dense_views, is_plain, total_norm
+from surefoot.observe.tensors import (
+    LayerMetrics,
+    TensorMeter,
+    TensorStatistics,
+    UpdateMeter,
+    dense_views,
+    is_plain,
+    total_norm,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from surefoot.act.shape import Shaper
     from surefoot.guard.model_sampling import ModelSampler
-    from surefoot.observe.layout import Layout
-    from surefoot.types import NamedParameter, Scalar
+    from surefoot.observe.parameters import Layout
+    from surefoot.types import NamedParameter, Scalar, Shaper
 
 
 PARAM_NORM_EVERY = 100
@@ -60,30 +78,62 @@ class _Measured:
     statistics: TensorStatistics
 
 
+@dataclass
+class OpenStep:
+    """A step between `GuardedOptimizer.begin` and `end`: decided, and the optimizer prepared for it."""
+
+    facts: StepFacts
+    refused: bool = False
+    """Whether the host knows that the step must not be applied: the optimizer is not to be called, or to do nothing."""
+    refused_unchanged: bool = False
+    """Whether it is refused and the gradients are still those that backward left."""
+    left_out_by_others: bool = False
+    """Whether the host knows that somebody else has made the optimizer leave the step out."""
+    measured: _Measured | None = None
+    """`None` if no parameter has a gradient."""
+    given: StepInput | None = None
+    decision: StepDecision | None = None
+    vector: Tensor | None = None
+    settings: SettingsOfStep = NOTHING_FOUND
+    updates: UpdateMeter | None = None
+    undo: ExitStack = field(default_factory=ExitStack)
+    """Puts back what was changed for the length of the optimizer's step."""
+
+
 class GuardedOptimizer:
-    """An optimizer whose steps are judged before they are applied."""
+    """Measures and decides the steps of one optimizer, and prepares the optimizer for each.
+
+    `begin` comes before the optimizer's own step and `end` after it. With `acts=False` nothing is ever changed: the
+    step is measured and decided, and the optimizer does what it would have done.
+    """
 
     def __init__(
         self,
         optimizer: Any,
         layout: Layout,
-        judge: StepDecider,
+        decider: StepDecider,
         shapers: tuple[Shaper, ...],
-        watch: Watch | None,
+        watch: LayerMetrics | None,
         on_device: bool,
+        *,
+        acts: bool = True,
+        sampler: ModelSampler | None = None,
     ) -> None:
-        self.optimizer, self.layout, self.judge = optimizer, layout, judge
-        self._shapers, self._watch, self._on_device = shapers, watch or Watch(), on_device
-        self._graphed = GraphedDecider(judge)
+        self._optimizer = weak_reference(optimizer)
+        self.layout, self.decider = layout, decider
+        self._shapers, self._watch, self._on_device, self._acts = shapers, watch or LayerMetrics(), on_device, acts
+        self._graphed = GraphedDecider(decider)
         self._meter = TensorMeter()
         self._folds = can_fold(optimizer)
         self._constants: dict[float, Tensor] = {}
         self.param_norm: Tensor | None = None
         """The norm of the parameters when it was last measured: part of a saved run, since rules go by it."""
-        self.refused_at_once = False
-        """Whether the host knows already that the last step was refused."""
-        self.portraits: ModelSampler | None = None
-        """Who looks closely at some steps, when there is a run log to write it to."""
+        self._sampler = sampler
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer, which is not kept alive."""
+        return self._optimizer()
 
     def look_for_new_parameters(self) -> bool:
         """Take in parameters that were added to the optimizer, as when layers are unfrozen one by one.
@@ -92,7 +142,7 @@ class GuardedOptimizer:
         """
         if self.layout.refresh():
             self._folds = can_fold(self.optimizer)
-            self.judge.grow(len(self.layout.parameters))
+            self.decider.grow(len(self.layout.parameters))
             self.forget_recordings()
             return True
         if self._folds != all(group.get("fused") for group in self.optimizer.param_groups):
@@ -114,32 +164,38 @@ class GuardedOptimizer:
             return None
         return float(lr) * factor
 
-    @torch.no_grad()
-    def step(self, facts: StepFacts) -> StepNumbers | None:
-        """Judge the gradients as they are now, and apply them or not; `None` if no parameter has one."""
-        measured = self._measure()
-        if measured is None:
-            self.optimizer.step()
-            self._close_look(facts.step)
-            return None
-        given, settings = self._given(facts, measured)
-        vector: Tensor | None
-        if self._on_device and not self._shapers:
-            judged, vector = self._graphed.judge(given)
-        else:
-            judged, vector = self._judged_in_pieces(given, measured)
-        updates = UpdateMeter(self._watch, measured.named) if self._watch.due(facts.step) else None
-        if self.portraits is not None:
-            self.portraits.before_update(facts.step, measured.named, judged.divide)
-        with scaled_lr(self.optimizer, facts.lr_factor):
-            self._apply(measured.views, judged)
-        self._close_look(facts.step)
-        return self._numbers(facts, judged, vector, measured, updates.columns() if updates else {}, settings)
+    # ---- one step -------------------------------------------------------------------------------------------------
 
-    def _close_look(self, step: int) -> None:
-        if self.portraits is not None:
-            self.portraits.after_update(step)
-            self.portraits.before_forward(step + 1)
+    @torch.no_grad()
+    def begin(self, facts: StepFacts) -> OpenStep:
+        """Decide on the gradients as they are now, and prepare the optimizer for what its step is to do with them."""
+        step = OpenStep(facts)
+        step.measured = measured = self._measure()
+        if measured is None:
+            return step
+        self._decide(step, measured)
+        assert step.decision is not None
+        if self._watch.due(facts.step):
+            step.updates = UpdateMeter(self._watch, measured.named)
+        if self._sampler is not None:
+            self._sampler.before_update(facts.step, measured.named, step.decision.divide)
+        if self._acts:
+            try:
+                scale_lr(step.undo, self.optimizer, facts.lr_factor)
+                self._prepare(step, measured, step.decision)
+            except BaseException:
+                step.undo.close()
+                raise
+        return step
+
+    @torch.no_grad()
+    def end(self, step: OpenStep) -> StepNumbers | None:
+        """After the optimizer's step: put back what was changed for it. `None` if no parameter had a gradient."""
+        step.undo.close()
+        if self._sampler is not None:
+            self._sampler.after_update(step.facts.step)
+            self._sampler.before_forward(step.facts.step + 1)
+        return None if step.measured is None else self._numbers(step)
 
     def _measure(self) -> _Measured | None:
         named, gradients = self.layout.with_gradient()
@@ -148,26 +204,36 @@ class GuardedOptimizer:
         statistics = self._meter.measure(gradients)
         if all(map(is_plain, gradients)):
             return _Measured(named, gradients, gradients, statistics)
-        return _Measured(named, gradients, dense_views(gradients), combine_shards(statistics, gradients))
+        return _Measured(named, gradients, dense_views(gradients), self._combined(statistics, gradients))
 
-    def _given(self, facts: StepFacts, measured: _Measured) -> tuple[StepInput, SettingsOfStep]:
-        settings = look_at_settings(self.optimizer, self.layout.home, self._on_device)
+    def _combined(self, statistics: TensorStatistics, tensors: list[Tensor]) -> TensorStatistics:
+        """Over all ranks, where tensors are sharded; an observer starts no collective."""
+        return combine_shards(statistics, tensors) if self._acts else statistics
+
+    def _decide(self, step: OpenStep, measured: _Measured) -> None:
+        step.given = given = self._given(step, measured)
+        if self._on_device and not self._shapers:
+            step.decision, step.vector = self._graphed.judge(given)
+        else:
+            step.decision, step.vector = self._decide_in_pieces(given, measured)
+
+    def _given(self, step: OpenStep, measured: _Measured) -> StepInput:
+        facts = step.facts
+        step.settings = look_at_settings(self.optimizer, self.layout.home, self._on_device)
         if self.param_norm is None or facts.step % PARAM_NORM_EVERY == 0:
-            own = measured.named
-            statistics = self._meter.measure([parameter.detach() for _, parameter in own])
-            self.param_norm = total_norm(combine_shards(statistics, [parameter for _, parameter in own]).norm)
-        positions = self.layout.positions if self.judge.clipper is not None else None
-        given = StepInput(
+            own = [parameter.detach() for _, parameter in measured.named]
+            self.param_norm = total_norm(self._combined(self._meter.measure(own), own).norm)
+        return StepInput(
             facts.step,
             measured.statistics,
             facts.loss,
             facts.divisor,
             facts.own,
             self.param_norm,
-            self._broken(settings),
-            positions,
+            self._broken(step.settings),
+            self.layout.positions if self.decider.clipper is not None else None,
+            outer_scaling(self.optimizer),
         )
-        return given, settings
 
     def _broken(self, settings: SettingsOfStep) -> Scalar:
         """1 if a setting is not finite, else 0. Reads nothing off a device."""
@@ -180,8 +246,8 @@ class GuardedOptimizer:
             self._constants[value] = torch.full((), value, dtype=torch.float32, device=self.layout.home)
         return self._constants[value]
 
-    def _judged_in_pieces(self, given: StepInput, measured: _Measured) -> tuple[StepDecision, Tensor | None]:
-        """Judge with the shapers in between; on the device, with the numbers as one vector."""
+    def _decide_in_pieces(self, given: StepInput, measured: _Measured) -> tuple[StepDecision, Tensor | None]:
+        """Decide with the shapers in between; on the device, with the numbers as one vector."""
 
         def reshape(divide: Tensor | None) -> TensorStatistics:
             if divide is not None:
@@ -192,93 +258,55 @@ class GuardedOptimizer:
             measured.views[:] = dense_views(measured.gradients)  # a shaper may have coalesced a sparse one
             return combine_shards(self._meter.measure(measured.gradients), measured.gradients)
 
-        judged = self.judge.judge(given, reshape if self._shapers else None)
-        return judged, judged.packed() if self._on_device else None
+        decision = self.decider.judge(given, reshape if self._shapers else None)
+        return decision, decision.packed() if self._on_device else None
 
-    def _apply(self, views: list[Tensor], judged: StepDecision) -> None:
-        skip, divide, factor = judged.skip, judged.divide, judged.factor
-        self.refused_at_once = not self._on_device and bool(skip)
-        if self.refused_at_once:
+    def _prepare(self, step: OpenStep, measured: _Measured, decision: StepDecision) -> None:
+        assert step.given is not None
+        optimizer, views, outer = self.optimizer, measured.views, step.given.outer
+        skip, divide, factor = decision.skip, decision.divide, decision.factor
+        if not self._on_device and bool(skip):
+            found = outer.found_inf is not None and bool(outer.found_inf > 0)
+            step.left_out_by_others = found and not lacks_momentum(optimizer)
+            step.refused = step.refused_unchanged = not step.left_out_by_others
             return
-        if self._folds and not (self._on_device and lacks_momentum(self.optimizer)):
+        if self._shapers and outer.scale is not None:  # they have left gradients that are unscaled
+            set_for_step(step.undo, optimizer, "grad_scale", torch.ones_like(outer.scale))
+            outer = outer._replace(scale=None)
+        if self._folds and not (self._on_device and lacks_momentum(optimizer)):
             if factor is not None and factor.ndim:
                 scale_gradients(views, factor)
                 factor = None
-            grad_scale = divide if factor is None else (1 if divide is None else divide) / factor
-            folded_step(self.optimizer, grad_scale, skip if self._on_device else None)
+            fold(step.undo, optimizer, outer, divide, factor, skip if self._on_device else None)
         elif bool(skip):  # the one scalar sync of an optimizer that is not fused
-            self.refused_at_once = not self._shapers  # which have changed the gradients by now
+            step.refused = True
+            step.refused_unchanged = not self._shapers  # which have changed the gradients by now
         else:
             if divide is not None:
                 factor = 1 / divide if factor is None else factor / divide
             if factor is not None:
                 scale_gradients(views, factor)
-            self.optimizer.step()
 
-    def _numbers(
-        self,
-        facts: StepFacts,
-        judged: StepDecision,
-        vector: Tensor | None,
-        measured: _Measured,
-        watched: Mapping[str, Tensor],
-        settings: SettingsOfStep,
-    ) -> StepNumbers:
-        rules, notices, named = self.judge.rule_names, self.judge.notice_names, measured.named
+    def _numbers(self, step: OpenStep) -> StepNumbers:
+        assert step.measured is not None
+        assert step.given is not None
+        assert step.decision is not None
+        facts, decision = step.facts, step.decision
+        rules, notices, named = self.decider.rule_names, self.decider.notice_names, step.measured.named
+        layout = LayerNames.of(named)
+        watched = step.updates.columns() if step.updates else {}
         known = {"step": facts.step, "lr": self.lr(facts.lr_factor)}
-        if vector is not None:
-            return StepNumbers(Arriving(judged, vector, rules, notices, named, watched, facts.own, settings, **known))
+        if not self._acts:  # the step was left out only if somebody else saw to that
+            decision = replace(decision, skip=self.decider.left_out_by(step.given.outer))
+            if step.vector is not None:
+                step.vector[0] = decision.skip
+        if step.vector is not None:
+            arriving = Arriving(
+                decision, step.vector, rules, notices, layout, watched, facts.own, step.settings, **known
+            )
+            return StepNumbers(arriving)
         own = {name: float(value) for name, value in facts.own.items()}
-        return StepNumbers(at_hand(judged, rules, notices, named, watched, settings, extra=own, **known))
-
-    # ---- optimizers that evaluate the loss themselves -------------------------------------------------------------
-
-    def step_with_closure(self, evaluate: Callable[[], Tensor], facts_now: Callable[[], StepFacts]) -> StepNumbers:
-        """Step with a closure; a refused step leaves parameters and optimizer state as they were.
-
-        `evaluate` runs the user's closure; `facts_now` says what the loop knows after it. The first evaluation is
-        judged. Later ones are the optimizer's own search: a bad trial point is its business as long as it ends on a
-        good one.
-        """
-        before = StepCopy(self.layout.parameters, self.optimizer)
-        evaluations: list[StepNumbers] = []
-
-        def guarded() -> Tensor:
-            loss = evaluate()
-            evaluations.append(self._evaluated(facts_now(), first=not evaluations))
-            if evaluations[0].record().skipped:
-                raise ClosureRefused
-            return loss
-
-        try:
-            with scaled_lr(self.optimizer, facts_now().lr_factor):
-                self.optimizer.step(guarded)
-        except ClosureRefused:
-            before.restore()
-        except BaseException:
-            before.restore()
-            raise
-        if not evaluations:
-            raise UsageError("the optimizer did not call the closure it was given.")
-        record = evaluations[0].record()
-        if len(evaluations) > 1 and not record.skipped and self.parameters_broken():
-            before.restore()
-            record = replace(record, skipped=True, reasons=("nonfinite",))
-        return StepNumbers(record)
-
-    @torch.no_grad()
-    def _evaluated(self, facts: StepFacts, first: bool) -> StepNumbers:
-        measured = self._measure()
-        if measured is None:
-            raise UsageError("the closure left no gradient: it must call `stabilizer.backward(loss)`.")
-        states = self.judge.states
-        given, settings = self._given(facts, measured)
-        judged, vector = self._judged_in_pieces(given, measured)
-        if judged.factor is not None:
-            scale_gradients(measured.views, judged.factor)
-        if not first:
-            self.judge.states = states
-        return self._numbers(facts, judged, vector, measured, {}, settings)
+        return StepNumbers(at_hand(decision, rules, notices, layout, watched, step.settings, extra=own, **known))
 
     def parameters_broken(self) -> bool:
         """Whether any parameter has a non-finite entry. Waits for the device."""
@@ -286,3 +314,96 @@ class GuardedOptimizer:
         # A frozen table of whole numbers may be among them, as in a quantized layer.
         able = [each for each in parameters if each.is_floating_point() or each.is_complex()]
         return bool(self._meter.measure(able).nonfinite.sum() > 0)
+
+    # ---- optimizers that evaluate the loss themselves -------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluated(self, facts: StepFacts, first: bool) -> OpenStep | None:
+        """A closure has been evaluated, by an optimizer that may evaluate it again: decide, and clip in place.
+
+        Only the first evaluation of a step counts for the rules. Waits for the device. `None` if it left no gradient.
+        """
+        step = OpenStep(facts)
+        step.measured = measured = self._measure()
+        if measured is None:
+            return None
+        states = self.decider.states
+        step.given = self._given(step, measured)
+        step.decision, step.vector = self._decide_in_pieces(step.given, measured)
+        step.refused = step.refused_unchanged = self._acts and bool(step.decision.skip)
+        if self._acts and step.decision.factor is not None:
+            scale_gradients(measured.views, step.decision.factor)
+        if not first:
+            self.decider.states = states
+        return step
+
+
+class ClosureStep:
+    """A step of an optimizer that evaluates its closure several times and moves the parameters in between.
+
+    The first evaluation is decided on. Later ones are the optimizer's own search: a bad trial point is its business as
+    long as it ends on a good one. A refused step leaves parameters and optimizer state as they were.
+    """
+
+    def __init__(
+        self,
+        guarded: GuardedOptimizer,
+        evaluate: Callable[[], Any],
+        facts_now: Callable[[Any], StepFacts],
+        *,
+        raises: bool,
+    ) -> None:
+        """Copy what the step may change, and cut the learning rate for it.
+
+        Args:
+            guarded: the guard of the optimizer.
+            evaluate: runs the user's closure.
+            facts_now: what the loop knows after it, given what it returned; before it, given `None`.
+            raises: whether a refused step ends with `ClosureRefused`, for a caller that expects it. Otherwise the
+                gradients are hidden and the optimizer goes to its end with the loss it has.
+        """
+        self._guarded, self._evaluate, self._facts_now, self._raises = guarded, evaluate, facts_now, raises
+        self._copy = StepCopy(guarded.layout.parameters, guarded.optimizer)
+        self._evaluations = 0
+        self.first: OpenStep | None = None
+        self._first_loss: Any = None
+        self.undo = ExitStack()
+        scale_lr(self.undo, guarded.optimizer, facts_now(None).lr_factor)
+
+    def __call__(self) -> Any:
+        """The closure that the optimizer is given."""
+        if self.first is not None and self.first.refused:
+            return self._first_loss
+        loss = self._evaluate()
+        step = self._guarded.evaluated(self._facts_now(loss), first=self.first is None)
+        if step is None:
+            if self._raises:
+                raise UsageError("the closure left no gradient: it must call `stabilizer.backward(loss)`.")
+            return loss
+        self._evaluations += 1
+        if self.first is not None:
+            return loss
+        self.first, self._first_loss = step, loss
+        if step.refused and self._raises:
+            raise ClosureRefused
+        if step.refused:
+            hide_gradients(self.undo, [parameter for _, parameter in self._guarded.layout.parameters])
+        return loss
+
+    def cancel(self) -> None:
+        """The optimizer, or the closure, has raised: everything is as it was before."""
+        self.undo.close()
+        self._copy.restore()
+
+    def end(self) -> StepNumbers | None:
+        """After the optimizer's step. `None` if no evaluation left a gradient."""
+        self.undo.close()
+        if self.first is None:
+            return None
+        record = self._guarded._numbers(self.first).record()
+        if self.first.refused:
+            self._copy.restore()
+        elif self._evaluations > 1 and self._guarded.parameters_broken():
+            self._copy.restore()
+            record = replace(record, skipped=True, reasons=("nonfinite",))
+        return StepNumbers(record)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from surefoot.guard.run_history import RunHistory
     from surefoot.guard.step_decision import StepDecider
     from surefoot.guard.step_numbers import StepNumbers
-    from surefoot.observe.layout import Layout
+    from surefoot.observe.parameters import Layout
     from surefoot.record.incidents.step_capture import Weight
     from surefoot.types import Decision, StepRecord
 
@@ -104,10 +104,16 @@ class _PendingStep:
 class IncidentCapture:
     """Writes incidents. Without a keeper every method does nothing."""
 
-    def __init__(self, keeper: IncidentKeeper | None, run: RunToCapture, lag_steps: int) -> None:
-        self._keeper, self._run, self._lag = keeper, run, lag_steps
+    def __init__(
+        self,
+        keeper: IncidentKeeper | None,
+        run: RunToCapture,
+        lag_steps: int,
+        buffers_before: Callable[[int], dict[int, Tensor]],
+    ) -> None:
+        """Capture incidents for `keeper`; `buffers_before` gives the buffers as they were before a step."""
+        self._keeper, self._run, self._lag, self._buffers_before = keeper, run, lag_steps, buffers_before
         self.notes: StepCapture | None = None
-        self.buffers_before: Callable[[int], dict[int, Tensor]] = lambda step: {}  # set by the stabilizer
         self._scaler_before: Any = None
         self._held: _PendingStep | None = None
         self._last_refused = -2
@@ -205,7 +211,7 @@ class IncidentCapture:
 
     def _copies(self, step: int) -> dict[str, Any]:
         """Everything that later steps change, on the host; buffers that the forward wrote as they were before it."""
-        run, before = self._run, self.buffers_before(step)
+        run, before = self._run, self._buffers_before(step)
 
         def copied(tensor: Tensor) -> Tensor:
             return before.get(tensor.data_ptr(), tensor).detach().to("cpu", copy=True)

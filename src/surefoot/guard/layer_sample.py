@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from surefoot.core.device import AsyncCopy, begin_reading
 from surefoot.observe.activations import LayerOutput, calls_by_module
-from surefoot.observe.async_copy import AsyncCopy, begin_reading
 from surefoot.observe.histograms import Bins, Sample, count, sample_again, take_sample
 from surefoot.observe.tensors import TensorMeter, is_plain
 from surefoot.observe.without_hooks import WithoutHooks

@@ -2,7 +2,7 @@
 
 All of it is handed over as it is, in a microsecond or so; the log's own thread does the writing. Layers are the bulk:
 they go in at every step at first, then at every tenth, and at every step around an incident. On a few sampled steps
-there are histograms too, dead units and update ratios (`portrait.py`).
+there are histograms too, dead units and update ratios (`model_sampling.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from surefoot.decide.agreement import Ranks
     from surefoot.guard.model_sampling import ModelSampler
     from surefoot.record.messages import EventName
-    from surefoot.types import Incident, Layers, Severity, Signals, StepRecord
+    from surefoot.types import Incident, LayerStats, Severity, Signals, StepRecord
 
 LAYERS_AT_FIRST = 100
 LAYERS_EVERY = 10
@@ -81,8 +81,8 @@ def _describe(folder: Path, ranks: Ranks) -> None:
 class LogRows:
     """Writes one stabilizer's run into a log."""
 
-    def __init__(self, log: RunLog, portraits: ModelSampler) -> None:
-        self.log, self._portraits = log, portraits
+    def __init__(self, log: RunLog, sampler: ModelSampler | None) -> None:
+        self.log, self.sampler = log, sampler
         self._recent: deque[Signals] = deque(maxlen=NEAR_STEPS)
         """The last steps whose layers were not written."""
         self._all_until = LAYERS_AT_FIRST
@@ -109,12 +109,13 @@ class LogRows:
             self.log.event("overflow", signals.step, f"fp16 gradients overflowed at loss scale {scale}", action="skip")
         if signals.layers is not None:
             self._take_layers(signals)
-        for message in self._portraits.arrived(signals.step):
-            self.log.take(message)
+        if self.sampler is not None:
+            for message in self.sampler.arrived(signals.step):
+                self.log.take(message)
 
     def _take_layers(self, signals: Signals) -> None:
         at_once = signals.step < self._all_until or signals.step % LAYERS_EVERY == 0
-        if at_once or self._portraits.has(signals.step):
+        if at_once or (self.sampler is not None and self.sampler.has(signals.step)):
             self._write_layers(signals)
         else:
             self._recent.append(signals)
@@ -154,11 +155,12 @@ class LogRows:
     def _write_layers(self, signals: Signals) -> None:
         layers = signals.layers
         assert layers is not None
-        columns = self._portraits.layer_columns(signals.step, layers.names) | _columns(layers)
+        sampled = {} if self.sampler is None else self.sampler.layer_columns(signals.step, layers.names)
+        columns = sampled | _columns(layers)
         self.log.take(LayerRows(signals.step, layers.names, columns))
 
 
-def _columns(layers: Layers) -> dict[str, Any]:
+def _columns(layers: LayerStats) -> dict[str, Any]:
     columns = {
         "grad_norm": layers.grad_norm,
         "grad_largest": layers.grad_largest,

@@ -130,7 +130,24 @@ class RunPersistence:
         recovery: TrainingRecovery | None,
         lag_steps: int,
         ranks: Ranks,
+        *,
+        on_draw: Callable[[Any], None],
+        on_stop_point: Callable[[], None],
+        on_resume: Callable[[int, Path], None] | None = None,
     ) -> None:
+        """Look after the run from here on.
+
+        Args:
+            parts: everything that a checkpoint holds.
+            state: what a snapshot holds.
+            checkpoints: where and how often to save.
+            recovery: how often to take snapshots.
+            lag_steps: how many steps later the result of a step is read.
+            ranks: the processes that train together.
+            on_draw: called with each batch that was drawn from `resume`.
+            on_stop_point: called where the run can stop; saves and exits if it was asked to.
+            on_resume: called with the step and the folder when the run continues from a checkpoint.
+        """
         self._parts, self._state, self._checkpoints, self._lag = parts, state, checkpoints, lag_steps
         self._ranks, self._homecoming = ranks, CheckpointSelector(checkpoints, ranks)
         if checkpoints is not None:
@@ -156,10 +173,7 @@ class RunPersistence:
         self._drawer: int | None = None  # the thread that batches are drawn in
         self._stepper: int | None = None  # the one that trains
         self._drawn = False
-        self.stop_if_asked: Callable[[], None] = lambda: None  # set by the stabilizer, which knows how
-        self.drew: Callable[[Any], None] = lambda batch: None  # the same: who remembers what is drawn
-        self.tell_resumed: Callable[[int, Path], None] = lambda step, path: None
-        """Who else wants to know that the run goes on from a checkpoint."""
+        self.drew, self._on_stop_point, self._on_resume = on_draw, on_stop_point, on_resume
         self.unchecked = _unchecked(parts)
         """Paths in a checkpoint under which NaN and Inf are no damage."""
 
@@ -238,7 +252,7 @@ class RunPersistence:
         """Save what is due, and stop if asked to, unless this is a thread that draws ahead of the one that trains."""
         if self._stepper in (None, threading.get_ident()):
             self._pay()
-            self.stop_if_asked()
+            self._on_stop_point()
 
     def after_draws(self) -> None:
         """No more batches are asked for. There may be no further step: what is due is handed on now."""
@@ -318,8 +332,8 @@ class RunPersistence:
         """Wait for the numbers of steps that were still on their way when `gather` gave the tree."""
         tree["stabilizer"] = self._parts.own.settle(tree["stabilizer"])
         for name, thing in self._parts.also.items():
-            if hasattr(thing, "_lifeline"):
-                thing._lifeline.settle(tree["also"][name])
+            if hasattr(thing, "_persistence"):
+                thing._persistence.settle(tree["also"][name])
 
     def save(self, step: int, unrest: tuple[str, ...], metric: float | None, given: bool = False) -> None:
         """Save now, and come back when it is written. Raises `CheckpointError` if it cannot be."""
@@ -443,7 +457,8 @@ class RunPersistence:
         if self.ring is not None:
             self.ring.take(found.step)
         log.info("surefoot: continuing %s from step %d", found.path, found.step)
-        self.tell_resumed(int(found.step), found.path)
+        if self._on_resume is not None:
+            self._on_resume(int(found.step), found.path)
         return int(found.step)
 
     def restore_once(self) -> None:
@@ -515,8 +530,8 @@ class RunPersistence:
         return faults
 
     def _faults_of(self, thing: Any, saved: Any, then: Any) -> list[str]:
-        if hasattr(thing, "_lifeline"):
-            return list(thing._lifeline.faults(saved))
+        if hasattr(thing, "_persistence"):
+            return list(thing._persistence.faults(saved))
         if isinstance(thing, torch.optim.Optimizer):
             return optimizer_faults(thing, saved, then, self._modules)
         return _scheduler_faults(thing, then) if _is_scheduler(thing) and then is not None else []
@@ -528,8 +543,8 @@ class RunPersistence:
         """
         parts, also = self._parts, dict[str, Any]()
         for name, thing in parts.also.items():
-            if hasattr(thing, "_lifeline"):
-                also[name] = thing._lifeline._to_put_back()
+            if hasattr(thing, "_persistence"):
+                also[name] = thing._persistence._to_put_back()
             elif isinstance(thing, (torch.nn.Module, torch.optim.Optimizer)) or _is_scheduler(thing):
                 also[name] = thing.state_dict()
         return {
@@ -548,8 +563,8 @@ class RunPersistence:
         if parts.scheduler is not None and tree["scheduler"] is not None:
             parts.scheduler.load_state_dict(tree["scheduler"])
         for name, thing in parts.also.items():
-            if hasattr(thing, "_lifeline") and name in tree["also"]:
-                thing._lifeline._load(tree["also"][name])
+            if hasattr(thing, "_persistence") and name in tree["also"]:
+                thing._persistence._load(tree["also"][name])
             elif name in tree["also"] and isinstance(thing, torch.optim.Optimizer):
                 load_optimizer(thing, tree["also"][name])
             elif name in tree["also"]:
@@ -561,8 +576,8 @@ class RunPersistence:
         for name, thing in self._parts.also.items():
             if name not in tree["also"]:
                 log.warning("surefoot: the checkpoint has no %r; it starts anew.", name)
-            elif hasattr(thing, "_lifeline"):
-                thing._lifeline._find_place(tree["also"][name])
+            elif hasattr(thing, "_persistence"):
+                thing._persistence._find_place(tree["also"][name])
         self.position.load_state_dict(tree["data"])
         self._streams = tree["streams"]
 
@@ -598,9 +613,9 @@ class RunPersistence:
     def _heard_epochs(self, numbers: Iterator[int]) -> Iterator[int]:
         with self.interrupts.heard():
             for number in numbers:
-                self.stop_if_asked()  # a signal that came after the last step of the epoch before
+                self._on_stop_point()  # a signal that came after the last step of the epoch before
                 yield number
-            self.stop_if_asked()
+            self._on_stop_point()
 
     def _put_streams_back(self) -> None:
         """The data are back in place: so are the random numbers from here on."""
@@ -613,14 +628,14 @@ class Followed:
     """Batches of a loader; signals are heard while they are drawn, and none is drawn after one."""
 
     def __init__(self, batches: Any, lifeline: RunPersistence) -> None:
-        self._batches, self._lifeline = batches, lifeline
+        self._batches, self._persistence = batches, lifeline
 
     def __iter__(self) -> Iterator[Any]:
-        with self._lifeline.interrupts.heard():
+        with self._persistence.interrupts.heard():
             try:
-                yield from _Drawn(iter(self._batches), self._lifeline)
+                yield from _Drawn(iter(self._batches), self._persistence)
             finally:
-                self._lifeline.after_draws()
+                self._persistence.after_draws()
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -630,22 +645,22 @@ class _Drawn:
     """The iterator: before each batch is a moment to save and to stop."""
 
     def __init__(self, batches: Iterator[Any], lifeline: RunPersistence) -> None:
-        self._batches, self._lifeline = batches, lifeline
+        self._batches, self._persistence = batches, lifeline
 
     def __iter__(self) -> _Drawn:
         return self
 
     def __next__(self) -> Any:
-        between = self._lifeline.before_draw()
+        between = self._persistence.before_draw()
         try:
-            batch = self._lifeline.draw(self._batches, between)
+            batch = self._persistence.draw(self._batches, between)
         except StopIteration:
-            self._lifeline.stop_here()  # at the end of the data there may be no step to come
+            self._persistence.stop_here()  # at the end of the data there may be no step to come
             raise
         except Exception:
-            self._lifeline.stop_here()  # the signal may have ended what loads the data
+            self._persistence.stop_here()  # the signal may have ended what loads the data
             raise
-        self._lifeline.drew(batch)
+        self._persistence.drew(batch)
         return batch
 
 
@@ -655,14 +670,14 @@ def _unchecked(parts: RunParts) -> set[str]:
     for key, thing in parts.also.items():
         if isinstance(thing, torch.nn.Module):
             names += [f"also.{key}.{name}" for name in infinite_buffers(thing)]
-        elif hasattr(thing, "_lifeline"):
-            names += [f"also.{key}.{name}" for name in thing._lifeline.unchecked]
+        elif hasattr(thing, "_persistence"):
+            names += [f"also.{key}.{name}" for name in thing._persistence.unchecked]
     return set(names)
 
 
 def full_state(thing: Any) -> Any:
     """Everything of a thing: of another stabilizer its model and optimizer too."""
-    return thing._lifeline.gather() if hasattr(thing, "_lifeline") else thing.state_dict()
+    return thing._persistence.gather() if hasattr(thing, "_persistence") else thing.state_dict()
 
 
 def _is_scheduler(thing: Any) -> bool:

@@ -3,7 +3,7 @@
 Each sets what that kind of training is known to need and leaves the rest at its default. Anything given in `settings`
 wins over the preset, so a preset is a first line to write, not a cage:
 
-    stabilizer = surefoot.for_transformer(model, optimizer, total_steps=50_000, accumulate=4)
+    stabilizer = surefoot.presets.for_transformer(model, optimizer, total_steps=50_000, accumulate=4)
 """
 
 from __future__ import annotations

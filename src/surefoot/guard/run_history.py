@@ -15,17 +15,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from surefoot.core.state_tree import pack, settings_of, unpack
-from surefoot.detect.combine import Combined, sustained
-from surefoot.detect.spike import Spike
-from surefoot.detect.user_detectors import tolerated
+from surefoot.detect.combine import Combined, sustained, tolerated
+from surefoot.detect.step_rules import Spike
 from surefoot.guard.step_decision import BROKEN_SETTING
 from surefoot.types import Action, Decision, Incident, Severity, StepRecord, format_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from surefoot.decide.escalation import Escalation
-    from surefoot.decide.recovery import TrainingRecovery
+    from surefoot.decide.recovery import Escalation, TrainingRecovery
     from surefoot.detect.checker import StabilityChecker
     from surefoot.types import Detector, Signals, Verdict
 
@@ -60,6 +58,7 @@ class RunHistory:
         first_of: Callable[[Any], str],
         weights_broken: Callable[[], bool],
         agreed: Callable[[bool], bool],
+        on_event: Callable[[Incident], None] | None = None,
     ) -> None:
         self._look_back = tolerated(Combined(checker.look_back, "any")) if checker.look_back else None
         self._look_back_state = self._look_back.init() if self._look_back else ()
@@ -70,8 +69,8 @@ class RunHistory:
         self._unrest: deque[tuple[int, str]] = deque(maxlen=UNREST_KEPT)
         self._scale_floor = scale_floor
         self._first_of = first_of
-        self._weights_broken = weights_broken
-        self._agreed = agreed
+        self.weights_broken = weights_broken
+        self.agreed = agreed
         self._own: dict[str, tuple[Detector, Any]] = {}
         self._active: set[str] = set()
         self.history: deque[StepRecord] = deque(maxlen=HISTORY_STEPS)
@@ -85,20 +84,20 @@ class RunHistory:
             "alarms": 0,
         }
         self.by_kind: dict[str, int] = {}
-        self.tell: Callable[[Incident], None] = lambda incident: None
-        """Who else wants to know of incidents."""
+        self.on_event = on_event
+        """Called with each incident."""
         self._logs = True
 
     def ahead(
         self,
         records: Iterable[StepRecord],
         stale_before: float,
-        tell: Callable[[Incident], None] = lambda incident: None,
+        on_event: Callable[[Incident], None] | None = None,
     ) -> RunHistory:
         """A copy that has taken in steps whose turn has not come yet, to be looked at.
 
-        The copy logs nothing, and calls `tell` with each new incident. This ledger stays as it is: what the steps call
-        for is done when their turn comes, whether or not somebody has looked. Steps before `stale_before` are only
+        The copy logs nothing, and calls `on_event` with each new incident. This history stays as it is: what the steps
+        call for is done when their turn comes, whether or not somebody has looked. Steps before `stale_before` are only
         counted, and so are those after a step that calls for a return.
         """
         ahead = copy.copy(self)
@@ -106,8 +105,8 @@ class RunHistory:
         ahead.counts, ahead.by_kind = dict(self.counts), dict(self.by_kind)
         ahead._unrest, ahead._own, ahead._active = self._unrest.copy(), dict(self._own), set(self._active)
         ahead._look_back_state = copy.deepcopy(self._look_back_state)
-        ahead._agreed = lambda flag: flag  # only this rank may be looking
-        ahead.tell, ahead._logs = tell, False
+        ahead.agreed = lambda flag: flag  # only this rank may be looking
+        ahead.on_event, ahead._logs = on_event, False
         for record in records:
             if record.signals.step < stale_before:
                 ahead.count(record)
@@ -119,8 +118,9 @@ class RunHistory:
         """Take one step in; returns what is to be done from here on."""
         self.count(record)
         self._watch_own_signals(record.signals)
-        if not record.skipped:
+        if not record.skipped and not record.reasons:
             self._watch_behind(record.signals)
+        self._note_applied_nonetheless(record)
         decision, refused = self._escalate(record)
         return decision if self.recovery is None else self._recover(record, refused, decision)
 
@@ -153,7 +153,8 @@ class RunHistory:
         self.incidents.append(incident)
         self.by_kind[kind] = seen = self.by_kind.get(kind, 0) + 1
         self.counts["alarms"] += severity != "info"
-        self.tell(incident)
+        if self.on_event is not None:
+            self.on_event(incident)
         if self._logs and severity != "info" and seen <= LOUD_INCIDENTS:
             last = f" (later incidents of kind {kind!r} are counted, not logged)" if seen == LOUD_INCIDENTS else ""
             log.warning("surefoot: %s%s", incident, last)
@@ -192,6 +193,16 @@ class RunHistory:
             self._active.add(known)
             self.note(signals, kind, verdict.severity, verdict.summary, evidence=dict(verdict.evidence))
 
+    def _note_applied_nonetheless(self, record: StepRecord) -> None:
+        """Where steps are only watched, one that would be refused is applied: an incident when that starts."""
+        kind = record.reasons[0] if record.reasons else "refused"
+        if record.skipped or not record.reasons:
+            self._active -= {each for each in self._active if each.endswith("/applied")}
+        elif f"{kind}/applied" not in self._active:
+            self._active.add(f"{kind}/applied")
+            summary, evidence = self._explain(record, stuck=False)
+            self.note(record.signals, kind, "error", summary, evidence=evidence)
+
     def refuses(self, record: StepRecord) -> bool:
         """Whether the step was refused, and not merely left out for a smaller loss scale."""
         return record.skipped and (not record.overflow or self._at_floor(record.signals))
@@ -219,7 +230,7 @@ class RunHistory:
         if record.reasons == (BROKEN_SETTING,):  # no earlier weights would help
             return replace(decision, lr_factor=decision.lr_factor * self.recovery.cut(self._recovery_state))
         # Every rank gets here with the same flags, so every rank asks.
-        broken = refused and "nonfinite" in record.reasons and self._agreed(self._weights_broken())
+        broken = refused and "nonfinite" in record.reasons and self.agreed(self.weights_broken())
         self._recovery_state, advice = self.recovery.update(
             self._recovery_state, step, refused=refused, setback=setback, broken=broken
         )
@@ -289,7 +300,7 @@ class RunHistory:
             more = f" and {len(counts) - 1} more" if len(counts) > 1 else ""
             values = "value" if counts[first] == 1 else "values"
             where = f"{counts[first]:,} non-finite {values} in the gradient of {first}{more}"
-            if "nonfinite" not in self.by_kind and self._weights_broken():
+            if "nonfinite" not in self.by_kind and self.weights_broken():
                 evidence["weights_broken"] = True
                 return f"the weights themselves are not finite, so every step from here on is: {where}", evidence
             return f"{where}; the loss is {loss}", evidence

@@ -19,30 +19,30 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from surefoot.act.closure import ClosureRefused
+from surefoot.core.formats import STABILIZER_STATE
 from surefoot.core.state_tree import pack
 from surefoot.decide.agreement import Ranks, find_group
-from surefoot.decide.escalation import Escalation
-from surefoot.decide.recovery import TrainingRecovery
+from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.detect.checker import StabilityChecker
-from surefoot.detect.combine import Combined
-from surefoot.detect.user_detectors import tolerated
-from surefoot.errors import UsageError, require
-from surefoot.guard.arrivals import StepResults, settled
+from surefoot.detect.combine import Combined, tolerated
+from surefoot.errors import SettingError, UsageError, require
 from surefoot.guard.backward import GradientWindow
-from surefoot.guard.guarded_optimizer import GuardedOptimizer, StepFacts
+from surefoot.guard.guarded_optimizer import ClosureStep, GuardedOptimizer, StepFacts
 from surefoot.guard.incident_capture import IncidentCapture, RunToCapture, keeper_for
 from surefoot.guard.log_rows import LogRows, open_log
 from surefoot.guard.model_sampling import ModelSampler
 from surefoot.guard.persistence import Followed, OwnState, RunParts, RunPersistence
+from surefoot.guard.run_actions import RunActions
 from surefoot.guard.run_history import RunHistory
 from surefoot.guard.step_decision import StepDecider
 from surefoot.guard.step_numbers import StepNumbers
+from surefoot.guard.step_results import StepResults, settled
 from surefoot.guard.validation import as_scaler, check_settings, split_clip
 from surefoot.keep.checkpoint.manager import CheckpointManager
 from surefoot.keep.snapshots import TrainedState
-from surefoot.observe.layer_metrics import Watch
-from surefoot.observe.layout import Layout
-from surefoot.observe.parameters import BackwardOrder
+from surefoot.observe.parameters import BackwardOrder, Layout
+from surefoot.observe.tensors import LayerMetrics
 from surefoot.record.incidents.retention import IncidentKeeper
 from surefoot.types import Incident, Outcome, Scalar, Signals, StepRecord, format_table
 
@@ -52,15 +52,12 @@ if TYPE_CHECKING:
     from os import PathLike
     from pathlib import Path
 
-    from surefoot.act.clip import Clipper
-    from surefoot.act.loss_scale import LossScaler
-    from surefoot.act.shape import Shaper
     from surefoot.guard.validation import Precision
     from surefoot.record.log import RunLog
+    from surefoot.types import Clipper, LossScaler, Shaper
 
 _OUR_SIGNALS = frozenset(each.name for each in fields(Signals))
 _AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
-SCHEMA = 3
 
 
 class TrainingStabilizer:
@@ -93,7 +90,7 @@ class TrainingStabilizer:
         also_save: Mapping[str, Any] | None = None,
         incidents: IncidentKeeper | str | Path | None = None,
         log: str | PathLike[str] | RunLog | None = None,
-        watch: Watch | None = None,
+        watch: LayerMetrics | None = None,
         decide_on: Literal["auto", "host", "device"] = "auto",
         lag_steps: int = 4,
         zero_grad: bool = True,
@@ -132,7 +129,7 @@ class TrainingStabilizer:
             "escalation": (escalation, Escalation),
             "recovery": (recovery, TrainingRecovery),
             "checkpoints": (checkpoints, CheckpointManager),
-            "watch": (watch, Watch),
+            "watch": (watch, LayerMetrics),
             "incidents": (keeper_for(incidents), IncidentKeeper),
         }
         check_settings(models, optimizer, scheduler, precision, scaler, accumulate, lag_steps, decide_on, kinds)
@@ -145,6 +142,7 @@ class TrainingStabilizer:
         )
         self._home = self._layout.home
         on_device = decide_on == "device" or (decide_on == "auto" and self._home.type != "cpu")
+        lag_steps = lag_steps if on_device else 0
         self._precision, self._zero_grad = precision, zero_grad
         group = find_group(models)
         ranks = Ranks(group, self._home)
@@ -152,9 +150,10 @@ class TrainingStabilizer:
             checkpoints.claim()
         self.log = open_log(log, ranks)
         """The run log, if there is one."""
+        rows = LogRows(self.log, ModelSampler(models)) if self.log is not None else None
         checker = checker or StabilityChecker()
         shapers, clipper = split_clip(clip)
-        self._judge = StepDecider(
+        self._decider = StepDecider(
             tolerated(Combined(checker.step_rules, "any")) if checker.step_rules else None,
             tolerated(checker.setback) if recovery and checker.setback else None,
             clipper,
@@ -164,53 +163,58 @@ class TrainingStabilizer:
             decides_on_device=on_device,
             group=group,
         )
-        self._guarded = GuardedOptimizer(optimizer, self._layout, self._judge, shapers, watch, on_device)
+        self._guarded = GuardedOptimizer(
+            optimizer, self._layout, self._decider, shapers, watch, on_device, sampler=rows.sampler if rows else None
+        )
         self._order = BackwardOrder(self._layout.parameters)
-        self._ledger = RunHistory(
+        self._history = RunHistory(
             checker,
             escalation,
             recovery,
-            self._judge.scaler.floor if self._judge.scaler else None,
+            self._decider.scaler.floor if self._decider.scaler else None,
             self._order.first,
             self._guarded.parameters_broken,
             ranks.any,
+            rows.incident if rows else None,
         )
-        self._window = GradientWindow(models, self._layout, self._judge, self._ledger, group, accumulate, zero_grad)
-        lag_steps = lag_steps if on_device else 0
-        self._aftermath = StepResults(models, self._guarded, self._ledger, lag_steps, ranks)
-        own = OwnState(lambda: self._own_state(live=True), settled_own, self.load_state_dict, self._load_rules)
-        parts = RunParts(models, optimizer, scheduler, dict(also_save or {}), own)
-        trained = TrainedState(models, optimizer, self._judge.live_states, self._judge.put_back)
-        self._lifeline = self._aftermath.lifeline = RunPersistence(
-            parts, trained, checkpoints, recovery, lag_steps, ranks
-        )
-        self._lifeline.stop_if_asked = self._aftermath.stop_if_asked
+        self._window = GradientWindow(models, self._layout, self._decider, self._history, group, accumulate, zero_grad)
         settings = {"precision": precision, "accumulate": accumulate, "decide_on": "device" if on_device else "host"}
-        run = RunToCapture(
-            models,
-            optimizer,
-            scheduler,
-            self._layout,
-            self._judge,
-            self._ledger,
-            ranks,
-            settings | {"shapers": shapers},
+        self._capture = IncidentCapture(
+            keeper_for(incidents),
+            RunToCapture(
+                models,
+                optimizer,
+                scheduler,
+                self._layout,
+                self._decider,
+                self._history,
+                ranks,
+                settings | {"shapers": shapers},
+            ),
+            lag_steps,
+            buffers_before=lambda step: self._results.buffers.before(step),
         )
-        self._capture = self._aftermath.capture = IncidentCapture(keeper_for(incidents), run, lag_steps)
-        self._lifeline.drew = self._capture.drew
-        self._capture.buffers_before = lambda step: self._aftermath.buffers.before(step)
+        own = OwnState(lambda: self._own_state(live=True), settled_own, self.load_state_dict, self._load_rules)
+        self._persistence = RunPersistence(
+            RunParts(models, optimizer, scheduler, dict(also_save or {}), own),
+            TrainedState(models, optimizer, self._decider.live_states, self._decider.put_back),
+            checkpoints,
+            recovery,
+            lag_steps,
+            ranks,
+            on_draw=self._capture.drew,
+            on_stop_point=lambda: self._actions.stop_if_asked(self._results),
+            on_resume=rows.resumed if rows else None,
+        )
+        self._actions = RunActions(self._guarded, self._history, self._persistence, self._capture, ranks)
+        self._results = StepResults(
+            models, self._history, lag_steps, respond=self._actions.respond, on_step=rows.step if rows else None
+        )
         self._own_signals: dict[str, Scalar] = {}
-        if self.log is not None:
-            self._guarded.portraits = ModelSampler(models)
-            self._write_to(LogRows(self.log, self._guarded.portraits), checkpoints)
-            self.log.before_close(self._aftermath.tell_rest)
-
-    def _write_to(self, chronicle: LogRows, checkpoints: CheckpointManager | None) -> None:
-        self._aftermath.tell, self._ledger.tell = chronicle.step, chronicle.incident
-        self._lifeline.tell_resumed = chronicle.resumed
-        if checkpoints is not None:
-            checkpoints.tell_saved = chronicle.saved
-            checkpoints.tell_failing = chronicle.failing
+        if self.log is not None and rows is not None:
+            self.log.before_close(self._results.report_rest)
+            if checkpoints is not None:
+                checkpoints.tell_saved, checkpoints.tell_failing = rows.saved, rows.failing
 
     # ---- the loop -------------------------------------------------------------------------------------------------
 
@@ -270,7 +274,7 @@ class TrainingStabilizer:
                 "LBFGS evaluates the loss itself: call `stabilizer.step(closure)`, as with the bare optimizer."
             )
         window = self._window.sums
-        if not window.open and (self._judge.scaler is not None or window.length > 1):
+        if not window.open and (self._decider.scaler is not None or window.length > 1):
             raise UsageError(
                 "`step()` came without a `backward()` since the last one. With loss scaling or accumulation the loss "
                 "must go through `stabilizer.backward(loss)`, not `loss.backward()`."
@@ -291,26 +295,26 @@ class TrainingStabilizer:
     @property
     def steps(self) -> int:
         """Optimizer steps so far, skipped ones included."""
-        return self._aftermath.steps
+        return self._results.steps
 
     @property
     def incidents(self) -> list[Incident]:
         """What a person should know about, oldest first; the last 200. Waits for numbers still on their way."""
-        return list(self._aftermath.seen().incidents)
+        return list(self._results.seen().incidents)
 
     @property
     def history(self) -> list[StepRecord]:
         """The last 1,000 steps, oldest first, the last 100 with their layers. Waits for numbers still on their way."""
-        return list(self._aftermath.seen().history)
+        return list(self._results.seen().history)
 
     @property
     def counts(self) -> dict[str, int]:
         """Steps, applied, skipped, clipped, overflows, alarms. Waits for numbers still on their way."""
-        return dict(self._aftermath.seen().counts)
+        return dict(self._results.seen().counts)
 
     def summary(self) -> str:
         """A few lines a person can read: counts, the last incidents, the largest gradients of the last step."""
-        seen = self._aftermath.seen()
+        seen = self._results.seen()
         lines = [", ".join(f"{count:,} {name}" for name, count in seen.counts.items())]
         lines += [str(incident) for incident in list(seen.incidents)[-5:]]
         layers = seen.history[-1].signals.layers if seen.history else None
@@ -328,18 +332,18 @@ class TrainingStabilizer:
         passes that were complete give nothing. While batches are drawn, the signals named by the checkpoints (SIGTERM,
         SIGINT, SIGUSR1) finish the step, save, and exit with status 128 + signal; a second one exits at once.
         """
-        return self._lifeline.follow(loader, epochs)
+        return self._persistence.follow(loader, epochs)
 
     def epochs(self, total: int) -> Iterator[int]:
         """The numbers of the epochs that are left, for a loop with work of its own around each pass.
 
         A signal during that work is heard as well; the run stops when the work is done.
         """
-        return self._lifeline.epochs(total)
+        return self._persistence.epochs(total)
 
     def restore(self, which: Literal["latest", "good", "best"] | int | Path = "latest") -> int | None:
         """Load a checkpoint now; returns its step, or `None` if there is none yet. With several processes, on each."""
-        return self._lifeline.restore(which)
+        return self._persistence.restore(which)
 
     def save(self, metric: float | None = None) -> None:
         """Save a checkpoint now, and return when it is on disk. Raises `CheckpointError` if it cannot be written.
@@ -347,8 +351,8 @@ class TrainingStabilizer:
         `metric` is what makes one better than another, lower being better, such as a validation loss. As long as none
         is given, the mean training loss of the last steps is compared.
         """
-        self._aftermath.drain()
-        self._lifeline.save(self.steps, self._ledger.unrest(), metric, given=metric is not None)
+        self._results.drain()
+        self._persistence.save(self.steps, self._history.unrest(), metric, given=metric is not None)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything of the stabilizer's own: tensors and plain values, no pickle needed.
@@ -359,29 +363,26 @@ class TrainingStabilizer:
 
     def _own_state(self, live: bool) -> dict[str, Any]:
         return {
-            "schema": SCHEMA,
-            "judge": self._judge.state_dict(live),
+            "schema": STABILIZER_STATE.version,
+            "judge": self._decider.state_dict(live),
             "param_norm": pack(self._guarded.param_norm, live),
             "window": self._window.state_dict(live),
-            "aftermath": self._aftermath.state_dict(),
+            "aftermath": self._results.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where a saved stabilizer stopped; load the model first. A part with other settings starts anew."""
-        require(
-            state.get("schema") == SCHEMA,
-            f"the state has schema {state.get('schema')!r}; this version of surefoot reads schema {SCHEMA}.",
-        )
+        state = STABILIZER_STATE.read(state, "the state of the stabilizer", SettingError)
         self._load_rules(state)
         norm = state["param_norm"]
         self._guarded.param_norm = None if norm is None else norm.to(self._home)
-        self._aftermath.load_state_dict(state["aftermath"])
+        self._results.load_state_dict(state["aftermath"])
         self._window.load_state_dict(state["window"], self.steps)
         self._capture.moved_to(self.steps, self._window.sums.count > 0)
 
     def _load_rules(self, state: dict[str, Any]) -> None:
         """Only what belongs to the weights: what the rules, the clipper and the loss scale have learned."""
-        self._judge.load_state_dict(state["judge"])
+        self._decider.load_state_dict(state["judge"])
         self._guarded.forget_recordings()
 
     # ---- one optimizer step ---------------------------------------------------------------------------------------
@@ -389,32 +390,46 @@ class TrainingStabilizer:
     def _facts(self) -> StepFacts:
         window = self._window
         return StepFacts(
-            self.steps, window.sums.mean_loss, window.divisor(), self._own_signals, self._aftermath.lr_factor
+            self.steps, window.sums.mean_loss, window.divisor(), self._own_signals, self._results.lr_factor
         )
 
     def _prepare(self) -> None:
         """Just before the optimizer writes into the parameters."""
         if self._guarded.look_for_new_parameters():
-            self._lifeline.forget_snapshots()  # they know nothing of the new ones
-        self._lifeline.before_update()
-        self._judge.stop_wanted = self._lifeline.interrupts.received is not None
+            self._persistence.forget_snapshots()  # they know nothing of the new ones
+        self._persistence.before_update()
+        self._decider.stop_wanted = self._persistence.interrupts.received is not None
         self._capture.before_step()
 
     def _finish_window(self) -> Outcome:
         self._prepare()
         self._window.warn_if_clipped_outside()
-        numbers = self._guarded.step(self._facts()) or self._empty_step()
-        self._capture.judged(numbers, self._guarded.refused_at_once)
+        step = self._guarded.begin(self._facts())
+        with step.undo:
+            if not step.refused:
+                self.optimizer.step()
+        numbers = self._guarded.end(step) or self._empty_step()
+        self._capture.judged(numbers, step.refused_unchanged)
         if self._zero_grad:
             self._layout.drop_gradients()
         return self._close_step(numbers)
 
     def _closure_step(self, closure: Callable[[], Tensor]) -> Outcome:
-        if self._window.sums.length > 1 or self._judge.scaler is not None:
+        if self._window.sums.length > 1 or self._decider.scaler is not None:
             raise UsageError("a closure evaluates the loss several times a step: use accumulate=1 and no loss scaling.")
         self._prepare()
         evaluate = partial(self._window.evaluate, closure)
-        numbers = self._guarded.step_with_closure(evaluate, self._facts)
+        step = ClosureStep(self._guarded, evaluate, lambda loss: self._facts(), raises=True)
+        try:
+            self.optimizer.step(step)
+        except ClosureRefused:
+            pass
+        except BaseException:
+            step.cancel()
+            raise
+        numbers = step.end()
+        if numbers is None:
+            raise UsageError("the optimizer did not call the closure it was given.")
         self._capture.judged(numbers, numbers.record().skipped, evaluated=1)
         return self._close_step(numbers)
 
@@ -427,13 +442,21 @@ class TrainingStabilizer:
         self._own_signals = {}
         self._window.begin(self.steps + 1)
         self._capture.begin(self.steps + 1)
-        self._aftermath.take(numbers)
+        self._results.take(numbers)
+        self._persist()
         return outcome
+
+    def _persist(self) -> None:
+        persistence, history = self._persistence, self._history
+        persistence.after_step(self.steps, history.healthy, history.unrest, history.recent_loss)
+        if not persistence.between_batches_soon:
+            self._actions.stop_if_asked(self._results)
+        persistence.step_over()
 
     def _empty_step(self) -> StepNumbers:
         """No parameter had a gradient: the bare loop's step was taken, and it is said once."""
-        signals = Signals(self.steps, lr=self._guarded.lr(self._aftermath.lr_factor))
-        self._ledger.warn_once(signals, "optim.no-gradient", "no parameter of the optimizer has a gradient")
+        signals = Signals(self.steps, lr=self._guarded.lr(self._results.lr_factor))
+        self._history.warn_once(signals, "optim.no-gradient", "no parameter of the optimizer has a gradient")
         return StepNumbers(StepRecord(signals, skipped=False))
 
 

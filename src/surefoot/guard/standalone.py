@@ -19,16 +19,14 @@ from surefoot.types import GradientNorms, NamedParameter, Signals, Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from surefoot.act.clip import Clipper
-    from surefoot.act.shape import Shaper
-    from surefoot.types import Detector
+    from surefoot.types import Clipper, Detector, Shaper
 
 
-class Running:
+class Stateful:
     """A detector or a clipper together with its state, for use by hand.
 
     >>> import surefoot as sf
-    >>> monitor = sf.Running(sf.LossStabilityMonitor(window_steps=8))
+    >>> monitor = sf.Stateful(sf.LossStabilityMonitor(window_steps=8))
     >>> for loss in (3.0, 2.0, 1.5, 1.2, 1.0, 0.9, 0.8, 0.7):
     ...     verdict = monitor.update(loss=loss)
     >>> verdict.evidence["status"]
@@ -37,7 +35,7 @@ class Running:
 
     def __init__(self, part: Detector | Clipper) -> None:
         if isinstance(part, type) or not (hasattr(part, "init") and hasattr(part, "update")):
-            raise SettingError(f"`Running` takes a detector or a clipper such as `ClipByNorm(1.0)`; got {part!r}.")
+            raise SettingError(f"`Stateful` takes a detector or a clipper such as `ClipByNorm(1.0)`; got {part!r}.")
         self.part = part
         self.steps = 0
         self.state: Any = None
@@ -83,13 +81,13 @@ def _is_clipper(part: Any) -> bool:
 @torch.no_grad()
 def clip_gradients(
     parameters: torch.nn.Module | Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]],
-    clip: float | Clipper | Shaper | Running | Sequence[Clipper | Shaper],
+    clip: float | Clipper | Shaper | Stateful | Sequence[Clipper | Shaper],
 ) -> Tensor:
     """Clip gradients in place; returns the global norm before clipping, on the device.
 
     A gradient that is not finite is left as it is, and the norm returned is NaN: multiplying by such a norm would
-    break every other gradient too. Check it, and leave the step out. A stateful clipper is given as `Running(clipper)`,
-    which keeps its state between calls.
+    break every other gradient too. Check it, and leave the step out. A clipper with state is given as
+    `Stateful(clipper)`, which keeps its state between calls.
     """
     named = [item if isinstance(item, tuple) else ("", item) for item in _listed(parameters)]
     present = [i for i, (_, parameter) in enumerate(named) if parameter.grad is not None]
@@ -99,7 +97,7 @@ def clip_gradients(
     gradients = [parameter.grad for _, parameter in with_gradient if parameter.grad is not None]
     statistics = combine_shards(TensorMeter().measure(gradients), gradients)
     norm = total_norm(statistics.norm)
-    running = clip if isinstance(clip, Running) else None
+    running = clip if isinstance(clip, Stateful) else None
     rule = running.part if running else ClipByNorm(float(clip)) if isinstance(clip, (int, float)) else clip
     shapers, clipper = split_clip(rule)
     for shaper in shapers:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from surefoot.act.apply import NO_OUTER_SCALING, OuterScaling
 from surefoot.act.loss_scale import TorchLossScaler
 from surefoot.core.state_tree import choose, grown, leaves, on_device, pack, settings_of, unpack, with_leaves
 from surefoot.decide.agreement import agree_and_average
-from surefoot.detect.setback import Setback
+from surefoot.detect.step_rules import Setback
 from surefoot.observe.tensors import TensorStatistics, total_norm
 from surefoot.types import GradientNorms, Scalar, Signals
 
@@ -25,10 +26,8 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from surefoot.act.clip import Clipper
-    from surefoot.act.loss_scale import LossScaler
     from surefoot.detect.combine import Combined
-    from surefoot.types import Detector
+    from surefoot.types import Clipper, Detector, LossScaler
 
 _HEAD = ("loss", "grad_norm", "nonfinite", "clip_factor", "loss_scale")
 BROKEN_SETTING = "nonfinite-setting"
@@ -53,6 +52,8 @@ class StepInput:
     """1 if a setting of the optimizer is not finite, else 0; a tensor when steps are decided on the device."""
     positions: Tensor | None = None
     """Where the gradients stand among all parameters, if some have none."""
+    outer: OuterScaling = NO_OUTER_SCALING
+    """The loss scale of a `GradScaler` that steps the optimizer itself, and what it has found."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class StepDecision:
     statistics: TensorStatistics
     """Of the unscaled gradients."""
     divide: Tensor | None
-    """What the gradients still have to be divided by."""
+    """What the gradients still have to be divided by, an outer loss scale not included."""
     factor: Tensor | None
     """What the clipper multiplies them by, once or per tensor."""
 
@@ -166,16 +167,17 @@ class StepDecider:
         `reshape` changes the gradients in place between the verdict and the clipper, given what they must be divided
         by first; the clipper then sees the statistics it returns.
         """
-        divide = self._divide_by(given.divisor)
-        statistics = given.statistics if divide is None else given.statistics.rescaled(1 / divide)
+        divide, outer_scale = self._divide_by(given.divisor), given.outer.scale
+        unscale = outer_scale if divide is None else divide if outer_scale is None else divide * outer_scale
+        statistics = given.statistics if unscale is None else given.statistics.rescaled(1 / unscale)
         signals = self._signals(given, statistics)
-        skip, overflow, flags = self._verdict(signals, given.broken_setting > 0)
+        skip, overflow, flags = self._verdict(signals, given)
         seen = statistics
         if reshape is not None and (self._tensors or not skip):  # what is refused is left as it is
-            seen, divide = reshape(divide), None
+            seen, divide = reshape(unscale), None
         factor = self._clip(seen, given.positions, skip)
         smallest: Scalar = 1.0 if factor is None else factor.min()
-        used = self._advance_scale(overflow)
+        used = self._advance_scale(overflow, outer_scale)
         if not self._tensors:
             smallest, used = float(smallest), float(used)
         return StepDecision(
@@ -210,7 +212,7 @@ class StepDecider:
         loss_now = None if given.loss is None else float(given.loss)
         return Signals(given.step, loss_now, float(total), float(broken), extra=own, param_norm=float(given.param_norm))
 
-    def _verdict(self, signals: Signals, broken_setting: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+    def _verdict(self, signals: Signals, given: StepInput) -> tuple[Any, Any, tuple[Any, ...]]:
         """Let the step rules judge, and let the ranks agree: skip, overflow, and a flag per rule and notice."""
         flags: list[Any] = []
         before: tuple[Any, ...] = self.rules_state
@@ -219,8 +221,9 @@ class StepDecider:
             self.rules_state, verdict = self.rules.update(self.rules_state, signals)
             flags = [part.anomalous for part in verdict.parts]
             self.rule_names = (*(part.detector for part in verdict.parts), BROKEN_SETTING)
-        flags, notices, overflow = self._agree([*flags, broken_setting], signals)
-        skip = overflow
+        overflow = self._overflow(signals, given.outer)
+        flags, notices, overflow = self._agree([*flags, given.broken_setting > 0], overflow, signals)
+        skip = overflow | self.left_out_by(given.outer)
         for flag in flags:
             skip = skip | flag
         # What one rule refused is no baseline for the others: they have not seen it.
@@ -230,23 +233,29 @@ class StepDecider:
         )
         return skip, overflow, (*flags, *notices)
 
+    def left_out_by(self, outer: OuterScaling) -> Any:
+        """Whether others have decided already that the step is left out."""
+        if outer.found_inf is None:
+            return False
+        return outer.found_inf > 0 if self._tensors else bool(outer.found_inf > 0)
+
     def _setback_notice(self, signals: Signals) -> list[Any]:
         if self.setback is None:
             return []
         self.setback_state, verdict = self.setback.update(self.setback_state, signals)
         return [verdict.anomalous]
 
-    def _overflow(self, signals: Signals) -> Any:
+    def _overflow(self, signals: Signals, outer: OuterScaling) -> Any:
         overflow: Any = signals.nonfinite > 0  # type: ignore[operator]
-        if self.scaler is None:
+        if self.scaler is None and not outer.is_loss_scale:
             return overflow & False
+        overflow = overflow | self.left_out_by(outer)
         if signals.loss is not None:  # a broken loss is no overflow that a smaller scale would cure
             overflow = overflow & (abs(signals.loss) < torch.inf)  # type: ignore[operator]
         return overflow
 
-    def _agree(self, flags: list[Any], signals: Signals) -> tuple[list[Any], list[Any], Any]:
+    def _agree(self, flags: list[Any], overflow: Any, signals: Signals) -> tuple[list[Any], list[Any], Any]:
         """Flags and overflow, true where any rank says so, and the notices between them."""
-        overflow = self._overflow(signals)
         if self.group is None:
             return flags, self._setback_notice(signals), overflow
         # With many ranks there is always one whose batch is hard: whether the model is set back, their mean tells.
@@ -274,10 +283,10 @@ class StepDecider:
         self.clip_state = choose(skip, self.clip_state, state)
         return factor if positions is None or factor.ndim == 0 else factor[positions]
 
-    def _advance_scale(self, overflow: Any) -> Scalar:
+    def _advance_scale(self, overflow: Any, outer_scale: Tensor | None) -> Scalar:
         """Move the loss scale on; returns the one this step was run with."""
         if self.scaler is None:
-            return 1.0
+            return 1.0 if outer_scale is None else outer_scale.clone()
         used = self.scaler.scale_of(self.scale_state).clone()
         self.scale_state = self.scaler.update(self.scale_state, torch.as_tensor(overflow, device=self._home))
         return used

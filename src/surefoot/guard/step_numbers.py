@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from surefoot.observe.async_copy import AsyncCopy, begin_reading
-from surefoot.types import Layers, Signals, StepRecord
+from surefoot.core.device import AsyncCopy, begin_reading
+from surefoot.types import LayerStats, Signals, StepRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,6 +16,18 @@ if TYPE_CHECKING:
     from surefoot.act.optimizer_settings import SettingsOfStep
     from surefoot.guard.step_decision import StepDecision
     from surefoot.types import NamedParameter, OptimizerSetting, Scalar
+
+
+class LayerNames(NamedTuple):
+    """The parameters that had a gradient: their names and numbers of dimensions. Keeps none of them alive."""
+
+    names: tuple[str, ...]
+    ranks: tuple[int, ...]
+
+    @classmethod
+    def of(cls, named: Sequence[NamedParameter]) -> LayerNames:
+        """Those of the given parameters."""
+        return cls(tuple(name for name, _ in named), tuple(parameter.ndim for _, parameter in named))
 
 
 class StepNumbers:
@@ -35,7 +47,7 @@ def at_hand(
     judged: StepDecision,
     rules: Sequence[str],
     notices: Sequence[str],
-    named: Sequence[NamedParameter],
+    named: LayerNames,
     watched: Mapping[str, Tensor],
     settings: SettingsOfStep,
     **facts: Any,
@@ -56,7 +68,7 @@ class Arriving:
         vector: Tensor,
         rules: Sequence[str],
         notices: Sequence[str],
-        named: Sequence[NamedParameter],
+        named: LayerNames,
         watched: Mapping[str, Tensor],
         own: Mapping[str, Scalar],
         settings: SettingsOfStep,
@@ -79,7 +91,7 @@ class Arriving:
         scalar_count = 2 + self._flag_count + len(self._head)
         skip, overflow, *rest = vector[:scalar_count].tolist()
         flags, numbers = rest[: self._flag_count], rest[self._flag_count :]
-        columns, count = 3 + len(self._watched), len(self._named)
+        columns, count = 3 + len(self._watched), len(self._named.names)
         end = scalar_count + columns * count
         table = vector[scalar_count:end].view(columns, count)
         rest, own_count = vector[end:].tolist(), len(self._own_tensors)
@@ -104,6 +116,5 @@ def _record(
     return StepRecord(signals, bool(skip), reasons, bool(overflow), raised, settings)
 
 
-def _layers(named: Sequence[NamedParameter], norm: Tensor, largest: Tensor, nonfinite: Tensor, **more: Any) -> Layers:
-    names = tuple(name for name, _ in named)
-    return Layers(names, tuple(parameter.ndim for _, parameter in named), norm, largest, nonfinite, **more)
+def _layers(named: LayerNames, norm: Tensor, largest: Tensor, nonfinite: Tensor, **more: Any) -> LayerStats:
+    return LayerStats(*named, norm, largest, nonfinite, **more)

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from surefoot.act.clip import Clipper
-from surefoot.act.loss_scale import DynamicLossScaler, LossScaler, TorchLossScaler
-from surefoot.act.shape import Shaper
+from surefoot.act.loss_scale import DynamicLossScaler, TorchLossScaler
 from surefoot.errors import SettingError, UsageError, require
+from surefoot.types import Clipper, LossScaler, Shaper
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,19 +14,18 @@ were before its first microbatch, which may have been long before the save.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _NormBase
+
+from surefoot.core.save_restore import LARGEST_STATISTIC, is_writable, may_have_changed, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import nn
-
-LARGEST = 1_000_000
-"""Entries beyond which a buffer is a table or a mask, and no statistic."""
 
 
 def infinite_buffers(model: nn.Module) -> list[str]:
@@ -43,31 +42,31 @@ def infinite_buffers(model: nn.Module) -> list[str]:
 
 
 class BufferKeeper:
-    """Copies of changing buffers, one per step whose verdict is still out."""
+    """Copies of changing buffers, one per step whose verdict is still out. Keeps no module alive."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         modules = {id(module): module for model in models for module in model.modules()}.values()
         self._slots = [
-            (module, name)
+            (weakref.ref(module), name)
             for module in modules
             for name, buffer in module._buffers.items()
-            if buffer is not None and buffer.layout is torch.strided and 0 < buffer.numel() <= LARGEST
+            if buffer is not None and buffer.layout is torch.strided and 0 < buffer.numel() <= LARGEST_STATISTIC
         ]
         self._versions = _versions(self._current())
         self._copies: dict[int, list[Tensor | None]] = {0: [_copied(buffer) for buffer in self._current()]}
 
     def _current(self) -> list[Tensor | None]:
         """The buffers; `None` for one that is gone or cannot be written to."""
-        found = (module._buffers.get(name) for module, name in self._slots)
-        return [buffer if buffer is not None and writable(buffer) else None for buffer in found]
+        modules = ((reference(), name) for reference, name in self._slots)
+        found = (None if module is None else module._buffers.get(name) for module, name in modules)
+        return [buffer if buffer is not None and is_writable(buffer) else None for buffer in found]
 
     def _changed(self, current: Sequence[Tensor | None]) -> list[bool]:
         """Which buffers may have changed since the latest copy."""
         versions = _versions(current)
-        # Batch norm's kernels write running statistics without telling the version counter.
         return [
-            versions[i] != self._versions[i] or (module.training and isinstance(module, _NormBase))
-            for i, (module, _) in enumerate(self._slots)
+            (module := reference()) is not None and may_have_changed(module, versions[i] != self._versions[i])
+            for i, (reference, _) in enumerate(self._slots)
         ]
 
     def save(self, step: int) -> None:
@@ -82,15 +81,17 @@ class BufferKeeper:
         self._versions = _versions(current)
         self._copies[step] = latest
 
-    @torch.no_grad()
     def restore(self, step: int) -> None:
         """Put the buffers back as they were before `step`."""
         if not self._slots or step not in self._copies:
             return
         good = self._copies[step]
-        for buffer, copy in zip(self._current(), good, strict=True):
-            if buffer is not None and copy is not None and buffer.shape == copy.shape:
-                buffer.copy_(copy)
+        pairs = [
+            (buffer, copy)
+            for buffer, copy in zip(self._current(), good, strict=True)
+            if buffer is not None and copy is not None and buffer.shape == copy.shape
+        ]
+        write_all([buffer for buffer, _ in pairs], [copy for _, copy in pairs])
         self._copies = dict.fromkeys(self._copies, good)
 
     def before(self, step: int) -> dict[int, Tensor]:
@@ -121,11 +122,6 @@ class BufferKeeper:
         """Go on with saved copies, once the buffers themselves are loaded."""
         now = [_copied(buffer) for buffer in self._current()]
         self._copies = {int(step): _placed(copies, now) for step, copies in state.items()}
-
-
-def writable(buffer: Tensor) -> bool:
-    """Whether a copy can be written back: not into entries that share their memory, nor into an inference tensor."""
-    return not buffer.is_inference() and 0 not in buffer.stride()
 
 
 def _versions(buffers: Sequence[Tensor | None]) -> list[tuple[int, int] | None]:

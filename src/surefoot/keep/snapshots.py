@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from surefoot.keep.buffers import writable
+from surefoot.core.device import has_streams, total_bytes
+from surefoot.core.save_restore import is_writable, write_all
 from surefoot.keep.checkpoint.tree import local_part
 from surefoot.keep.staging import Place, Staged, bytes_of, laid_like, map_tensors, sharded_like, stage
 
@@ -89,7 +90,7 @@ class TrainedState:
             for now, then in self._moments_to_write(parameter, state):
                 live.append(now)
                 saved.append(then)
-        _write(live, saved)
+        write_all(live, saved)
         self._set_rules(tree["rules"])
 
     def _moments_to_write(self, parameter: Tensor, saved: dict[str, Any] | None) -> Iterator[tuple[Tensor, Tensor]]:
@@ -137,7 +138,7 @@ def _can_take(now: Tensor, then: Tensor) -> bool:
     """Whether a copy is to be written back. One of an odd kind was never copied: it is the tensor itself."""
     if then is now or now.layout is not torch.strided:
         return False
-    return local_part(now).shape == then.shape and writable(local_part(now))
+    return local_part(now).shape == then.shape and is_writable(local_part(now))
 
 
 def _beside(parameter: Tensor, saved: Tensor) -> Tensor:
@@ -170,16 +171,6 @@ def _norms_apart(chunk: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
     if apart[0].dtype in (torch.float16, torch.bfloat16):
         apart = [each.float() for each in apart]
     return list(torch._foreach_norm(apart))
-
-
-def _write(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    groups: dict[tuple[Any, ...], tuple[list[Tensor], list[Tensor]]] = {}
-    for target, source in zip(targets, sources, strict=True):
-        ours, theirs = groups.setdefault((target.device, source.device, target.dtype), ([], []))
-        ours.append(target)
-        theirs.append(source)
-    for ours, theirs in groups.values():
-        torch._foreach_copy_(ours, theirs, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -326,10 +317,10 @@ class SnapshotRing:
         self._abandoned = self._at_onset = None
 
     def _choose_place(self, tree: Any) -> Place:
-        devices = {tensor.device for tensor in tree["tensors"] if tensor.device.type == "cuda"}
+        devices = {tensor.device for tensor in tree["tensors"] if has_streams(tensor.device)}
         if not devices:
             return "device"
         limit = self._device_bytes
         if limit is None:
-            limit = int(SHARE_OF_DEVICE * min(torch.cuda.get_device_properties(d).total_memory for d in devices))
+            limit = int(SHARE_OF_DEVICE * min(map(total_bytes, devices)))
         return "device" if self._keep * bytes_of(tree) <= limit else "pinned"

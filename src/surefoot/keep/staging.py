@@ -15,7 +15,6 @@ containers of the copy's own. A tensor that occurs twice (tied weights) is copie
 
 from __future__ import annotations
 
-import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -24,6 +23,8 @@ import torch
 from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
 
+from surefoot.core import nested
+from surefoot.core.device import current_stream, device_context, has_streams, new_event, new_stream, on_stream
 from surefoot.keep.checkpoint.tree import local_part, odd_kind, same_view
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 Place: TypeAlias = Literal["device", "pinned"]
 """Where the copy of a tensor that lies on a GPU goes. Others are cloned beside themselves."""
 
-_COMMON = frozenset((bool, int, float, str))
 SMALL = 1 << 16
 """Entries up to which a tensor on its way to pinned memory is copied on the device first."""
 
@@ -44,7 +44,7 @@ class Staged:
         self,
         tree: Any,
         copies: Sequence[Tensor] = (),
-        arrived: Sequence[torch.cuda.Event] = (),
+        arrived: Sequence[torch.Event] = (),
         origin: Sequence[Any] = (),
     ) -> None:
         self._outline: Any = tree
@@ -66,7 +66,7 @@ class Staged:
     def hold_updates(self) -> None:
         """Let what is launched on the device from here on wait for the copies; the host goes on."""
         for event in self._arrived:
-            torch.cuda.current_stream().wait_event(event)
+            current_stream().wait_event(event)
 
 
 def stage(tree: Any, place: Place = "pinned", into: Staged | None = None) -> Staged:
@@ -117,25 +117,19 @@ def map_tensors(tree: Any, change: Callable[[Tensor], Any]) -> Any:
 
 
 def map_leaves(tree: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """The same nesting in containers of its own, each leaf of a kind replaced by what `change` makes of it."""
-    if isinstance(tree, kind):
-        return change(tree)
-    if tree is None or type(tree) in _COMMON:
-        return tree
-    if type(tree) is dict:
-        return {key: map_leaves(value, kind, change) for key, value in tree.items()}
-    if isinstance(tree, dict):
-        changed = copy.copy(tree)  # keeps an OrderedDict and a Counter what they are
-        for key, value in tree.items():
-            changed[key] = map_leaves(value, kind, change)
-        return changed
-    if hasattr(tree, "_asdict"):
-        return type(tree)(*(map_leaves(value, kind, change) for value in tree))
-    if type(tree) in (list, tuple, set, frozenset):
-        return type(tree)([map_leaves(value, kind, change) for value in tree])
-    if isinstance(tree, np.ndarray):
-        return tree.copy()
-    return tree
+    """The same nesting in containers of its own, each leaf of a kind replaced by what `change` makes of it.
+
+    Arrays and sets are copied.
+    """
+
+    def changed(leaf: Any) -> Any:
+        if isinstance(leaf, kind):
+            return change(leaf)
+        return (
+            leaf.copy() if isinstance(leaf, np.ndarray) else type(leaf)(map_leaves(each, kind, change) for each in leaf)
+        )
+
+    return nested.map_leaves(tree, changed, (kind, np.ndarray, set, frozenset))
 
 
 def sharded_like(parameter: Tensor, value: Tensor) -> Tensor:
@@ -193,7 +187,7 @@ def _room_for(live: Sequence[Tensor], place: Place) -> list[Tensor]:
     """Memory for the copies: one block per device and dtype, since a thousand allocations take a thousand times one."""
     blocks: dict[tuple[torch.device, torch.dtype, bool], list[int]] = {}
     for i, tensor in enumerate(live):
-        pinned = place == "pinned" and tensor.device.type == "cuda"
+        pinned = place == "pinned" and has_streams(tensor.device)
         device = torch.device("cpu") if pinned else tensor.device
         blocks.setdefault((device, tensor.dtype, pinned), []).append(i)
     room: list[Tensor] = [torch.empty(0)] * len(live)
@@ -206,37 +200,37 @@ def _room_for(live: Sequence[Tensor], place: Place) -> list[Tensor]:
 
 
 @torch.no_grad()
-def _copy(live: Sequence[Tensor], copies: Sequence[Tensor]) -> list[torch.cuda.Event]:
+def _copy(live: Sequence[Tensor], copies: Sequence[Tensor]) -> list[torch.Event]:
     """Copy in as few launches as there are kinds of tensors; returns what to wait for."""
     groups: dict[tuple[torch.device, torch.device, torch.dtype], list[int]] = {}
     for i, (tensor, copied) in enumerate(zip(live, copies, strict=True)):
         groups.setdefault((tensor.device, copied.device, tensor.dtype), []).append(i)
-    streams: dict[torch.device, torch.cuda.Stream] = {}
+    streams: dict[torch.device, torch.Stream] = {}
     for (source, target, _), members in groups.items():
         targets, sources = [copies[i] for i in members], [live[i] for i in members]
         if source != target:
             streams[source] = _leave(source, targets, sources)
             continue
         torch._foreach_copy_(targets, sources)
-        if source.type == "cuda":
-            streams.setdefault(source, torch.cuda.current_stream(source))
+        if has_streams(source):
+            streams.setdefault(source, current_stream(source))
     events = []
     for device, stream in streams.items():
-        with torch.cuda.device(device):
-            events.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
+        with device_context(device):
+            events.append(new_event(device))
             events[-1].record(stream)
     return events
 
 
-_LEAVING: dict[torch.device, torch.cuda.Stream] = {}
+_LEAVING: dict[torch.device, torch.Stream] = {}
 
 
-def _leave(device: torch.device, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> torch.cuda.Stream:
+def _leave(device: torch.device, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> torch.Stream:
     """Copy to pinned memory on a stream of its own."""
-    stream = _LEAVING.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+    stream = _LEAVING.setdefault(device, new_stream(device))
     steady = [source.clone() if source.numel() <= SMALL else source for source in sources]
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
+    stream.wait_stream(current_stream(device))
+    with on_stream(stream):
         for target, source in zip(targets, steady, strict=True):
             target.copy_(source, non_blocking=True)
             source.record_stream(stream)

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from surefoot.core.device import is_capturing
+from surefoot.core.nested import leaves
 from surefoot.observe.histograms import Sample, take_sample
 from surefoot.observe.parameters import plain_name
 from surefoot.observe.without_hooks import WithoutHooks, is_calm
@@ -98,7 +100,7 @@ class ActivationWatch:
 
     def _look(self, name: str, module: nn.Module, output: Any) -> None:
         values = _first_tensor(output)
-        if values is None or not (values.is_floating_point() or values.is_complex()) or _is_captured(values):
+        if values is None or not (values.is_floating_point() or values.is_complex()) or is_capturing(values.device):
             return
         where = _unit_dimension(module, values)
         if where is not None:
@@ -206,19 +208,7 @@ def _unit_dimension(module: nn.Module, values: Tensor) -> int | None:
 
 
 def _first_tensor(output: Any) -> Tensor | None:
-    if isinstance(output, Tensor):
-        return output
-    parts: Any = ()
-    if isinstance(output, (tuple, list)):
-        parts = output
-    elif isinstance(output, dict):
-        parts = output.values()
-    return next((part for part in parts if isinstance(part, Tensor)), None)
-
-
-def _is_captured(values: Tensor) -> bool:
-    """Whether a CUDA graph is being recorded, which would record and repeat the look as well."""
-    return values.is_cuda and torch.cuda.is_current_stream_capturing()
+    return next(leaves(output, deepest=1), None)
 
 
 def _in_backward() -> bool:

@@ -1,22 +1,24 @@
 """`DeviceMonitor`: one reading of the host and of every GPU this process computes on, every few seconds.
 
-Meant for the thread that writes the run log, never for the one that trains. A GPU is read once the process has a CUDA
-context on it: looking never creates one, never waits for the device, and takes no memory there. torch tells what its
-allocator holds, the driver the rest (`observe/nvml.py`), `/proc` the memory of the host (`observe/host.py`). Hardware
-that is absent is silence. `DeviceAlarms` says which readings a person should hear of.
+For the thread that writes the run log, never for the one that trains. A GPU is read once the process has a context on
+it: reading never creates one, never waits for the device, and takes no memory there. torch knows what its allocator
+holds, the driver the rest (`observe/nvml.py`), and `/proc` the memory of the host (`observe/host.py`). Absent hardware
+has no readings. `DeviceAlarms` decides which readings are reported.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from surefoot.observe.host import HostMemory
 from surefoot.observe.nvml import Nvml, NvmlDevice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import torch
 
 
 class DeviceReading(NamedTuple):
@@ -25,7 +27,7 @@ class DeviceReading(NamedTuple):
     time: float
     """Seconds since the epoch."""
     source: str
-    """`host`, `cuda:0`, …"""
+    """`host`, or the name of a device such as torch prints it."""
     step: int | None
     numbers: Mapping[str, float]
     xids: tuple[int, ...] = ()
@@ -43,13 +45,13 @@ class DeviceMonitor:
     def __init__(self) -> None:
         self._host = HostMemory()
         self._nvml: Nvml | None = None
-        self._cards: dict[int, NvmlDevice | None] = {}
+        self._cards: dict[torch.device, NvmlDevice | None] = {}
 
     def read(self, step: int | None = None) -> list[DeviceReading]:
         """One reading per source that tells anything, the host first."""
         now = time.time()
         found = [DeviceReading(now, "host", step, self._host.read())]
-        found += [self._read_card(now, index, step) for index in _devices_in_use()]
+        found += [self._read_card(now, device, step) for device in _devices_in_use()]
         return [reading for reading in found if reading.numbers or reading.xids]
 
     def close(self) -> None:
@@ -62,40 +64,23 @@ class DeviceMonitor:
             self._nvml.close()
             self._nvml = None
 
-    def _read_card(self, now: float, index: int, step: int | None) -> DeviceReading:
-        if index not in self._cards:
+    def _read_card(self, now: float, device: torch.device, step: int | None) -> DeviceReading:
+        from surefoot.core.device import memory_counters, uuid_of
+
+        if device not in self._cards:
             self._nvml = self._nvml or Nvml()
-            self._cards[index] = self._nvml.device(_uuid(index))
-        card = self._cards[index]
-        numbers = _allocator(index)
+            self._cards[device] = self._nvml.device(uuid_of(device))
+        card = self._cards[device]
+        numbers = memory_counters(device)
         if card is None:
-            return DeviceReading(now, f"cuda:{index}", step, numbers)
-        return DeviceReading(now, f"cuda:{index}", step, numbers | card.numbers(), card.xids())
+            return DeviceReading(now, str(device), step, numbers)
+        return DeviceReading(now, str(device), step, numbers | card.numbers(), card.xids())
 
 
-def _devices_in_use() -> list[int]:
-    """The devices this process has a CUDA context on; none before it uses CUDA."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+def _devices_in_use() -> list[torch.device]:
+    """The devices this process computes on; none before torch is imported and uses one."""
+    if "torch" not in sys.modules:
         return []
-    return [i for i in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(i)]
+    from surefoot.core.device import devices_in_use
 
-
-def _uuid(index: int) -> str:
-    torch: Any = sys.modules["torch"]
-    return str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))
-
-
-def _allocator(index: int) -> dict[str, float]:
-    """What torch's allocator has given out, holds, and has given out at most: counters it keeps anyway."""
-    torch: Any = sys.modules["torch"]
-    counters = torch.cuda.memory_stats_as_nested_dict(index)
-    try:
-        allocated, reserved = counters["allocated_bytes"]["all"], counters["reserved_bytes"]["all"]
-    except KeyError:  # an allocator of the user's own keeps no such counters
-        return {}
-    return {
-        "allocated": float(allocated["current"]),
-        "reserved": float(reserved["current"]),
-        "peak": float(allocated["peak"]),
-    }
+    return devices_in_use()

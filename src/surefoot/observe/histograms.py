@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from surefoot.core.device import runs_triton
 from surefoot.observe.without_hooks import WithoutHooks
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def _broken(flat: Tensor) -> Tensor:
     """NaN, +Inf and -Inf in all of a flat tensor."""
     if not flat.is_floating_point() or not flat.numel() or _surely_finite(flat):
         return torch.zeros(3, dtype=torch.int64, device=flat.device)
-    if flat.is_cuda and flat.dtype in _PLAIN_FLOATS and (kernel := _cuda_kernel()) is not None:
+    if runs_triton(flat.device) and flat.dtype in _PLAIN_FLOATS and (kernel := _triton_kernel()) is not None:
         return kernel(flat.contiguous())
     parts = []
     for part in torch.split(flat, _AT_ONCE):
@@ -176,7 +177,7 @@ def _broken(flat: Tensor) -> Tensor:
 
 
 @cache
-def _cuda_kernel() -> Callable[[Tensor], Tensor] | None:
+def _triton_kernel() -> Callable[[Tensor], Tensor] | None:
     try:
         from surefoot.observe.triton_nonfinite import count_broken
     except ImportError:  # a torch build without Triton: the plain operations serve

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from surefoot.core.device import AsyncCopy, begin_reading
 from surefoot.errors import UsageError
-from surefoot.observe.async_copy import AsyncCopy, begin_reading
 from surefoot.observe.parameters import named_parameters
 from surefoot.observe.tensors import TensorMeter, dense_views, total_norm
-from surefoot.types import Layers, NamedParameter, format_number
+from surefoot.types import LayerStats, NamedParameter, format_number
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -27,10 +27,10 @@ class GradientReport:
     reading: AsyncCopy
 
     @property
-    def layers(self) -> Layers:
+    def layers(self) -> LayerStats:
         """Per layer: gradient norm, largest value, non-finite count, parameter norm, update norm."""
         table = self.reading.wait().view(len(self.columns), len(self.names))
-        return Layers(self.names, self.ranks, **dict(zip(self.columns, table, strict=True)))
+        return LayerStats(self.names, self.ranks, **dict(zip(self.columns, table, strict=True)))
 
     @property
     def total_norm(self) -> float:

@@ -2,7 +2,7 @@
 
 Through `nvidia-ml-py` (`pip install surefoot[nvml]`), which asks the driver and never the CUDA context: nothing here
 waits for the device or takes memory on it. Where the package, the driver, the permission or the sensor is missing, the
-reading is missing, without a word. A device is found by the UUID torch has for it, so that `cuda:0` is the right card
+reading is missing, without a word. A device is found by the UUID torch has for it, so that index 0 is the right card
 whatever `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` say. A MIG slice tells its memory and little else.
 """
 

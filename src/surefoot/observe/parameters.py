@@ -1,4 +1,8 @@
-"""Names of parameters, the order backward reaches them, and the parameter report."""
+"""The parameters of models and optimizers: their names, which have a gradient now, the order backward reaches them.
+
+`Layout` maps an optimizer's parameters to the names of the models they belong to, `BackwardOrder` learns which gradient
+is ready first, and `parameter_report` describes every parameter of a model.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from surefoot.core.device import upload
+from surefoot.core.weak_reference import weak_reference
 from surefoot.types import NamedParameter, format_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """What DDP, torch.compile, FSDP and activation checkpointing put into names; the user never wrote it."""
@@ -40,6 +46,78 @@ def optimizer_parameters(param_groups: Iterable[dict[str, Any]], names: dict[int
         for g, group in enumerate(param_groups)
         for i, parameter in enumerate(group["params"])
     ]
+
+
+class Layout:
+    """The parameters of one optimizer, under the names of the models they belong to."""
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        optimizer: Any,
+        name_of: Callable[[Tensor], str | None] = lambda parameter: None,
+    ) -> None:
+        """Look at the parameters of `optimizer`. Neither it nor the models are kept alive.
+
+        `name_of` names parameters that belong to none of the models.
+        """
+        self._models = [weak_reference(model) for model in models]
+        self._optimizer = weak_reference(optimizer)
+        self._name_of = name_of
+        self._seen: list[int] = []
+        self._present: tuple[int, ...] = ()
+        self._positions: Tensor | None = None
+        self.parameters: list[NamedParameter] = []
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Look again if the optimizer has been given other parameters, as when layers are unfrozen one by one."""
+        groups = self._optimizer().param_groups
+        seen = [id(parameter) for group in groups for parameter in group["params"]]
+        if seen == self._seen:
+            return False
+        models = [model for reference in self._models if (model := reference()) is not None]
+        names = {id(parameter): name for name, parameter in named_parameters(models)}
+        own = {id(p): name for group in groups for p in group["params"] if (name := self._name_of(p)) is not None}
+        self.parameters = optimizer_parameters(groups, own | names)
+        self._seen, self._present = seen, ()
+        self.known = sum(id(parameter) in names for _, parameter in self.parameters)
+        return True
+
+    @property
+    def home(self) -> torch.device:
+        """The device of the first parameter; small results are gathered there."""
+        return self.parameters[0].parameter.device
+
+    def with_gradient(self) -> tuple[list[NamedParameter], list[Tensor]]:
+        """The parameters that have a gradient now, and the gradients."""
+        present: list[int] = []
+        gradients: list[Tensor] = []
+        for i, (_, parameter) in enumerate(self.parameters):
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            present.append(i)
+            gradients.append(gradient)
+        if tuple(present) != self._present:
+            self._present, self._positions = tuple(present), None
+        if len(present) == len(self.parameters):
+            return self.parameters, gradients
+        return [self.parameters[i] for i in present], gradients
+
+    def drop_gradients(self) -> None:
+        """Set every gradient to `None`: `optimizer.zero_grad()` without its bookkeeping."""
+        for _, parameter in self.parameters:
+            parameter.grad = None
+
+    @property
+    def positions(self) -> Tensor | None:
+        """Where the gradients of the last call stand among all parameters; `None` if all had one."""
+        if len(self._present) == len(self.parameters):
+            return None
+        if self._positions is None:
+            self._positions = upload(self._present, self.home)
+        return self._positions
 
 
 class BackwardOrder:

@@ -10,20 +10,27 @@ This is the one place that reads gradients. Everything stays on the device; noth
 Norms of bf16 and fp16 tensors are computed in fp32. A tensor with a NaN or an Inf gets the norm NaN; a finite tensor
 whose squares overflow fp32 is measured again in float64, so its norm is right as long as fp32 can hold it, and Inf
 beyond.
+
+`LayerMetrics` asks for more than gradients; `UpdateMeter` measures it: parameter norms, and how far a step moved them.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from surefoot.core.device import runs_triton
+from surefoot.errors import require
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from surefoot.observe.triton_pass import TritonPass
+    from surefoot.types import NamedParameter
 
 
 class TensorStatistics(NamedTuple):
@@ -95,7 +102,7 @@ class TensorMeter:
     def _measure_on(self, device: torch.device, views: list[Tensor]) -> TensorStatistics:
         if device.type == "cpu":
             return _measure_cpu(views)
-        if device.type == "cuda":
+        if runs_triton(device):
             if self._triton is None:
                 self._triton = _load_triton_pass()
             if self._triton is not None and self._triton.can_measure(views):
@@ -172,3 +179,38 @@ def _measure_anywhere(views: list[Tensor]) -> TensorStatistics:
     unit = torch.where(largest > 0, largest, 1)
     relative = torch.stack([torch.linalg.vector_norm(view.to(dtype) / unit[i]) for i, view in enumerate(kept)])
     return TensorStatistics(torch.where(nonfinite > 0, math.nan, relative * unit), largest, nonfinite)
+
+
+@dataclass(frozen=True)
+class LayerMetrics:
+    """What to measure per layer beyond gradients, and how often."""
+
+    parameters: bool = False
+    """Norm of each parameter, and so the gradient-to-parameter ratio: one more pass over the parameters."""
+    updates: bool = False
+    """Norm of each applied update, and so the update-to-weight ratio: copies the parameters of a watched step."""
+    every_steps: int = 1
+
+    def __post_init__(self) -> None:
+        require(self.every_steps >= 1, f"`every_steps` must be at least 1; got {self.every_steps}.")
+
+    def due(self, step: int) -> bool:
+        """Whether this step is measured."""
+        return (self.parameters or self.updates) and step % self.every_steps == 0
+
+
+class UpdateMeter:
+    """Parameter norms before a step, and how far the step moved them."""
+
+    def __init__(self, watch: LayerMetrics, parameters: Sequence[NamedParameter]) -> None:
+        self._tensors = [parameter.detach() for _, parameter in parameters]
+        self._before = [tensor.clone() for tensor in self._tensors] if watch.updates else None
+        self._param_norm = TensorMeter().measure(self._tensors).norm
+
+    @torch.no_grad()
+    def columns(self) -> dict[str, Tensor]:
+        """The norms, and if watched those of what the step did; call after it."""
+        if self._before is None:
+            return {"param_norm": self._param_norm}
+        moved = [a - b for a, b in zip(dense_views(self._tensors), dense_views(self._before), strict=True)]
+        return {"param_norm": self._param_norm, "update_norm": TensorMeter().measure(moved).norm}

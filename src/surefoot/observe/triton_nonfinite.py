@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from surefoot.core.device import device_context
+
 LANES = 2048
 LOOPS = 16
 
@@ -42,7 +44,7 @@ def _broken_kernel(  # type: ignore[no-untyped-def]
 def count_broken(flat: Tensor) -> Tensor:
     """The three counts of a flat, contiguous tensor that is not empty."""
     out = torch.zeros(3, dtype=torch.int64, device=flat.device)
-    with torch.cuda.device(flat.device):
+    with device_context(flat.device):
         _broken_kernel[(-(-flat.numel() // (LANES * LOOPS)),)](
             flat, out, flat.numel(), LANES=LANES, LOOPS=LOOPS, num_warps=8
         )

@@ -16,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
+from surefoot.core.device import device_context, upload
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -133,7 +135,7 @@ class TritonPass:
             return norm, largest, nonfinite
         order = [i for members in groups.values() for i in members]
         back = [order.index(i) for i in range(len(order))]
-        norm, largest, nonfinite = torch.cat(results, dim=1)[:, _upload(back, views[0].device)].unbind(0)
+        norm, largest, nonfinite = torch.cat(results, dim=1)[:, upload(back, views[0].device)].unbind(0)
         return norm, largest, nonfinite
 
     def _measure_group(self, dtype: torch.dtype, views: list[Tensor]) -> Tensor:
@@ -158,22 +160,22 @@ class _Plan:
         for blocks in counts:
             first.append(first[-1] + blocks)
         self.blocks = first[-1]
-        self.first_block = _upload(first, device)
-        self.sizes_table = _upload(sizes, device)
-        self.block_tensor = _upload([i for i, blocks in enumerate(counts) for _ in range(blocks)], device)
-        self.block_start = _upload([b * BLOCK for blocks in counts for b in range(blocks)], device)
+        self.first_block = upload(first, device)
+        self.sizes_table = upload(sizes, device)
+        self.block_tensor = upload([i for i, blocks in enumerate(counts) for _ in range(blocks)], device)
+        self.block_start = upload([b * BLOCK for blocks in counts for b in range(blocks)], device)
         self.pointers: list[int] = []
         self.pointer_table = self.sizes_table
 
     def launch(self, pointers: list[int], dtype: torch.dtype) -> Tensor:
         if pointers != self.pointers:
-            self.pointers, self.pointer_table = pointers, _upload(pointers, self.device)
+            self.pointers, self.pointer_table = pointers, upload(pointers, self.device)
         out = torch.empty(3, len(pointers), dtype=torch.float32, device=self.device)
         blocks = max(self.blocks, 1)
         squares = torch.empty(blocks, dtype=torch.float64, device=self.device)
         largest = torch.empty(blocks, dtype=torch.float32, device=self.device)
         nonfinite = torch.empty(blocks, dtype=torch.int32, device=self.device)
-        with torch.cuda.device(self.device):
+        with device_context(self.device):
             if self.blocks:
                 _blocks_kernel[(self.blocks,)](
                     self.pointer_table,
@@ -205,8 +207,3 @@ def _is_dense(view: Tensor) -> bool:
             return False
         expected *= size
     return True
-
-
-def _upload(values: list[int], device: torch.device) -> Tensor:
-    """A table on the device, copied without waiting."""
-    return torch.tensor(values, dtype=torch.int64, device="cpu", pin_memory=True).to(device, non_blocking=True)

@@ -30,7 +30,7 @@ from surefoot.record.assemble import assemble, empty
 from surefoot.record.reading import by_table, is_run_folder, read_pieces
 from surefoot.record.schema import TABLES
 from surefoot.record.segments import FOLDER, SegmentName, read_segment, segments_in
-from surefoot.record.sessions import first_steps
+from surefoot.record.sessions import check_versions, first_steps
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,7 +69,7 @@ class RunFollower:
         self._forget()
 
     def poll(self) -> News:
-        """What is new since the last poll. Never raises for the state of the files."""
+        """What is new since the last poll. Of the state of the files only a newer version raises, a `UsageError`."""
         if not is_run_folder(self.folder):
             return self._gone()
         sizes = self._sizes()
@@ -95,6 +95,7 @@ class RunFollower:
 
     def _everything(self) -> News:
         self._forget()
+        check_versions(self.folder)
         self._began = True
         sizes = self._sizes()  # before reading: what comes in between is read again, and its rows left out
         pieces = read_pieces(self.folder, [])

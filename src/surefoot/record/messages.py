@@ -88,7 +88,7 @@ class DeviceRow:
 
     time: float
     source: str
-    """`host`, `cuda:0`, …"""
+    """`host`, or the name of a device such as torch prints it."""
     step: int | None = None
     numbers: Mapping[str, float] = field(default_factory=dict)
 

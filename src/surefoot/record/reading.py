@@ -1,6 +1,7 @@
 """`load_run`: a run folder as tables, whatever state its writer left it in.
 
 A torn last batch or line is dropped, and whatever else cannot be read is told in `problems`; nothing of that raises.
+Files of a newer version of a format are refused with `UsageError`.
 Works while the run is being written, and without torch.
 """
 
@@ -12,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.core.files import read_file
+from surefoot.core.formats import FINDINGS, RUN, Format
 from surefoot.errors import UsageError
 from surefoot.record import events as event_file
 from surefoot.record.assemble import assemble
 from surefoot.record.schema import TABLES, TableName
 from surefoot.record.segments import FOLDER, SegmentName, read_segment, segments_in
-from surefoot.record.sessions import first_steps
+from surefoot.record.sessions import check_versions, first_steps
 
 if TYPE_CHECKING:
     import os
@@ -60,15 +62,16 @@ def load_run(folder: str | os.PathLike[str]) -> RunTables:
     """Everything a run folder holds, as pyarrow tables."""
     path = Path(folder)
     _require_run_folder(path)
+    check_versions(path)
     problems: list[str] = []
     events = _events(path, problems)
     pieces = read_pieces(path, problems)
     tables: dict[Any, pa.Table] = assemble(by_table(pieces), first_steps(path))
     return RunTables(
         folder=path,
-        run=_json(path / "run.json", problems) or {},
+        run=_json(path / "run.json", RUN, problems) or {},
         events=events,
-        findings=_json(path / "findings.json", problems),
+        findings=_json(path / "findings.json", FINDINGS, problems),
         dropped=sum(_dropped(event) for event in events),
         problems=problems,
         **tables,
@@ -127,7 +130,7 @@ def _require_run_folder(path: Path) -> None:
     raise UsageError(f"{path} is no run folder: it has none of {', '.join(_MARKS)}. {way_out}")
 
 
-def _json(path: Path, problems: list[str]) -> dict[str, Any] | None:
+def _json(path: Path, known: Format, problems: list[str]) -> dict[str, Any] | None:
     try:
         value = json.loads(read_file(path))
     except FileNotFoundError:
@@ -138,7 +141,8 @@ def _json(path: Path, problems: list[str]) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         problems.append(f"{path.name}: an object was expected; got {type(value).__name__}")
         return None
-    return value
+    found: dict[str, Any] = known.read(value, str(path), unmarked=1)
+    return found
 
 
 def _events(path: Path, problems: list[str]) -> list[Event]:

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.core.files import write_file
+from surefoot.core.formats import RUN
 from surefoot.core.redaction import Redactor
-
-SCHEMA = 1
 
 
 def folder_for(wanted: str | None, name: str, here: str, began: float, rank: int, world_size: int) -> Path:
@@ -59,7 +58,7 @@ def as_json(value: Any, indent: int | None = None) -> str:
 def describe_run(target: str, arguments: tuple[str, ...], is_module: bool, guard: bool, began: float) -> dict[str, Any]:
     """What is run, where, with which versions."""
     return {
-        "schema": SCHEMA,
+        "schema": RUN.version,
         "script": target,
         "module": is_module,
         "arguments": Redactor(identity=False).arguments(arguments),

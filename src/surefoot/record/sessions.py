@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from surefoot.core.files import make_subfolder
+from surefoot.core.formats import RUN_LOG
 from surefoot.record.owned_file import OwnedFile
 from surefoot.record.segments import FOLDER, segments_in
 
@@ -39,7 +40,7 @@ class Session:
         self._first: dict[str, int] = {}
         _lock(self._file.number)
         try:
-            self._say({"pid": os.getpid(), "time": time.time()})
+            self._say({"schema": RUN_LOG.version, "pid": os.getpid(), "time": time.time()})
         except OSError:
             self.withdraw()
             raise
@@ -128,6 +129,19 @@ def adopt(folder: Path, before: int) -> dict[int, Adopted]:
             else:
                 file.close()
     return found
+
+
+def check_versions(folder: Path) -> None:
+    """Raise `UsageError` if a session was written in a version that cannot be read. Damaged files are passed over."""
+    for number in _numbers(folder):
+        path = _path(folder, number)
+        try:
+            with path.open(encoding="utf-8", errors="replace") as file:
+                said = json.loads(file.readline())
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(said, dict):
+            RUN_LOG.check(said.get(RUN_LOG.key, 1), str(path))  # the first sessions named no version
 
 
 def first_steps(folder: Path) -> FirstSteps:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from surefoot.core.nested import equal
 from surefoot.core.random_state import read_streams
 from surefoot.keep.staging import map_tensors
 from surefoot.record.incidents.reading import number
@@ -111,7 +112,7 @@ class RowHunt:
 
     def hear(self, loss: float, finite_gradients: bool) -> None:
         """Backward was run. A step may have several, and fails with any of them."""
-        if self._streams is not None and not _same(self._streams, read_streams()):
+        if self._streams is not None and not equal(self._streams, read_streams()):
             self.found["draws"]["random"] = True
         bad = not finite_gradients or not math.isfinite(loss) or (self._bar is not None and loss > self._bar)
         self._failed = bad or bool(self._failed)
@@ -165,17 +166,6 @@ class RowHunt:
         self._halved, self._failing = self._failing, []
         self._parts = [half for part in self._halved for half in _halves(part)]
         self._tried = len(self._parts)
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two states of the random streams are the same."""
-    if isinstance(one, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return all(_same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return bool(one == other)
 
 
 def _halves(part: list[int]) -> tuple[list[int], list[int]]:

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from surefoot.core.random_state import set_streams
 from surefoot.errors import UsageError
-from surefoot.observe.layout import Layout
+from surefoot.observe.parameters import Layout
 from surefoot.record.incidents.contents import prints_of
 from surefoot.record.incidents.values import decode, tensors_in
 from surefoot.replay.state import put_in_place

@@ -105,7 +105,7 @@ class _GuardedLoop:
 
     def _set_scale(self) -> None:
         assert self._stabilizer is not None
-        incident, judge = self._stage.incident, self._stabilizer._judge
+        incident, judge = self._stage.incident, self._stabilizer._decider
         used = incident.facts["configuration"].get("loss_scale")
         if judge.scaler is None or used is None:
             return

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from surefoot.core.save_restore import write
 from surefoot.errors import UsageError
 from surefoot.keep.checkpoint.tree import local_part
 from surefoot.keep.restore import load_models, load_optimizer
@@ -76,7 +77,6 @@ def _differences(model: nn.Module, saved: dict[str, Any]) -> list[str]:
     return found
 
 
-@torch.no_grad()
 def _load_buffers(models: Sequence[nn.Module], saved: Sequence[dict[str, Any]]) -> None:
     """Buffers that are in no `state_dict`, where they are still of the same shape."""
     for model, buffers in zip(models, saved, strict=False):
@@ -84,7 +84,7 @@ def _load_buffers(models: Sequence[nn.Module], saved: Sequence[dict[str, Any]]) 
         for name, value in buffers.items():
             target = live.get(name)
             if target is not None and target.shape == value.shape and not target.is_inference():
-                target.copy_(value)
+                write(target, value)
 
 
 def set_modes(models: Sequence[nn.Module], modes: Sequence[dict[str, Any]]) -> None:

@@ -22,8 +22,7 @@ from surefoot.doctor.model_copy import scalar
 from surefoot.doctor.target import load_function, subject_of
 from surefoot.errors import UsageError
 from surefoot.keep.staging import map_tensors
-from surefoot.observe.layout import Layout
-from surefoot.observe.parameters import named_parameters
+from surefoot.observe.parameters import Layout, named_parameters
 from surefoot.record.incidents.fingerprints import print_of
 from surefoot.record.incidents.reading import number
 from surefoot.record.incidents.values import decode, tensors_in

@@ -17,6 +17,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from surefoot.core.formats import REPLAY
 from surefoot.record.incidents.reading import number
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Replayed:
 
     def as_json(self) -> dict[str, Any]:
         """For other programs."""
-        return {"schema": 1, **{name: getattr(self, name) for name in self.__dataclass_fields__}}
+        return {"schema": REPLAY.version, **{name: getattr(self, name) for name in self.__dataclass_fields__}}
 
 
 def judge(facts: dict[str, Any], first: ReplayPass, second: ReplayPass) -> Replayed:

@@ -10,14 +10,15 @@ import heapq
 import sys
 import weakref
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType, MethodWrapperType
+from types import MethodWrapperType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
 
+from surefoot.core.nested import leaves
+from surefoot.core.operations import FunctionMode, called_from, entered_modes, function_name
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.script_hooks import is_calm, is_listening
 from surefoot.watch.user_frames import is_users, place
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MOST_ENTRIES = 20_000
-
-_modes: Any = torch.overrides  # its stack of modes has no public name
 
 BREAKS = frozenset({"detach", "detach_", "data", "tensor", "as_tensor", "item", "numpy", "tolist", "from_numpy"})
 """Calls after which gradients do not flow."""
@@ -46,43 +45,6 @@ _SILENT = frozenset(
 def original_of(func: Any) -> Any:
     """What to call for a function that came to the recorder; `patches` puts `Originals.original_of` here."""
     return func
-
-
-def on_its_behalf(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call a function. Its code is given the file and line of whoever called the function: warnings name those."""
-    return func(*args, **kwargs)
-
-
-_codes: dict[tuple[str, int], CodeType] = {}
-_OVERRIDES = torch.overrides.__file__
-
-
-def _called_from(frame: Any) -> Callable[[Any, Any, Any], Any]:
-    """`on_its_behalf`, as if it stood where a function was called that came to the recorder."""
-    if frame.f_code.co_filename == _OVERRIDES and frame.f_back is not None:  # a function written in Python
-        frame = frame.f_back.f_back or frame
-    key = frame.f_code.co_filename, frame.f_lineno
-    code = _codes.get(key)
-    if code is None:
-        if len(_codes) > 4096:
-            _codes.clear()
-        plain = on_its_behalf.__code__
-        # Every line of it is the one line.
-        code = plain.replace(co_filename=key[0], co_firstlineno=key[1], co_linetable=_one_line(plain))
-        _codes[key] = code
-    return FunctionType(code, frame.f_globals)
-
-
-def _one_line(code: CodeType) -> bytes:
-    """A line table that gives every instruction the first line."""
-    if sys.version_info < (3, 11):
-        return bytes((len(code.co_code), 0))
-    table, left = bytearray(), len(code.co_code) // 2
-    while left:
-        count = min(left, 8)
-        table += bytes((0x80 | 13 << 3 | count - 1, 0))  # no columns, and no lines on from the line before
-        left -= count
-    return bytes(table)
 
 
 @dataclass
@@ -121,20 +83,12 @@ class RecordedCall:
 
 def tensors_in(values: Any, depth: int = 3) -> Iterator[Tensor]:
     """Every ordinary tensor (with a shape, no list of tensors, no listener) in nested lists, tuples, dictionaries."""
-    if isinstance(values, Tensor):
-        if not is_lazy(values) and not is_listening(values) and not values.is_nested:
-            yield values
-    elif depth and isinstance(values, (list, tuple)):
-        for value in values[:64]:
-            yield from tensors_in(value, depth - 1)
-    elif depth and isinstance(values, dict):
-        for value in list(values.values())[:64]:
-            yield from tensors_in(value, depth - 1)
-    elif depth and hasattr(type(values), "__dataclass_fields__"):
-        yield from tensors_in(vars(values), depth - 1)
+    for tensor in leaves(values, deepest=depth, longest=64):
+        if not is_lazy(tensor) and not is_listening(tensor) and not tensor.is_nested:
+            yield tensor
 
 
-class FunctionRecorder(TorchFunctionMode):
+class FunctionRecorder(FunctionMode):
     """Records calls while it is entered. `watch(entry, args, kwargs, out)` may add notes; it must not raise."""
 
     def __init__(
@@ -164,8 +118,8 @@ class FunctionRecorder(TorchFunctionMode):
             key = id(func.__self__), func.__name__
         known = self._names.get(key)
         if known is None:
-            known = self._names[key] = func, _short_name(func), original_of(func)
-        out = _called_from(sys._getframe(1))(known[2], args, kwargs or {})
+            known = self._names[key] = func, function_name(func), original_of(func)
+        out = called_from(sys._getframe(1))(known[2], args, kwargs or {})
         if self.paused or len(self.entries) >= MOST_ENTRIES or not is_calm():
             return out
         if self.in_step and not (self.has_closure and torch.is_grad_enabled()):
@@ -191,26 +145,6 @@ class FunctionRecorder(TorchFunctionMode):
         self._made_by.clear()
         for entry in self.entries:
             entry.taken, entry.result = [], None
-
-    def leave(self) -> None:
-        """Take the recorder off the stack of modes, wherever in it others have pushed it."""
-        above = []
-        while _modes._len_torch_function_stack():
-            mode = _modes._pop_mode()
-            if mode is self:
-                break
-            above.append(mode)
-        for mode in reversed(above):
-            _modes._push_mode(mode)
-
-    def is_on_top(self) -> bool:
-        """Whether it is the innermost of this thread's modes."""
-        stack = _modes._get_current_function_mode_stack()
-        return bool(stack) and stack[-1] is self
-
-    def is_entered(self) -> bool:
-        """Whether it is among this thread's modes."""
-        return any(mode is self for mode in _modes._get_current_function_mode_stack())
 
     def _record(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         taken = [*tensors_in(args), *tensors_in(kwargs)] if kwargs else list(tensors_in(args))
@@ -278,29 +212,6 @@ class FunctionRecorder(TorchFunctionMode):
 
 def remove_leftover_recorders() -> None:
     """Take off what was left on the stack because it was in use when its look ended."""
-    if _modes._len_torch_function_stack():
-        for mode in _modes._get_current_function_mode_stack():
-            if isinstance(mode, FunctionRecorder):
-                mode.leave()
-
-
-_PLAIN = {
-    "__add__": "add", "__radd__": "add", "__iadd__": "add", "add_": "add",
-    "__sub__": "sub", "__rsub__": "rsub", "__isub__": "sub", "sub_": "sub", "subtract": "sub",
-    "__mul__": "mul", "__rmul__": "mul", "__imul__": "mul", "mul_": "mul", "multiply": "mul",
-    "__truediv__": "div", "__rtruediv__": "rdiv", "__itruediv__": "div", "div_": "div", "true_divide": "div",
-    "__rdiv__": "rdiv", "divide": "div",
-    "__pow__": "pow", "__rpow__": "rpow", "pow_": "pow", "float_power": "pow",
-    "__neg__": "neg", "negative": "neg", "__matmul__": "matmul", "__getitem__": "getitem",
-    "absolute": "abs", "__abs__": "abs", "arccos": "acos", "arcsin": "asin",
-    "linalg_norm": "norm", "linalg_vector_norm": "norm", "vector_norm": "norm",
-}  # fmt: skip
-
-
-def _short_name(func: Any) -> str:
-    name = getattr(func, "__name__", "") or str(func)
-    if name == "__get__":  # a property: its owner knows what it is called
-        name = getattr(getattr(func, "__self__", None), "__name__", name)
-    elif name == "__set__":
-        return "_set"
-    return _PLAIN.get(name, name)
+    for mode in entered_modes():
+        if isinstance(mode, FunctionRecorder):
+            mode.leave()

@@ -34,7 +34,7 @@ from torch.optim import LBFGS, Optimizer
 from surefoot.act.apply import can_fold, lacks_momentum
 from surefoot.act.closure import ClosureRefused, StepCopy
 from surefoot.act.optimizer_settings import look_at_settings
-from surefoot.observe.async_copy import begin_reading
+from surefoot.core.device import begin_reading
 from surefoot.observe.tensors import TensorMeter
 from surefoot.record.facts import GuardFacts, StepSkippedEvent
 from surefoot.types import NamedParameter
@@ -44,7 +44,7 @@ from surefoot.watch.script_hooks import WithoutHooks, is_calm
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from surefoot.observe.async_copy import AsyncCopy
+    from surefoot.core.device import AsyncCopy
     from surefoot.types import OptimizerSetting
     from surefoot.watch.context import WatchContext
     from surefoot.watch.patches.hooks import Hooks

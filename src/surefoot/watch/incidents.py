@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from surefoot.core.redaction import Redactor
-from surefoot.observe.layout import Layout
+from surefoot.observe.parameters import Layout
 from surefoot.record.incidents.bundle import note_action, write_incident
 from surefoot.record.incidents.contents import faults_of, model_parts, prints_of, window_part
 from surefoot.record.incidents.environment import hardware, replay_command, script, switches, versions

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from surefoot.watch.function_recorder import on_its_behalf
+from surefoot.core.operations import on_its_behalf
 
 if TYPE_CHECKING:
     from types import CodeType

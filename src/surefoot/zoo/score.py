@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surefoot.core.formats import SCORES
 from surefoot.errors import UsageError
 from surefoot.zoo import HALVES, HEALTHY, Specimen
 
@@ -197,7 +198,9 @@ def by_half(results: list[Result]) -> dict[str, list[Result]]:
 def as_json(results: list[Result]) -> str:
     """Everything, for a file."""
     halves = {half: summary(held) for half, held in by_half(results).items()}
-    return json.dumps({"schema": 1, "halves": halves, "runs": [vars(result) for result in results]}, indent=1)
+    return json.dumps(
+        {"schema": SCORES.version, "halves": halves, "runs": [vars(result) for result in results]}, indent=1
+    )
 
 
 def show(results: list[Result], console: Any) -> None:

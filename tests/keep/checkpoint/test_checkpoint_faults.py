@@ -1,17 +1,19 @@
 """Real trouble: processes killed while writing, full disks, vanished and read-only folders, damaged files."""
 
 import logging
+import os
 import shutil
 import textwrap
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import forked
 import patience
-from forked import Forked
 from surefoot import CheckpointError, CheckpointManager, UsageError
 from surefoot.keep.checkpoint.storage import MANIFEST, STATE, TENSORS, verify
 from surefoot.keep.staging import Staged
@@ -41,9 +43,11 @@ torch.set_num_threads(1)
 @pytest.fixture(scope="module")
 def run():
     """Runs a script in a real process of its own, with the parts that every script below needs."""
-    forked = Forked()
-    yield lambda code, *arguments: forked(HEAD + textwrap.dedent(code), *arguments)
-    forked.close()
+    paths = os.pathsep.join([str(Path(forked.__file__).parent), forked.SOURCE])
+    environment = forked.environment(PYTHONPATH=paths)
+    return lambda code, *arguments: forked.run(
+        ["-c", HEAD + textwrap.dedent(code), *arguments], env=environment, whole=True
+    )
 
 
 # ---- killed ---------------------------------------------------------------------------------------------------------

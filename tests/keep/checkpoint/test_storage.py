@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from surefoot import CheckpointError
+from surefoot.core.formats import CHECKPOINT
 from surefoot.keep.checkpoint import storage, tensor_file
 from surefoot.keep.checkpoint.folders import new_folder, sweep
 from surefoot.keep.checkpoint.storage import MANIFEST, STATE, TENSORS, read, verify, write
@@ -39,7 +41,7 @@ def kept(tmp_path_factory):
 
 def test_what_is_read_is_what_was_written(kept):
     manifest, tree = read(kept)
-    assert (manifest.step, manifest.schema, manifest.facts["quiet"]) == (7, storage.SCHEMA, True)
+    assert (manifest.step, manifest.schema, manifest.facts["quiet"]) == (7, CHECKPOINT.version, True)
     assert manifest.facts["torch"] == torch.__version__
     assert torch.equal(tree["model"]["weight"], state()["model"]["weight"])
     assert tree["betas"] == (0.9, 0.999)
@@ -212,7 +214,7 @@ def test_a_forged_tensor_file_with_other_tensors_is_refused(kept, tmp_path):
 
 
 def test_another_schema_is_refused_naming_both_and_a_migration_brings_it_up(kept, monkeypatch):
-    monkeypatch.setattr(storage, "SCHEMA", 3)
+    monkeypatch.setattr(storage, "CHECKPOINT", replace(CHECKPOINT, version=3))
     with pytest.raises(CheckpointError, match="schema 1; this surefoot reads schema 3"):
         read(kept)
 
@@ -220,20 +222,21 @@ def test_another_schema_is_refused_naming_both_and_a_migration_brings_it_up(kept
         plain = {"net" if key == "model" else key: value for key, value in contents.plain.items()}
         return contents._replace(plain=plain)
 
-    monkeypatch.setitem(storage.MIGRATIONS, 2, rename)
+    monkeypatch.setattr(storage, "CHECKPOINT", replace(CHECKPOINT, version=3, migrations={2: rename}))
     with pytest.raises(CheckpointError, match="schema 1; this surefoot reads schema 2 to 3"):
         read(kept)
-    monkeypatch.setitem(storage.MIGRATIONS, 1, lambda contents: contents._replace(facts={**contents.facts, "up": 1}))
+    note = {1: lambda contents: contents._replace(facts={**contents.facts, "up": 1})}
+    monkeypatch.setattr(storage, "CHECKPOINT", replace(CHECKPOINT, version=3, migrations={**note, 2: rename}))
     manifest, tree = read(kept)
     assert manifest.facts["up"] == 1
     assert torch.equal(tree["net"]["weight"], state()["model"]["weight"])
 
 
 def test_a_checkpoint_from_the_future_is_refused(kept, tmp_path, monkeypatch):
-    monkeypatch.setattr(storage, "SCHEMA", 9)
+    monkeypatch.setattr(storage, "CHECKPOINT", replace(CHECKPOINT, version=9))
     write(tmp_path / "c", {}, {}, step=1)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match=f"schema 9; this surefoot reads schema {storage.SCHEMA}"):
+    with pytest.raises(CheckpointError, match=f"schema 9; this surefoot reads schema {CHECKPOINT.version}"):
         read(tmp_path / "c")
 
 

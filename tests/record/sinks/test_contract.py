@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import random
 import sys
@@ -21,7 +22,7 @@ from surefoot.record.sinks.runner import SinkRunner
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy and MLflow warn of each other
 
-NAMES = [name for name in sf.__all__ if name.endswith("Sink") or name == "Webhook"]
+NAMES = [name for name in sf.__all__ if name.endswith("Sink") and name != "Sink"]
 
 
 class Quiet(BaseHTTPRequestHandler):
@@ -50,14 +51,15 @@ def sink(request, tmp_path, address, ready_database):
         "TensorBoardSink": lambda: sf.TensorBoardSink(tmp_path),
         "WandbSink": lambda: sf.WandbSink(mode="offline", dir=str(tmp_path)),
         "MLflowSink": lambda: sf.MLflowSink(ready_database(tmp_path)),
-        "Webhook": lambda: sf.Webhook(address, every_seconds=0),
+        "WebhookSink": lambda: sf.WebhookSink(address, every_seconds=0),
+        "ProgressSink": lambda: sf.ProgressSink(stream=io.StringIO()),
     }[request.param]()
     yield made
     made.close()
 
 
 def test_the_sinks_are_found():
-    assert {"TensorBoardSink", "WandbSink", "MLflowSink", "Webhook"} <= set(NAMES)
+    assert {"TensorBoardSink", "WandbSink", "MLflowSink", "ProgressSink", "WebhookSink"} <= set(NAMES)
 
 
 def test_it_takes_in_whatever_a_run_writes_and_is_closed_twice(sink):
@@ -115,10 +117,10 @@ else:
         lambda: sf.WandbSink("p", run=object()),
         lambda: sf.MLflowSink(""),
         lambda: sf.MLflowSink(layers_every_steps=-1),
-        lambda: sf.Webhook("https://host/", severities=()),
-        lambda: sf.Webhook("https://host/", attempts=0),
+        lambda: sf.WebhookSink("https://host/", severities=()),
+        lambda: sf.WebhookSink("https://host/", attempts=0),
         lambda: SinkRunner(object()),
-        lambda: sf.Webhook("ftp://host/"),
+        lambda: sf.WebhookSink("ftp://host/"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused(make):

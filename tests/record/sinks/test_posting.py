@@ -20,7 +20,7 @@ def test_retry_after_is_read_as_far_as_it_can_be(header, seconds):
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 def test_a_redirect_on_the_same_host_is_followed_with_the_message(server, status):
     server.answers = [(status, {"Location": "/moved"})]
-    hook = sf.Webhook(server.url)
+    hook = sf.WebhookSink(server.url)
     hook.write(of(alarm()))
     hook.close()
     assert server.paths == [f"/services/{SECRET}", "/moved"]
@@ -31,7 +31,7 @@ def test_a_redirect_on_the_same_host_is_followed_with_the_message(server, status
 def test_a_redirect_to_elsewhere_is_not_followed(server, scheme, caplog):
     other = Server()
     server.answers = [(307, {"Location": scheme.format(f"127.0.0.1:{other.http.server_port}")})]
-    hook = sf.Webhook(server.url)
+    hook = sf.WebhookSink(server.url)
     hook.write(of(alarm()))
     hook.close()
     other.close()
@@ -41,7 +41,7 @@ def test_a_redirect_to_elsewhere_is_not_followed(server, scheme, caplog):
 
 def test_a_redirect_in_a_circle_ends(server):
     server.answers = [(308, {"Location": "/again"})] * 50
-    hook = sf.Webhook(server.url)
+    hook = sf.WebhookSink(server.url)
     hook.write(of(alarm()))
     assert len(server.paths) == posting.MOST_REDIRECTS + 1
     hook.close()
@@ -65,5 +65,5 @@ def test_a_redirect_in_a_circle_ends(server):
 )
 def test_an_address_that_cannot_work_is_refused_without_being_shown(url):
     with pytest.raises(sf.UsageError) as caught:
-        sf.Webhook(url)
+        sf.WebhookSink(url)
     assert SECRET not in str(caught.value)

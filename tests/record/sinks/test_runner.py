@@ -15,7 +15,8 @@ import surefoot as sf
 from counted import calls
 from patience import HANG_SECONDS, run, wait_until
 from surefoot.record.messages import Batch
-from surefoot.record.sinks.runner import MOST_EVENTS_HELD, SinkRunner, close_all
+from surefoot.record.sinks.batch_queue import MOST_EVENTS_HELD
+from surefoot.record.sinks.runner import SinkRunner, close_all
 
 
 class Collecting:
@@ -191,7 +192,7 @@ def test_in_a_fork_it_does_nothing_and_does_not_wait():
     runner = SinkRunner(sink, capacity=1)
     runner.offer(of(0))
     assert sink.entered.wait(HANG_SECONDS)
-    with runner._changed:  # held by a thread that the child does not have
+    with runner._queue.changed:  # held by a thread that the child does not have
         child = os.fork()
         if child == 0:
             runner.offer(of(1))

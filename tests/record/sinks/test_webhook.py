@@ -21,7 +21,7 @@ def clock(monkeypatch):
 
 
 def test_an_alert_says_what_happened_where_and_what_was_done(server):
-    hook = sf.Webhook(server.url, run="exp1", headers={"X-Token": "abc"})
+    hook = sf.WebhookSink(server.url, run="exp1", headers={"X-Token": "abc"})
     hook.write(of(alarm(evidence={"incident": "runs/exp1/incidents/7"})))
     hook.close()
     ((body, headers),) = server.messages
@@ -38,14 +38,14 @@ def test_an_alert_says_what_happened_where_and_what_was_done(server):
 
 
 def test_without_an_incident_the_checkpoint_is_named(server):
-    hook = sf.Webhook(server.url)
+    hook = sf.WebhookSink(server.url)
     hook.write(of(alarm(evidence={"checkpoint": "runs/exp1/checkpoints/900"})))
     hook.close()
     assert server.bodies[0]["incident"] == "runs/exp1/checkpoints/900"
 
 
 def test_only_the_chosen_severities_are_sent(server):
-    hook = sf.Webhook(server.url, severities=("warning",))
+    hook = sf.WebhookSink(server.url, severities=("warning",))
     hook.write(of(alarm(), event(severity="info"), alarm(8, severity="warning")))
     hook.close()
     assert [body["step"] for body in server.bodies] == [8]
@@ -53,7 +53,7 @@ def test_only_the_chosen_severities_are_sent(server):
 
 def test_text_from_users_is_escaped_for_slack_and_as_it_was_in_the_fields(server):
     text = "<!channel> & <https://evil.example|click>"
-    hook = sf.Webhook(server.url, run=text)
+    hook = sf.WebhookSink(server.url, run=text)
     hook.write(of(alarm(summary=text, cause=text, action=text, part=text, evidence={"incident": text})))
     hook.close()
     (body,) = server.bodies
@@ -63,7 +63,7 @@ def test_text_from_users_is_escaped_for_slack_and_as_it_was_in_the_fields(server
 
 
 def test_further_alerts_are_held_back_counted_and_sent_together_when_the_time_has_passed(server, clock):
-    hook = sf.Webhook(server.url, every_seconds=60)
+    hook = sf.WebhookSink(server.url, every_seconds=60)
     hook.write(of(alarm(1)))
     for number in range(2, 15):
         hook.write(of(alarm(number)))
@@ -83,7 +83,7 @@ def test_further_alerts_are_held_back_counted_and_sent_together_when_the_time_ha
 
 
 def test_what_is_held_back_at_the_end_is_sent_at_the_end(server):
-    hook = sf.Webhook(server.url, every_seconds=3600)
+    hook = sf.WebhookSink(server.url, every_seconds=3600)
     for number in range(300):
         hook.write(of(alarm(number)))
     hook.close()
@@ -97,7 +97,7 @@ def test_what_is_held_back_at_the_end_is_sent_at_the_end(server):
 
 def test_a_quiet_run_sends_held_back_alerts_by_itself(server, monkeypatch):
     monkeypatch.setattr("surefoot.record.sinks.runner.TICK_SECONDS", 0.02)
-    runner = SinkRunner(sf.Webhook(server.url, every_seconds=0.2))
+    runner = SinkRunner(sf.WebhookSink(server.url, every_seconds=0.2))
     for number in range(3):
         runner.offer(of(alarm(number)))
     wait_until(lambda: server.bodies and server.bodies[-1]["alerts"][-1]["step"] == 2)
@@ -107,7 +107,7 @@ def test_a_quiet_run_sends_held_back_alerts_by_itself(server, monkeypatch):
 @pytest.mark.parametrize("status", [500, 503, 429, 408])
 def test_a_server_that_fails_for_a_while_gets_the_alert_in_the_end(server, status, caplog, clock):
     server.answers = [(status, {})] * 2
-    hook = sf.Webhook(server.url, pause_seconds=10)
+    hook = sf.WebhookSink(server.url, pause_seconds=10)
     hook.write(of(alarm()))
     for pause in (10, 20):
         hook.tick()
@@ -125,7 +125,7 @@ def test_a_server_that_fails_for_a_while_gets_the_alert_in_the_end(server, statu
 
 def test_one_that_asks_to_wait_is_given_that_time(server, clock):
     server.answers = [(429, {"Retry-After": "100"})]
-    hook = sf.Webhook(server.url, pause_seconds=1)
+    hook = sf.WebhookSink(server.url, pause_seconds=1)
     hook.write(of(alarm()))
     clock.now += 99
     hook.tick()
@@ -137,7 +137,7 @@ def test_one_that_asks_to_wait_is_given_that_time(server, clock):
 
 def test_one_that_never_recovers_is_given_up_and_the_next_message_says_so(server, caplog):
     server.answers = [(500, {})] * 3
-    hook = sf.Webhook(server.url, every_seconds=0, attempts=3, pause_seconds=0)
+    hook = sf.WebhookSink(server.url, every_seconds=0, attempts=3, pause_seconds=0)
     hook.write(of(alarm(1), alarm(2)))
     hook.tick()
     hook.tick()
@@ -152,7 +152,7 @@ def test_one_that_never_recovers_is_given_up_and_the_next_message_says_so(server
 
 def test_a_refusal_is_not_tried_again(server, caplog):
     server.answers = [(404, {})]
-    hook = sf.Webhook(server.url)
+    hook = sf.WebhookSink(server.url)
     hook.write(of(alarm()))
     hook.close()
     assert len(server.paths) == 1
@@ -161,7 +161,7 @@ def test_a_refusal_is_not_tried_again(server, caplog):
 
 def test_a_slow_server_costs_the_timeout_and_no_more(server, caplog):
     server.delay.clear()
-    hook = sf.Webhook(server.url, timeout_seconds=0.1, attempts=1)
+    hook = sf.WebhookSink(server.url, timeout_seconds=0.1, attempts=1)
     hook.write(of(alarm()))
     assert server.messages == [], "the server is still slow"
     assert "no answer within 0.1 s" in caplog.messages[0]
@@ -170,7 +170,7 @@ def test_a_slow_server_costs_the_timeout_and_no_more(server, caplog):
 
 def test_a_server_that_is_down_or_slow_does_not_hold_the_run_up(server, caplog):
     server.delay.clear()
-    runners = [SinkRunner(sf.Webhook(url)) for url in (server.url, f"http://127.0.0.1:{free_port()}/{SECRET}")]
+    runners = [SinkRunner(sf.WebhookSink(url)) for url in (server.url, f"http://127.0.0.1:{free_port()}/{SECRET}")]
     for runner in runners:
         for _ in range(100):
             runner.offer(of(alarm()))
@@ -185,7 +185,7 @@ def test_a_server_that_is_down_or_slow_does_not_hold_the_run_up(server, caplog):
 def test_the_address_is_in_no_warning_and_in_no_repr(server, caplog):
     server.answers = [(500, {})] * 9
     for url in (server.url, f"http://127.0.0.1:{free_port()}/{SECRET}", f"http://no-such-host.invalid/{SECRET}"):
-        hook = sf.Webhook(url, attempts=1, timeout_seconds=1)
+        hook = sf.WebhookSink(url, attempts=1, timeout_seconds=1)
         hook.write(of(alarm()))
         hook.close()
         assert SECRET not in repr(hook)

@@ -1,7 +1,6 @@
 """What the page is told, from real run folders."""
 
 import base64
-import json
 
 import numpy as np
 import pytest
@@ -158,24 +157,11 @@ def test_device_readings_lie_at_the_step_that_was_running(rough):
     assert charts["temperature"]["flat"] == 60
 
 
-def test_a_folder_without_telemetry_is_shown_from_its_facts(tmp_path):
-    row = {"id": 0, "grad": 0.5, "ratio": 0.01, "weight": 3.0, "nonfinite": 0, "largest": 0.1}
-    notes = {"activations": [{"module": "net.1", "units": 4, "dead": 1}]}
-    series = {"step": [0, 1, 2], "loss": [2.0, "nan", 1.0], "grad_norm": [1.0, 1.5, None], "lr": [0.1, 0.1, 0.1]}
-    facts = {
-        "steps": 3,
-        "optimizers": [{"number": 0, "type": "SGD", "steps": 3, "series": series}],
-        "parameters": [{"id": 0, "label": "net.0.weight", "optimizers": [0]}],
-        "looks": [{"step": 1, "steps": [{"rows": [row]}], "notes": notes}],
-        "events": [{"event": "spike", "step": 1, "value": 9.0, "level": 2.0}],
-    }
-    (tmp_path / "facts.json").write_text(json.dumps(facts))
-    report_runs.describe(tmp_path)
+def test_a_run_that_never_took_a_step_has_a_page(tmp_path):
+    report_runs.describe(tmp_path, exit_code=1, error="ValueError: no data")
     found = of(tmp_path)
-    assert chart(found, "loss")["series"][0]["y"] == [2, "nan", 1]
-    assert chart(found, "grad_norm")["series"][0]["x"] == [0, 1]
-    assert [a_map["rows"] for a_map in found["maps"]] == [["net.0.weight"], ["net.0.weight"], ["net.1"]]
-    assert found["events"]["list"][0]["summary"] == "The loss jumped to 9, from about 2."
+    assert (found["head"]["state"], found["head"]["error"]) == ("failed", "ValueError: no data")
+    assert (found["head"]["steps"], found["charts"], found["maps"]) == (0, [], [])
 
 
 def test_of_several_ranks_the_first_is_shown_and_the_others_are_told(tmp_path):

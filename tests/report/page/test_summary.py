@@ -105,13 +105,6 @@ def test_descriptions_that_make_no_sense_are_no_obstacle(tmp_path, damage):
     assert '"head"' in LiveRun(folder).news("")
 
 
-@pytest.mark.parametrize("facts", ['{"optimizers": 3}', '{"events": ["x"]}', '{"looks": [{"step": null}]}', "[]"])
-def test_facts_that_make_no_sense_are_no_obstacle(tmp_path, facts):
-    (tmp_path / "facts.json").write_text(facts)
-    head = sections(read_source(tmp_path))["head"]
-    assert head["steps"] == 0
-
-
 def test_remarks_are_no_alarm_in_the_headline(tmp_path):
     with surefoot.RunLog(tmp_path, device_seconds=None) as log:
         log.take(StepRow(0, 0.0, loss=1.0))

@@ -19,9 +19,9 @@ from surefoot.record.messages import Batch, Event, Sink, StepRow
 TRAINING = """
 import os, sys, time
 from surefoot.record.messages import Batch, StepRow
-from surefoot.report.terminal.progress import Progress
+from surefoot.report.terminal.progress import ProgressSink
 how = sys.argv[1]
-progress = Progress(total_steps=60)
+progress = ProgressSink(total_steps=60)
 for step in range(60):
     print(f"user line {step}", flush=True)
     if step % 10 == 0:
@@ -71,13 +71,13 @@ LOGGED = """
 import sys, time
 import surefoot as sf
 from surefoot.record.messages import StepRow
-log = sf.RunLog(sys.argv[1], sinks=[sf.Progress()])
+log = sf.RunLog(sys.argv[1], sinks=[sf.ProgressSink()])
 for step in range(200):
     log.take(StepRow(step, time.time(), loss=1.0))
     time.sleep(0.01)
 """
-PROGRESS_FIRST = LOGGED.replace("sinks=[sf.Progress()]", "sinks=[progress]").replace(
-    "log =", "progress = sf.Progress()\nlog ="
+PROGRESS_FIRST = LOGGED.replace("sinks=[sf.ProgressSink()]", "sinks=[progress]").replace(
+    "log =", "progress = sf.ProgressSink()\nlog ="
 )
 
 
@@ -192,12 +192,12 @@ def a_batch(step=1, events=()):
 
 
 def test_it_is_a_sink():
-    assert isinstance(sf.Progress(stream=io.StringIO()), Sink)
+    assert isinstance(sf.ProgressSink(stream=io.StringIO()), Sink)
 
 
 def test_it_is_fed_by_the_run_log(tmp_path):
     stream = io.StringIO()
-    with sf.RunLog(tmp_path / "run", sinks=[sf.Progress(stream=stream)]) as log:
+    with sf.RunLog(tmp_path / "run", sinks=[sf.ProgressSink(stream=stream)]) as log:
         for step in range(100):
             log.take(StepRow(step, time.time(), loss=1.0))
         log.event("skip", 99, "a NaN in the gradient", severity="warning")
@@ -209,7 +209,7 @@ def test_it_is_fed_by_the_run_log(tmp_path):
 def test_a_tqdm_bar_that_left_its_line_open_is_not_continued():
     bars = pytest.importorskip("tqdm")
     stream = io.StringIO()
-    progress = sf.Progress(stream=stream)
+    progress = sf.ProgressSink(stream=stream)
     with bars.tqdm(total=10, file=stream):
         progress.write(a_batch())
         assert "\nsurefoot " in stream.getvalue()
@@ -218,7 +218,7 @@ def test_a_tqdm_bar_that_left_its_line_open_is_not_continued():
 
 def test_a_second_close_and_a_write_after_it_do_nothing():
     stream = io.StringIO()
-    progress = sf.Progress(stream=stream)
+    progress = sf.ProgressSink(stream=stream)
     progress.write(a_batch())
     progress.close()
     said = stream.getvalue()
@@ -230,7 +230,7 @@ def test_a_second_close_and_a_write_after_it_do_nothing():
 
 def test_a_run_without_steps_says_nothing():
     stream = io.StringIO()
-    progress = sf.Progress(stream=stream)
+    progress = sf.ProgressSink(stream=stream)
     progress.tick()
     progress.close()
     assert stream.getvalue() == ""
@@ -238,7 +238,7 @@ def test_a_run_without_steps_says_nothing():
 
 def test_a_stream_that_fails_is_warned_about_once_and_never_raises(caplog):
     stream = io.StringIO()
-    progress = sf.Progress(stream=stream)
+    progress = sf.ProgressSink(stream=stream)
     stream.close()
     with caplog.at_level(logging.WARNING, "surefoot"):
         for step in range(3):
@@ -249,7 +249,7 @@ def test_a_stream_that_fails_is_warned_about_once_and_never_raises(caplog):
 
 
 def test_a_row_that_makes_no_sense_does_not_raise(caplog):
-    progress = sf.Progress(stream=io.StringIO())
+    progress = sf.ProgressSink(stream=io.StringIO())
     with caplog.at_level(logging.WARNING, "surefoot"):
         progress.write(Batch(steps=[StepRow("no number", None)]))
         progress.close()
@@ -258,6 +258,6 @@ def test_a_row_that_makes_no_sense_does_not_raise(caplog):
 
 def test_wrong_settings_are_refused():
     with pytest.raises(SettingError, match="`every_seconds` must be greater than 0; got 0"):
-        sf.Progress(every_seconds=0)
+        sf.ProgressSink(every_seconds=0)
     with pytest.raises(SettingError, match="`total_steps` must be at least 1; got -5"):
-        sf.Progress(total_steps=-5)
+        sf.ProgressSink(total_steps=-5)

@@ -65,20 +65,32 @@ def init_for(
     plan = [(entry, _decide(entry, modules, found, allowed=entry.names[0] in allowed)) for entry in entries]
     if not overwrite:
         plan = _spare_what_was_set(plan, modules, named_by_user=only is not None)
+    if not dry_run:
+        aims = _write_all(plan, modules, generator, calibrate)
+        if aims:
+            rescale(model, example, aims)
+    report = InitReport(tuple(_row(entry, rule) for entry, rule in plan))
+    if dry_run:
+        print(report)
+    return report
+
+
+def _write_all(
+    plan: list[tuple[ParameterEntry, InitRule]],
+    modules: dict[str, nn.Module],
+    generator: torch.Generator | None,
+    calibrate: bool,
+) -> dict[Tensor, float]:
+    """Write what the plan says; returns the scale that each calibrated parameter's output is to have."""
     aims: dict[Tensor, float] = {}
     for entry, rule in plan:
-        if rule.fill is None or dry_run:
+        if rule.fill is None:
             continue
         if calibrate and rule.aim is not None:
             aims[entry.parameter] = rule.aim
             rule = with_orthogonal_directions(rule)
         _write(entry, rule, modules, generator)
-    if aims:
-        rescale(model, example, aims)
-    report = InitReport(tuple(_row(entry, rule) for entry, rule in plan))
-    if dry_run:
-        print(report)
-    return report
+    return aims
 
 
 def _row(entry: ParameterEntry, rule: InitRule) -> InitRow:

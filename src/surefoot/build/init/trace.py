@@ -8,7 +8,6 @@ Left out: what autograd does not show. A branch behind `torch.utils.checkpoint(u
 `autograd.Function` is one opaque node, and a shortcut that is itself a layer (`conv(x) + f(x)`) is not counted.
 """
 
-import dataclasses
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from surefoot.core.nested import leaves
 from surefoot.core.save_restore import untouched
 
 Node = torch.autograd.graph.Node
@@ -86,7 +86,7 @@ def trace(model: nn.Module, example: Any) -> Trace:
     weights = {parameter for parameter in model.parameters() if parameter.requires_grad and parameter.ndim > 1}
     with untouched(model), torch.enable_grad(), _sequence_lengths(model, found):
         model.eval()
-        graph = _Graph([tensor.grad_fn for tensor in _tensors(call(model, example)) if tensor.grad_fn is not None])
+        graph = _Graph([tensor.grad_fn for tensor in leaves(call(model, example)) if tensor.grad_fn is not None])
         if not graph.order:
             raise ValueError(
                 "The forward on `example` returned nothing that depends on a trainable parameter. "
@@ -114,19 +114,6 @@ def call(model: nn.Module, example: Any) -> Any:
         return model(**{key: watched(value) for key, value in example.items()})
     arguments = example if isinstance(example, tuple) else (example,)
     return model(*(watched(value) for value in arguments))
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from _tensors(entry)
-    elif isinstance(value, list | tuple):
-        for entry in value:
-            yield from _tensors(entry)
-    elif dataclasses.is_dataclass(value):
-        yield from _tensors(vars(value))
 
 
 class _sequence_lengths:  # noqa: N801 - reads as the context it is

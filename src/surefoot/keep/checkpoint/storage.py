@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from surefoot.core.formats import CHECKPOINT
 from surefoot.errors import CheckpointError
 from surefoot.keep.checkpoint.folders import new_folder
 from surefoot.keep.checkpoint.tensor_file import CHUNK_BYTES, HashedFile, write_tensors
@@ -36,22 +37,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
-SCHEMA = 1
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 LARGEST_MANIFEST = 64 << 20
 """Bytes beyond which a file is no manifest: it is read into memory before anything is known about it."""
 
 
 class Contents(NamedTuple):
-    """What a checkpoint holds, before it is put together again."""
+    """What a checkpoint holds, before it is put together again: what a migration takes and returns."""
 
     facts: dict[str, Any]
     plain: Any
     tensors: dict[str, Tensor]
-
-
-MIGRATIONS: dict[int, Callable[[Contents], Contents]] = {}
-"""For every older schema the function that brings its contents to the next one."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +107,7 @@ def write_flat(
             files[STATE] = file.facts
         found = {"finite": not broken, "broken": broken, **_versions()}
         saved_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        manifest = Manifest(SCHEMA, step, saved_at, {**facts, **found}, files)
+        manifest = Manifest(CHECKPOINT.version, step, saved_at, {**facts, **found}, files)
         with HashedFile(hidden / MANIFEST) as file:
             file.write(_rendered(vars(manifest)))
     return manifest
@@ -174,8 +170,7 @@ def read(folder: Path) -> tuple[Manifest, Any]:
     manifest = verify(folder)
     contents = Contents(dict(manifest.facts), _read_state(folder / STATE), _read_tensors(folder / TENSORS))
     try:
-        for schema in range(manifest.schema, SCHEMA):
-            contents = MIGRATIONS[schema](contents)
+        contents = CHECKPOINT.migrate(contents, manifest.schema)
         tree = unflatten(contents.plain, contents.tensors)
     except Exception as error:  # a migration takes input from strangers too
         raise _fault(folder / STATE, str(error).rstrip(".") or repr(error)) from error
@@ -211,8 +206,8 @@ def _parsed(path: Path, text: bytes) -> Manifest:
         schema = content["schema"]
     except (ValueError, RecursionError, AttributeError, TypeError, KeyError) as error:
         raise _fault(path, f"it is not a manifest{_pickled(text)}") from error
-    if type(schema) is not int or any(step not in MIGRATIONS for step in range(schema, SCHEMA)) or schema > SCHEMA:
-        raise _fault(path, f"it is of schema {schema!r:.20}; this surefoot reads schema {_readable()}")
+    if problem := CHECKPOINT.problem(schema):
+        raise _fault(path, f"it {problem}")
     try:
         whole = said == _checksum(content) and text == _rendered(content)
     except (ValueError, RecursionError):
@@ -222,11 +217,6 @@ def _parsed(path: Path, text: bytes) -> Manifest:
     if not _well_formed(content):
         raise _fault(path, "it lacks an entry, or has one of the wrong kind")
     return Manifest(**content)
-
-
-def _readable() -> str:
-    first = min((start for start in MIGRATIONS if all(n in MIGRATIONS for n in range(start, SCHEMA))), default=SCHEMA)
-    return str(SCHEMA) if first == SCHEMA else f"{first} to {SCHEMA}"
 
 
 def _well_formed(content: dict[str, Any]) -> bool:

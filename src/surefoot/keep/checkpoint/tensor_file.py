@@ -2,7 +2,7 @@
 
 The library would need every byte in memory at once. The format is simple: eight bytes that say how long the header is,
 the header (JSON: dtype, shape and place of every tensor), then the tensors. Each goes through in chunks: from host
-memory directly, from a CUDA device through two pinned buffers on a stream of their own, so that the next chunk is
+memory directly, from an accelerator through two pinned buffers on a stream of their own, so that the next chunk is
 copied while the last one is hashed and written. Hashing, writing, copying and looking all release the GIL.
 
 A floating tensor is broken when it holds a NaN or a +Inf, or a -Inf that is not part of a mask: a mask's finite entries
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from surefoot.core.device import current_stream, has_streams, new_event, new_stream, on_stream
 from surefoot.keep.checkpoint.tree import STORED_AS_IS
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def _host_chunks(tensor: Tensor, ferries: dict[torch.device, _ChunkCopier]) -> I
     """The values in order, in host memory, a few megabytes at a time; each is valid until the next is asked for."""
     if tensor.numel() == 0:
         return
-    if tensor.device.type == "cuda":
+    if has_streams(tensor.device):
         if tensor.device not in ferries:
             ferries[tensor.device] = _ChunkCopier(tensor.device)
         yield from ferries[tensor.device].chunks(tensor)
@@ -151,15 +152,15 @@ class _ChunkCopier:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = new_stream(device)
         self._buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True) for _ in range(2)]
         # Blocking: a thread that spins while it waits would take a core from the training.
-        self._arrived = [torch.cuda.Event(blocking=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._arrived = [new_event(device, blocking=True) for _ in range(2)]
         self._turn = 0
 
     def chunks(self, tensor: Tensor) -> Iterator[Tensor]:
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
+        self._stream.wait_stream(current_stream(self._device))
+        with on_stream(self._stream):
             pieces = _pieces(tensor)  # one that is not contiguous is copied, on this stream
         waiting: tuple[int, Tensor] | None = None
         for piece in pieces:
@@ -174,7 +175,7 @@ class _ChunkCopier:
         slot = self._turn
         self._turn = 1 - slot
         host = self._buffers[slot][: piece.numel() * piece.element_size()].view(piece.dtype)
-        with torch.cuda.stream(self._stream):
+        with on_stream(self._stream):
             host.copy_(piece, non_blocking=True)
             self._arrived[slot].record(self._stream)
         return slot, host

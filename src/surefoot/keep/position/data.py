@@ -24,11 +24,10 @@ import logging
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import Tensor
-
+from surefoot.core.formats import DATA_POSITION
+from surefoot.core.nested import equal
 from surefoot.core.random_state import read_streams
-from surefoot.errors import require
+from surefoot.errors import SettingError, require
 from surefoot.keep.position.epochs import EpochLoops
 from surefoot.keep.position.generators import find_generators
 from surefoot.keep.position.loader_state import GeneratorState, WorkerState
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 log = logging.getLogger("surefoot")
-SCHEMA = 1
 
 
 class DataPosition:
@@ -100,9 +98,9 @@ class DataPosition:
         """Tensors and plain values. Valid at any moment inside the loop body, and between passes."""
         if self._target is not None:
             return self._target
-        quiet = self._streams_at_end is not None and not self._open and _same(self._streams_at_end, read_streams())
+        quiet = self._streams_at_end is not None and not self._open and equal(self._streams_at_end, read_streams())
         return {
-            "schema": SCHEMA,
+            "schema": DATA_POSITION.version,
             "started": self._started,
             "open": [each.current.state_dict(each.own_state()) for each in self._open.values()],
             "quiet": quiet,
@@ -113,10 +111,7 @@ class DataPosition:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Find the saved place again; the loop starts from its top after this."""
-        require(
-            state.get("schema") == SCHEMA,
-            f"the data position has schema {state.get('schema')!r}; this version of surefoot reads schema {SCHEMA}.",
-        )
+        state = DATA_POSITION.read(state, "the data position", SettingError)
         self._next, self._started = 0, state["started"]
         self._open, self._streams_at_end = {}, None
         self._loops = EpochLoops(state["loops"])
@@ -313,13 +308,3 @@ class _Open:
         """The state of a loader that has one of its own."""
         loader = self._loader()
         return None if loader is None else plain(loader.state_dict(), "state_dict()")
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return bool(one == other)

@@ -23,6 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from surefoot.core.device import default_generators
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -59,7 +61,7 @@ def find_generators(root: Any) -> dict[str, Any]:
 
 
 def _on_device_default(generator: Any) -> bool:
-    return any(generator is each for each in torch.cuda.default_generators)
+    return any(generator is each for each in default_generators())
 
 
 def _children(thing: Any, seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:

@@ -20,12 +20,13 @@ import numpy as np
 from torch import Tensor
 
 from surefoot.core.files import make_subfolder, read_file, write_file
+from surefoot.core.formats import INCIDENT
+from surefoot.core.nested import leaves, map_leaves
 from surefoot.errors import UsageError
 from surefoot.keep.checkpoint import storage
 from surefoot.keep.checkpoint.folders import new_folder, sweep
 from surefoot.keep.checkpoint.tensor_file import HashedFile
 from surefoot.keep.checkpoint.tree import Flattened
-from surefoot.keep.staging import map_leaves
 from surefoot.record.incidents.summary import summary_of
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from surefoot.core.redaction import Redactor
     from surefoot.record.incidents.retention import IncidentKeeper
 
-SCHEMA = 1
 FACTS, SUMMARY, STATE = "incident.json", "summary.md", "state"
 FIRST_TO_GO = ("gradients", "optimizer", "buffers", "models", "scheduler", "scaler", "window")
 """Parts of the state, least needed for a replay first. Forward and backward need no moments and no old gradients."""
@@ -57,9 +57,9 @@ def write_incident(
 ) -> None:
     """Write the folder of one incident. Raises `OSError` when the disk does."""
     left_out: list[str] = list(facts.pop("left_out", []))
-    tree = map_leaves(tree, str, redact) if keeper.redact else tree
+    tree = map_leaves(tree, redact, str) if keeper.redact else tree
     kept = _fitting(_writable(tree, left_out), keeper.most_bytes, left_out)
-    facts = {"schema": SCHEMA, **facts, "parts": sorted(kept), "left_out": left_out}
+    facts = {"schema": INCIDENT.version, **facts, "parts": sorted(kept), "left_out": left_out}
     kept_words = {name: facts[name] for name in NOT_FREE_TEXT if name in facts}
     plain = as_plain(redact.inside(facts) | kept_words)
     if place.parent.is_dir():
@@ -111,15 +111,7 @@ def _fitting(tree: dict[str, Any], most_bytes: int, left_out: list[str]) -> dict
 
 def bytes_in(content: Any) -> int:
     """How much room the tensors and arrays in a nesting take."""
-    total = 0
-
-    def add(found: Any) -> Any:
-        nonlocal total
-        total += found.numel() * found.element_size() if isinstance(found, Tensor) else found.nbytes
-        return None
-
-    map_leaves(map_leaves(content, Tensor, add), np.ndarray, add)
-    return total
+    return sum(found.nbytes for found in leaves(content, (Tensor, np.ndarray)))
 
 
 def as_plain(value: Any) -> Any:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from surefoot.core.device import has_cudnn, name_of
+from surefoot.core.device import versions as device_versions
 from surefoot.core.redaction import Redactor
 from surefoot.core.version import VERSION
 
@@ -26,16 +28,14 @@ def versions() -> dict[str, Any]:
         "torch": str(torch.__version__),
         "numpy": str(np.__version__),
         "surefoot": VERSION,
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version() if torch.cuda.is_initialized() else None,  # type: ignore[no-untyped-call]
+        **device_versions(),
         "platform": f"{sys.platform} {platform.machine()}",
     }
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
     """The device that trained, and the host's processor."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
-    return {"device": device.type, "name": name, "cpu_count": os.cpu_count(), "cpu": _processor()}
+    return {"device": device.type, "name": name_of(device), "cpu_count": os.cpu_count(), "cpu": _processor()}
 
 
 def _processor() -> str:
@@ -56,7 +56,7 @@ def switches() -> dict[str, Any]:
         "flush_denormal": _flushes(),
         "mkldnn": bool(torch.backends.mkldnn.enabled),
     }
-    if torch.cuda.is_available():
+    if has_cudnn():
         found |= {
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "cudnn_deterministic": torch.backends.cudnn.deterministic,

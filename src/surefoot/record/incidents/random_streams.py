@@ -15,13 +15,17 @@ from __future__ import annotations
 
 import ctypes
 import random
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from surefoot.core.device import generators_of, with_random_states
 from surefoot.core.random_state import read_streams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _WORDS = 624
 _BYTES = 4 * _WORDS
@@ -35,7 +39,8 @@ class StreamNote(NamedTuple):
     gauss: float | None
     numpy: bytes | None
     torch: Tensor
-    cuda: tuple[tuple[int, Tensor], ...]
+    devices: tuple[tuple[int, Tensor], ...]
+    """The states of the generators of some devices, by index."""
     public: dict[str, Any] | None
     """All of it, where it had to be read the slow way."""
 
@@ -59,17 +64,14 @@ class StreamNote(NamedTuple):
         keys = torch.tensor(words, dtype=torch.int64)
         state["numpy"] = {"kind": now["kind"], "keys": keys, "position": position, **pending}
         state["torch"] = self.torch
-        for index, stream in self.cuda:
-            if index < len(state["cuda"]):
-                state["cuda"][index] = stream
-        return state
+        return with_random_states(state, self.devices)
 
 
 class QuickStreams:
-    """Notes the random streams of the process; those of CUDA for the given devices only."""
+    """Notes the random streams of the process; those of accelerators for the given devices only."""
 
-    def __init__(self, devices: tuple[int, ...] = ()) -> None:
-        self._generators = [(index, torch.cuda.default_generators[index]) for index in devices]
+    def __init__(self, devices: Iterable[torch.device] = ()) -> None:
+        self._generators = generators_of(devices)
         self._python, self._numpy = _python_block(), _numpy_block()
 
     @property
@@ -78,13 +80,13 @@ class QuickStreams:
         return self._python is not None and self._numpy is not None
 
     def note(self) -> StreamNote:
-        """The streams as they are now. Waits for no device: the state of a CUDA generator lives on the host."""
-        cuda = tuple([(index, generator.get_state()) for index, generator in self._generators])
+        """The streams as they are now. Waits for no device: the state of a generator is kept on the host."""
+        devices = tuple([(index, generator.get_state()) for index, generator in self._generators])
         own = torch.get_rng_state()
         if self._python is None or self._numpy is None:
-            return StreamNote(None, None, None, own, cuda, read_streams())
+            return StreamNote(None, None, None, own, devices, read_streams())
         gauss = random._inst.gauss_next  # type: ignore[attr-defined]
-        return StreamNote(self._python.copy(), gauss, self._numpy.copy(), own, cuda, None)
+        return StreamNote(self._python.copy(), gauss, self._numpy.copy(), own, devices, None)
 
 
 class _Block:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from surefoot.core.formats import INCIDENT
 from surefoot.errors import CheckpointError, UsageError
 from surefoot.keep.checkpoint import storage
-from surefoot.record.incidents.bundle import FACTS, SCHEMA, STATE
+from surefoot.record.incidents.bundle import FACTS, STATE
 
 LARGEST_FACTS = 256 << 20
 _NEEDED: dict[str, type] = {
@@ -57,12 +58,10 @@ def read_facts(folder: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > LARGEST_FACTS:
             raise ValueError("it is too large")
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
-    if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
-        found = facts.get("schema") if isinstance(facts, dict) else None
-        raise UsageError(f"{path} is of schema {found!r}; this surefoot reads schema {SCHEMA}")
+    facts: dict[str, Any] = INCIDENT.read(found, str(path))
     wrong = [name for name, kind in _NEEDED.items() if type(facts.get(name)) is not kind]
     wrong += [] if wrong or _are_prints(facts["fingerprints"]) else ["fingerprints"]
     if wrong:

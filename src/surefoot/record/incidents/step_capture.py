@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from surefoot.core.device import is_capturing
 from surefoot.observe.without_hooks import is_calm, unseen
 from surefoot.record.incidents.loader_batches import listen
 from surefoot.record.incidents.random_streams import QuickStreams, StreamNote
@@ -126,7 +127,7 @@ class StepCapture:
         """`between_steps` says whether a model may carry a hook where no batch tells that a step has begun."""
         self._models = [weakref.ref(model) for model in models]
         self._thread = threading.get_ident()
-        self._streams = QuickStreams((home.index or 0,) if home.type == "cuda" else ())
+        self._streams = QuickStreams([home])
         self._past: deque[Window] = deque(maxlen=lag_steps + 1)
         self._now = Microbatch()
         self._window = Window(step, self._streams.note())
@@ -154,7 +155,7 @@ class StepCapture:
         known = [model for model in known if id(model) not in inside] + fresh
         self._models = [weakref.ref(model) for model in known]
         placed = {each.device for model in known for each in model.parameters()}
-        self._streams = QuickStreams(tuple(sorted({each.index or 0 for each in placed if each.type == "cuda"})))
+        self._streams = QuickStreams(placed)
 
     def knows(self, module: nn.Module) -> bool:
         """Whether a module is one of the models."""
@@ -257,7 +258,7 @@ class StepCapture:
         return self._held_bytes <= MOST_HELD_BYTES
 
     def _note_streams(self) -> StreamNote | None:
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+        if is_capturing():
             return self._now.streams
         return self._streams.note()
 

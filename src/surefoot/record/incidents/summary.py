@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from surefoot.core.device import runtime_version
+
 _STEPS_SHOWN = 10
 _NAMES_SHOWN = 8
 _SETTINGS_SHOWN = ("models", "optimizer", "lr", "scheduler", "precision", "loss_scale", "accumulate", "clip")
@@ -77,9 +79,10 @@ def _gradients(prints: dict[str, Any]) -> list[str]:
 
 def _with(facts: dict[str, Any]) -> list[str]:
     versions, hardware, settings = facts["versions"], facts["hardware"], facts["configuration"]
+    runtime = runtime_version(hardware["device"], versions)
     lines = [
         f"- torch {versions['torch']}, Python {versions['python']}, surefoot {versions['surefoot']}"
-        + (f", CUDA {versions['cuda']}" if hardware["device"] == "cuda" else ""),
+        + (f", {runtime}" if runtime else ""),
         f"- {hardware['device']} ({hardware['name']}), {facts['switches']['threads']} threads",
     ]
     script = facts["script"]

@@ -12,7 +12,6 @@ first value lies within 64 bytes, come back as they were.
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from surefoot.core.nested import attributes_of, kind_of, leaves, with_attributes, with_entries
 from surefoot.keep.checkpoint.tree import odd_kind
 from surefoot.observe.readable import is_readable
 
@@ -36,9 +36,7 @@ _IS = "is"
 
 def tensors_in(value: Any) -> list[Tensor]:
     """Every tensor in a nesting of containers, mappings and objects that hold data."""
-    found: list[Tensor] = []
-    _collect(value, found, [], _Room())
-    return found
+    return list(leaves(value, objects=True, deepest=_DEEPEST, most=MOST_VALUES))
 
 
 class _Room:
@@ -48,31 +46,6 @@ class _Room:
 
     def __init__(self) -> None:
         self.left = MOST_VALUES
-
-
-def _collect(value: Any, found: list[Tensor], around: list[int], room: _Room) -> None:
-    """The commonest kinds first: this runs at every step. What holds itself is looked at once."""
-    if isinstance(value, Tensor):
-        found.append(value)
-    elif len(around) < _DEEPEST and type(value) not in _PLAIN and type(value) is not str:
-        parts = _parts_of(value)
-        if parts is None or id(value) in around:
-            return
-        around.append(id(value))
-        for item in parts:
-            if room.left <= 0:
-                break
-            room.left -= 1
-            _collect(item, found, around, room)
-        around.pop()
-
-
-def _parts_of(value: Any) -> Iterable[Any] | None:
-    if isinstance(value, (list, tuple)):
-        return value
-    if type(value) is dict or isinstance(value, Mapping):
-        return value.values()
-    return vars(value).values() if _has_parts(value) else None
 
 
 # ---- without holding it --------------------------------------------------------------------------------------------
@@ -136,16 +109,17 @@ class TensorMirror:
                     return
                 yield self._value(item, around, room)
 
-        if isinstance(value, Mapping):
-            named = dict(zip(value, each(value.values()), strict=False))
-            return named if type(value) is dict else _Part("mapping", _kind(value), named)
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return _Part("fields", _kind(value), dict(zip(value._fields, each(value), strict=False)))
-        if isinstance(value, (list, tuple)):
-            return tuple(each(value)) if isinstance(value, tuple) else list(each(value))
-        if _has_parts(value):
-            own = vars(value)
-            return _Part("object", _kind(value), dict(zip(list(own), each(list(own.values())), strict=False)))
+        match kind_of(value, objects=True):
+            case "mapping":
+                entries = dict(zip(value, each(value.values()), strict=False))
+                return entries if type(value) is dict else _Part("mapping", _kind(value), entries)
+            case "fields":
+                return _Part("fields", _kind(value), dict(zip(value._fields, each(value), strict=False)))
+            case "sequence":
+                return tuple(each(value)) if isinstance(value, tuple) else list(each(value))
+            case "object":
+                own = attributes_of(value)
+                return _Part("object", _kind(value), dict(zip(own, each(own.values()), strict=False)))
         return None
 
 
@@ -231,25 +205,21 @@ class _Encoder:
         return {_IS: "mapping", "type": _kind(value), "items": items}
 
     def _container(self, value: Any, path: str) -> dict[str, Any] | None:
-        if isinstance(value, Mapping):
-            return self._mapping(value, path)
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            fields = [[name, self.value(getattr(value, name), f"{path}.{name}")] for name in value._fields]
-            return {_IS: "fields", "type": _kind(value), "items": fields}
-        if isinstance(value, (list, tuple)):
-            parts = [self.value(item, f"{path}[{i}]") for i, item in enumerate(value)]
-            return {_IS: "tuple" if isinstance(value, tuple) else "list", "items": parts}
-        if _has_parts(value):
-            own = [[name, self.value(item, f"{path}.{name}")] for name, item in vars(value).items()]
-            return {_IS: "object", "type": _kind(value), "items": own}
+        match kind_of(value, objects=True):
+            case "mapping":
+                return self._mapping(value, path)
+            case "fields":
+                return self._attributes("fields", value, value._asdict(), path)
+            case "sequence":
+                parts = [self.value(item, f"{path}[{i}]") for i, item in enumerate(value)]
+                return {_IS: "tuple" if isinstance(value, tuple) else "list", "items": parts}
+            case "object":
+                return self._attributes("object", value, attributes_of(value), path)
         return None
 
-
-def _has_parts(value: Any) -> bool:
-    """Whether it is an object that merely holds data: no function, no class, no module, no stream."""
-    if isinstance(value, (type, torch.nn.Module, torch.Generator)) or callable(value):
-        return False
-    return bool(getattr(value, "__dict__", None))
+    def _attributes(self, kind: str, value: Any, attributes: dict[str, Any], path: str) -> dict[str, Any]:
+        items = [[name, self.value(item, f"{path}.{name}")] for name, item in attributes.items()]
+        return {_IS: kind, "type": _kind(value), "items": items}
 
 
 def _encode_tensor(value: Tensor, left_out: list[str], path: str) -> dict[str, Any]:
@@ -328,27 +298,14 @@ def _decode_named(plain: dict[str, Any], pattern: Any, device: torch.device | No
     if kind == "mapping":
         fits = isinstance(pattern, Mapping) and all(key in pattern for key, _ in items)
         values = {key: decode(item, pattern[key] if fits else None, device) for key, item in items}
-        return _filled(pattern, values) if fits and type(pattern) is not dict else values
+        return with_entries(pattern, values) if fits and type(pattern) is not dict else values
     fits = pattern is not None and all(hasattr(pattern, name) for name, _ in items)
     values = {name: decode(item, getattr(pattern, name) if fits else None, device) for name, item in items}
     if not fits:
         return EncodedBatch(values)
     if kind == "fields":
         return type(pattern)(**values)
-    filled = copy.copy(pattern)
-    for name, value in values.items():
-        object.__setattr__(filled, name, value)  # also where the class is frozen
-    return filled
-
-
-def _filled(pattern: Any, values: dict[Any, Any]) -> Any:
-    """A copy of a mapping of some library's own, with other values."""
-    filled = copy.copy(pattern)
-    if hasattr(filled, "data") and isinstance(filled.data, dict):  # a UserDict shares its dictionary with its copy
-        filled.data = dict(filled.data)
-    for key, value in values.items():
-        filled[key] = value
-    return filled
+    return with_attributes(pattern, values)
 
 
 @torch.no_grad()

@@ -1,12 +1,11 @@
-"""Keep a sink away from the training loop: a thread and a bounded queue of its own.
+"""Run a sink in a thread of its own, behind a bounded queue (`batch_queue`), so that training never waits for it.
 
-`offer` only appends and never waits for the sink. When the queue is full the oldest rows are dropped and counted, but
-their events stay: an alarm matters more than one more point of a curve. A sink that raises is warned about once, tried
-again with growing pauses, and given up after too many failures in a row. A batch that fails by itself is set aside
-after a few tries, so that one strange value does not cost the sink everything that follows.
+A sink that raises is warned about once, tried again with growing pauses, and given up after too many failures in a row.
+A batch that fails by itself is set aside after a few tries, so that one strange value does not cost the sink everything
+that follows.
 
-A sink that hangs keeps its own (daemon) thread and nothing else: `close` waits as long as it was told to and no longer.
-In a forked child (a data loader's worker) the thread does not exist and `offer` and `close` do nothing: the run is the
+A sink that hangs keeps its own (daemon) thread and nothing else: `close` waits for the given time and no longer. In a
+forked child (a data loader's worker) the thread does not exist and `offer` and `close` do nothing: the run is the
 parent's.
 
 Left out: a sink is not stopped in the middle of a call. Python cannot end a thread from outside.
@@ -18,22 +17,20 @@ import logging
 import os
 import threading
 import time
-from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from surefoot.errors import require
+from surefoot.record.sinks.batch_queue import BatchQueue, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from surefoot.record.messages import Batch, Event, Sink
+    from surefoot.record.messages import Batch, Sink
 
 log = logging.getLogger("surefoot")
 
 TRIES_PER_BATCH = 3
 LONGEST_PAUSE_SECONDS = 30.0
-MOST_EVENTS_HELD = 1000
 TICK_SECONDS = 1.0
 
 
@@ -48,18 +45,14 @@ class SinkRunner:
         require(pause_seconds >= 0, f"`pause_seconds` must not be negative; got {pause_seconds}.")
         self.name = type(sink).__name__
         self._sink = sink
-        self._capacity = capacity
         self._attempts = attempts
         self._pause_seconds = pause_seconds
         self._tick = getattr(sink, "tick", None)  # optional: a sink that has something to do as time passes
-        self._queue: deque[Batch] = deque()
-        self._changed = threading.Condition()
+        self._ticked = False
+        self._queue = BatchQueue(capacity)
         self._process = os.getpid()
-        self._dropped = 0
         self._failures = 0  # in a row
-        self._warned = self._told_slow = self._told_unfinished = self._ticked = False
-        self._closing = self._given_up = False
-        self._busy_since: float | None = None
+        self._warned_failure = self._warned_slow = self._warned_unfinished = False
         self._thread = threading.Thread(target=self._run, name=f"surefoot-{self.name}", daemon=True)
         self._start()
 
@@ -67,57 +60,42 @@ class SinkRunner:
         try:
             self._thread.start()
         except RuntimeError as error:  # the machine or the user may have no more threads
-            self._given_up = True
+            self._queue.give_up()
             log.warning("Nothing is sent to %s (%s); training and the run log go on.", self.name, error)
 
     @property
     def dropped(self) -> int:
         """How many rows and events the sink never got, or could not take."""
-        return self._dropped
+        return self._queue.dropped
 
     @property
     def given_up(self) -> bool:
         """Whether the sink failed so often that it is no longer fed."""
-        return self._given_up
+        return self._queue.given_up
 
     def offer(self, batch: Batch) -> None:
         """Put a batch in line for the sink. Returns at once; what does not fit is dropped and counted."""
         if os.getpid() != self._process:
             return
-        with self._changed:
-            if self._closing or self._given_up:
-                self._dropped += _size(batch)
-                return
-            self._queue.append(batch)
-            overfull = len(self._queue) > self._capacity
-            if overfull:
-                self._make_room()
-            self._changed.notify_all()
-        if overfull and not (self._told_slow or self._warned):
-            self._told_slow = True
-            since = self._busy_since
-            waited = "" if since is None else f" (it has been busy with one for {time.monotonic() - since:.0f} s)"
+        full = self._queue.put(batch)
+        if full and not (self._warned_slow or self._warned_failure):
+            self._warned_slow = True
+            busy = self._queue.busy_seconds
             log.warning(
                 "%s does not keep up%s: the oldest rows in its queue are dropped and counted. Training and the run "
                 "log are not affected.",
                 self.name,
-                waited,
+                "" if busy is None else f" (it has been busy with one for {busy:.0f} s)",
             )
 
     def flush(self, timeout: float = 5.0) -> bool:
         """Wait until the sink has taken in all it was offered, `timeout` seconds at most; whether it has."""
-        if os.getpid() != self._process:
-            return True
-        with self._changed:
-            idle = self._changed.wait_for(lambda: self._given_up or self._is_idle(), timeout)
-        return idle and not self._given_up
+        return os.getpid() != self._process or self._queue.wait_until_idle(timeout)
 
     def begin_close(self) -> None:
         """Let the sink take in what waits and close it, without waiting for that."""
         if os.getpid() == self._process:
-            with self._changed:
-                self._closing = True
-                self._changed.notify_all()
+            self._queue.close()
 
     def close(self, timeout: float = 5.0) -> None:
         """Let the sink take in what waits, close it, and return: after `timeout` seconds at the latest."""
@@ -128,53 +106,35 @@ class SinkRunner:
             return
         if self._thread is not threading.current_thread():
             self._thread.join(max(timeout, 0.0))
-        if self._thread.is_alive() and not self._told_unfinished:
-            self._told_unfinished = True
-            waiting = sum(map(_size, tuple(self._queue)))
+        if self._thread.is_alive() and not self._warned_unfinished:
+            self._warned_unfinished = True
             log.warning(
                 "%s did not finish in time and is left behind; %d rows and events were still waiting for it.",
                 self.name,
-                waiting,
+                self._queue.waiting,
             )
-
-    def _make_room(self) -> None:
-        oldest, following = self._queue.popleft(), self._queue.popleft()
-        events: tuple[Event, ...] = (*oldest.events, *following.events)
-        self._dropped += _size(oldest) - len(oldest.events) + max(0, len(events) - MOST_EVENTS_HELD)
-        self._queue.appendleft(replace(following, events=events[-MOST_EVENTS_HELD:]))
-
-    def _is_idle(self) -> bool:
-        return not self._queue and self._busy_since is None
 
     # Everything below runs in the sink's own thread.
 
     def _run(self) -> None:
-        while not self._given_up:
+        while not self.given_up:
             batch = self._next()
             if batch is None:
                 break
-            self._deliver(batch)
-            with self._changed:
-                self._busy_since = None
-                self._changed.notify_all()
+            self._queue.delivered(lost=0 if self._deliver(batch) else size_of(batch))
         self._close_sink()
 
     def _next(self) -> Batch | None:
         """The next batch, or `None` when the run is over; ticks while there is none, at once the first time."""
         while True:
             pause = TICK_SECONDS if self._ticked else 0.0
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: self._queue or self._closing or self._given_up, pause if self._tick else None
-                )
-                if self._queue:
-                    self._busy_since = time.monotonic()
-                    return self._queue.popleft()
-                if self._closing or self._given_up:
-                    return None
+            batch, over = self._queue.take(pause if self._tick else None)
+            if batch is not None or over:
+                return batch
             self._try_tick()
 
-    def _deliver(self, batch: Batch) -> None:
+    def _deliver(self, batch: Batch) -> bool:
+        """Write a batch, with a few tries and a pause after each failure; whether the sink took it."""
         for _ in range(TRIES_PER_BATCH):
             try:
                 self._sink.write(batch)
@@ -182,17 +142,16 @@ class SinkRunner:
                 self._failed(error)
             else:
                 self._failures = 0
-                return
-            if self._given_up:
+                return True
+            if self.given_up:
                 break
-            self._pause()
-        with self._changed:
-            self._dropped += _size(batch)
+            self._queue.pause(min(self._pause_seconds * 2 ** (self._failures - 1), LONGEST_PAUSE_SECONDS))
+        return False
 
     def _failed(self, error: BaseException) -> None:
         self._failures += 1
-        if not self._warned:
-            self._warned = True
+        if not self._warned_failure:
+            self._warned_failure = True
             log.warning(
                 "%s failed (%s: %s). It is tried again, %d times in a row at most; training and the run log go on.",
                 self.name,
@@ -201,28 +160,15 @@ class SinkRunner:
                 self._attempts,
             )
         if self._failures >= self._attempts:
-            self._give_up(error)
-
-    def _give_up(self, error: BaseException) -> None:
-        with self._changed:
-            self._given_up = True
-            self._dropped += sum(map(_size, self._queue))
-            self._queue.clear()
-            self._changed.notify_all()
-        log.warning(
-            "%s is given up after %d failures in a row, the last one %s: %s. Nothing more is sent to it; training and "
-            "the run log go on.",
-            self.name,
-            self._failures,
-            type(error).__name__,
-            error,
-        )
-
-    def _pause(self) -> None:
-        """Wait before the next try, longer each time; not at all once the run is over."""
-        seconds = min(self._pause_seconds * 2 ** (self._failures - 1), LONGEST_PAUSE_SECONDS)
-        with self._changed:
-            self._changed.wait_for(lambda: self._closing, seconds)
+            self._queue.give_up()
+            log.warning(
+                "%s is given up after %d failures in a row, the last one %s: %s. Nothing more is sent to it; training "
+                "and the run log go on.",
+                self.name,
+                self._failures,
+                type(error).__name__,
+                error,
+            )
 
     def _try_tick(self) -> None:
         self._ticked = True
@@ -237,7 +183,7 @@ class SinkRunner:
         try:
             self._sink.close()
         except BaseException as error:
-            if self._failures == 0:  # otherwise it has been said that it fails
+            if self._failures == 0:  # otherwise a failure was already logged
                 log.warning("%s failed as it was closed (%s: %s).", self.name, type(error).__name__, error)
 
 
@@ -248,7 +194,3 @@ def close_all(runners: Sequence[SinkRunner], timeout: float) -> None:
         runner.begin_close()
     for runner in runners:
         runner.close(max(0.0, until - time.monotonic()))
-
-
-def _size(batch: Batch) -> int:
-    return sum(map(len, (batch.steps, batch.layers, batch.histograms, batch.devices, batch.events)))

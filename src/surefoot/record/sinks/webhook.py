@@ -44,8 +44,8 @@ LONGEST_PAUSE_SECONDS = 300.0
 TRIES_AT_CLOSE = 2
 
 
-class Webhook:
-    """Posts alerts to a URL. A sink: `RunLog(folder, sinks=[Webhook(url)])`."""
+class WebhookSink:
+    """Posts alerts to a URL. A sink: `RunLog(folder, sinks=[WebhookSink(url)])`."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Webhook:
         """How many alerts could not be delivered, in all."""
 
     def __repr__(self) -> str:
-        return f"Webhook(host={self._address.host!r}, severities={sorted(self._severities)!r})"
+        return f"WebhookSink(host={self._address.host!r}, severities={sorted(self._severities)!r})"
 
     def write(self, batch: Batch) -> None:
         """Take in the batch's alerts, and send what is due."""
@@ -141,7 +141,7 @@ class Webhook:
         if not self._warned:
             self._warned = True
             log.warning(
-                "Webhook at %s: an alert was not delivered (%s); training goes on.%s",
+                "WebhookSink at %s: an alert was not delivered (%s); training goes on.%s",
                 self._address.host,
                 trouble.words,
                 "" if trouble.is_final else f" It is tried {self._attempts} times.",
@@ -152,7 +152,7 @@ class Webhook:
         self._lost += count
         if self.undelivered == 0:
             log.warning(
-                "Webhook at %s: %d alerts were given up (%s). The run log has them.", self._address.host, count, why
+                "WebhookSink at %s: %d alerts were given up (%s). The run log has them.", self._address.host, count, why
             )
         self.undelivered += count
         self._pending.clear()

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import TensorWeakRef
 
-from surefoot.replay.export.captured import CapturedCalls, Key, Ran, keep_values, key_of, plain_copy, tensors_of
+from surefoot.core.nested import leaves, map_leaves, named_leaves
+from surefoot.core.operations import FunctionMode, autograd_node, unseen
+from surefoot.replay.export.captured import CapturedCalls, Key, Ran, keep_values, key_of, plain_copy
 from surefoot.replay.locate.call import make_call
 from surefoot.replay.locate.frames import is_code_of_user, look
 from surefoot.replay.locate.recorder import OperationRecorder
@@ -54,7 +54,7 @@ class CallRecorder(OperationRecorder):
         self.captured_operation: CapturedCalls | None = None
         self.came_from = 0
         """Bytes of everything that was there before the step and was read: weights, batch, state."""
-        self._listener = _Listener(self) if listens else None
+        self._listener = _Functions(self) if listens else None
         self._recent: deque[Ran] = deque(maxlen=WINDOW)
 
     def __enter__(self) -> CallRecorder:
@@ -68,12 +68,12 @@ class CallRecorder(OperationRecorder):
             self._listener.__exit__(*error)  # type: ignore[no-untyped-call]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def on_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation, remembering it, and take hold of the one that is looked for."""
         number = len(self.calls)
         listener = self._listener
         with torch._C.DisableTorchFunction():
-            scene = look(in_backward=torch._C._current_autograd_node() is not None)
+            scene = look(in_backward=autograd_node() is not None)
             ran = remember(func, args, kwargs, operation=True)
             ran.place = scene.place
             ran.is_random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
@@ -81,7 +81,7 @@ class CallRecorder(OperationRecorder):
                 self._take(ran, args, kwargs)
         if listener is not None and listener.current is not None and ran.is_random:
             listener.current.is_random = True
-        out = super().__torch_dispatch__(func, types, args, kwargs)
+        out = super().on_operation(func, args, kwargs)
         with torch._C.DisableTorchFunction():
             note_outputs(ran, out)
         if ran.outputs.keys() - ran.inputs.keys():  # not `detach`, which changes nothing
@@ -90,7 +90,7 @@ class CallRecorder(OperationRecorder):
 
     def _take(self, ran: Ran, args: Any, kwargs: dict[str, Any]) -> None:
         """The operation that is looked for is about to run."""
-        node = torch._C._current_autograd_node()
+        node = autograd_node()
         self.in_backward = node is not None
         call = make_call(ran.func, 0, look(in_backward=False), node, args, kwargs)
         ran.written = [key_of(each.value) for each in call.arguments if each.writes]
@@ -106,7 +106,7 @@ class CallRecorder(OperationRecorder):
         return memory
 
 
-class _Listener(TorchFunctionMode):
+class _Functions(FunctionMode):
     """Sees the functions of torch's that the program calls."""
 
     def __init__(self, tape: CallRecorder) -> None:
@@ -118,13 +118,13 @@ class _Listener(TorchFunctionMode):
         self.current: Ran | None = None
         self._number: int | None = None
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def on_function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a function, remembering it, and take copies before the one that is looked for."""
         if self.current is not None or getattr(func, "__name__", "") in _AUTOGRAD:
             return func(*args, **kwargs)
         number, self._count = self._count, self._count + 1
         tape, before = self._tape, len(self._tape.calls)
-        with torch._C.DisableTorchFunction(), torch.utils._python_dispatch._disable_current_modes():
+        with unseen():
             ran = remember(func, args, kwargs, operation=False)
             ran.place = look(in_backward=False).place
             if number == tape.call:
@@ -162,17 +162,17 @@ class _Listener(TorchFunctionMode):
         def arrived(path: str, gradient: Tensor | None) -> None:
             if gradient is None:  # of an output that nothing used
                 return
-            with torch._C.DisableTorchFunction(), torch.utils._python_dispatch._disable_current_modes():
+            with unseen():
                 captured.upstream[path] = plain_copy(gradient)
 
-        for path, tensor in tensors_of(out):
+        for path, tensor in named_leaves(out):
             if tensor.requires_grad:
-                tensor.register_hook(lambda gradient, path=path: arrived(path, gradient))  # type: ignore[no-untyped-call]
+                tensor.register_hook(lambda gradient, path=path: arrived(path, gradient))
 
 
 def remember(func: Any, args: Any, kwargs: dict[str, Any], *, operation: bool) -> Ran:
     """A call that is about to run."""
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    tensors = list(leaves((args, kwargs)))
     # In backward, whether a tensor is held by somebody changes what autograd does with it.
     hold: Callable[[Tensor], Callable[[], Tensor | None]] = TensorWeakRef if operation else _held
     inputs = {key_of(tensor): hold(tensor) for tensor in tensors}
@@ -182,7 +182,7 @@ def remember(func: Any, args: Any, kwargs: dict[str, Any], *, operation: bool) -
         autocast = {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
     wanted = torch.is_grad_enabled()
     needing = [key_of(tensor) for tensor in tensors if wanted and tensor.requires_grad]
-    args, kwargs = tree_map(lambda leaf: key_of(leaf) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+    args, kwargs = map_leaves((args, kwargs), key_of)
     return Ran(func, args, kwargs, inputs, None, autocast, needing)
 
 
@@ -192,7 +192,7 @@ def _held(tensor: Tensor) -> Callable[[], Tensor]:
 
 def note_outputs(ran: Ran, out: Any) -> None:
     """A call has run."""
-    ran.outputs = {key_of(tensor): path for path, tensor in tensors_of(out)}
+    ran.outputs = {key_of(tensor): path for path, tensor in named_leaves(out)}
 
 
 def names_of(calls: list[Ran], names: Names) -> dict[Key, str]:

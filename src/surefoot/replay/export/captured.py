@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from surefoot.replay.locate.frames import Place
 
@@ -94,15 +94,6 @@ class CapturedCalls:
     def bad(self) -> Ran:
         """The call that failed."""
         return self.calls[-1]
-
-
-def tensors_of(out: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in a result, with how to get at it."""
-    if isinstance(out, Tensor):
-        yield path, out
-    elif isinstance(out, (list, tuple)):
-        for i, part in enumerate(out):
-            yield from tensors_of(part, f"{path}[{i}]")
 
 
 def keep_values(calls: list[Ran]) -> dict[Key, Tensor]:

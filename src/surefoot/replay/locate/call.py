@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-from torch.utils._pytree import tree_leaves, tree_map
 
+from surefoot.core.nested import leaves, map_leaves
 from surefoot.replay.locate.describe import count, nonfinite_number
 from surefoot.replay.locate.memory_writes import same_storage
 
@@ -82,7 +82,7 @@ class Call:
     @property
     def has_nonfinite_number(self) -> bool:
         """Whether a plain number among the arguments is not finite."""
-        return any(nonfinite_number(value) for value in tree_leaves(list(self.settings.values())))
+        return any(nonfinite_number(value) for value in leaves(self.settings, (float, complex)))
 
     @property
     def values(self) -> list[tuple[str, Tensor]]:
@@ -127,8 +127,8 @@ class Call:
     def written(self, out: Any) -> list[Tensor]:
         """What it wrote: tensors it writes in place, then new ones, but no views of what it was given."""
         written = [each.value for each in self.arguments if each.writes]
-        for value in tree_leaves(out):
-            if isinstance(value, Tensor) and not any(same_storage(value, each.value) for each in self.arguments):
+        for value in leaves(out):
+            if not any(same_storage(value, each.value) for each in self.arguments):
                 written.append(value)
         return written
 
@@ -138,7 +138,7 @@ class Call:
             bad = any(each.value is other.value for other in self.bad)
             if bad or each.writes:
                 fresh[id(each.value)] = mended(self.before.get(each.name, each.value))
-        args, kwargs = tree_map(lambda leaf: fresh.get(id(leaf), leaf), (self.args, self.kwargs))
+        args, kwargs = map_leaves((self.args, self.kwargs), lambda leaf: fresh.get(id(leaf), leaf))
         again = make_call(self.func, self.index, self.scene, self.node, args, kwargs)
         return again.written(self.func(*args, **kwargs))
 
@@ -191,7 +191,7 @@ def make_call(func: Any, index: int, scene: Scene, node: Any, args: Any, kwargs:
 
 def _sort(call: Call, argument: Any, label: int | str, value: Any) -> None:
     name = f"arg {label}" if isinstance(label, int) else label
-    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    tensors = list(leaves(value))
     if not tensors:
         call.settings[argument.name if argument is not None else str(label)] = value
         return

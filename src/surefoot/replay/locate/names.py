@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from surefoot.core.nested import nearest_leaves
 from surefoot.replay.locate.describe import describe
 from surefoot.replay.locate.frames import is_code_of_user
 from surefoot.replay.locate.memory_writes import MemoryWrite
@@ -57,7 +57,7 @@ class Names:
         self._keep_alive: dict[int, Tensor] = {}
         for known in self.optimizers:
             self.add_optimizer(known)
-        for name, tensor in _tensors_in(reached):
+        for name, tensor in nearest_leaves(reached, deepest=4, most=_MOST_HELD):
             self._put(tensor, "parameter" if isinstance(tensor, nn.Parameter) else "input", name)
         for root_name, root in self.modules.items():
             for name, tensor in root.named_buffers():
@@ -183,27 +183,12 @@ def _seen_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
     yield from zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True)
 
 
-def _tensors_in(held: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in some variables, with the expression that leads to it."""
-    waiting: list[tuple[str, Any, int]] = [(name, value, 0) for name, value in held.items()]
-    position = 0
-    while position < len(waiting) and position < _MOST_HELD:
-        name, value, depth = waiting[position]
-        position += 1
-        if isinstance(value, Tensor):
-            yield name, value
-        elif depth < 4 and isinstance(value, Mapping):
-            waiting += [(f"{name}[{key!r}]", part, depth + 1) for key, part in value.items()]
-        elif depth < 4 and isinstance(value, (list, tuple)):
-            waiting += [(f"{name}[{i}]", part, depth + 1) for i, part in enumerate(value)]
-
-
 def _local_name(base: Tensor, tensor: Tensor) -> str:
     """The variable that holds a tensor, innermost frame of the user's first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if is_code_of_user(frame.f_code.co_filename):
-            for name, value in _tensors_in(dict(frame.f_locals)):
+            for name, value in nearest_leaves(dict(frame.f_locals), deepest=4, most=_MOST_HELD):
                 if value is tensor or value is base:
                     return name
         frame = frame.f_back

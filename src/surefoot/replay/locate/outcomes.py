@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
+from surefoot.core.nested import attributes_of, kind_of, leaves
 from surefoot.replay.locate.describe import count, nonfinite_number
 
 if TYPE_CHECKING:
@@ -90,9 +90,5 @@ def _kept(recorder: OperationRecorder, names: Names) -> Iterator[StepOutput]:
 
 
 def _tensors(returned: Any) -> list[Tensor]:
-    if isinstance(returned, Tensor):
-        return [returned]
-    values = tree_leaves(returned)
-    if len(values) == 1 and not isinstance(values[0], Tensor) and hasattr(returned, "__dict__"):
-        values = tree_leaves(list(vars(returned).values()))  # a dataclass or an output object
-    return [value for value in values if isinstance(value, Tensor)]
+    is_object = kind_of(returned) is None and hasattr(returned, "__dict__")
+    return list(leaves(attributes_of(returned) if is_object and not isinstance(returned, Tensor) else returned))

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from surefoot.core.operations import OperationMode, autograd_node
+from surefoot.core.save_restore import write
 from surefoot.replay.locate.call import BadInput, make_call, mend
 from surefoot.replay.locate.describe import FINITE, Counts, count, nonfinite_number, values_of
 from surefoot.replay.locate.evidence import inputs_of, is_log_of_mask, notes_on
@@ -58,18 +59,11 @@ class Arrival(NamedTuple):
     writers: tuple[MemoryWrite, ...]
 
 
-class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperationRecorder(OperationMode):  # type: ignore[no-untyped-call]
     """Records where bad values begin and where they go; with `repair`, takes them out at some operations."""
 
-    supports_higher_order_operators = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled meanwhile, so torch need not load its compiler (3 seconds) to keep it away from here."""
-        return False
-
     def __init__(self, names: Names, repair: Container[int] = ()) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.book = MemoryWrites()
         self.calls: list[str] = []
         self.arrivals: list[Arrival] = []
@@ -96,9 +90,9 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._latest_wrote = False
         self._overwritten: dict[Any, tuple[Tensor, Tensor]] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        node = torch._C._current_autograd_node()
+    def on_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation, noting what it reads and writes."""
+        node = autograd_node()
         scene = look(in_backward=node is not None)
         with torch._C.DisableTorchFunction():
             call = make_call(func, len(self.calls), scene, node, args, kwargs)
@@ -265,7 +259,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with torch.no_grad():
             for tensor, contents in reversed(self._overwritten.values()):
                 with torch.inference_mode(tensor.is_inference()):
-                    tensor.copy_(contents)
+                    write(tensor, contents)
             for leaf, gradient in self.leaves.values():
                 leaf.grad = gradient
         self._overwritten.clear()

@@ -7,7 +7,7 @@ never changes is a sentence rather than a chart.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from surefoot.report.page.downsample import Numbers
+    from surefoot.report.page.sections import PageChart, PageSeries, Role
 
 _CAPTIONS = {
     "loss": "Every step faint, a running median over it.",
@@ -37,11 +38,11 @@ _TITLES = {
     "nonfinite": "Non-finite gradient entries",
 }
 
-_NOTHING = {"nonfinite": 0, "loss_scale": 1}
-"""What says nothing if it is so throughout: no such entries, no scaling."""
+_NOT_SHOWN_IF = {"nonfinite": 0, "loss_scale": 1}
+"""Constant values that need no chart: no non-finite entries, no loss scaling."""
 
 
-def scalar_charts(table: pa.Table, event_steps: Iterable[int]) -> list[dict[str, Any]]:
+def scalar_charts(table: pa.Table, event_steps: Iterable[int]) -> list[PageChart]:
     """One chart per number that the run recorded, in the order in which one looks at them."""
     if not table.num_rows:
         return []
@@ -62,13 +63,13 @@ def scalar_charts(table: pa.Table, event_steps: Iterable[int]) -> list[dict[str,
         if name == "grad_norm" and (clipped := _clipped(table, parts, steps, column[0], events)):
             chart["series"].extend(clipped)
             chart["caption"] = "Before clipping; dots are what it left."
-        chart = settled(chart)
-        if chart.get("flat") != _NOTHING.get(name, math.nan):
+        chart = without_constants(chart)
+        if chart.get("flat") != _NOT_SHOWN_IF.get(name, math.nan):
             found.append(chart)
     return found
 
 
-def _chart(name: str) -> dict[str, Any]:
+def _chart(name: str) -> PageChart:
     own = name.startswith("signal.")
     return {
         "id": name,
@@ -80,7 +81,7 @@ def _chart(name: str) -> dict[str, Any]:
     }
 
 
-def _series(name: str, part: str, steps: Numbers, values: Numbers, events: list[int]) -> list[dict[str, Any]]:
+def _series(name: str, part: str, steps: Numbers, values: Numbers, events: list[int]) -> list[PageSeries]:
     rough = name in ("loss", "grad_norm") or name.startswith("signal.")
     label = _TITLES.get(name, name.removeprefix("signal.")).lower() if not name.startswith("signal.") else name[7:]
     made = [one_series(label, part, "raw" if rough else "line", steps, values, events)]
@@ -93,9 +94,7 @@ def _series(name: str, part: str, steps: Numbers, values: Numbers, events: list[
     return made
 
 
-def one_series(
-    name: str, part: str, role: str, steps: Numbers, values: Numbers, events: Iterable[int]
-) -> dict[str, Any]:
+def one_series(name: str, part: str, role: Role, steps: Numbers, values: Numbers, events: Iterable[int]) -> PageSeries:
     """A series of the page, thinned."""
     chosen = kept_with(steps, values, events)
     return {
@@ -110,7 +109,7 @@ def one_series(
 
 def _clipped(
     table: pa.Table, parts: list[tuple[str, Numbers]], steps: Numbers, norms: Numbers, events: list[int]
-) -> list[dict[str, Any]]:
+) -> list[PageSeries]:
     """The norm that clipping left, at the steps that were clipped."""
     column = measured(table, "clip_factor")
     if column is None:
@@ -124,11 +123,11 @@ def _clipped(
     return found
 
 
-def settled(chart: dict[str, Any]) -> dict[str, Any]:
-    """Where every series is one and the same number throughout, that number is the chart."""
+def without_constants(chart: PageChart) -> PageChart:
+    """The chart as the page gets it: where every series is one and the same number throughout, that number is it."""
     values = [series["y"][0] for series in chart["series"]]
-    if all(series["constant"] for series in chart["series"]) and len(set(values)) == 1 and chart["id"] != "loss":
+    if all(series.get("constant") for series in chart["series"]) and len(set(values)) == 1 and chart["id"] != "loss":
         chart["flat"] = values[0]
     for series in chart["series"]:
-        del series["constant"]
+        series.pop("constant", None)
     return chart

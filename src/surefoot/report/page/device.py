@@ -6,17 +6,18 @@ readings in one step the largest is shown.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from surefoot.report.page.charts import one_series, settled
+from surefoot.report.page.charts import one_series, without_constants
 from surefoot.report.page.columns import coded, measured, whole_numbers
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from surefoot.report.page.downsample import Numbers
+    from surefoot.report.page.sections import PageChart, PageSeries
 
 _CHARTS: tuple[tuple[str, str, str, tuple[str, ...], str], ...] = (
     (
@@ -40,11 +41,11 @@ _CHARTS: tuple[tuple[str, str, str, tuple[str, ...], str], ...] = (
         "Not zero: the device ran slower than it could (NVML's reason bits).",
     ),
 )
-_QUIET = {"ecc", "throttle"}
+_HIDDEN_AT_ZERO = {"ecc", "throttle"}
 """Shown only where they are not zero throughout."""
 
 
-def device_charts(table: pa.Table, scalars: pa.Table) -> list[dict[str, Any]]:
+def device_charts(table: pa.Table, scalars: pa.Table) -> list[PageChart]:
     """The charts for which there is anything to show."""
     if not table.num_rows:
         return []
@@ -53,10 +54,17 @@ def device_charts(table: pa.Table, scalars: pa.Table) -> list[dict[str, Any]]:
     found = []
     for identity, title, unit, columns, caption in _CHARTS:
         series = [one for name in columns for one in _series(table, name, steps, sources, names)]
-        quiet = identity in _QUIET and not any(value for one in series for value in one["y"])
-        if series and not quiet:
-            chart = {"id": identity, "title": title, "unit": unit, "caption": caption, "log": False}
-            found.append(settled({**chart, "series": series}))
+        hidden = identity in _HIDDEN_AT_ZERO and not any(value for one in series for value in one["y"])
+        if series and not hidden:
+            chart: PageChart = {
+                "id": identity,
+                "title": title,
+                "unit": unit,
+                "caption": caption,
+                "log": False,
+                "series": series,
+            }
+            found.append(without_constants(chart))
     return found
 
 
@@ -81,7 +89,7 @@ def _clock(scalars: pa.Table) -> tuple[Numbers, Numbers]:
     return clock[order], steps[order].astype(np.float64)
 
 
-def _series(table: pa.Table, name: str, steps: Numbers, sources: Numbers, names: list[str]) -> list[dict[str, Any]]:
+def _series(table: pa.Table, name: str, steps: Numbers, sources: Numbers, names: list[str]) -> list[PageSeries]:
     column = measured(table, name)
     if column is None:
         return []

@@ -7,18 +7,23 @@ come from another version or from another hand, so whatever does not fit is left
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from surefoot.report.page.charts import one_series
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from surefoot.report.page.sections import ExperimentRow, ExperimentSection, PageChart, PageSeries
 
 MOST_CURVES = 6
 _ORDER = {"fails": 0, "cures": 1, "does not": 2, "cannot tell": 3}
 _TEXT = 500
 
 
-def experiments_of(bisected: dict[str, Any] | None) -> dict[str, Any] | None:
+def experiments_of(bisected: Mapping[str, object] | None) -> ExperimentSection | None:
     """The section of the page, or nothing where no experiments were made."""
     runs = (bisected or {}).get("runs")
     rows = [row for run in runs if (row := _row(run)) is not None] if isinstance(runs, list) else []
@@ -27,7 +32,7 @@ def experiments_of(bisected: dict[str, Any] | None) -> dict[str, Any] | None:
     return {"sentence": str((bisected or {}).get("sentence", ""))[:_TEXT], "rows": rows, "chart": _chart(runs)}
 
 
-def _row(run: Any) -> dict[str, Any] | None:
+def _row(run: object) -> ExperimentRow | None:
     if not isinstance(run, dict) or run.get("name") == "repeat":
         return None
     loss = run.get("final_loss")
@@ -40,7 +45,7 @@ def _row(run: Any) -> dict[str, Any] | None:
     }
 
 
-def _chart(runs: list[Any]) -> dict[str, Any] | None:
+def _chart(runs: list[object]) -> PageChart | None:
     drawn = [
         run for run in runs if isinstance(run, dict) and run.get("verdict") in _ORDER and run.get("name") != "repeat"
     ]
@@ -49,12 +54,12 @@ def _chart(runs: list[Any]) -> dict[str, Any] | None:
     if len(series) < 2:
         return None
     for one in series:
-        del one["constant"]
+        one.pop("constant", None)
     caption = "The same script under single changes."
     return {"id": "experiments", "title": "Loss", "unit": "", "caption": caption, "log": True, "series": series}
 
 
-def _series(run: dict[str, Any]) -> dict[str, Any] | None:
+def _series(run: Mapping[str, Any]) -> PageSeries | None:
     try:
         points = [(int(step), float(value)) for step, value in run.get("loss", [])]
     except (TypeError, ValueError, OverflowError):

@@ -7,7 +7,7 @@ would fill most of the picture. Very many histograms get fewer columns, so that 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from surefoot.report.page.downsample import Numbers
+    from surefoot.report.page.sections import HistogramColumns, HistogramSection, LayerHistogram
 
 _BYTES, _MOST, _FEWEST = 3_000_000, 160, 12
 _NEXT_TO_NOTHING = 0.02
 """Share of a tensor's values that may be joined into one bin beside zero."""
-_ODD = ("nan", "positive_inf", "negative_inf")
+_NONFINITE = ("nan", "positive_inf", "negative_inf")
 _KINDS = ("weight", "gradient", "activation")
 
 
-def layer_spreads(table: pa.Table) -> dict[str, Any] | None:
+def layer_histograms(table: pa.Table) -> HistogramSection | None:
     """Every layer's histograms, or nothing where the run recorded none."""
     if not table.num_rows:
         return None
@@ -41,10 +42,10 @@ def layer_spreads(table: pa.Table) -> dict[str, Any] | None:
     kinds, kind_names = coded(table, "kind")
     layers, layer_names = _layers(table)
     steps = whole_numbers(table, "step")
-    odd = [whole_numbers(table, name) for name in _ODD]
+    odd = [whole_numbers(table, name) for name in _NONFINITE]
     both = kinds * len(layer_names) + layers
     most = int(np.clip(_BYTES // max(1, len(np.unique(both)) * counts.shape[1]), _FEWEST, _MOST))
-    items: list[dict[str, Any]] = []
+    items: list[LayerHistogram] = []
     all_edges: dict[str, list[float]] = {}
     for kind in sorted(range(len(kind_names)), key=lambda code: _order(kind_names[code])):
         rows_of_kind = np.flatnonzero(kinds == kind)
@@ -52,7 +53,7 @@ def layer_spreads(table: pa.Table) -> dict[str, Any] | None:
         for layer in np.unique(layers[rows_of_kind]).tolist():
             mine = layers[rows_of_kind] == layer
             rows = rows_of_kind[mine]
-            item = _spread(steps[rows], rows_counts[mine], [column[rows] for column in odd], most)
+            item = _over_time(steps[rows], rows_counts[mine], [column[rows] for column in odd], most)
             items.append({"kind": kind_names[kind], "layer": layer, **item})
         all_edges[kind_names[kind]] = edges
     return {"layers": layer_names, "edges": all_edges, "items": items}
@@ -110,7 +111,7 @@ def _fitted(counts: Numbers, edges: Sequence[float]) -> tuple[Numbers, list[floa
     return np.concatenate(pieces, axis=1), [*negative, edges[middle], edges[middle + 1], *positive]
 
 
-def _spread(steps: Numbers, counts: Numbers, odd: list[Numbers], most: int) -> dict[str, Any]:
+def _over_time(steps: Numbers, counts: Numbers, odd: list[Numbers], most: int) -> HistogramColumns:
     starts, columns = time_columns(steps, most)
     summed = np.zeros((len(starts), counts.shape[1]))
     np.add.at(summed, columns, counts)
@@ -125,5 +126,5 @@ def _spread(steps: Numbers, counts: Numbers, odd: list[Numbers], most: int) -> d
         "columns": starts.tolist(),
         "bins": counts.shape[1],
         "cells": packed(np.ascontiguousarray(cells.T)),
-        "odd": dict(zip(_ODD, not_finite.tolist(), strict=True)) if not_finite.any() else None,
+        "odd": dict(zip(_NONFINITE, not_finite.tolist(), strict=True)) if not_finite.any() else None,
     }

@@ -13,12 +13,15 @@ import re
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from surefoot.core.files import write_file
 from surefoot.report.page.encode import embedded
 from surefoot.report.page.payload import sections, stamp
 from surefoot.report.page.source import read_source
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SCRIPTS = (
     "elements.js",
@@ -52,7 +55,7 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
     return path
 
 
-def page(data: dict[str, Any], live: bool = False) -> str:
+def page(data: Mapping[str, object], live: bool = False) -> str:
     """The text of the page."""
     style, script = _style(), _script()
     parts = {

@@ -8,7 +8,7 @@ that is neither zero nor NaN.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from surefoot.report.page.downsample import Numbers
+    from surefoot.report.page.sections import LayerMap, MapCells
 
 MOST_COLUMNS = 600
 _TOP = 65_000
@@ -32,7 +33,7 @@ _MAPS = (
 )
 
 
-def layer_maps(table: pa.Table) -> list[dict[str, Any]]:
+def layer_maps(table: pa.Table) -> list[LayerMap]:
     """The maps that the run has numbers for."""
     if not table.num_rows:
         return []
@@ -40,7 +41,7 @@ def layer_maps(table: pa.Table) -> list[dict[str, Any]]:
     rows, names = _rows(table)
     bad = measured(table, "nonfinite")
     broken = (bad[1] & (bad[0] > 0)) if bad is not None else np.zeros(len(steps), dtype=bool)
-    found = []
+    found: list[LayerMap] = []
     for name, title, logarithmic, caption in _MAPS:
         column = measured(table, name)
         if column is None:
@@ -72,7 +73,7 @@ def _from_zero(table: pa.Table, ratios: Numbers) -> Numbers:
 
 
 def _rows(table: pa.Table) -> tuple[Numbers, list[str]]:
-    """A row per layer; layers of the same name in several parts are told apart."""
+    """A row per layer; layers of the same name in several parts are distinguished."""
     layers, names = coded(table, "layer")
     parts, part_names = coded(table, "part") if "part" in table.column_names else (np.zeros_like(layers), [""])
     if len(part_names) < 2:
@@ -127,7 +128,7 @@ def _distinct(values: Numbers) -> tuple[Numbers, Numbers]:
     return values[new], np.cumsum(new, dtype=np.int32) - 1
 
 
-def _as_map(cells: tuple[Numbers, Numbers, Numbers, Numbers], names: list[str], logarithmic: bool) -> dict[str, Any]:
+def _as_map(cells: tuple[Numbers, Numbers, Numbers, Numbers], names: list[str], logarithmic: bool) -> MapCells:
     starts, values, odd, without = cells
     seen = np.flatnonzero((np.isfinite(values) | odd | without).any(axis=1))
     values, odd, without = values[seen], odd[seen], without[seen]

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 from surefoot.record.follow import RunFollower
 from surefoot.report.page.encode import as_text
 from surefoot.report.page.payload import sections
-from surefoot.report.page.source import RunFolder, describe_rank, is_recorded, rank_folders, read_json, read_source
+from surefoot.report.page.source import RunFolder, describe_rank, rank_folders, read_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from surefoot.record.follow import News
     from surefoot.record.messages import Event
+    from surefoot.report.page.sections import RankRow
 
 _TABLES = ("scalars", "layers", "histograms", "device")
 _SETTLE_SECONDS = 0.5
@@ -52,7 +53,7 @@ class LiveRun:
         self._run: dict[str, Any] = {}
         self._findings: dict[str, Any] | None = None
 
-    def page_data(self) -> dict[str, Any]:
+    def page_data(self) -> dict[str, object]:
         """All sections, for the page itself."""
         import json
 
@@ -92,16 +93,14 @@ class LiveRun:
 
     def _read(self) -> set[str]:
         """Take in what is new; which fields of the source changed."""
-        changed = {field for field in ("run", "findings", "facts") if self._touched(f"{field}.json")}
+        changed = {field for field in ("run", "findings") if self._touched(f"{field}.json")}
         if "run" in changed:
             self._run = read_json(self.folder / "run.json") or {}
         if "findings" in changed:
             self._findings = read_json(self.folder / "findings.json")
         if sum(table.num_rows for table in self._tables.values()) > _MOST_ROWS:
             self._follower = RunFollower(self.folder)
-        changed |= self._take(self._follower.poll())
-        # What a run that left no log is made of is read whole.
-        return changed | {*_TABLES, "events"} if "facts" in changed else changed
+        return changed | self._take(self._follower.poll())
 
     def _take(self, news: News) -> set[str]:
         import pyarrow as pa
@@ -131,9 +130,7 @@ class LiveRun:
         before, self._stamps[name] = self._stamps.get(name, 0), stamp
         return stamp != before
 
-    def _source(self, ranks: tuple[dict[str, Any], ...]) -> RunFolder:
-        if not is_recorded(self.folder) and (self.folder / "facts.json").is_file():
-            return read_source(self.top)
+    def _source(self, ranks: tuple[RankRow, ...]) -> RunFolder:
         dropped = sum(count for event in self._events if isinstance(count := event.evidence.get("dropped", 0), int))
         return RunFolder(
             self.folder, self._run, self._events, self._findings, **self._tables, dropped=dropped, ranks=ranks

@@ -13,18 +13,19 @@ from surefoot.report.page.charts import scalar_charts
 from surefoot.report.page.device import device_charts
 from surefoot.report.page.diagnosis import findings_of
 from surefoot.report.page.experiments import experiments_of
-from surefoot.report.page.histograms import layer_spreads
+from surefoot.report.page.histograms import layer_histograms
 from surefoot.report.page.layer_maps import layer_maps
 from surefoot.report.page.summary import event_cards, head
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Mapping
 
     from surefoot.record.messages import Event
+    from surefoot.report.page.sections import EventRow, EventSection
     from surefoot.report.page.source import RunFolder
 
 MOST_EVENTS = 20_000
-"""Events in the page; of more, the grave ones and the latest are kept, and their number is told."""
+"""Events in the page; of more, the grave ones and the latest are kept, and the page shows their number."""
 _LONGEST = 2_000
 """Characters of one text: a traceback inside an event need not be in the page whole."""
 
@@ -35,9 +36,9 @@ _BUILDERS: dict[str, tuple[Callable[[RunFolder], Any], frozenset[str]]] = {
     "experiments": (lambda source: experiments_of(source.experiments), frozenset({"experiments"})),
     "told": (lambda source: event_cards(source.events), frozenset({"events"})),
     "events": (lambda source: _events(list(source.events)), frozenset({"events"})),
-    "charts": (lambda source: scalar_charts(source.scalars, _grave(source)), frozenset({"scalars", "events"})),
+    "charts": (lambda source: scalar_charts(source.scalars, _marked_steps(source)), frozenset({"scalars", "events"})),
     "maps": (lambda source: layer_maps(source.layers), frozenset({"layers"})),
-    "spreads": (lambda source: layer_spreads(source.histograms), frozenset({"histograms"})),
+    "spreads": (lambda source: layer_histograms(source.histograms), frozenset({"histograms"})),
     "device": (lambda source: device_charts(source.device, source.scalars), frozenset({"device"})),
     "facts": (lambda source: _facts(source.run), frozenset({"run"})),
 }
@@ -48,7 +49,7 @@ _TEXTS = frozenset({"head", "findings", "experiments", "told", "events", "facts"
 
 def sections(source: RunFolder, changed: Container[str] | None = None) -> dict[str, Any]:
     """All sections of the page, or only those made from fields that changed."""
-    redact = Redactor(identity=False)  # a folder of an older version, or of somebody else's, may hold secrets
+    redact = Redactor(identity=False)  # a folder from somebody else may hold secrets
     return {
         name: redact.inside(build(source)) if name in _TEXTS else build(source)
         for name, (build, fields) in _BUILDERS.items()
@@ -56,13 +57,13 @@ def sections(source: RunFolder, changed: Container[str] | None = None) -> dict[s
     }
 
 
-def _grave(source: RunFolder) -> set[int]:
+def _marked_steps(source: RunFolder) -> set[int]:
     """The steps that a thinned chart must keep."""
     steps = {event.step for event in _chosen(list(source.events)) if event.step is not None}
     return steps | {finding["step"] for finding in findings_of(source.findings) if finding["step"] is not None}
 
 
-def _events(events: list[Event]) -> dict[str, Any]:
+def _events(events: list[Event]) -> EventSection:
     return {"total": len(events), "list": [_event(event) for event in _chosen(events)]}
 
 
@@ -75,10 +76,19 @@ def _chosen(events: list[Event]) -> list[Event]:
     return [event for event in events if id(event) in chosen]
 
 
-def _event(event: Event) -> dict[str, Any]:
-    row: dict[str, Any] = {"event": event.event, "step": event.step, "summary": str(event.summary)[:_LONGEST]}
-    row["severity"] = event.severity
-    row |= {name: value for name in ("cause", "action", "part") if (value := getattr(event, name))}
+def _event(event: Event) -> EventRow:
+    row: EventRow = {
+        "event": event.event,
+        "step": event.step,
+        "summary": str(event.summary)[:_LONGEST],
+        "severity": event.severity,
+    }
+    if event.cause:
+        row["cause"] = event.cause
+    if event.action:
+        row["action"] = event.action
+    if event.part:
+        row["part"] = event.part
     if event.time:
         row["time"] = round(event.time, 3)
     if event.evidence:
@@ -86,9 +96,9 @@ def _event(event: Event) -> dict[str, Any]:
     return row
 
 
-def _facts(run: dict[str, Any], before: str = "") -> list[list[Any]]:
+def _facts(run: Mapping[str, object], before: str = "") -> list[list[object]]:
     """The description of the run, one level deep: `versions.torch` and its value."""
-    rows: list[list[Any]] = []
+    rows: list[list[object]] = []
     for key, value in run.items():
         if key == "schema":
             continue

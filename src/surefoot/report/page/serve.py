@@ -116,7 +116,10 @@ class _Handler(BaseHTTPRequestHandler):
         answer: Callable[[str], None] | None = {"/": self._page, "/data": self._data}.get(path)
         if answer is None:
             return self._send(HTTPStatus.NOT_FOUND, "text/plain", "There is / and /data here, and nothing else.")
-        return answer(query)
+        try:
+            return answer(query)
+        except UsageError as error:  # files of a newer version, which came after the server began
+            return self._send(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", str(error))
 
     def _only_get(self) -> None:
         self._send(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", "Only GET.", {"Allow": "GET"})

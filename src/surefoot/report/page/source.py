@@ -1,8 +1,7 @@
 """A run folder as the page needs it: its tables, events, findings and description, whatever wrote them.
 
-A folder with telemetry is read by `surefoot.load_run`. One that has only `facts.json`, as older versions of
-`surefoot run` left it, is turned into the same tables by `older`. A folder of several ranks is shown through its
-first rank, with the verdicts of the others beside it.
+A folder of several ranks is shown through its first rank, with the verdicts of the others beside it. A folder of
+`surefoot bisect` is shown through its baseline, with the table of its experiments.
 """
 
 from __future__ import annotations
@@ -14,21 +13,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.core.files import read_file
+from surefoot.core.formats import EXPERIMENTS, FACTS, FINDINGS, RUN
 from surefoot.errors import UsageError
 from surefoot.record.reading import RunTables, load_run
 from surefoot.report.page.diagnosis import findings_of, reason_of, serious, verdict_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from surefoot.report.page.sections import RankRow
+
+
+_FORMATS = {"bisect.json": EXPERIMENTS, "facts.json": FACTS, "findings.json": FINDINGS, "run.json": RUN}
 
 
 @dataclass(frozen=True)
 class RunFolder(RunTables):
     """What a page is made of: the tables of a run, and what lies around them."""
 
-    ranks: Sequence[dict[str, Any]] = ()
+    ranks: Sequence[RankRow] = ()
     """One entry per rank of a run of several: its name and its verdict."""
-    experiments: dict[str, Any] | None = None
+    experiments: Mapping[str, object] | None = None
     """What `surefoot bisect` tried, where the folder is one of its."""
 
 
@@ -44,22 +49,17 @@ def read_source(folder: str | Path) -> RunFolder:
     ranks = rank_folders(top)
     path = ranks[0] if ranks else top
     described = tuple(describe_rank(rank) for rank in ranks)
-    recorded = _recorded(path, described) if is_recorded(path) else None
-    if recorded is not None and (recorded.scalars.num_rows or not (path / "facts.json").is_file()):
-        return recorded
-    if (path / "facts.json").is_file():
-        from surefoot.report.page.older import from_facts
-
-        return from_facts(path, described)
-    raise UsageError(
-        f"{path} has neither telemetry/ nor facts.json: either it is not a run folder, or the run was killed before "
-        "it wrote anything. `surefoot serve` waits for a run that has yet to begin."
-    )
+    if not _is_recorded(path):
+        raise UsageError(
+            f"{path} has neither telemetry/ nor run.json: either it is not a run folder, or the run was killed before "
+            "it wrote anything. `surefoot serve` waits for a run that has yet to begin."
+        )
+    return RunFolder(**vars(load_run(path)), ranks=described)
 
 
-def is_recorded(path: Path) -> bool:
-    """Whether a run log was written here."""
-    return (path / "telemetry").is_dir() or (path / "events.jsonl").is_file()
+def _is_recorded(path: Path) -> bool:
+    """Whether a run was written here: its log, or at least its description."""
+    return (path / "telemetry").is_dir() or (path / "events.jsonl").is_file() or (path / "run.json").is_file()
 
 
 def rank_folders(top: Path) -> list[Path]:
@@ -69,7 +69,7 @@ def rank_folders(top: Path) -> list[Path]:
     return [] if alone else sorted(found, key=lambda path: int(path.name[4:]))
 
 
-def describe_rank(folder: Path) -> dict[str, Any]:
+def describe_rank(folder: Path) -> RankRow:
     """The name of a rank, its verdict and its main finding."""
     findings = read_json(folder / "findings.json")
     grave = serious(findings_of(findings))
@@ -78,13 +78,12 @@ def describe_rank(folder: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or nothing where there is none that can be read."""
+    """A JSON object, or nothing where there is none that can be read. Raises `UsageError` for a newer version."""
     try:
         value = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
-
-
-def _recorded(path: Path, ranks: tuple[dict[str, Any], ...]) -> RunFolder:
-    return RunFolder(**vars(load_run(path)), ranks=ranks)
+    if not isinstance(value, dict):
+        return None
+    found: dict[str, Any] = _FORMATS[path.name].read(value, str(path), unmarked=1)
+    return found

@@ -1,13 +1,13 @@
-"""The first five seconds of the page, in words: how the run ended, what is wrong with it, and what was done about it.
+"""The header of the page in words: how the run ended, what is wrong with it, and what was done about it.
 
-Findings speak first. Where nobody diagnosed the run, its events do: steps that were left out, rollbacks, alarms.
+Findings come first. A run that was not diagnosed is summarised by its events: skipped steps, rollbacks, alarms.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from surefoot.record.messages import Event
+    from surefoot.report.page.sections import CountChip, EventCard, FindingCard, Head
     from surefoot.report.page.source import RunFolder
 
-_WORDS = {
+_CARD_TITLES = {
     "skip": ("step was left out", "steps were left out"),
     "overflow": ("step overflowed and was left out", "steps overflowed and were left out"),
     "rollback": ("rollback", "rollbacks"),
@@ -33,10 +34,10 @@ _WORDS = {
     "halt": ("halt", "halts"),
     "lr-change": ("change of the learning rate", "changes of the learning rate"),
 }
-_TOLD = ("halt", "rollback", "skip", "overflow", "spike", "alarm", "clip-burst")
+_CARD_KINDS = ("halt", "rollback", "skip", "overflow", "spike", "alarm", "clip-burst")
 """Kinds that are worth a card of their own, the gravest first."""
-_MOST_COURSES = 3
-"""Of more parts than this the header does not tell each loss."""
+_MOST_PARTS = 3
+"""With more parts than this the header leaves the losses out."""
 _CHIP = {
     "skip": ("step skipped", "steps skipped"),
     "overflow": ("overflow", "overflows"),
@@ -47,7 +48,7 @@ _CHIP = {
 }
 
 
-def head(source: RunFolder) -> dict[str, Any]:
+def head(source: RunFolder) -> Head:
     """Verdict, headline and counts."""
     grave, verdict = serious(findings_of(source.findings)), verdict_of(source.findings)
     last = _last_step(source)
@@ -55,7 +56,7 @@ def head(source: RunFolder) -> dict[str, Any]:
         "verdict": verdict,
         "tone": verdict or _tone(source),
         "headline": _headline(verdict, grave, source),
-        "lead": _advice(grave[0]) if grave else _calm(source, verdict),
+        "lead": _advice(grave[0]) if grave else _loss_summary(source, verdict),
         "script": str(source.run.get("script") or source.folder.resolve().name),
         "arguments": _arguments(source.run.get("arguments")),
         "folder": source.folder.name,
@@ -72,7 +73,7 @@ def head(source: RunFolder) -> dict[str, Any]:
 
 
 def _tone(source: RunFolder) -> str:
-    """The colour of a run that nobody diagnosed: that of the gravest thing its events tell."""
+    """The colour of a run that nobody diagnosed: that of its gravest event."""
     if state(source) == "failed":
         return "broken"
     grave = any(card["severity"] != "info" for card in event_cards(source.events))
@@ -80,7 +81,7 @@ def _tone(source: RunFolder) -> str:
 
 
 def state(source: RunFolder) -> str:
-    """`waiting`, `running`, `finished` or `failed`, as far as the folder tells."""
+    """`waiting`, `running`, `finished` or `failed`, as far as the folder shows."""
     code = source.run.get("exit_code")
     if code is not None:
         return "finished" if code == 0 else "failed"
@@ -90,45 +91,45 @@ def state(source: RunFolder) -> str:
     return "finished" if source.events and source.events[-1].event in ("end", "halt") else "running"
 
 
-def _arguments(value: Any) -> list[str]:
+def _arguments(value: object) -> list[str]:
     return [str(word) for word in value] if isinstance(value, list) else []
 
 
-def _headline(verdict: str, grave: list[dict[str, Any]], source: RunFolder) -> str:
+def _headline(verdict: str, grave: list[FindingCard], source: RunFolder) -> str:
     if grave:
         return str(grave[0]["title"])
     if verdict:
         return "nothing to worry about" if verdict == "healthy" else "not judged" if verdict == "unknown" else ""
     if state(source) == "waiting":
         return "no run here yet"
-    told = [card["title"] for card in event_cards(source.events) if card["severity"] != "info"]
-    return ", ".join(told[:2]) if told else "no alarm was raised"
+    titles = [card["title"] for card in event_cards(source.events) if card["severity"] != "info"]
+    return ", ".join(titles[:2]) if titles else "no alarm was raised"
 
 
-def _advice(finding: dict[str, Any]) -> str:
+def _advice(finding: FindingCard) -> str:
     """What to try first; the card below says how it is known."""
     fixes = finding["fixes"]
     return f"Try first: {fixes[0]}" if fixes else str(finding["summary"])
 
 
-def _calm(source: RunFolder, verdict: str) -> str:
+def _loss_summary(source: RunFolder, verdict: str) -> str:
     """What can be said of a run without a serious finding: what its loss did."""
     parts = list(by_part(source.scalars))
-    said = []
-    if len(parts) <= _MOST_COURSES:
-        said = [
-            words
+    sentences = []
+    if len(parts) <= _MOST_PARTS:
+        sentences = [
+            sentence
             for part, rows in parts
-            if (words := _course(source.scalars.take(rows), part or ("main" if len(parts) > 1 else "")))
+            if (sentence := _loss_change(source.scalars.take(rows), part or ("main" if len(parts) > 1 else "")))
         ]
     if reason := reason_of(source.findings):
-        said.insert(0, reason)
+        sentences.insert(0, reason)
     if verdict == "healthy":
-        said.append("No finding above a remark.")
-    return " ".join(said)
+        sentences.append("No finding above a remark.")
+    return " ".join(sentences)
 
 
-def _course(table: pa.Table, part: str) -> str:
+def _loss_change(table: pa.Table, part: str) -> str:
     column = measured(table, "loss")
     if column is None:
         return ""
@@ -164,13 +165,13 @@ def _seconds(source: RunFolder) -> float | None:
     return float(known.max() - known.min()) if len(known) else None
 
 
-def _counts(source: RunFolder) -> list[dict[str, Any]]:
+def _counts(source: RunFolder) -> list[CountChip]:
     """The chips of the header: what happened how often, leaving out what did not happen."""
     by_kind: Counter[str] = Counter()
     events = [event for event in source.events if event.severity != "info" or event.event not in ("alarm", "spike")]
     for (kind, _), count in tally(events).items():
         by_kind[kind] += count
-    found: list[dict[str, Any]] = [
+    found: list[CountChip] = [
         {"kind": kind, "word": one, "words": many, "count": by_kind[kind]}
         for kind, (one, many) in _CHIP.items()
         if by_kind[kind]
@@ -185,21 +186,21 @@ def _counts(source: RunFolder) -> list[dict[str, Any]]:
 def tally(events: Sequence[Event]) -> Counter[tuple[str, str]]:
     """How often each kind of event happened for each cause. Of a flood only some are written: those carry a count."""
     seen: Counter[tuple[str, str]] = Counter()
-    told: dict[tuple[str, str], int] = {}
+    counted: dict[tuple[str, str], int] = {}
     for event in events:
         kind = (str(event.evidence.get("of", event.event)) if event.event == "drops" else event.event, event.cause)
         seen[kind] += event.event != "drops"
         count = event.evidence.get("count")
         if isinstance(count, int):
-            told[kind] = max(told.get(kind, 0), count)
-    return Counter({kind: max(seen[kind], told.get(kind, 0)) for kind in {*seen, *told}})
+            counted[kind] = max(counted.get(kind, 0), count)
+    return Counter({kind: max(seen[kind], counted.get(kind, 0)) for kind in {*seen, *counted}})
 
 
-def event_cards(events: Sequence[Event]) -> list[dict[str, Any]]:
-    """What the events say for themselves: one card per grave kind, with its steps and what came first."""
-    found = []
+def event_cards(events: Sequence[Event]) -> list[EventCard]:
+    """One card per grave kind of event, with its steps and the summary of the first."""
+    found: list[EventCard] = []
     counts = tally(events)
-    for kind in _TOLD:
+    for kind in _CARD_KINDS:
         mine = [event for event in events if event.event == kind]
         if not mine:
             continue
@@ -210,7 +211,7 @@ def event_cards(events: Sequence[Event]) -> list[dict[str, Any]]:
             {
                 "kind": kind,
                 "severity": worst if any(event.severity != "info" for event in mine) else "info",
-                "title": f"{count:,} {_WORDS[kind][count != 1]}",
+                "title": f"{count:,} {_CARD_TITLES[kind][count != 1]}",
                 "causes": [f"{cause} ({number:,}×)" if number > 1 else cause for cause, number in causes],
                 "summary": mine[0].summary,
                 "steps": [event.step for event in mine if event.step is not None][:12],

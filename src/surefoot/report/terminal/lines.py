@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from surefoot.report.run_view import Happening, PartView, RunView
+    from surefoot.report.part_view import PartView
+    from surefoot.report.recent_events import EventGroup
+    from surefoot.report.run_view import RunView
 
 Chip: TypeAlias = "tuple[str, str]"
 """Some words and their style."""
@@ -51,13 +53,13 @@ def view_lines(view: RunView, now: float, width: int, *, events: int = 1, ascii_
         *_flowed(_progress(view, now), width),
         *_part_lines(view, width, ascii_only),
         *_flowed([*_numbers(view), *_counts(view)], width),
-        *(_event(happening) for happening in view.latest(events)),
+        *(_event(group) for group in view.events.latest(events)),
     ]
     return finished_lines(lines, width, ascii_only)
 
 
 def rule(words: str, width: int, ascii_only: bool = False) -> list[Text]:
-    """A line across, to part what is ours from what is not."""
+    """A line across, above what surefoot shows."""
     stroke = "-" if ascii_only else "─"
     return finished_lines([[(f"{stroke * 2} {words} ".ljust(max(1, width), stroke), "dim")]], width, ascii_only)
 
@@ -152,14 +154,14 @@ def _counts(view: RunView) -> list[Line]:
     ]
 
 
-def _event(happening: Happening) -> Line:
-    style = _SEVERITY.get(happening.severity, "")
-    times = f" ×{happening.times:,}" if happening.times > 1 else ""
-    part = f" {_shortened(_name(happening.part), _LONGEST_NAME)}" if happening.part else ""
-    line: Line = [(clock(happening.time), "dim")]
-    if happening.step is not None:
-        line.append((f" step {happening.step:,}", "dim"))
-    return [*line, (f" {happening.event}{times}{part}", style or "cyan"), (f" {happening.summary}", style)]
+def _event(group: EventGroup) -> Line:
+    style = _SEVERITY.get(group.severity, "")
+    times = f" ×{group.times:,}" if group.times > 1 else ""
+    part = f" {_shortened(_name(group.part), _LONGEST_NAME)}" if group.part else ""
+    line: Line = [(clock(group.time), "dim")]
+    if group.step is not None:
+        line.append((f" step {group.step:,}", "dim"))
+    return [*line, (f" {group.event}{times}{part}", style or "cyan"), (f" {group.summary}", style)]
 
 
 def _labelled(label: str, words: str, style: str = "") -> Line:

@@ -1,9 +1,8 @@
 """A run as plain lines, for logs on a cluster, for notebooks and for pipes: no colours, nothing rewritten.
 
-Each line stands alone: date, time, step. How far the run is comes seldom, and more seldom the longer it lasts: every
-`every_seconds`, later at every fiftieth of the time that has passed, at last every ten minutes; a month is some
-4,500 lines. Events come at once, but a storm of them must not fill the disk: each kind has a few lines per minute,
-and what was left out is counted in the next line.
+Each line stands alone: date, time, step. The interval between progress lines grows with the run: `every_seconds`, then
+a fiftieth of the elapsed time, at most ten minutes; a month is about 4,500 lines. Events are printed at once, but each
+kind has a few lines per minute, so that many of them do not fill the disk; the next line counts what was left out.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from surefoot.record.messages import Event
-    from surefoot.report.run_view import PartView, RunView
+    from surefoot.report.part_view import PartView
+    from surefoot.report.run_view import RunView
 
 LONGEST_SECONDS = 600.0
 EVENTS_A_MINUTE = 3
@@ -38,9 +38,9 @@ class PlainLines:
     _next_line: float = 0.0
     _next_stall: float = _STALL_SECONDS
     _minute: int = -1
-    _told: dict[str, int] = field(default_factory=dict)
-    _untold: int = 0
-    _told_step: int | None = None
+    _events_this_minute: dict[str, int] = field(default_factory=dict)
+    _left_out_count: int = 0
+    _printed_step: int | None = None
 
     def lines(self, view: RunView, events: Sequence[Event], now: float) -> list[str]:
         """What is due now: events, how far the run is, and whether it has stalled. Each without its line end."""
@@ -49,34 +49,34 @@ class PlainLines:
 
     def last_line(self, view: RunView, now: float) -> list[str]:
         """How it ended, unless nothing has happened since the last line."""
-        if view.started is None or (view.step == self._told_step and not view.over and not self._untold):
+        if view.started is None or (view.step == self._printed_step and not view.over and not self._left_out_count):
             return []
         line = f"{_start(now)} {summary(view, now, at_end=True)}{self._left_out()}"
         return [as_ascii(line) if self.ascii_only else line]
 
     def _progress(self, view: RunView, now: float) -> list[str]:
-        if view.step is None or now < self._next_line or view.step == self._told_step:
+        if view.step is None or now < self._next_line or view.step == self._printed_step:
             return []
         self._began = now if self._began is None else self._began
         self._next_line = now + min(LONGEST_SECONDS, max(self.every_seconds, (now - self._began) / _GROWTH))
-        self._told_step = view.step
+        self._printed_step = view.step
         return [f"{_start(now)} {summary(view, now)}{self._left_out()}"]
 
     def _events(self, events: Iterable[Event], now: float) -> list[str]:
         if int(now // 60) != self._minute:
             self._minute = int(now // 60)
-            self._told.clear()
+            self._events_this_minute.clear()
         lines = []
         for event in events:
-            told = self._told[event.event] = self._told.get(event.event, 0) + 1
-            if told <= EVENTS_A_MINUTE:
+            count = self._events_this_minute[event.event] = self._events_this_minute.get(event.event, 0) + 1
+            if count <= EVENTS_A_MINUTE:
                 lines.append(_event_line(event))
             else:
-                self._untold += 1
+                self._left_out_count += 1
         return lines
 
     def _left_out(self) -> str:
-        left_out, self._untold = self._untold, 0
+        left_out, self._left_out_count = self._left_out_count, 0
         return f" · {left_out:,} more events not listed" if left_out else ""
 
     def _stall(self, view: RunView, now: float) -> list[str]:

@@ -1,11 +1,11 @@
-"""`Progress`: the sink that shows a run in the terminal it was started from.
+"""`ProgressSink`: the sink that shows a run in the terminal it was started from.
 
-In a terminal, a few lines stay at the bottom (`strip.py` says how they keep clear of the script's own output);
-elsewhere, in a log file, a pipe or a notebook, plain lines come now and then. Both go to stderr, so the bytes on stdout
-are the script's own. Rows arrive about once a second; where none come, `tick` redraws, so that the time moves on and a
-step that hangs is seen to hang. All of it happens in the sink's own thread, never in the training loop.
+In a terminal, a few lines stay at the bottom (`status_lines.py` says how they keep clear of the script's own output);
+elsewhere, in a log file, a pipe or a notebook, plain lines are printed at intervals. Both go to stderr, so the bytes
+on stdout are the script's own. Rows arrive about once a second; where none come, `tick` redraws, so that the time
+moves on and a step that hangs is visible. All of it happens in the sink's own thread, never in the training loop.
 
-Under several ranks only the first one speaks. If the terminal fails, progress falls silent and training goes on.
+Under several ranks only the first one prints. If the terminal fails, progress is no longer shown and training goes on.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from surefoot.record.messages import Batch, Event
 
 _logger = logging.getLogger("surefoot")
-_PATIENCE_SECONDS = 1.0
+_LOCK_SECONDS = 1.0
 _AWAY_SECONDS = 5.0
 """After so long without a drawing the process was stopped, or the machine asleep: others may have used the terminal."""
 _terminals_in_use: set[int] = set()
 
 
-class Progress:
-    """Shows how training goes: pass one to the run log, `RunLog("runs/a", sinks=[Progress()])`."""
+class ProgressSink:
+    """Shows how training goes: pass one to the run log, `RunLog("runs/a", sinks=[ProgressSink()])`."""
 
     def __init__(self, *, total_steps: int | None = None, every_seconds: float = 10.0, stream: Any = None) -> None:
         """Total steps, if known, give the remaining time; `every_seconds` is for plain lines; the stream is stderr."""
@@ -52,7 +52,7 @@ class Progress:
         )  # text in memory has none: it takes all
         self._ascii = not can_show_blocks(self._encoding)
         self._plain = PlainLines(every_seconds, self._ascii)
-        self._strip: StatusLines | None = None
+        self._status: StatusLines | None = None
         self._terminal: int | None = None
         self._silent = self._stream is None or os.environ.get("RANK", "0") not in ("", "0")
         self._begun = False
@@ -66,7 +66,7 @@ class Progress:
     def write(self, batch: Batch) -> None:
         """Take rows and events in, and show where the run is."""
         with self._lock:
-            self._guarded(lambda: self._view.add(batch))
+            self._try(lambda: self._view.add(batch))
             # What was found at the end is left to the diagnosis, which follows and says more.
             self._show([event for event in batch.events if event.event != "finding"])
 
@@ -77,26 +77,26 @@ class Progress:
                 self._show()
 
     def close(self) -> None:
-        """Give the terminal back and say how far the run came. A second call does nothing."""
+        """Give the terminal back and print how far the run came. A second call does nothing."""
         if self._over or os.getpid() != self._process:
             return
         self._over = True
         atexit.unregister(self._leave)
-        if not self._lock.acquire(timeout=_PATIENCE_SECONDS):
+        if not self._lock.acquire(timeout=_LOCK_SECONDS):
             return  # the terminal takes nothing in (Ctrl-S): do not hold up the end of the run for it
         try:
-            self._guarded(self._end)
+            self._try(self._end)
         finally:
             self._lock.release()
 
     def _leave(self) -> None:
         """The program ends. The log may have more to say and close this after that, or nobody will: both are fine."""
-        if self._over or os.getpid() != self._process or not self._lock.acquire(timeout=_PATIENCE_SECONDS):
+        if self._over or os.getpid() != self._process or not self._lock.acquire(timeout=_LOCK_SECONDS):
             return
         try:
             self._leaving = True
-            if self._strip is not None:
-                self._guarded(self._strip.close)
+            if self._status is not None:
+                self._try(self._status.close)
         finally:
             self._lock.release()
 
@@ -105,24 +105,24 @@ class Progress:
             return
         if not self._begun:
             self._begun = True
-            self._guarded(self._begin)
-        if self._strip is not None:
+            self._try(self._begin)
+        if self._status is not None:
             if not self._leaving:
-                self._guarded(self._draw)
+                self._try(self._draw)
         else:
-            self._guarded(lambda: self._print(self._plain.lines(self._view, events, time.time())))
+            self._try(lambda: self._print(self._plain.lines(self._view, events, time.time())))
 
     def _begin(self) -> None:
         terminal = terminal_of(self._stream)
         if terminal is not None and terminal not in _terminals_in_use:
             _terminals_in_use.add(terminal)
             self._terminal = terminal
-            self._strip = StatusLines(terminal, self._encoding, self._lines)
+            self._status = StatusLines(terminal, self._encoding, self._lines)
 
     def _draw(self) -> None:
-        assert self._strip is not None
+        assert self._status is not None
         now = time.monotonic()
-        self._strip.draw(afresh=now - self._drawn_at > _AWAY_SECONDS)
+        self._status.draw(afresh=now - self._drawn_at > _AWAY_SECONDS)
         self._drawn_at = now
 
     def _lines(self, width: int) -> list[str]:
@@ -138,22 +138,22 @@ class Progress:
         if self._silent:
             return
         now = time.time()
-        if self._strip is None:
+        if self._status is None:
             self._print(self._plain.last_line(self._view, now))
             return
         words = f"surefoot: {summary(self._view, now, at_end=True)}"
-        self._strip.close([as_ascii(words) if self._ascii else words] if self._view.started is not None else [])
+        self._status.close([as_ascii(words) if self._ascii else words] if self._view.started is not None else [])
         _terminals_in_use.discard(self._terminal if self._terminal is not None else -1)
 
-    def _guarded(self, work: Callable[[], None]) -> None:
-        """Do it; if it fails, say so once and be silent from then on."""
+    def _try(self, work: Callable[[], None]) -> None:
+        """Do it; if it fails, warn once and show nothing from then on."""
         try:
             work()
         except Exception as error:
             self._silent = True
             with suppress(OSError, ValueError):
-                if self._strip is not None:
-                    self._strip.close()  # rows that no longer move would look like a run that no longer moves
+                if self._status is not None:
+                    self._status.close()  # rows that no longer move would look like a run that no longer moves
             _logger.warning(
                 "progress is no longer shown (%s: %s); training goes on, and the run log is still written",
                 type(error).__name__,

@@ -2,8 +2,8 @@
 
 A training script prints, logs, shows a tqdm bar; C++ libraries and data-loader workers write straight to the terminal.
 Nothing in this process can see all of that, so lines that are rewritten above or below the cursor get mixed up with it
-sooner or later, and replacing `sys.stdout` changes the script. Here the terminal keeps them apart: its scrolling
-region is made shorter, everything that is written moves within it, and the rows below belong to the strip. Each
+sooner or later, and replacing `sys.stdout` changes the script. Here the terminal keeps them separate: its scrolling
+region is made shorter, everything that is written moves within it, and the rows below belong to these lines. Each
 drawing is one write that saves the cursor, fills the rows and puts the cursor back.
 
 The cursor is never hidden. `close` gives the rows back. A process that is killed cannot do that, so a small shell waits
@@ -27,14 +27,14 @@ _ERASE_BELOW, _ERASE_LINE = "\x1b[J", "\x1b[2K"
 _DOWN = "\x1bD"  # like a line end, but it keeps the column; at the last row it scrolls
 _FEWEST_ROWS = 8
 _LARGEST_SHARE = 3
-"""The strip takes at most one row in so many."""
+"""The lines take at most one row in so many."""
 # The trap: Ctrl-C reaches every process of the terminal, and this one has to outlive the others. A line on the pipe
 # says that all is well; the end of the pipe without one says that the process is gone.
-_GUARDIAN = r"""exec 3<&0; (trap '' INT TERM HUP QUIT TTOU; read word <&3 || printf '\0337\033[r\0338\033[J') &"""
+_RESTORE_SHELL = r"""exec 3<&0; (trap '' INT TERM HUP QUIT TTOU; read word <&3 || printf '\0337\033[r\0338\033[J') &"""
 
 
 def terminal_of(stream: Any) -> int | None:
-    """The descriptor of the terminal behind a stream, if a strip can be drawn there by this process."""
+    """The descriptor of the terminal behind a stream, if status lines can be drawn there by this process."""
     try:
         if os.name != "posix" or not stream.isatty() or os.environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
             return None
@@ -65,7 +65,7 @@ class StatusLines:
         """The lines for a width, with escapes for their colours but none that move the cursor."""
         self._size: os.terminal_size | None = None
         self._rows = 0
-        self._guardian: int | None = None
+        self._restore_pipe: int | None = None
 
     def draw(self, afresh: bool = False) -> None:
         """Show the lines as they are now. Afresh: somebody else may have used the terminal in the meantime."""
@@ -76,10 +76,10 @@ class StatusLines:
         if size.lines <= _LARGEST_SHARE:
             return
         lines = list(self._lines_for(size.columns - 1))[: max(1, size.lines // _LARGEST_SHARE)]
-        self._watch_over()
+        self._start_restore_shell()
         self._write(self._reserved(size, len(lines), afresh) + self._filled(lines))
 
-    def close(self, last_words: Sequence[str] = ()) -> None:
+    def close(self, last_lines: Sequence[str] = ()) -> None:
         """Give the rows back, and leave these lines where the script's own output ended."""
         if _in_foreground(self._descriptor):
             width = os.get_terminal_size(self._descriptor).columns
@@ -87,9 +87,9 @@ class StatusLines:
             given_back = erased + _SAVE + _WHOLE_SCREEN + _RESTORE if self._rows else ""
             # As many blanks as the line is wide end on the next line, unless the cursor was at the start of its own:
             # what a progress bar left unfinished is not written over.
-            self._write(given_back + "".join(" " * width + f"\r{_ERASE_LINE}{line}\r\n" for line in last_words))
+            self._write(given_back + "".join(" " * width + f"\r{_ERASE_LINE}{line}\r\n" for line in last_lines))
         self._rows, self._size = 0, None
-        self._dismiss()
+        self._end_restore_shell()
 
     def _reserved(self, size: os.terminal_size, rows: int, afresh: bool) -> str:
         """What makes room for so many rows; nothing if there is."""
@@ -116,14 +116,14 @@ class StatusLines:
         while data:
             data = data[os.write(self._descriptor, data) :]
 
-    def _watch_over(self) -> None:
+    def _start_restore_shell(self) -> None:
         """Start the shell that gives the rows back if this process is killed; it is no child: nobody waits for it."""
-        if self._guardian is not None:
+        if self._restore_pipe is not None:
             return
-        reading, self._guardian = os.pipe()
+        reading, self._restore_pipe = os.pipe()
         try:
             subprocess.run(
-                ["/bin/sh", "-c", _GUARDIAN],
+                ["/bin/sh", "-c", _RESTORE_SHELL],
                 stdin=reading,
                 stdout=self._descriptor,
                 stderr=subprocess.DEVNULL,
@@ -135,13 +135,13 @@ class StatusLines:
         finally:
             os.close(reading)
 
-    def _dismiss(self) -> None:
-        if self._guardian is None:
+    def _end_restore_shell(self) -> None:
+        if self._restore_pipe is None:
             return
         try:
-            os.write(self._guardian, b"done\n")
+            os.write(self._restore_pipe, b"done\n")
         except OSError:
             pass  # it is gone already
         finally:
-            os.close(self._guardian)
-            self._guardian = None
+            os.close(self._restore_pipe)
+            self._restore_pipe = None

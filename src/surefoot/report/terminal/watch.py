@@ -1,8 +1,8 @@
 """`surefoot watch DIR`: follow a run from another terminal, by the files it writes.
 
-Nothing is asked of the run itself, so it may be on another machine that shares the disk, may not have begun, may be
-killed and come back. The folder is looked at twice a second. In a terminal the view fills the screen until the run is
-over, `q` or Ctrl-C; what it said last stays behind. Elsewhere, plain lines come now and then.
+Only files are read, so the run may be on another machine that shares the disk, may not have begun, may be killed and
+resumed. The folder is read twice a second. In a terminal the view fills the screen until the run is over, `q` or
+Ctrl-C; the last view stays on the screen. Elsewhere, plain lines are printed at intervals.
 
 Of several ranks (`DIR/rank0`, `DIR/rank1`, …) the first is shown in full and the others on a line each.
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.core.files import read_file
+from surefoot.core.formats import FINDINGS, RUN
 from surefoot.errors import UsageError
 from surefoot.record.messages import Batch, StepRow
 from surefoot.report.run_view import RunView
@@ -27,7 +28,7 @@ from surefoot.report.terminal.lines import can_show_blocks, finished_lines, rule
 from surefoot.report.terminal.plain import PlainLines
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import Console
     from rich.text import Text
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
     from surefoot.record.follow import RunFollower
     from surefoot.record.messages import Event
 
-_LOOK_SECONDS = 0.5
-_PATIENCE = 4
-"""The folder is not looked at more than a quarter of the time, however large it is."""
+_READ_SECONDS = 0.5
+_PAUSE_FACTOR = 4
+"""The pause after reading the folder, in multiples of the time that reading took."""
 _LONGEST_PAUSE = 5.0
-"""On a busy machine a look can take long without being dear; a person waits for no more than this."""
+"""In seconds. On a busy machine reading may take long; the view is still updated at least this often."""
 _VERDICT_SECONDS = 3.0
 """How long after the end of a run its diagnosis may still come."""
 _MOST_RANKS = 16
@@ -50,8 +51,8 @@ _VERDICT_STYLE = {"healthy": "bold green", "unstable": "bold yellow", "broken": 
 
 
 def _pause_after(began: float) -> float:
-    """How long to wait after a look that began then."""
-    return min(max(_LOOK_SECONDS, _PATIENCE * (time.monotonic() - began)), _LONGEST_PAUSE)
+    """How long to wait after a reading that began at this time."""
+    return min(max(_READ_SECONDS, _PAUSE_FACTOR * (time.monotonic() - began)), _LONGEST_PAUSE)
 
 
 class WatchedRun:
@@ -62,16 +63,17 @@ class WatchedRun:
 
         self.folder = folder
         self.view = RunView()
-        self.findings: dict[str, Any] | None = None
+        self.findings: Mapping[str, Any] | None = None
         self._follower: RunFollower = RunFollower(folder)
         self._over_since: float | None = None
 
-    def look(self) -> Sequence[Event]:
+    def read(self) -> Sequence[Event]:
         """Read what is new; the events among it that have not been given before."""
         news = self._follower.poll()
         known = 0
         if news.restarted:
-            known = self.view.events_seen if len(news.events) >= self.view.events_seen else 0
+            seen = self.view.events.seen
+            known = seen if len(news.events) >= seen else 0
             self.view = RunView(total_steps=_planned_steps(self.folder))
         self.view.add(Batch(steps=step_rows(news.scalars), events=news.events))
         self.findings = _findings_of(self.folder, self.view)
@@ -118,7 +120,7 @@ def watch(folder: str | Path, once: bool = False) -> None:
         raise UsageError("`surefoot watch` has nowhere to write to: its standard output is closed.")
     watcher = RunFollowerView(path)
     if once:
-        watcher.look()
+        watcher.read()
         if not watcher.has_begun:
             raise UsageError(f"no run at {path} yet. Without --once, `surefoot watch` waits for it to begin.")
         watcher.print_view()
@@ -144,13 +146,13 @@ class RunFollowerView:
         """Whether there is anything to show."""
         return any(run.view.started is not None or run.findings is not None for run in self.runs)
 
-    def look(self) -> Sequence[Event]:
+    def read(self) -> Sequence[Event]:
         """Read what is new in every folder; the new events of the first."""
         folders = run_folders(self.folder)
         if [run.folder for run in self.runs] != folders:
             known = {run.folder: run for run in self.runs}
             self.runs = [known.get(path) or WatchedRun(path) for path in folders]
-        first, *_ = [run.look() for run in self.runs]
+        first, *_ = [run.read() for run in self.runs]
         return first
 
     def follow(self) -> None:
@@ -175,7 +177,7 @@ class RunFollowerView:
         with keys_of_terminal() as keys, Live(console=self.console, screen=True, auto_refresh=False) as live:
             while True:
                 began = time.monotonic()
-                self.look()
+                self.read()
                 lines = self._lines(self.console.width, self.console.height)
                 live.update(Text("\n").join(lines), refresh=True)
                 if self._finished():
@@ -184,24 +186,24 @@ class RunFollowerView:
                     return False
 
     def _follow_in_lines(self) -> None:
-        self._say(f"watching {self.folder}")
+        self._print(f"watching {self.folder}")
         waiting = False
         while True:
             began = time.monotonic()
-            events = self.look()
+            events = self.read()
             view = self.runs[0].view
             if not self.has_begun and not waiting:
                 waiting = True
-                self._say(f"no run at {self.folder} yet; waiting for it to begin")
+                self._print(f"no run at {self.folder} yet; waiting for it to begin")
             for line in self._plain.lines(view, events, time.time()):
-                self._say(line)
+                self._print(line)
             if self._finished():
                 break
             time.sleep(_pause_after(began))
         for line in [*self._plain.last_line(view, time.time()), *(text.plain for text in self._verdict(10_000))]:
-            self._say(line)
+            self._print(line)
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         print(as_ascii(line) if self._ascii else line, flush=True)
 
     def _finished(self) -> bool:
@@ -225,7 +227,7 @@ class RunFollowerView:
         for run in others:
             view = run.view
             loss = view.lead.loss if view.lead else None
-            words = f"{run.folder.name}  step {view.step or 0:,}  loss {number(loss)}  skips {view.skips:,}"
+            words = f"{run.folder.name}  step {view.step or 0:,}  loss {number(loss)}  skips {view.tallies['skips']:,}"
             quiet = view.quiet_for(now)
             late = f"  no new step for {duration(quiet)}" if view.is_stalled(now) else ""
             lines.append([(words, "dim"), (late, "yellow"), (f"  {view.state}" if view.over else "", "")])
@@ -251,7 +253,7 @@ class RunFollowerView:
         return finished_lines(lines, width, self._ascii)
 
 
-def _findings_of(folder: Path, view: RunView) -> dict[str, Any] | None:
+def _findings_of(folder: Path, view: RunView) -> Mapping[str, Any] | None:
     """The diagnosis, unless the run has gone on since it was made."""
     path = folder / "findings.json"
     try:
@@ -260,12 +262,13 @@ def _findings_of(folder: Path, view: RunView) -> dict[str, Any] | None:
         found = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return FINDINGS.read(found, str(path), unmarked=1) if isinstance(found, dict) else None
 
 
 def _planned_steps(folder: Path) -> int | None:
     try:
-        planned = json.loads(read_file(folder / "run.json"))["total_steps"]
+        run = json.loads(read_file(folder / "run.json"))
+        planned = RUN.read(run, "run.json", ValueError, unmarked=1)["total_steps"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return planned if isinstance(planned, int) and planned > 0 else None

@@ -1,0 +1,23 @@
+"""`surefoot demo`: train three ways while four things go wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+
+def demo(
+    steps: int = typer.Option(400, min=180, help="Optimizer steps of each run."),
+    seed: int = typer.Option(0, help="Seed of the data order and the weights."),
+    out: Path = typer.Option(Path("runs/demo"), help="Where the script, the run folders and the reports go."),
+) -> None:
+    """Train a small transformer three ways: clean, with four faults, and with the same faults guarded."""
+    from surefoot.demo.command import run_demo
+    from surefoot.demo.runs import DemoFailed
+
+    try:
+        run_demo(steps, seed, out)
+    except DemoFailed as error:
+        typer.echo(f"surefoot: {error}", err=True)
+        raise typer.Exit(1) from None

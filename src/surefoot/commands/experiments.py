@@ -1,0 +1,142 @@
+"""Commands that run a script again: `surefoot bisect` and `surefoot replay`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+
+import typer
+
+from surefoot.errors import UsageError
+
+
+def bisect(
+    script: str = typer.Argument(help="The script, or with -m a module. What follows it belongs to it."),
+    arguments: list[str] | None = typer.Argument(None, metavar="[ARGS]...", help="The script's own arguments."),
+    budget: float = typer.Option(600.0, min=1.0, help="Seconds that all runs together may take, by the clock."),
+    jobs: int = typer.Option(0, min=0, help="Runs at the same time (default: half of the cores; 1 with a GPU)."),
+    out: Path | None = typer.Option(None, help="Where everything goes (default: runs/bisect-SCRIPT-DATE-TIME)."),
+    only: str = typer.Option("", help="Only these changes, with commas between, such as lr-3,clip,fp32."),
+    module: bool = typer.Option(False, "-m", help="Run a module, as `python -m` does."),
+    as_json: bool = typer.Option(False, "--json", help="The result as JSON on stdout, for other programs."),
+    share: list[Path] | None = typer.Option(None, help="A folder here that the script only reads: it is not copied."),
+    allow_writes: list[Path] | None = typer.Option(None, help="A folder elsewhere that the script may write to."),
+) -> None:
+    """Run a failing script again under single changes and say which one cures it. Exit code 1 if none does."""
+    from surefoot.experiments.command import run as find_cure
+
+    raise typer.Exit(
+        find_cure(
+            script, tuple(arguments or ()), module, budget, jobs, out, only, as_json, share or [], allow_writes or []
+        )
+    )
+
+
+@dataclass(frozen=True)
+class _Replay:
+    """The incident, and the code that its step is run by."""
+
+    incident: Path
+    script: str | None
+    arguments: tuple[str, ...]
+    target: str | None
+    module: str | None
+    share: tuple[Path, ...]
+    writable: tuple[Path, ...]
+    as_json: bool
+
+
+def replay(
+    incident: Path = typer.Argument(help="The folder of an incident, such as runs/exp1/incidents/000000123."),
+    arguments: list[str] | None = typer.Argument(None, metavar="[ARGS]...", help="The script's own arguments."),
+    script: str | None = typer.Option(None, help="The script that trains; its arguments follow (see `surefoot run`)."),
+    module: str | None = typer.Option(None, help="A module instead of a script, as `python -m`."),
+    target: str | None = typer.Option(
+        None, help="module:function, as `surefoot doctor` takes it, instead of a script."
+    ),
+    export: Path | None = typer.Option(None, help="Write a script into this folder that fails alike with torch alone."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
+    seconds: float = typer.Option(600.0, min=1.0, help="How long one of the two passes may take."),
+    experiments: bool = typer.Option(
+        False, "--experiments", help="Instead, apply the step, go on, and find the single change that cures it."
+    ),
+    budget: float | None = typer.Option(None, min=1.0, help="Seconds that all experiments may take (default: 600)."),
+    jobs: int | None = typer.Option(None, min=0, help="Experiments at the same time (default: half of the cores)."),
+    only: str | None = typer.Option(None, help="Only these changes, with commas between, such as lr-3,clip,fp32."),
+    out: Path | None = typer.Option(None, help="Where experiments go (default: runs/bisect-incident-STEP-DATE-TIME)."),
+    share: list[Path] | None = typer.Option(None, help="A folder here that the script only reads: it is not copied."),
+    allow_writes: list[Path] | None = typer.Option(None, help="A folder elsewhere that the script may write to."),
+) -> None:
+    """Run the step of an incident again, twice, and compare it bit for bit; name the first bad operation.
+
+    The script is the one that you name. Without one, the recorded script is shown, and run if you say yes.
+
+    Exit code 0: reproduced; 3: silent corruption suspected; 4: not deterministic; 5: cannot be compared; 1: reproduced,
+    but nothing could be exported. With --experiments 0: a cure was found, or the step did no harm; 1: neither.
+    """
+    what = _Replay(
+        incident,
+        script,
+        tuple(arguments or ()),
+        target,
+        module,
+        tuple(share or ()),
+        tuple(allow_writes or ()),
+        as_json,
+    )
+    if experiments:
+        if export is not None:
+            raise UsageError("--export writes the reproduction of a plain replay; leave out --experiments, or --export")
+        raise typer.Exit(_try_changes(what, budget, jobs, only, out))
+    _refuse({"--budget": budget, "--jobs": jobs, "--only": only, "--out": out})
+    raise typer.Exit(_run_again(what, seconds, export))
+
+
+def _refuse(given: dict[str, object]) -> None:
+    """Raise for an option that only experiments have."""
+    if unused := [name for name, value in given.items() if value is not None]:
+        raise UsageError(f"{unused[0]} belongs to --experiments, which was not given")
+
+
+def _run_again(what: _Replay, seconds: float, export: Path | None) -> int:
+    from surefoot.experiments.command import ended_by_signals
+    from surefoot.replay.command import replay as run_again
+    from surefoot.replay.consent import asking
+    from surefoot.replay.terminal import as_text
+
+    with ended_by_signals():
+        found = run_again(
+            what.incident,
+            script=what.script,
+            arguments=what.arguments,
+            target=what.target,
+            seconds=seconds,
+            export=export,
+            module=what.module,
+            share=what.share,
+            writable=what.writable,
+            ask=asking(),
+        )
+    typer.echo(json.dumps(found.as_json(), indent=2) if what.as_json else as_text(found))
+    return found.exit_code
+
+
+def _try_changes(what: _Replay, budget: float | None, jobs: int | None, only: str | None, out: Path | None) -> int:
+    from surefoot.experiments.command import run_on_incident
+    from surefoot.record.incidents.reading import read_facts
+    from surefoot.replay.consent import asking, order_for
+
+    facts = read_facts(what.incident)
+    order = order_for(what.incident, facts, what.script, what.arguments, what.target, module=what.module, ask=asking())
+    return run_on_incident(
+        what.incident,
+        order,
+        600.0 if budget is None else budget,
+        jobs or 0,
+        out,
+        only or "",
+        what.as_json,
+        list(what.share),
+        list(what.writable),
+    )

@@ -1,0 +1,321 @@
+"""The accelerator of this process. This is the one module that names a kind of device: CUDA, XPU or MPS.
+
+Everything else asks here for streams and events, pinned memory and asynchronous copies, memory counters, the random
+generators of devices, and graph capture. The answers come from `torch.accelerator` and `torch.get_device_module`, so a
+backend that offers the same functions works like CUDA does. One that lacks them (MPS has no streams) gets plain,
+synchronous copies. CPU and CUDA are tested; XPU and MPS are not.
+
+Nothing here initialises a device: what is asked of a device that is not in use is answered with "none".
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+# ---- which device ---------------------------------------------------------------------------------------------------
+
+
+@cache
+def _accelerator() -> Any:
+    """The torch module of the accelerator that torch was built for; `None` for a build for the CPU alone."""
+    kind = torch.accelerator.current_accelerator()
+    return None if kind is None else getattr(torch, kind.type, None)
+
+
+def _module_of(device: torch.device) -> Any:
+    """The torch module of a device: `torch.xpu` for `xpu:0`."""
+    return torch.get_device_module(device)
+
+
+def _kind() -> str:
+    """The type of the accelerator, as in `torch.device.type`; empty if there is none."""
+    kind = torch.accelerator.current_accelerator()
+    return "" if kind is None else kind.type
+
+
+def is_in_use() -> bool:
+    """Whether this process has used its accelerator. Asking does not initialise it."""
+    module = _accelerator()
+    if module is None:
+        return False
+    asked = getattr(module, "is_initialized", None)
+    return bool(module.is_available() if asked is None else asked())
+
+
+def devices_in_use() -> list[torch.device]:
+    """The devices on which this process has a context; none before it uses one."""
+    if not is_in_use():
+        return []
+    has_context: Any = getattr(torch._C, f"_{_kind()}_hasPrimaryContext", None)
+    found = range(_accelerator().device_count())
+    return [torch.device(_kind(), index) for index in found if has_context is None or has_context(index)]
+
+
+def visible_devices() -> list[str]:
+    """The names of all accelerators that this process could use, such as `xpu:0`; "mps" has no number."""
+    names = [f"{kind}:{index}" for kind in ("cuda", "xpu") for index in range(getattr(torch, kind).device_count())]
+    return [*names, "mps"] if torch.backends.mps.is_available() else names
+
+
+def device_context(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a device the current one."""
+    return _module_of(device).device(device)  # type: ignore[no-any-return]
+
+
+def runs_triton(device: torch.device) -> bool:
+    """Whether surefoot's Triton kernels run on a device. They need float64, which not every accelerator has."""
+    return device.type == "cuda"
+
+
+# ---- streams and events ---------------------------------------------------------------------------------------------
+
+
+@cache
+def _has_streams(kind: str) -> bool:
+    module = getattr(torch, kind, None)
+    return kind != "cpu" and all(hasattr(module, name) for name in ("Stream", "Event", "current_stream", "stream"))
+
+
+def has_streams(device: torch.device) -> bool:
+    """Whether a device runs behind the host, with streams and events; copies from pinned memory are asynchronous."""
+    return _has_streams(device.type)
+
+
+def current_stream(device: torch.device | None = None) -> torch.Stream:
+    """The stream that work is launched on; without a device, that of the accelerator's current device."""
+    if device is None:
+        return _accelerator().current_stream()  # type: ignore[no-any-return]
+    return _module_of(device).current_stream(device)  # type: ignore[no-any-return]
+
+
+def new_stream(device: torch.device) -> torch.Stream:
+    """A stream of its own."""
+    return _module_of(device).Stream(device)  # type: ignore[no-any-return]
+
+
+def on_stream(stream: torch.Stream) -> AbstractContextManager[Any]:
+    """Launch what is inside on a stream."""
+    return _module_of(stream.device).stream(stream)  # type: ignore[no-any-return]
+
+
+def new_event(device: torch.device, blocking: bool = False) -> torch.Event:
+    """An event to record on a stream of the device. A thread that waits for a `blocking` one sleeps; others spin."""
+    made = _module_of(device).Event
+    return made(blocking=True) if blocking else made()  # type: ignore[no-any-return]
+
+
+# ---- copies ---------------------------------------------------------------------------------------------------------
+
+
+class AsyncCopy:
+    """A vector of device numbers that is being copied to the host."""
+
+    def __init__(self, host: Tensor, arrived: torch.Event | None) -> None:
+        self._host = host
+        self._arrived = arrived
+
+    def wait(self) -> Tensor:
+        """The numbers on the host. Waits for the copy if it has not arrived: this is the sync."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+            self._arrived = None
+            self._host = self._host.clone()  # give the pinned memory back: allocating more of it would sync
+        return self._host
+
+
+def begin_reading(vector: Tensor) -> AsyncCopy:
+    """Start one asynchronous copy of a vector into pinned host memory; a few steps later it has arrived."""
+    if has_streams(vector.device):
+        host = torch.empty(vector.shape, dtype=vector.dtype, device="cpu", pin_memory=True)
+        host.copy_(vector, non_blocking=True)
+        arrived = new_event(vector.device)
+        arrived.record(current_stream(vector.device))
+        return AsyncCopy(host, arrived)
+    return AsyncCopy(vector.detach().to("cpu"), None)
+
+
+def upload(values: Sequence[int], device: torch.device) -> Tensor:
+    """A table of whole numbers on a device, copied without waiting."""
+    table = torch.tensor(values, dtype=torch.int64, device="cpu", pin_memory=has_streams(device))
+    return table.to(device, non_blocking=True)
+
+
+# ---- graphs ---------------------------------------------------------------------------------------------------------
+
+
+def is_capturing(device: torch.device | None = None) -> bool:
+    """Whether a graph of launches is being recorded on the current stream; without a device, on any that is in use."""
+    if device is None and not is_in_use():
+        return False
+    module = _accelerator() if device is None else getattr(torch, device.type, None)
+    asked = getattr(module, "is_current_stream_capturing", None)
+    return asked is not None and bool(asked())
+
+
+def can_record(device: torch.device) -> bool:
+    """Whether launches on a device can be recorded into a graph now: a CUDA device that is not recording already."""
+    return device.type == "cuda" and not is_capturing(device)
+
+
+@contextmanager
+def recorded_graph(device: torch.device) -> Iterator[Any]:
+    """Record what is launched inside on a stream of its own; the graph's `replay()` runs it again."""
+    graph, stream = torch.cuda.CUDAGraph(), new_stream(device)
+    stream.wait_stream(current_stream())
+    with on_stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            yield graph
+        finally:
+            graph.capture_end()
+    current_stream().wait_stream(stream)
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+def allocated_and_reserved() -> tuple[int, int] | None:
+    """Bytes that torch's allocator has given out and holds on the current device; `None` if it is not in use."""
+    if not is_in_use():
+        return None
+    if _kind() == "mps":
+        return torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
+    module = _accelerator()
+    return module.memory_allocated(), module.memory_reserved()
+
+
+def free_bytes() -> int | None:
+    """Bytes that can still be allocated on the current device, the allocator's own reserve included."""
+    usage = allocated_and_reserved()
+    if usage is None:
+        return None
+    allocated, reserved = usage
+    if _kind() == "mps":
+        return torch.mps.recommended_max_memory() - allocated
+    free, _ = _accelerator().mem_get_info()
+    return int(free) + reserved - allocated
+
+
+def total_bytes(device: torch.device) -> int:
+    """The memory of a device."""
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory()
+    return int(_module_of(device).get_device_properties(device).total_memory)
+
+
+def empty_cache() -> None:
+    """Give back the memory that the allocator holds and does not need."""
+    if is_in_use():
+        _accelerator().empty_cache()
+
+
+def memory_counters(device: torch.device) -> dict[str, float]:
+    """What torch's allocator has given out, holds, and has given out at most: counters it keeps anyway."""
+    read: Any = getattr(_accelerator(), "memory_stats_as_nested_dict", None)
+    counters = {} if read is None else read(device)
+    try:
+        allocated, reserved = counters["allocated_bytes"]["all"], counters["reserved_bytes"]["all"]
+    except KeyError:  # an allocator of the user's own keeps no such counters
+        return {}
+    return {
+        "allocated": float(allocated["current"]),
+        "reserved": float(reserved["current"]),
+        "peak": float(allocated["peak"]),
+    }
+
+
+# ---- random generators ----------------------------------------------------------------------------------------------
+
+
+def random_states() -> dict[str, Any]:
+    """The states of the generators of all devices in use, as they are stored: a list per kind, one state for MPS."""
+    states: dict[str, Any] = {
+        "cuda": [],
+        "mps": torch.mps.get_rng_state() if torch.backends.mps.is_available() else None,
+    }
+    if is_in_use() and _kind() in ("cuda", "xpu"):
+        states[_kind()] = _accelerator().get_rng_state_all()
+    return states
+
+
+def set_random_states(states: Mapping[str, Any]) -> None:
+    """Continue the generators from stored states. Devices that are missing here are left alone."""
+    for kind in ("cuda", "xpu"):
+        module = getattr(torch, kind)
+        for index, state in enumerate(states.get(kind, ())[: module.device_count()]):
+            module.set_rng_state(state.cpu(), index)
+    if states["mps"] is not None and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(states["mps"].cpu())
+
+
+def default_generators() -> Sequence[torch.Generator]:
+    """The default generator of every device of this process, by index; empty if there is none."""
+    return getattr(_accelerator(), "default_generators", ())
+
+
+def generators_of(devices: Iterable[torch.device]) -> list[tuple[int, torch.Generator]]:
+    """The index and the default generator of each accelerator among some devices."""
+    indices = sorted({device.index or 0 for device in devices if has_streams(device)})
+    generators = default_generators() if indices else ()
+    return [(index, generators[index]) for index in indices if index < len(generators)]
+
+
+def with_random_states(states: dict[str, Any], replaced: Iterable[tuple[int, Tensor]]) -> dict[str, Any]:
+    """Stored states in which those of some devices are replaced, by index; devices that have none are left out."""
+    own = states.get(_kind())
+    for index, state in replaced:
+        if isinstance(own, list) and index < len(own):
+            own[index] = state
+    return states
+
+
+# ---- what it is -----------------------------------------------------------------------------------------------------
+
+
+def versions() -> dict[str, Any]:
+    """The versions of the libraries that compute on the device."""
+    used = is_in_use() and _kind() == "cuda"
+    found = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version() if used else None}  # type: ignore[no-untyped-call]
+    return found | ({"xpu": torch.version.xpu} if getattr(torch.version, "xpu", None) else {})
+
+
+def runtime_version(kind: str, found: Mapping[str, Any]) -> str:
+    """The runtime of a kind of device with its version, from stored `versions()`; empty for a CPU.
+
+    >>> runtime_version("cuda", {"cuda": "12.8"}), runtime_version("cpu", {"cuda": "12.8"})
+    ('CUDA 12.8', '')
+    """
+    return f"{kind.upper()} {found[kind]}" if kind in ("cuda", "xpu") and kind in found else ""
+
+
+def name_of(device: torch.device) -> str:
+    """The product name of a device; of the CPU, its vector instructions."""
+    if device.type == "cpu":
+        return torch.backends.cpu.get_cpu_capability()
+    named = getattr(getattr(torch, device.type, None), "get_device_name", None)
+    return device.type if named is None else str(named(device))
+
+
+def uuid_of(device: torch.device) -> str:
+    """The identifier that the driver knows a device by; empty if it has none."""
+    properties = getattr(_accelerator(), "get_device_properties", lambda _: None)(device)
+    return str(getattr(properties, "uuid", ""))
+
+
+def has_cudnn() -> bool:
+    """Whether kernels of cuDNN may run, so that its switches matter."""
+    return torch.cuda.is_available()
+
+
+def has_workspaces() -> bool:
+    """Whether cuBLAS may have allocated its workspaces, which it does when CUDA is first used."""
+    return is_in_use() and _kind() == "cuda"

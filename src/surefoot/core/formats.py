@@ -1,0 +1,160 @@
+"""Every format that surefoot writes down, with its version, in one table.
+
+Each format carries its version as a number, in the file or dictionary itself. The policy is the same for all:
+
+- The current version is read as it is.
+- An older version is brought up to date by its migrations, functions from version n to n + 1, applied in turn.
+- Every other number is refused with one error that names the version found, the versions that can be read, and the way
+  out. Nothing of a newer version is guessed at.
+
+To change a format: raise its version, add the migration from the version before, and add golden files of the new
+version (`tests/goldens/README.md`). The files of earlier versions stay there and must still be readable.
+
+Formats that only other programs read have no migration; their version tells those programs that something changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from surefoot.errors import UsageError
+
+Migration = Callable[[Any], Any]
+"""Takes a value of version n and returns it in version n + 1."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """One versioned format."""
+
+    name: str
+    version: int
+    """What is written now."""
+    place: str
+    """The file, or the call that returns it."""
+    written_by: str
+    read_by: str
+    """Empty if only other programs read it."""
+    key: str = "schema"
+    """Under which the version is written."""
+    migrations: Mapping[int, Migration] = field(default_factory=dict)
+    """By the version that each of them takes."""
+
+    @property
+    def oldest(self) -> int:
+        """The oldest version that can be brought up to date."""
+        first = self.version
+        while first - 1 in self.migrations:
+            first -= 1
+        return first
+
+    @property
+    def readable(self) -> str:
+        """The versions that can be read, in words."""
+        return str(self.version) if self.oldest == self.version else f"{self.oldest} to {self.version}"
+
+    def problem(self, found: Any) -> str:
+        """Why something of the version `found` cannot be read, in one or two sentences; empty if it can."""
+        known = type(found) is int  # not a bool
+        if known and self.oldest <= found <= self.version:
+            return ""
+        if known and found > self.version:
+            way_out = "A newer surefoot wrote it: use that version or a later one"
+        elif known and found > 0:
+            way_out = "An older surefoot wrote it: use the version that did"
+        else:
+            way_out = "That is not a version number: it is damaged, or surefoot did not write it"
+        return f"is of {self.key} {found!r:.20}; this surefoot reads {self.key} {self.readable}. {way_out}"
+
+    def check(self, found: Any, what: str, error: type[Exception] = UsageError) -> None:
+        """Raise `error`, which names `what`, unless the version `found` can be read."""
+        if problem := self.problem(found):
+            raise error(f"{what} {problem}.")
+
+    def migrate(self, value: Any, found: int) -> Any:
+        """The value, brought up to date from the version `found`, which can be read."""
+        for version in range(found, self.version):
+            value = self.migrations[version](value)
+        return value
+
+    def read(self, value: Any, what: str, error: type[Exception] = UsageError, unmarked: int | None = None) -> Any:
+        """A dictionary of this format, brought up to date. Raises `error` if its version cannot be read.
+
+        Args:
+            value: what was found; what is not a dictionary has no version.
+            what: what the error calls it, such as the path of the file.
+            error: what is raised.
+            unmarked: the version of a dictionary that names none; `None` refuses it.
+        """
+        found: Any = value.get(self.key, unmarked) if isinstance(value, Mapping) else None
+        self.check(found, what, error)
+        return self.migrate(value, found)
+
+
+CHECKPOINT = Format(
+    "checkpoint",
+    1,
+    "`checkpoints/step-*/manifest.json`",
+    "`CheckpointManager`",
+    "`CheckpointManager.load`, `stabilizer.resume` and `restore`, `surefoot replay`",
+)
+STABILIZER_STATE = Format(
+    "stabilizer state",
+    3,  # 1 and 2 were never released
+    "`stabilizer.state_dict()`, also in every checkpoint",
+    "`TrainingStabilizer`",
+    "`stabilizer.load_state_dict`, `resume` and `restore`",
+)
+DATA_POSITION = Format(
+    "data position",
+    1,
+    "in every checkpoint",
+    "`stabilizer.resume(loader)`",
+    "`stabilizer.resume` and `restore`",
+)
+RUN_LOG = Format(
+    "run log",
+    1,
+    "`telemetry/session-*.jsonl`, for the tables and `events.jsonl`",
+    "`RunLog`, `surefoot run`",
+    "`load_run`, `surefoot report`, `watch` and `serve`",
+)
+RUN = Format(
+    "run description",
+    1,
+    "`run.json`",
+    "`surefoot run`, `TrainingStabilizer(log=...)`",
+    "`load_run`, `surefoot diagnose`, `report` and `serve`",
+)
+FACTS = Format("facts", 1, "`facts.json`", "`surefoot run`", "`surefoot diagnose`, `report` and `serve`")
+FINDINGS = Format(
+    "findings",
+    1,
+    "`findings.json`, `surefoot diagnose --json`",
+    "`surefoot run`, `surefoot bisect`",
+    "`load_run`, `surefoot report`, `watch` and `serve`",
+)
+INCIDENT = Format(
+    "incident",
+    1,
+    "`incidents/*/incident.json`",
+    "`IncidentKeeper`, `surefoot run`",
+    "`surefoot replay`",
+)
+EXPERIMENTS = Format(
+    "experiments", 1, "`bisect.json`, `surefoot bisect --json`", "`surefoot bisect`", "`surefoot report` and `serve`"
+)
+STANDARDIZER = Format(
+    "standardizer", 1, "the file of `Standardizer.save`", "`Standardizer.save`", "`Standardizer.load`", key="version"
+)
+EXAMINATION = Format("examination", 1, "`surefoot doctor --json`", "`surefoot doctor`", "")
+REPLAY = Format("replay", 1, "`surefoot replay --json`", "`surefoot replay`", "")
+SCORES = Format("scores", 1, "`surefoot zoo score --json FILE`", "`surefoot zoo score`", "")
+
+FORMATS: tuple[Format, ...] = (
+    *(CHECKPOINT, STABILIZER_STATE, DATA_POSITION, RUN_LOG, RUN, FACTS, FINDINGS, INCIDENT, EXPERIMENTS),
+    *(STANDARDIZER, EXAMINATION, REPLAY, SCORES),
+)
+"""All of them. `docs/formats.md` shows this table."""

@@ -1,0 +1,348 @@
+"""The rules that judge one step: `NonFinite`, `Explosion`, `Spike` and `Setback`.
+
+They use tensor operations alone (`detect/arrays.py`), so they can judge a step on the device before it is applied,
+without a host sync. Each keeps a baseline of fixed size that a rejected value never enters: a record that fades slowly
+(`fade`), or a window of the last accepted values. Rejected values add up, and a level that stays is accepted as the new
+one (`forgive`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from surefoot.detect.arrays import Array, Library, library_of
+from surefoot.errors import require
+from surefoot.types import Signals, Verdict
+
+
+def fade(steps: Array, half_life_steps: float) -> Array:
+    """What a record is multiplied by each step: it halves over the half-life, or while the run doubles in length."""
+    return (steps / (steps + 1)).clip(0.5 ** (1 / half_life_steps))
+
+
+def forgive(refused: Array, outlier: Array, forgiven: float) -> Array:
+    """The count of refusals after an accepted step: 0 after an outlier (a new level), else reduced by `forgiven`."""
+    return (refused - forgiven).clip(0.0) * ~outlier
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """The loss or some gradient entry is NaN or Inf.
+
+    A gradient norm that overflowed to Inf while every entry is finite is not this: see `Explosion`.
+    """
+
+    def init(self) -> tuple[()]:
+        """There is nothing to remember."""
+        return ()
+
+    def update(self, state: tuple[()], signals: Signals) -> tuple[tuple[()], Verdict]:
+        """Judge one step. What nobody measured counts as healthy."""
+        xp = library_of(signals)
+        broken = xp.scalar(0.0) > 0
+        if signals.loss is not None:
+            broken = broken | ~xp.is_finite(xp.scalar(signals.loss))
+        if signals.nonfinite is not None:
+            broken = broken | (xp.scalar(signals.nonfinite) > 0)
+        elif signals.grad_norm is not None:
+            broken = broken | ~xp.is_finite(xp.scalar(signals.grad_norm))
+        return state, Verdict("nonfinite", broken, severity="error")
+
+
+OVERFLOW = 1.8e19
+"""A gradient whose square overflows fp32 would put an Inf into second moments that never leaves them."""
+EARLIEST = 3
+"""Accepted steps with a gradient before any comparison is made."""
+EXPLOSION_FORGIVEN = 0.05
+"""How much one healthy step reduces the count of refusals of `Explosion`."""
+
+
+class ExplosionState(NamedTuple):
+    """Fading maximum, how many steps with a gradient were accepted, how many were refused (nearly) in a row."""
+
+    peak: Array
+    accepted: Array
+    refused: Array
+
+
+@dataclass(frozen=True)
+class Explosion:
+    """The gradient norm exceeds `factor` times the largest norm accepted so far.
+
+    The reference is the largest norm accepted so far, fading slowly, and not an average: gradient norms have heavy
+    tails, small batches and nearly solved tasks more than others, and a rule that compares with the middle of the
+    distribution cries wolf in the tail. Compared with the maximum, a healthy stream has to exceed its own record many
+    times over in one step. What is judged anomalous does not raise the reference; what keeps coming for `patience`
+    steps is a new level, not an outlier, and is accepted.
+
+    - A gradient no larger than the weights is ordinary in size, however unusual for the run: before its first reward, a
+      policy that explores has gradients of next to nothing, and the first real one is what it has been waiting for. So
+      the norm must also exceed `min_to_weights` times the norm of the parameters, where that is known.
+    - In the first `min_steps` steps, when a record has hardly been set, `early_factor` takes the place of `factor`.
+    - The record fades over `half_life_steps`, but no faster than the run gets longer: a run of `n` steps has to allow
+      for the hard example that comes once in `n` steps, which a fixed half-life would have forgotten by then.
+    - A gradient of exactly 0 (a hinge loss with its margin kept, a reward not yet found) says nothing about the size of
+      gradients, so it neither counts as a step nor lets the record fade.
+    - Refusals need not be strictly in a row to count as a level: a healthy step takes back a twentieth of one, so an
+      "outlier" that is more than one step in twenty is accepted in the end, and a bad batch once an epoch is not.
+    """
+
+    factor: float = 50.0
+    """How far beyond the fading maximum is anomalous."""
+    half_life_steps: float = 2_000.0
+    """The maximum halves over this many steps, so that a rough start is forgotten, or over as many as the run has
+    behind it, whichever is longer."""
+    min_to_weights: float = 1.0
+    """… and beyond how many times the norm of the parameters."""
+    min_steps: int = 20
+    """Accepted steps with a gradient before `factor` holds."""
+    early_factor: float = 1_000.0
+    """What holds until then, from the third on. Before that only a norm whose square overflows fp32 is anomalous."""
+    patience: int = 10
+    """After so many refusals in a row, or nearly so, the norm is taken for a new level and accepted."""
+    signal: str = "grad_norm"
+
+    def __post_init__(self) -> None:
+        require(self.factor > 1, f"`factor` must be above 1; got {self.factor}. Every step would be anomalous.")
+        require(self.half_life_steps > 0, f"`half_life_steps` must be positive; got {self.half_life_steps}.")
+        require(
+            self.early_factor >= self.factor,
+            f"`early_factor` must be at least `factor`; got {self.early_factor} and {self.factor}.",
+        )
+        require(self.min_to_weights >= 0, f"`min_to_weights` must not be negative; got {self.min_to_weights}.")
+        require(self.min_steps >= 1, f"`min_steps` must be at least 1; got {self.min_steps}.")
+        require(self.patience >= 1, f"`patience` must be at least 1; got {self.patience}.")
+
+    def init(self) -> ExplosionState:
+        """No maximum yet."""
+        return ExplosionState(np.zeros(()), np.zeros(()), np.zeros(()))
+
+    def update(self, state: ExplosionState, signals: Signals) -> tuple[ExplosionState, Verdict]:
+        """Judge one step."""
+        xp = library_of(signals)
+        value = xp.scalar(signals.get(self.signal))
+        peak, accepted, refused = (xp.own(part) for part in state)
+        factor = xp.where(accepted >= self.min_steps, self.factor, self.early_factor)
+        beyond = (value > factor * peak) & (peak > 0) & (accepted >= EARLIEST)
+        if signals.param_norm is not None:
+            beyond = beyond & (value > self.min_to_weights * xp.scalar(signals.param_norm))
+        overflowing = value > OVERFLOW
+        anomalous = overflowing | (beyond & (refused < self.patience))
+        healthy = xp.is_finite(value) & ~anomalous
+        telling = healthy & (value > 0)
+        next_state = ExplosionState(
+            xp.where(telling, xp.maximum(peak * fade(accepted, self.half_life_steps), value), peak),
+            accepted + telling,
+            # A norm that overflowed is no level that could be accepted, so it does not count towards one.
+            xp.where(healthy, forgive(refused, beyond, EXPLOSION_FORGIVEN), refused + (anomalous & ~overflowing)),
+        )
+        return next_state, Verdict("explosion", anomalous, severity="error")
+
+
+IQR_OF_NORMAL = 1.349
+SPIKE_FORGIVEN = 0.001
+"""How much one healthy step reduces the count of refusals of `Spike`."""
+_TINY = 1e-30
+"""Keeps a spread of 0 from dividing; representable in fp32 and lost in any real spread."""
+
+
+class SpikeState(NamedTuple):
+    """A row per signal."""
+
+    window: Array
+    """The last accepted values, oldest first; NaN where there is none yet."""
+    accepted: Array
+    """How many values other than 0 were accepted."""
+    furthest: Array
+    """Fading maximum of the distance from the median."""
+    highest: Array
+    """… and of the distance above it."""
+    refused: Array
+
+
+@dataclass(frozen=True)
+class Spike:
+    """Every one of `signals` is far above its own recent past at the same step.
+
+    For each signal the last `window_steps` accepted values give a median and a spread (the interquartile range over
+    1.349, which is the standard deviation of a normal distribution and does not see the tails). A value is an outlier
+    when it is
+
+    - more than `threshold` spreads above the median, and
+    - further above the median than `factor` times the furthest the run has been from its median, a maximum that fades
+      slowly. A run with heavy tails has shown them before; this is what keeps it from being flagged; and
+    - further than the highest it has been above its median, times how heavy that tail is. The number of spreads the
+      record lies out tells: with a power law, the gap to the next record is a power of it. The square root is taken, up
+      to `max_tail_factor`. Only values above the median count here: a loss that falls fast has no heavy upper tail; and
+    - more than `min_rise` of the median itself, so that a stream that hardly varies has no spikes of rounding noise.
+
+    The step is anomalous when every named signal is an outlier at once: one signal alone is an alarm at most, never a
+    reason to act. A refused value enters neither the window nor the maximum, each signal by itself; a level that stays
+    for `patience` steps is accepted as the new one.
+
+    Values that are exactly 0 have no scale: a reward not yet found or a kept margin is followed by a first real value
+    without being its baseline. They enter the window, but neither count as steps nor let the maximum fade. The maximum
+    fades, and refusals add up, as in `Explosion`, for the same reasons.
+    """
+
+    signals: tuple[str, ...] = ("loss", "grad_norm")
+    window_steps: int = 128
+    threshold: float = 10.0
+    """Robust z-score beyond which a value is an outlier."""
+    factor: float = 5.0
+    """… and how many times further out than the run has been."""
+    max_tail_factor: float = 50.0
+    """… and how many times higher at most, when the tail is heavy."""
+    min_rise: float = 0.1
+    """… and by how much of the median's size."""
+    half_life_steps: float = 2_000.0
+    """The furthest distance halves over this many steps, or over as many as the run has behind it, if that is more."""
+    min_steps: int = 50
+    """Accepted values other than 0 before there is a verdict."""
+    patience: int = 3
+    """After so many refusals within about a thousand steps, values of that kind are the run's own and accepted: unlike
+    an explosion, a spike of ordinary size that keeps coming back is something to learn from."""
+
+    def __post_init__(self) -> None:
+        require(
+            not isinstance(self.signals, str),
+            f"`signals` is a tuple of names; got the string {self.signals!r}. Write `Spike(({self.signals!r},))`.",
+        )
+        require(len(self.signals) > 0, "`signals` is empty; name at least one, such as ('loss', 'grad_norm').")
+        require(
+            self.window_steps >= 4,
+            f"`window_steps` must be at least 4 to have quartiles; got {self.window_steps}. "
+            "For a limit without history use `Explosion`.",
+        )
+        require(self.threshold > 0, f"`threshold` must be positive; got {self.threshold}.")
+        require(self.factor >= 1, f"`factor` must be at least 1; got {self.factor}.")
+        require(self.max_tail_factor >= 1, f"`max_tail_factor` must be at least 1; got {self.max_tail_factor}.")
+        require(self.min_rise >= 0, f"`min_rise` must not be negative; got {self.min_rise}.")
+        require(self.half_life_steps > 0, f"`half_life_steps` must be positive; got {self.half_life_steps}.")
+        require(self.min_steps >= 4, f"`min_steps` must be at least 4 to have quartiles; got {self.min_steps}.")
+        require(self.patience >= 1, f"`patience` must be at least 1; got {self.patience}.")
+
+    def init(self) -> SpikeState:
+        """An empty window per signal."""
+        rows = len(self.signals)
+        return SpikeState(np.full((rows, self.window_steps), np.nan), *(np.zeros(rows) for _ in range(4)))
+
+    def update(self, state: SpikeState, signals: Signals) -> tuple[SpikeState, Verdict]:
+        """Judge one step."""
+        xp = library_of(signals)
+        values = xp.stack([xp.scalar(signals.get(name)) for name in self.signals])
+        window, accepted, furthest, highest, refused = (xp.own(part) for part in state)
+        low, median, high = quartiles(xp, window)
+        distance, spread = values - median, (high - low) / IQR_OF_NORMAL
+        tail = xp.sqrt(highest / (spread + _TINY)).clip(1.0, self.max_tail_factor)
+        bar = xp.maximum(self.threshold * spread, self.factor * furthest)
+        bar = xp.maximum(xp.maximum(bar, tail * highest), self.min_rise * xp.abs(median))
+        finite = xp.is_finite(values)
+        outlier = (distance > bar) & (accepted >= self.min_steps) & finite
+        taken = finite & (~outlier | (refused >= self.patience))
+        telling = taken & (values != 0)
+        moved = xp.concatenate([window[:, 1:], values[:, None]], 1)
+        kept = fade(accepted, self.half_life_steps)
+        next_state = SpikeState(
+            xp.where(taken[:, None], moved, window),
+            accepted + telling,
+            xp.where(telling, xp.fmax(furthest * kept, xp.abs(distance)), furthest),  # ignores a NaN median
+            xp.where(telling, xp.fmax(highest * kept, distance), highest),
+            xp.where(taken, forgive(refused, outlier, SPIKE_FORGIVEN), refused + outlier),
+        )
+        return next_state, Verdict("spike", (outlier & ~taken).all(), severity="warning")
+
+
+def quartiles(xp: Library, window: Array) -> tuple[Array, Array, Array]:
+    """Lower quartile, median and upper quartile of the values of each row that are there.
+
+    By sorting, and not with `torch.nanmedian`, which has no deterministic form on CUDA.
+    """
+    filled = xp.is_finite(window).sum(1)
+    places = (filled[:, None] - 1).clip(0) * xp.quarters()
+    picked = xp.pick(xp.sort_rows(window), places)
+    return picked[:, 0], picked[:, 1], picked[:, 2]
+
+
+FIRST_STEPS = 5
+"""The first accepted losses, whose mean is where the run started."""
+
+
+class SetbackState(NamedTuple):
+    """The last accepted losses, where the run started, how many were accepted, how many in a row were not."""
+
+    window: Array
+    start: Array
+    accepted: Array
+    run: Array
+
+
+@dataclass(frozen=True)
+class Setback:
+    """The loss is above everything of the last window, and a good share of what was gained is gone.
+
+    One high loss says little, a bad batch has it too. This rule therefore does not act by itself; `TrainingRecovery`
+    counts how many steps in a row it says so. A loss is a setback when it lies
+
+    - above every accepted loss of the last `window_steps` steps, and
+    - more than `threshold` spreads (robust, as in `Spike`) above their median, and
+    - higher than the median by `share` of everything the run has gained since its first steps. This is what tells a
+      model that was damaged from a schedule that restarts, from dropout that is switched on, from a slightly harder
+      data set: those cost some of the gain, and the run is on its way again.
+
+    Values that are judged a setback do not enter the window; a level that stays for `accept_after` steps does, since
+    whoever could have done something about it has had the time. Losses that are 0, negative or cross zero are judged by
+    differences, never by ratios.
+    """
+
+    window_steps: int = 64
+    threshold: float = 3.0
+    """How many spreads above the median of the window."""
+    share: float = 0.3
+    """… and how much of what was gained (first losses minus the median of the window) must be lost."""
+    min_steps: int = 32
+    """Accepted losses before there is a verdict."""
+    accept_after: int = 100
+    """After so many in a row, the level is the run's new one."""
+    signal: str = "loss"
+
+    def __post_init__(self) -> None:
+        require(
+            self.window_steps >= 8, f"`window_steps` must be at least 8 to have quartiles; got {self.window_steps}."
+        )
+        require(self.threshold > 0, f"`threshold` must be positive; got {self.threshold}.")
+        require(self.share >= 0, f"`share` must not be negative; got {self.share}.")
+        require(
+            8 <= self.min_steps <= self.window_steps,
+            f"`min_steps` must lie between 8 and `window_steps`; got {self.min_steps} of {self.window_steps}.",
+        )
+        require(self.accept_after >= 1, f"`accept_after` must be at least 1; got {self.accept_after}.")
+
+    def init(self) -> SetbackState:
+        """An empty window."""
+        return SetbackState(np.full((1, self.window_steps), np.nan), *(np.zeros(()) for _ in range(3)))
+
+    def update(self, state: SetbackState, signals: Signals) -> tuple[SetbackState, Verdict]:
+        """Judge one step."""
+        xp = library_of(signals)
+        value = xp.scalar(signals.get(self.signal))
+        window, start, accepted, run = (xp.own(part) for part in state)
+        low, median, high = (row[0] for row in quartiles(xp, window))
+        highest = xp.where(xp.is_finite(window), window, -np.inf).max()
+        bar = xp.maximum(highest, median + self.threshold * (high - low) / IQR_OF_NORMAL)
+        bar = xp.maximum(bar, median + self.share * xp.maximum(start - median, 0 * start))
+        finite = xp.is_finite(value)
+        above = (value > bar) & (accepted >= self.min_steps) & finite
+        taken = finite & (~above | (run >= self.accept_after))
+        moved = xp.concatenate([window[:, 1:], value.reshape(1, 1)], 1)
+        first = taken & (accepted < FIRST_STEPS)
+        next_state = SetbackState(
+            xp.where(taken, moved, window),
+            xp.where(first, (start * accepted + value) / (accepted + 1), start),
+            accepted + taken,
+            xp.where(above, run + 1, xp.where(finite, 0 * run, run)),
+        )
+        return next_state, Verdict("setback", above & ~taken, severity="warning")

@@ -1,0 +1,154 @@
+"""Results of steps: read them when they arrive, update the run history, and respond.
+
+On a GPU the numbers of a step arrive a few steps later, always the same few, so that a run responds the same way every
+time. Whether the step was applied was decided on the device; what is left is to log it, to restore buffers of a skipped
+step, and to do what the history decides (`Respond`): cut the learning rate, return to earlier weights, halt.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from surefoot.core.state_tree import pack_record, unpack_record
+from surefoot.core.weak_reference import weak_reference
+from surefoot.errors import TrainingHalted
+from surefoot.guard.step_numbers import StepNumbers
+from surefoot.keep.buffers import BufferKeeper
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+    from surefoot.guard.run_history import RunHistory
+    from surefoot.types import Decision, StepRecord
+
+    Respond: TypeAlias = "Callable[[StepResults, StepRecord, Decision], None]"
+
+
+class StepResults:
+    """Steps whose numbers have not been read yet, and what follows from those that have."""
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        history: RunHistory,
+        lag_steps: int,
+        *,
+        respond: Respond,
+        on_step: Callable[[StepRecord], None] | None = None,
+        restore_after_overflow: bool = True,
+    ) -> None:
+        """Collect results from here on. The models are not kept alive.
+
+        Args:
+            models: the modules whose buffers are restored after a skipped step; empty to restore none.
+            history: takes every step in and decides what is to be done.
+            lag_steps: how many steps later a step is read.
+            respond: does what the history has decided; may raise `TrainingHalted`.
+            on_step: called with every step once its numbers have arrived.
+            restore_after_overflow: whether buffers are restored after an fp16 overflow too.
+        """
+        self._models = [weak_reference(model) for model in models]
+        self.history, self._lag_steps, self._respond, self._on_step = history, lag_steps, respond, on_step
+        self._restore_after_overflow = restore_after_overflow
+        self.steps = 0
+        """Optimizer steps so far."""
+        self.lr_factor = 1.0
+        """What the learning rates are multiplied by from here on."""
+        self.stop_at: int | None = None
+        """The step at which all ranks stop, once one of them has been asked to."""
+        self.pending: deque[StepNumbers] = deque()
+        """The steps that have not been read yet, oldest first."""
+        self._halted: TrainingHalted | None = None
+        self._stale_before = 0
+        self.buffers = self._fresh_buffers()
+
+    def _fresh_buffers(self) -> BufferKeeper:
+        return BufferKeeper([model for reference in self._models if (model := reference()) is not None])
+
+    def take(self, numbers: StepNumbers) -> None:
+        """A step is done: read those whose turn has come. Raises `TrainingHalted` when the budgets are used up."""
+        self.steps += 1
+        self.pending.append(numbers)
+        halted, self._halted = self._halted, None
+        if halted is not None:
+            raise halted
+        try:
+            while len(self.pending) > self._lag_steps:
+                self._account(self.pending.popleft())
+        finally:
+            self.buffers.save(self.steps)
+
+    def drain(self) -> None:
+        """Read every step now. Only for what happens at the same step in every run: a save, a stop.
+
+        Does not halt the run: the next step does, if it comes to that.
+        """
+        while self.pending:
+            try:
+                self._account(self.pending.popleft())
+            except TrainingHalted as halted:
+                self._halted = self._halted or halted
+
+    def seen(self) -> RunHistory:
+        """The history with every step in it, to be read. Waits for numbers that have not arrived.
+
+        Reading changes nothing. What a step calls for may change the learning rate or the weights, and that happens
+        `lag_steps` later, at the same step whether or not anybody reads.
+        """
+        pending = list(self.pending)
+        return self.history.ahead(map(StepNumbers.record, pending), self._stale_before) if pending else self.history
+
+    def report_rest(self) -> None:
+        """Report the steps that have not been read yet, without responding to them: the log is about to close."""
+        if self._on_step is not None:
+            for numbers in self.pending:
+                self._on_step(numbers.record())
+        self.history.ahead(map(StepNumbers.record, self.pending), self._stale_before, self.history.on_event)
+
+    def returned(self) -> None:
+        """The run has returned to earlier weights: steps taken on those it has left are only counted."""
+        self._stale_before = self.steps
+        self.buffers = self._fresh_buffers()
+
+    def _account(self, numbers: StepNumbers) -> None:
+        record = numbers.record()
+        if self._on_step is not None:
+            self._on_step(record)
+        step = record.signals.step
+        if "stop" in record.notices and self.stop_at is None:
+            self.stop_at = step + self._lag_steps + 1  # whenever this rank came to read of it
+        if step < self._stale_before:  # taken on weights that the run has left since
+            self.history.count(record)
+            return
+        if record.skipped and (self._restore_after_overflow or not record.overflow):
+            self.buffers.restore(step)
+        self.buffers.settle(step)
+        self._respond(self, record, self.history.account(record))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, with steps whose numbers may still be on their way; `settled` waits for them."""
+        return {
+            "steps": self.steps,
+            "lr_factor": self.lr_factor,
+            "ledger": self.history.state_dict(),
+            "stale_before": self._stale_before,
+            "pending": list(self.pending),
+            "buffers": self.buffers.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state."""
+        self.steps, self.lr_factor = state["steps"], state["lr_factor"]
+        self.history.load_state_dict(state["ledger"])
+        self._stale_before = state["stale_before"]
+        self.pending = deque(StepNumbers(unpack_record(packed)) for packed in state["pending"])
+        self.buffers = self._fresh_buffers()
+        self.buffers.load_state_dict(state["buffers"])
+
+
+def settled(state: dict[str, Any]) -> dict[str, Any]:
+    """A state of `StepResults` once the numbers of its last steps have arrived."""
+    return state | {"pending": [pack_record(numbers.record()) for numbers in state["pending"]]}

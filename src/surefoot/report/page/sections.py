@@ -1,0 +1,207 @@
+"""The data of the page, section by section: what Python writes and the page's scripts read.
+
+Each section is plain JSON, declared here as a `TypedDict`, so that a misspelled key is a type error. A class whose name
+begins with an underscore holds the keys that may be absent. Numbers of a column keep six digits; what is not finite
+is a word (`"nan"`, `"inf"`), because JSON has no such number (see `encode`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Column: TypeAlias = "list[float | int | str]"
+"""Numbers of the page; words stand for what is not finite."""
+Role: TypeAlias = Literal["raw", "smooth", "line", "clipped"]
+"""How a series is drawn."""
+
+
+class _SeriesOptions(TypedDict, total=False):
+    constant: bool
+    """Whether the value never changes. Only while the chart is built; the page does not get it."""
+
+
+class PageSeries(_SeriesOptions):
+    """One curve of a chart."""
+
+    name: str
+    part: str
+    role: Role
+    x: list[int]
+    y: Column
+
+
+class _ChartOptions(TypedDict, total=False):
+    flat: float | int | str
+    """The only value of a chart whose series never change: shown as a sentence."""
+
+
+class PageChart(_ChartOptions):
+    """A line chart over the steps."""
+
+    id: str
+    title: str
+    unit: str
+    caption: str
+    log: bool
+    series: list[PageSeries]
+
+
+class MapCells(TypedDict):
+    """The cells of a layer map: codes between `low` and `high`, row by row, packed."""
+
+    rows: list[str]
+    columns: list[int]
+    log: bool
+    low: float
+    high: float
+    colours: list[float]
+    cells: str
+
+
+class LayerMap(MapCells):
+    """One row per layer, one column per stretch of steps."""
+
+    id: str
+    title: str
+    caption: str
+
+
+class HistogramColumns(TypedDict):
+    """Histograms of one tensor over time: one column per recorded step, packed."""
+
+    columns: list[int]
+    bins: int
+    cells: str
+    odd: dict[str, list[int]] | None
+    """How many values were NaN or Inf, by kind; `None` where all were finite."""
+
+
+class LayerHistogram(HistogramColumns):
+    """Histograms of one tensor, with the tensor they belong to."""
+
+    kind: str
+    layer: int
+    """Index into the layers of the section."""
+
+
+class HistogramSection(TypedDict):
+    """All histograms of a run."""
+
+    layers: list[str]
+    edges: dict[str, list[float]]
+    """Edges of the bins, by kind of tensor."""
+    items: list[LayerHistogram]
+
+
+class FindingCard(TypedDict):
+    """A finding of the diagnosis, with the title that its cause has in the catalogue."""
+
+    cause: str
+    title: str
+    severity: str
+    confidence: float | None
+    step: int | None
+    where: list[str]
+    evidence: Mapping[str, object]
+    summary: str
+    fixes: list[str]
+
+
+class EventCard(TypedDict):
+    """All events of one kind on one card."""
+
+    kind: str
+    severity: str
+    title: str
+    causes: list[str]
+    summary: str
+    steps: list[int]
+    count: int
+
+
+class _EventOptions(TypedDict, total=False):
+    cause: str
+    action: str
+    part: str
+    time: float
+    evidence: Mapping[str, object]
+
+
+class EventRow(_EventOptions):
+    """One event of the list."""
+
+    event: str
+    step: int | None
+    summary: str
+    severity: str
+
+
+class EventSection(TypedDict):
+    """The list of events; `total` also counts those that are left out of it."""
+
+    total: int
+    list: list[EventRow]
+
+
+class _ChipOptions(TypedDict, total=False):
+    word: str
+    """For a count of one."""
+    count: int
+    share: float
+
+
+class CountChip(_ChipOptions):
+    """A count in the header: `3 steps skipped`, or with a share `12 % of steps clipped`."""
+
+    kind: str
+    words: str
+
+
+class RankRow(TypedDict):
+    """One rank of a run of several."""
+
+    name: str
+    verdict: str
+    summary: str
+
+
+class Head(TypedDict):
+    """The header of the page: verdict, headline and counts."""
+
+    verdict: str
+    tone: str
+    headline: str
+    lead: str
+    script: str
+    arguments: list[str]
+    folder: str
+    steps: int
+    seconds: float | None
+    started: str
+    state: str
+    error: str
+    counts: list[CountChip]
+    dropped: int
+    problems: list[str]
+    ranks: list[RankRow]
+
+
+class ExperimentRow(TypedDict):
+    """One run of `surefoot bisect`."""
+
+    title: str
+    verdict: str
+    why: str
+    steps: int | None
+    loss: float | None
+
+
+class ExperimentSection(TypedDict):
+    """What `surefoot bisect` tried."""
+
+    sentence: str
+    rows: list[ExperimentRow]
+    chart: PageChart | None

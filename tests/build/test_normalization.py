@@ -1,0 +1,60 @@
+import pytest
+import torch
+from torch import nn
+
+from surefoot.build import advise_normalization
+
+
+def test_batch_norm_with_two_samples_is_named_with_a_replacement():
+    model = nn.Sequential(nn.Conv2d(3, 32, 3, bias=False), nn.BatchNorm2d(32), nn.ReLU())
+    (advice,) = advise_normalization(model, batch_size=2)
+    assert (advice.where, advice.severity) == ("1", "error")
+    assert "from 2 samples" in advice.problem
+    assert "nn.GroupNorm(8, 32)" in advice.advice
+    assert advise_normalization(model, batch_size=64) == []
+
+
+def test_batch_norm_1d_on_one_sample_really_fails_as_advised():
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4))
+    (advice,) = advise_normalization(model, batch_size=1)
+    assert advice.severity == "error"
+    with pytest.raises(ValueError, match="more than 1 value"):
+        model(torch.randn(1, 4))
+
+
+def test_norms_that_do_not_look_at_the_batch_are_never_named():
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GroupNorm(2, 8), nn.RMSNorm(8))
+    assert advise_normalization(model, batch_size=1) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(4)), "dropout"),
+        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "bias"),
+        (nn.Sequential(nn.GroupNorm(4, 4)), "InstanceNorm"),
+        (nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False)), "running statistics"),
+        (nn.Sequential(nn.BatchNorm1d(4).requires_grad_(False)), "frozen"),
+        (nn.ModuleList(nn.TransformerEncoderLayer(8, 2, batch_first=True) for _ in range(6)), "post-norm"),
+    ],
+)
+def test_each_known_trap_is_named(model, says):
+    assert [says in advice.problem for advice in advise_normalization(model, batch_size=64)] == [True]
+
+
+def test_pre_norm_layers_and_shallow_post_norm_are_fine():
+    pre = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, norm_first=True, batch_first=True) for _ in range(12))
+    post = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, batch_first=True) for _ in range(2))
+    assert advise_normalization(pre, 4) + advise_normalization(post, 4) == []
+
+
+def test_advice_takes_a_lazy_batch_norm_that_has_no_width_yet():
+    (advice,) = advise_normalization(nn.Sequential(nn.LazyBatchNorm2d()), batch_size=2)
+    assert advice.severity == "error"
+    assert "`nn.GroupNorm`" in advice.advice
+
+
+def test_a_frozen_batch_norm_in_eval_mode_is_good_at_any_batch_size():
+    norm = nn.BatchNorm2d(8).requires_grad_(False).eval()
+    assert advise_normalization(nn.Sequential(norm), batch_size=1) == []
+    assert advise_normalization(nn.Sequential(norm.train()), batch_size=1) != []

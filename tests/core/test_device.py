@@ -1,0 +1,68 @@
+"""The device seam: what holds on a CPU; `tests/gpu/test_device_seam_on_cuda.py` has the rest."""
+
+import pytest
+import torch
+
+from surefoot.core import device
+from surefoot.core.device import begin_reading, generators_of, has_streams, is_capturing, upload
+
+CPU = torch.device("cpu")
+without_accelerator = pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")
+
+
+def test_the_cpu_has_no_streams_and_runs_no_kernels_of_a_device():
+    assert not has_streams(CPU)
+    assert not device.runs_triton(CPU)
+    assert not device.can_record(CPU)
+    assert not is_capturing(CPU)
+
+
+@pytest.mark.parametrize("kind", ["meta", "mps", "vulkan"])
+def test_a_device_without_streams_is_served_by_plain_copies(kind):
+    assert not has_streams(torch.device(kind))
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+def test_cuda_and_xpu_have_streams(kind):
+    assert has_streams(torch.device(kind))
+
+
+def test_numbers_of_the_cpu_are_read_at_once():
+    vector = torch.arange(3.0, requires_grad=True)
+    host = begin_reading(vector).wait()
+    assert host.tolist() == [0.0, 1.0, 2.0]
+    assert not host.requires_grad
+
+
+def test_a_table_of_the_cpu_needs_no_pinned_memory():
+    table = upload([3, 1, 2], CPU)
+    assert table.tolist() == [3, 1, 2]
+    assert table.dtype == torch.int64
+    assert not table.is_pinned() or torch.accelerator.is_available()
+
+
+@without_accelerator
+def test_without_an_accelerator_nothing_is_in_use():
+    assert not device.is_in_use()
+    assert not is_capturing()
+    assert device.devices_in_use() == device.visible_devices() == []
+    assert device.allocated_and_reserved() is None
+    assert device.free_bytes() is None
+    assert generators_of([CPU, torch.device("cuda", 0)]) == []
+    device.empty_cache()
+
+
+@without_accelerator
+def test_the_stored_states_of_generators_have_the_same_keys_everywhere():
+    assert device.random_states() == {"cuda": [], "mps": None}
+    states = {"cuda": [torch.zeros(16, dtype=torch.uint8)], "mps": torch.zeros(16, dtype=torch.uint8)}
+    device.set_random_states(states)  # written on a machine with devices that this one lacks
+    assert device.with_random_states({"cuda": [], "mps": None}, [(3, torch.ones(1))]) == {"cuda": [], "mps": None}
+
+
+def test_versions_and_names_are_those_of_torch():
+    found = device.versions()
+    assert found["cuda"] == torch.version.cuda
+    assert device.name_of(CPU) == torch.backends.cpu.get_cpu_capability()
+    assert device.runtime_version("cuda", {"cuda": "12.8"}) == "CUDA 12.8"
+    assert device.runtime_version("cpu", found) == ""

@@ -1,0 +1,79 @@
+"""The device seam on CUDA: each function gives what `torch.cuda` gives."""
+
+import pytest
+import torch
+
+from surefoot.core import device
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture
+def home():
+    return torch.zeros(1, device="cuda").device
+
+
+def test_numbers_arrive_in_pinned_memory_without_a_sync(home):
+    vector = torch.arange(1000.0, device=home)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        reading = device.begin_reading(vector)
+        table = device.upload([3, 1, 2], home)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert reading.wait().tolist() == vector.tolist()
+    assert table.tolist() == [3, 1, 2]
+
+
+def test_streams_and_events_are_those_of_torch(home):
+    stream, event = device.new_stream(home), device.new_event(home, blocking=True)
+    assert isinstance(stream, torch.cuda.Stream)
+    assert isinstance(event, torch.cuda.Event)
+    assert device.current_stream(home) == device.current_stream() == torch.cuda.current_stream()
+    with device.device_context(home), device.on_stream(stream):
+        assert torch.cuda.current_stream() == stream
+        event.record(stream)
+    event.synchronize()
+
+
+def test_a_recorded_graph_runs_again(home):
+    total, one = torch.zeros(1, device=home), torch.ones(1, device=home)
+    assert device.can_record(home)
+    with device.recorded_graph(home) as graph:
+        assert device.is_capturing()
+        assert device.is_capturing(home)
+        assert not device.can_record(home)
+        total += one
+    assert not device.is_capturing()
+    for _ in range(3):
+        graph.replay()
+    assert total.item() == 3.0
+
+
+def test_memory_is_what_torch_counts(home):
+    kept = torch.zeros(1 << 20, device=home)
+    assert device.is_in_use()
+    assert home in device.devices_in_use()
+    assert device.visible_devices()[0] == "cuda:0"
+    assert device.allocated_and_reserved() == (torch.cuda.memory_allocated(), torch.cuda.memory_reserved())
+    assert device.memory_counters(home)["allocated"] == torch.cuda.memory_allocated()
+    assert 0 < device.free_bytes() <= device.total_bytes(home)
+    assert device.uuid_of(home) == str(torch.cuda.get_device_properties(home).uuid)
+    assert device.name_of(home) == torch.cuda.get_device_name(home)
+    assert kept.numel()
+
+
+def test_random_states_continue_where_they_were_read(home):
+    (index, generator), *_ = device.generators_of([home, torch.device("cpu")])
+    assert generator is torch.cuda.default_generators[index]
+    states = device.random_states()
+    first = torch.rand(4, device=home)
+    device.set_random_states(states)
+    assert torch.equal(torch.rand(4, device=home), first)
+    noted = generator.get_state()
+    second = torch.rand(4, device=home)
+    device.set_random_states(device.with_random_states(device.random_states(), [(index, noted)]))
+    assert torch.equal(torch.rand(4, device=home), second)
