@@ -2,7 +2,7 @@
 
     python tests/watch/sabotage.py            prints one line per failure and the counts
 
-torch is imported once and each case is a fork. A case is a name given to `Watcher.safely`, whose observation then raises
+torch is imported once and each case is a fork. A case is a name given to `ProbeRunner.safely`, whose observation then raises
 whatever it is, or a function of `surefoot.watch` that computes something about the script.
 """
 
@@ -21,28 +21,44 @@ sys.path[:0] = [str(Path(__file__).parents[2] / "src"), str(Path(__file__).paren
 import bitwise
 import torch
 
-from surefoot.watch import autograd_graph as graph
-from surefoot.watch import call_facts as notes
-from surefoot.watch import collected_facts as assembly
-from surefoot.watch import crash as postmortem
-from surefoot.watch import evaluation, watcher
-from surefoot.watch import extra_backward as questions
-from surefoot.watch import function_recorder as tape
-from surefoot.watch import loss_graph as roots
-from surefoot.watch import loss_level as spikes
-from surefoot.watch import manual_loop as manual
-from surefoot.watch import model_calls as passes
-from surefoot.watch import nonfinite_origin as autopsy
-from surefoot.watch import optimizer_order as turns
-from surefoot.watch import optimizer_record as watched
-from surefoot.watch import optimizer_updates as updates
-from surefoot.watch import parameter_registry as book
-from surefoot.watch import retained_graphs as kept
-from surefoot.watch import sampled_step as look
-from surefoot.watch import step_data as stream
-from surefoot.watch import step_series as series
-from surefoot.watch import tensor_summary as describe
-from surefoot.watch import user_frames as sites
+from surefoot.watch import (
+    accumulated_loss,
+    autograd_graph,
+    backward_observer,
+    call_facts,
+    call_history,
+    collected_facts,
+    crash,
+    data_origin,
+    evaluation,
+    events,
+    extra_backward,
+    facts_saver,
+    function_recorder,
+    layer_calls,
+    loss_calls,
+    loss_graph,
+    loss_level,
+    manual_loop,
+    model_calls,
+    module_hooks,
+    nonfinite_origin,
+    numeric_calls,
+    optimizer_order,
+    optimizer_record,
+    optimizer_updates,
+    parameter_registry,
+    probe_runner,
+    retained_graphs,
+    step_data,
+    step_observer,
+    step_recording,
+    step_rows,
+    step_sampler,
+    tensor_summary,
+    user_frames,
+    watcher,
+)
 
 SCRIPT = """
 import random, sys, warnings
@@ -95,35 +111,53 @@ net(torch.full((2, 3), 50))
 """
 
 INFRASTRUCTURE = {
-    "Watcher.safely", "Watcher._give_up", "Watcher.here", "Watcher.__init__", "Tape.__torch_function__", "Tape.leave",
-    "Tape.is_on_top", "Tape.is_entered", "Tape.__init__", "Look.take_off", "Look._before_call", "Look._after_call", "Look._watches",
-    "leave_every_tape", "Look.__init__", "Passes.__init__", "Updates.__init__",
+    "ProbeRunner.safely", "ProbeRunner.switch_off", "ProbeRunner.here", "ProbeRunner.__init__", "Watcher.__init__",
+    "FunctionRecorder.__torch_function__", "FunctionRecorder.leave", "FunctionRecorder.is_on_top",
+    "FunctionRecorder.is_entered", "FunctionRecorder.__init__", "ModuleHooks.remove", "ModuleHooks._before_call",
+    "ModuleHooks._after_call", "ModuleHooks._follows", "ModuleHooks.__init__", "StepRecording.remove_hooks",
+    "StepRecording.__init__", "remove_leftover_recorders", "ModelCalls.__init__", "OptimizerUpdates.__init__",
+    "CallFacts.__init__", "CallHistory.__init__", "LossCalls.__init__", "LayerCalls.__init__", "NumericCalls.__init__",
+    "StepSampler.__init__", "BackwardObserver.__init__", "StepObserver.__init__", "FactsSaver.__init__",
+    "EventRecorder.__init__", "Evaluations.__init__",
 }  # fmt: skip
 """What the safety itself is made of."""
 
 MODULES = (
-    assembly,
-    autopsy,
-    book,
-    describe,
+    accumulated_loss,
+    autograd_graph,
+    backward_observer,
+    call_facts,
+    call_history,
+    collected_facts,
+    crash,
+    data_origin,
     evaluation,
-    graph,
-    kept,
-    look,
-    manual,
-    notes,
-    passes,
-    postmortem,
-    questions,
-    roots,
-    series,
-    sites,
-    spikes,
-    stream,
-    tape,
-    turns,
-    updates,
-    watched,
+    events,
+    extra_backward,
+    facts_saver,
+    function_recorder,
+    layer_calls,
+    loss_calls,
+    loss_graph,
+    loss_level,
+    manual_loop,
+    model_calls,
+    module_hooks,
+    nonfinite_origin,
+    numeric_calls,
+    optimizer_order,
+    optimizer_record,
+    optimizer_updates,
+    parameter_registry,
+    probe_runner,
+    retained_graphs,
+    step_recording,
+    step_data,
+    step_observer,
+    step_sampler,
+    step_rows,
+    tensor_summary,
+    user_frames,
     watcher,
 )
 
@@ -153,7 +187,7 @@ def sabotage(owner, name) -> None:
 
 
 def sabotage_probe(probe) -> None:
-    safely = watcher.Watcher.safely
+    safely = probe_runner.ProbeRunner.safely
 
     def raising(*args):
         raise RuntimeError("sabotaged")
@@ -161,11 +195,11 @@ def sabotage_probe(probe) -> None:
     def patched(self, name, observe, *args):
         return safely(self, name, raising if name == probe else observe, *args)
 
-    watcher.Watcher.safely = patched
+    probe_runner.ProbeRunner.safely = patched
 
 
 def record_probes(file: Path) -> None:
-    safely = watcher.Watcher.safely
+    safely = probe_runner.ProbeRunner.safely
     seen: dict[str, int] = {}
 
     def patched(self, name, observe, *args):
@@ -173,7 +207,7 @@ def record_probes(file: Path) -> None:
         file.write_text(json.dumps(seen))
         return safely(self, name, observe, *args)
 
-    watcher.Watcher.safely = patched
+    probe_runner.ProbeRunner.safely = patched
 
 
 def run(path: str, folder: Path, watched: bool, prepare=lambda: None):

@@ -11,7 +11,7 @@ from torch import nn
 from captured import incidents_in
 from surefoot.record.incidents.reading import read_incident
 from surefoot.replay.processes import Order, run_pass
-from surefoot.watch.incidents import IncidentWriter
+from surefoot.watch.context import WatchOptions
 from surefoot.watch.watcher import Watcher
 
 SCRIPT = """
@@ -172,14 +172,13 @@ class Scaled(nn.Linear):
 
 def watched(tmp_path, run):
     """The incident that is left when `run` has come to a bad loss."""
-    watcher = Watcher()
-    watcher.blackbox = IncidentWriter(watcher, lambda: tmp_path, (0, 1))
+    watcher = Watcher(WatchOptions(folder=lambda: tmp_path))
     loss = run(watcher)
-    watcher.before_backward(loss)
+    watcher.backward.before(loss)
     loss.backward()
-    watcher.after_backward()
-    watcher.end_look()
-    assert not watcher.problems
+    watcher.backward.after()
+    watcher.sampler.end()
+    assert not watcher.probes.problems
     (folder,) = incidents_in(tmp_path)
     return read_incident(folder)
 
@@ -189,7 +188,7 @@ def test_what_a_model_was_called_with_is_known_from_the_very_first_step(tmp_path
 
     def run(watcher):
         run.optimizer = torch.optim.SGD(model.parameters())  # the watcher does not hold it
-        watcher.optimizer_made(run.optimizer)
+        watcher.steps.optimizer_made(run.optimizer)
         return model(x, by=by).sum()
 
     found = watched(tmp_path, run)
@@ -205,12 +204,12 @@ def test_a_forward_from_before_another_optimizers_step_is_said_to_be_out_of_reac
     def run(watcher):
         run.optimizers = [torch.optim.SGD(each.parameters()) for each in (critic, maker)]
         for optimizer in run.optimizers:
-            watcher.optimizer_made(optimizer)
+            watcher.steps.optimizer_made(optimizer)
         made = maker(torch.ones(1, 3))
         critic(made.detach()).sum().backward()
-        watcher.before_step(run.optimizers[0], False)
+        watcher.steps.before(run.optimizers[0], False)
         run.optimizers[0].step()
-        watcher.after_step(run.optimizers[0])
+        watcher.steps.after(run.optimizers[0])
         return critic(made).sum() * math.inf
 
     facts = watched(tmp_path, run).facts

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from surefoot.watch.nonfinite_origin import autopsy
+from surefoot.watch.nonfinite_origin import find_origin
 from surefoot.watch.parameter_registry import ParameterRegistry
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def origin(loss: torch.Tensor, book: ParameterRegistry | None = None) -> dict[str, Any]:
-    return autopsy(loss, book or ParameterRegistry(), {})
+    return find_origin(loss, book or ParameterRegistry(), {})
 
 
 def weights(*values: float) -> torch.Tensor:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from surefoot.core.folder_lock import Hold
+    from surefoot.experiments.changes.experiment import Experiment
+    from surefoot.record.facts import RunFacts
     from surefoot.record.log import RunLog
     from surefoot.watch.watcher import Watcher
 
@@ -116,6 +118,7 @@ class RunSession:
         self._closed = False
         self._folder: Path | None = None
         self._held: Hold | None = None
+        self._experiment: Experiment | None = None
         self._rank, self._world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
 
     def run(self) -> None:
@@ -161,23 +164,30 @@ class RunSession:
 
     def _attach(self) -> None:
         try:
-            from surefoot.watch.incidents import IncidentWriter
-            from surefoot.watch.log_rows import WatchLog
+            from surefoot.watch.context import WatchOptions
             from surefoot.watch.patches import install
             from surefoot.watch.watcher import Watcher
 
-            self.watcher = Watcher(guard=self.request.guard)
-            self.watcher.save = self._save
-            self.watcher.diary = WatchLog(self._open_log, self.watcher.book)
-            self.watcher.blackbox = IncidentWriter(self.watcher, self._place, (self._rank, self._world_size))
-            experiment = None
+            options: dict[str, Any] = {
+                "guard": self.request.guard,
+                "open_log": self._open_log,
+                "save": self._save,
+                "folder": self._place,
+                "rank": self._rank,
+                "world_size": self._world_size,
+            }
+            order = None
             if "SUREFOOT_EXPERIMENT" in os.environ:  # one of the runs of `surefoot bisect`
-                from surefoot.experiments.changes import begin
+                from surefoot.experiments import changes
 
-                experiment = begin(self.watcher)
+                order = changes.take_order()
+                options |= changes.options_for(order)
+            self.watcher = Watcher(WatchOptions(**options))
+            if order is not None:
+                self._experiment = changes.begin(self.watcher, order)
             install(self.watcher, ("surefoot.report.terminal.progress",) if self.request.progress else ())
-            if experiment is not None:
-                experiment.follow()
+            if self._experiment is not None:
+                self._experiment.follow()
         except Exception as error:
             say(f"surefoot: cannot watch this torch ({type(error).__name__}: {error}); the script runs as it is")
 
@@ -201,10 +211,16 @@ class RunSession:
         if interrupted and flush:
             _die_of_interrupt()
 
-    def _save(self, facts: dict[str, Any]) -> None:
+    def _save(self, facts: RunFacts) -> None:
         """What is known so far, in case the run is killed."""
         if os.getpid() == self._process:
-            self._write_facts(facts, self._describe(None))
+            self._write_facts(self._with_experiment(facts), self._describe(None))
+
+    def _with_experiment(self, facts: RunFacts) -> RunFacts:
+        """The facts, with what the change of a `surefoot bisect` run did."""
+        from dataclasses import replace
+
+        return facts if self._experiment is None else replace(facts, experiment=self._experiment.as_facts())
 
     def _describe(self, ending: Ending | None) -> dict[str, Any]:
         """What ran, and how it ended; a run that has not ended has no exit code."""
@@ -219,15 +235,17 @@ class RunSession:
             "error": type(error).__name__ if error is not None else None,
             "seconds": round(time.monotonic() - self._started, 3),
             "torch": str(getattr(torch, "__version__", "")) or None,
-            **({"guarded": self.watcher.guard.as_facts()} if self.watcher is not None and self.watcher.guard else {}),
+            **({"guarded": self.watcher.guard.as_facts().to_json()} if self.watcher and self.watcher.guard else {}),
         }
 
-    def _write_facts(self, facts: dict[str, Any], run_facts: dict[str, Any]) -> Path:
+    def _write_facts(self, facts: RunFacts | None, run_facts: dict[str, Any]) -> Path:
         from surefoot.record.run_folder import write_json
 
         folder = self._made()
         write_json(folder / "run.json", run_facts)
-        write_json(folder / "facts.json", facts)
+        write_json(
+            folder / "facts.json", facts.to_json() if facts is not None else {"schema": FACTS.version, "steps": 0}
+        )
         return folder
 
     def _place(self) -> Path:
@@ -279,53 +297,47 @@ class RunSession:
         return RunLog(folder, sinks=sinks, close_at_exit=False)  # the diagnosis, which comes last, belongs into it
 
     def _write(self, ending: Ending) -> None:
-        from surefoot.core.formats import FACTS
-
-        facts: dict[str, Any] = {"schema": FACTS.version, "steps": 0}
-        if self.watcher is not None:
-            facts = self._facts(self.watcher, ending)
+        facts = self._facts(self.watcher, ending) if self.watcher is not None else None
         run_facts = self._describe(ending)
         folder: Path | None = None
         try:
             folder = self._write_facts(facts, run_facts)
         except OSError as error:
             say(f"surefoot: cannot write {self._folder}: {error.strerror or error}; the diagnosis is only shown here")
-        if self.watcher is None:
+        if self.watcher is None or facts is None:
             return
         from surefoot.diagnose.engine import diagnose
         from surefoot.diagnose.terminal import as_text
 
-        diagnosis = diagnose(facts, run_facts)
-        if self.watcher.diary is not None:
-            self.watcher.safely("run log", self.watcher.diary.end, diagnosis, ending.code)
+        diagnosis = diagnose(facts.to_json(), run_facts)
+        log = self.watcher.events.log
+        if log is not None:
+            self.watcher.probes.safely("run log", log.end, diagnosis, ending.code)
         if folder is not None:
             from surefoot.record.run_folder import write_json
 
             write_json(folder / "findings.json", diagnosis.as_json())
         say(as_text(diagnosis, str(self._folder)))
-        if "guarded" in facts:
+        if facts.guard is not None:
             from surefoot.watch.guard import in_words
 
-            say(f"surefoot: {in_words(facts['guarded'])}")
-        if self.watcher.incident is not None:
-            say(f"the first bad step is kept: {self.watcher.incident}")
+            say(f"surefoot: {in_words(facts.guard)}")
+        incidents = self.watcher.incidents
+        if incidents is not None and incidents.replay_command is not None:
+            say(f"the first bad step is kept: {incidents.replay_command}")
         if folder is not None and diagnosis.steps:
             say(f"charts and events on one page: surefoot report {folder}")
 
-    def _facts(self, watcher: Watcher, ending: Ending) -> dict[str, Any]:
-        from surefoot.watch.crash import find_bad_loss, postmortem
+    def _facts(self, watcher: Watcher, ending: Ending) -> RunFacts:
+        from dataclasses import replace
+
+        from surefoot.watch.crash import describe_crash, find_bad_loss, without_frames
 
         crash = None
         if ending.error is not None:
-            crash = watcher.safely("crash", postmortem, ending.error, watcher)
-            crash = crash or {"type": type(ending.error).__name__, "message": str(ending.error)[:2000]}
-        bad = watcher.safely("autopsy", find_bad_loss, ending.error, ending.globals, watcher)
-        facts = watcher.as_facts()
-        if crash is not None:
-            facts["crash"] = crash
-        if bad is not None:
-            facts["bad_loss"] = bad
-        return facts
+            crash = watcher.probes.safely("crash", describe_crash, ending.error) or without_frames(ending.error)
+        bad = watcher.probes.safely("autopsy", find_bad_loss, ending.error, ending.globals, watcher)
+        return replace(self._with_experiment(watcher.as_facts()), crash=crash, discarded_loss=bad)
 
 
 def _die_of_interrupt() -> None:

@@ -48,8 +48,6 @@ current: ContinuedRun | None = None
 def rehearse(experiment: Experiment) -> bool:
     """Set everything up; returns whether the ordered change is made by that alone."""
     global current
-    watcher = experiment.watcher
-    watcher.most_looks, watcher.blackbox = 0, None  # nobody diagnoses this run, and its bad step is kept already
     try:
         incident = read_incident(experiment.order["incident"])
         current = ContinuedRun(experiment, incident)
@@ -192,7 +190,7 @@ class ContinuedRun:
         if optimizer is not self.optimizer:
             return
         # A step that a scaler left out is no step of the optimizer's, but one of the experiment's.
-        self.experiment.first_step = self.experiment.watcher.watched(optimizer).series.count - len(self._rows)
+        self.experiment.first_step = self.experiment.watcher.steps.record_of(optimizer).series.count - len(self._rows)
         for group, rate in zip(optimizer.param_groups, self._rates, strict=False):
             if rate is not None:
                 group["lr"] = rate
@@ -201,15 +199,15 @@ class ContinuedRun:
     def _after_step(self, optimizer: Optimizer) -> None:
         if optimizer is not self.optimizer or not self._stepping:
             return  # the step before the captured one
-        row = self.experiment.watcher.watched(optimizer).series.rows[-1]
+        row = self.experiment.watcher.steps.record_of(optimizer).series.rows[-1]
         self._numbers = {"loss": _plain(row.get("loss")), "grad_norm": _plain(row.get("grad_norm")), "lr": row["lr"]}
         if not self.guarded:
             self._close(self._numbers, applied=True)
 
     def _around_backward(self, original: Any, args: Any, kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        if self.optimizer is not None and self.experiment.watcher.here():
-            losses = self.experiment.watcher.losses_since_step()
+        if self.optimizer is not None and self.experiment.watcher.probes.here():
+            losses = self.experiment.watcher.context.losses.values
             if losses:
                 self._open.append(float(losses[-1]))
             if self.hunt is not None and losses:

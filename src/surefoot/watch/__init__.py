@@ -1,8 +1,7 @@
-"""`surefoot run`: watch an unmodified script and change nothing in it.
+"""`surefoot run`: observe any PyTorch script from outside, change nothing in it, and end with a diagnosis.
 
-`command` reads the command line, `execute` runs the script as `python` would, `arrival` waits for the script to import
-torch, and `watcher` joins what looks at it: `patches` sees the calls that make a training loop (backward, step, clip,
-scale, load), `look` goes deep on a few steps with hooks and a `tape` of operations, `graph` reads the autograd graph,
-`autopsy` finds where the first non-finite value came from. What they learn is written as facts into the run folder;
-`surefoot.diagnose` draws the conclusions from there.
+`commands.run` reads the command line; `run_script` runs the script as `python` would, and `torch_import` waits for it
+to import torch. `patches` reports the calls that make a training loop (backward, step, clip, scale, load) to the parts
+of the `watcher`: `backward_observer`, `step_observer` and, for the few steps observed in depth, `step_sampler`. What
+they find is written as facts into the run folder; `surefoot.diagnose` draws the conclusions.
 """

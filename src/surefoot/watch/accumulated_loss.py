@@ -83,3 +83,41 @@ class Accumulation:
             return True
         size = self._size
         return size is not None and len(shares) < size and all(abs(share * size - 1.0) < _CLOSE for share in shares)
+
+
+class StepLosses:
+    """The losses that `backward` was called on since the last step: numbers, or tensors that were not read yet."""
+
+    def __init__(self) -> None:
+        self._accumulation = Accumulation()
+        self.values: list[Any] = []
+        self._shares: list[float | None] = []
+        """Which part of its microbatch's loss each value is."""
+        self._previous: list[Any] = []
+        """The loss of the last step, for an optimizer that steps without a backward of its own."""
+
+    def add(self, value: Any, share: float | None) -> None:
+        """Add the loss of one backward."""
+        self.values.append(value)
+        self._shares.append(share)
+
+    def close_step(self, evaluations: int) -> Any:
+        """The loss of the step that ends here.
+
+        `evaluations` is how often a closure was evaluated inside the step. Its first evaluation is the loss at the
+        current point, or of the last microbatch; later ones are left out.
+        """
+        values, shares = self.values or self._previous, self._shares
+        if evaluations:
+            first = len(values) - evaluations + 1
+            values, shares = values[:first], shares[:first]
+        loss = self._accumulation.loss_of(values, shares)
+        self._previous = [loss] if values else []
+        self.values, self._shares = [], []
+        return loss
+
+    def close_skipped_step(self) -> None:
+        """A scaler has skipped the step: its losses belong to no row."""
+        loss = self._accumulation.loss_of(self.values, self._shares)
+        self._previous = [] if loss is None else [loss]
+        self.values, self._shares = [], []

@@ -1,59 +1,58 @@
-"""All that a watcher knows, as plain data: the facts that a diagnosis is made from.
-
-Weak references and names that begin with an underscore stay behind. Nothing is judged here.
-"""
+"""Puts the facts of a run together: everything that the parts of a watcher have recorded. Nothing is judged here."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from surefoot.core.formats import FACTS
+from surefoot.record.facts import Permutation, RunFacts, Seeds
 
 if TYPE_CHECKING:
+    from surefoot.record.facts import SampledStep
     from surefoot.watch.watcher import Watcher
 
+MOST_PERMUTATIONS = 200
 
-def assemble(watcher: Watcher) -> dict[str, Any]:
+
+def assemble(watcher: Watcher) -> RunFacts:
     """The facts so far."""
-    labels = [watcher.book.label(record) for record in watcher.book.parameters]
-    parameters = [record.as_facts() for record in watcher.book.parameters]
-    for facts, label in zip(parameters, labels, strict=True):
-        facts["label"] = label
-    return {
-        "schema": FACTS.version,
-        "steps": watcher.steps,
-        "backwards": watcher.backwards,
-        "models": watcher.book.models,
-        "parameters": parameters,
-        "optimizers": [held.as_facts() for held in watcher.optimizers],
-        "manual": [watcher.book.id_of(tensor) for tensor in watcher.manual.tensors()],
-        "backward_series": watcher.backward_series.as_facts(),
-        "schedulers": [{k: v for k, v in s.items() if k != "ref"} for s in watcher.schedulers],
-        "looks": watcher.looks,
-        "events": watcher.events,
-        "evaluations": watcher.evaluations.passes,
-        "evaluation_blocks": watcher.evaluations.blocks,
-        "seeds": watcher.seeds,
-        "reseeds": watcher.reseeds,
-        "stream": watcher.stream.as_facts(),
-        "permutations": _permutations(watcher.looks),
-        "clips": watcher.clips,
-        "loaders": [{k: v for k, v in loader.items() if k != "ref"} for loader in watcher.loaders],
-        "batches": watcher.batches,
-        "scaler": {k: v for k, v in watcher.scaler.items() if not k.startswith("_")},
-        "policy": watcher.policy,
-        "divergences": watcher.divergences,
-        "retained": watcher.kept.retained,
-        "compiled": watcher.compiled,
-        "problems": watcher.problems,
-        **({"guarded": watcher.guard.as_facts()} if watcher.guard is not None else {}),
-    } | ({"experiment": watcher.experiment.as_facts()} if watcher.experiment is not None else {})
+    state, registry, calls, backward = watcher.state, watcher.registry, watcher.calls, watcher.backward
+    return RunFacts(
+        steps=state.steps,
+        backwards=state.backwards,
+        models=registry.models,
+        parameters=[record.as_facts(registry.label(record)) for record in registry.parameters],
+        optimizers=[record.as_facts() for record in watcher.optimizers.all],
+        updated_by_hand=[registry.id_of(tensor) for tensor in backward.manual.tensors()],
+        backward_series=backward.series.as_facts(),
+        schedulers=[record.as_facts() for record in calls.schedulers],
+        sampled_steps=watcher.sampler.sampled_steps,
+        events=watcher.events.events,
+        evaluations=watcher.evaluations.calls,
+        evaluation_blocks=watcher.evaluations.blocks,
+        seeds=Seeds(**calls.seeds),
+        reseeds=calls.reseeds,
+        step_data=watcher.context.data.as_facts(),
+        permutations=_permutations(watcher.sampler.sampled_steps),
+        clippings=calls.clips,
+        loaders=[record.as_facts() for record in calls.loaders],
+        batches=calls.batches,
+        loss_scaler=state.scaler.as_facts(),
+        policy_entropies=calls.policy,
+        policy_divergences=calls.divergences,
+        retained_graphs=backward.retained_graphs.retained,
+        compiled=state.compiled,
+        problems=watcher.probes.problems,
+        guard=watcher.guard.as_facts() if watcher.guard is not None else None,
+    )
 
 
-def _permutations(looks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every permutation that rows were seen to be picked by, at the first look that saw it."""
-    found: dict[int, dict[str, Any]] = {}
-    for look in looks:
-        for order in look["notes"].get("orders", []):
-            found.setdefault(order["number"], {"step": look["step"], **order})
-    return list(found.values())[:200]
+def _permutations(sampled_steps: list[SampledStep]) -> list[Permutation]:
+    """Every permutation that rows were seen to be picked by, at the first sampled step that saw it."""
+    found: dict[int, Permutation] = {}
+    for sampled in sampled_steps:
+        for order in sampled.calls.orders:
+            known = Permutation(
+                step=sampled.step, length=order.length, fingerprint=order.fingerprint, number=order.number
+            )
+            found.setdefault(order.number, known)
+    return list(found.values())[:MOST_PERMUTATIONS]

@@ -1,8 +1,8 @@
 """Where the data of a step came from: the operations that ran without a graph before a tensor entered the graph.
 
 The graph under a loss begins where gradients begin. A `log` of the batch, or its standardisation, is done before that,
-so the graph holds only the result, which looks like data. The tape of a look knows the operations on the way. What was
-done at the last look serves for a later step, together with what is known of that step's own batch.
+so the graph holds only the result, which looks like data. The recorder of a sampled step knows the operations on the
+way. Those of the last sampled step are used for a later one, together with what is known of that step's own batch.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from surefoot.observe.readable import is_readable
-from surefoot.watch.call_facts import RECURRENT, WEIGHT_LAYERS
+from surefoot.record.facts import UngraphedCall
 from surefoot.watch.function_recorder import tensors_in
+from surefoot.watch.operation_names import RECURRENT, WEIGHT_LAYERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,7 +41,7 @@ class DataOrigin:
     consumer: tuple[str, str, str]
     """Site, module and name of the call that took it into the graph."""
     shape: list[int]
-    risky: list[dict[str, Any]]
+    risky: list[UngraphedCall]
     """Calls on the way that are not defined everywhere, first to last."""
     from_model: bool
     """Whether a model, or the graph itself, made it."""
@@ -52,38 +53,42 @@ class DataOrigin:
     """Whether nothing else went into it, short of random numbers and constants."""
 
 
-def trails(tape: FunctionRecorder) -> list[DataOrigin]:
+def trails(recorder: FunctionRecorder) -> list[DataOrigin]:
     """One for each tensor that entered the graph without one of its own, of each place that took it."""
     found: dict[tuple[Any, ...], DataOrigin] = {}
-    for entry in tape.entries:
+    for entry in recorder.entries:
         if not entry.out_grad or not entry.inputs:
             continue
         for index in entry.inputs:
-            made = tape.entries[index]
+            made = recorder.entries[index]
             key = (entry.site, entry.module, entry.name, tuple(made.out_shape or ()))
             if made.out_grad or not made.out_dtype.startswith(("float", "bfloat")) or key in found:
                 continue
             if len(found) >= MOST_TRAILS:
                 return list(found.values())
-            found[key] = _trail(tape, entry, made)
+            found[key] = _trail(recorder, entry, made)
     return list(found.values())
 
 
-def _trail(tape: FunctionRecorder, consumer: RecordedCall, made: RecordedCall) -> DataOrigin:
-    way = sorted(tape.history(made.index, _MOST_CALLS), key=lambda entry: entry.index)
+def _trail(recorder: FunctionRecorder, consumer: RecordedCall, made: RecordedCall) -> DataOrigin:
+    way = sorted(recorder.history(made.index, _MOST_CALLS), key=lambda entry: entry.index)
     from_model = any(e.out_grad or e.parameters or e.name in WEIGHT_LAYERS or e.name in RECURRENT for e in way)
     own = {id(result) for e in way if e.result is not None and (result := e.result()) is not None}
     sources: dict[int, Any] = {}
     readable = len(way) < _MOST_CALLS and not any(e.name in _UNREADABLE for e in way)
     for e in way:
-        if len(e.inputs) < len(e.taken):  # something that no call on the tape made
+        if len(e.inputs) < len(e.taken):  # something that no call on the recorder made
             outside = {id(tensor): ref for ref in e.taken if (tensor := ref()) is not None and id(tensor) not in own}
             readable = readable and bool(outside)
             sources |= outside
     return DataOrigin(
         (consumer.site, consumer.module, consumer.name),
         list(made.out_shape or []),
-        [{"call": e.name, "site": e.site, "module": e.module} | e.note["domain"] for e in way if "domain" in e.note],
+        [
+            UngraphedCall(call=e.name, site=e.site, module=e.module, **e.note["domain"])
+            for e in way
+            if "domain" in e.note
+        ],
         from_model,
         list(sources.values()),
         None if made.result is None or (result := made.result()) is None else place_of(result),
@@ -108,14 +113,14 @@ def origin_of_data(
     if way is not None and not facts.get("site"):
         found["site"], found["module"], found["call"] = way.consumer
     if not here:  # what was not finite at a look, whose loss was, is so on purpose: a mask
-        risky = [each for each in risky if not each["bad"]]
+        risky = [each for each in risky if not each.bad]
     else:
-        risky = [each for each in risky if each["bad"]]
-        if risky and risky[0]["given_finite"]:
+        risky = [each for each in risky if each.bad]
+        if risky and risky[0].given_finite:
             return found | {"kind": "operation", "without_graph": True, "exact": True, "made_by": risky[0]}
     came_in = _were_finite(facts, way, drawn)
-    words = [f"{each['call']} at {each['site']}" for each in risky]
-    logarithm = next((each for each in reversed(risky) if each["call"].rstrip("_") in _LOGARITHMS), None)
+    words = [f"{each.call} at {each.site}" for each in risky]
+    logarithm = next((each for each in reversed(risky) if each.call.rstrip("_") in _LOGARITHMS), None)
     if came_in is None and logarithm is not None and facts.get("minus_inf") and not facts.get("nan"):
         risky, came_in = [logarithm], True  # no logarithm makes that of a value that is not finite
     if came_in is False:

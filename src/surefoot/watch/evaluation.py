@@ -1,42 +1,43 @@
-"""Passes without gradients, between the steps: which model, in which mode, on what data."""
+"""Calls without gradients, between the steps: which model, in which mode, on what data."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from surefoot.watch.sampled_step import SampledStep
+from surefoot.watch.step_recording import StepRecording
 
 if TYPE_CHECKING:
-    from surefoot.watch.watcher import Watcher
+    from surefoot.record.facts import ModelCall
+    from surefoot.watch.context import WatchContext
 
 FIRST_BLOCKS = 12
-MOST_PASSES = 400
+MOST_CALLS = 400
 
 
 class Evaluations:
     """Opened when the user's code turns gradients off or calls `eval()`, closed when that is over."""
 
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher = watcher
-        self._look: SampledStep | None = None
+    def __init__(self, context: WatchContext) -> None:
+        self._context, self._state = context, context.state
+        self._sampled: StepRecording | None = None
         self._depth = 0
         self.blocks = 0
-        self.passes: list[dict[str, Any]] = []
+        self.calls: list[ModelCall] = []
 
     def open(self) -> None:
-        """Start watching model calls, unless a look already does."""
+        """Start watching model calls, unless a sampled step already does."""
         self._depth += 1
-        if self._depth > 1 or self._watcher.look is not None or self._look is not None:
+        if self._depth > 1 or self._state.sampled is not None or self._sampled is not None:
             return
         self.blocks += 1
         sampled = self.blocks <= FIRST_BLOCKS or self.blocks & (self.blocks - 1) == 0
-        if not sampled or len(self.passes) >= MOST_PASSES or not self._watcher.steps:
+        if not sampled or len(self.calls) >= MOST_CALLS or not self._state.steps:
             return
-        watcher = self._watcher
-        self._look = SampledStep(
-            watcher.steps, watcher.book, watcher.safely, use_tape=False, thorough=False, hooked=not watcher.compiled
+        self._sampled = StepRecording(
+            self._context, use_recorder=False, thorough=False, use_hooks=not self._state.compiled
         )
-        self._look.begin()
+        self._sampled.begin()
 
     def close(self) -> None:
         """The block is over."""
@@ -45,10 +46,10 @@ class Evaluations:
             self.drop()
 
     def drop(self) -> None:
-        """Stop watching and keep the passes."""
-        look, self._look = self._look, None
+        """Stop watching and keep the calls."""
+        sampled, self._sampled = self._sampled, None
         self._depth = 0
-        if look is not None:
-            look.end()
-            for note in look.passes.notes[:16]:
-                self.passes.append(note | {"block": self.blocks, "block_passes": len(look.passes.notes)})
+        if sampled is not None:
+            sampled.end()
+            calls = sampled.model_calls.calls
+            self.calls += [replace(call, block=self.blocks, block_calls=len(calls)) for call in calls[:16]]

@@ -13,39 +13,45 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from surefoot.record.facts import Causality, LossTerm
 from surefoot.watch import autograd_graph as graph
-from surefoot.watch.call_facts import VIEWS
+from surefoot.watch.operation_names import VIEWS
 from surefoot.watch.script_hooks import WithoutHooks
 
 if TYPE_CHECKING:
-    from surefoot.watch.call_facts import CallFacts
+    from surefoot.record.facts import BackwardCall
     from surefoot.watch.function_recorder import FunctionRecorder
+    from surefoot.watch.loss_calls import LossCalls
     from surefoot.watch.model_calls import Held, Output
     from surefoot.watch.parameter_registry import ParameterRegistry
 
+MOST_NODES = 3_000
+"""Larger graphs are not asked for their terms."""
 _LOSS_NAMES = {
     "cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss",
     "smooth_l1_loss", "huber_loss", "kl_div", "gaussian_nll_loss", "cosine_embedding_loss", "triplet_margin_loss",
 }  # fmt: skip
 
 
-def ask_terms(facts: dict[str, Any], tape: FunctionRecorder | None, book: ParameterRegistry, below: list[Any]) -> None:
-    """How much of the gradient each term of a summed loss brings."""
-    if tape is None or facts.get("entry") is None or facts["nodes"] > 3000:
-        return
-    terms = _summands(tape, facts["entry"])
+def ask_terms(
+    call: BackwardCall, recorder: FunctionRecorder | None, registry: ParameterRegistry, below: list[Any]
+) -> list[LossTerm] | None:
+    """How much of the gradient each term of a summed loss brings; `None` if that cannot be asked."""
+    if recorder is None or call.entry is None or call.nodes > MOST_NODES:
+        return None
+    terms = _summands(recorder, call.entry)
     if not 2 <= len(terms) <= 6:
-        return
+        return None
     targets = [
         tensor
-        for number in facts["parameters"]
-        if (tensor := book.parameters[number].tensor()) is not None and tensor.dim() > 1
+        for number in call.parameters
+        if (tensor := registry.parameters[number].tensor()) is not None and tensor.dim() > 1
     ]
     if not targets:
-        return
-    nodes = {graph.number_of(node, tape.mark): node for node in below}
+        return None
+    nodes = {graph.number_of(node, recorder.mark): node for node in below}
     if any(entry.index not in nodes for entry, _, _ in terms):
-        return
+        return None
     found = []
     for entry, tensor, result in terms:
         with WithoutHooks(grad=True):
@@ -53,65 +59,75 @@ def ask_terms(facts: dict[str, Any], tape: FunctionRecorder | None, book: Parame
                 edge, one = GradientEdge(nodes[entry.index], result), torch.ones_like(tensor)
                 grads = torch.autograd.grad(edge, targets, one, retain_graph=True, allow_unused=True)
             except RuntimeError:
-                return  # a part of the graph was used up by an earlier backward
+                return None  # a part of the graph was used up by an earlier backward
         with WithoutHooks():
             norm = math.sqrt(sum(float(g.float().pow(2).sum()) for g in grads if g is not None))
-            origin = next((e for e in tape.history(entry.index, 40) if e.name in _LOSS_NAMES), None)
+            origin = next((e for e in recorder.history(entry.index, 40) if e.name in _LOSS_NAMES), None)
             found.append(
-                {
-                    "site": entry.site,
-                    "op": entry.name,
-                    "value": float(tensor),
-                    "norm": norm,
-                    "loss": origin.name if origin else None,
-                    "loss_site": origin.site if origin else None,
-                    "loss_index": origin.index if origin else None,
-                    "reach": sum(g is not None for g in grads),
-                }
+                LossTerm(
+                    site=entry.site,
+                    op=entry.name,
+                    value=float(tensor),
+                    norm=norm,
+                    loss=origin.name if origin else None,
+                    loss_site=origin.site if origin else None,
+                    loss_index=origin.index if origin else None,
+                    reach=sum(g is not None for g in grads),
+                )
             )
-    facts["terms"] = found
+    return found
 
 
-def _summands(tape: FunctionRecorder, index: int) -> list[tuple[Any, Tensor, int]]:
+def _summands(recorder: FunctionRecorder, index: int) -> list[tuple[Any, Tensor, int]]:
     """The scalars a loss is the sum of: entry, value, and which result of its node it is."""
-    entry = tape.entries[index]
+    entry = recorder.entries[index]
     if entry.name in ("add", "sub") or (entry.name in VIEWS and len(entry.inputs) == 1):
-        parts = [i for i in entry.inputs if tape.entries[i].out_grad and tape.entries[i].out_shape == []]
+        parts = [i for i in entry.inputs if recorder.entries[i].out_grad and recorder.entries[i].out_shape == []]
         if entry.name in VIEWS or len(parts) >= 1:
             found: list[tuple[Any, Tensor, int]] = []
             for i in parts:
-                found.extend(_summands(tape, i))
+                found.extend(_summands(recorder, i))
             return found
     scalar = entry.note.get("scalar")
     return [(entry, *scalar)] if scalar is not None else []
 
 
 def ask_causality(
-    facts: dict[str, Any], tape: FunctionRecorder | None, notes: CallFacts, held: list[Held], below: list[Any]
-) -> None:
-    """Whether an output of a next-token model depends on inputs that come after it."""
-    if tape is None or not held:
-        return
-    loss = next((n for n in reversed(notes.losses) if n["op"] == "cross_entropy" and n["grad"]), None)
+    recorder: FunctionRecorder | None, calls: LossCalls, held: list[Held], below: list[Any]
+) -> Causality | None:
+    """Whether an output of a next-token model depends on inputs that come after it; `None` if there is no such."""
+    if recorder is None or not held:
+        return None
+    loss = next((n for n in reversed(calls.losses) if n.op == "cross_entropy" and n.trained_on), None)
     if loss is None:
-        return
-    target = notes.targets.get(loss["index"])
+        return None
+    target = calls.targets.get(loss.index)
     if target is None:
-        return
-    nodes = {number: node for node in below if (number := graph.number_of(node, tape.mark)) is not None}
-    for note, _, outputs in held:
+        return None
+    nodes = {number: node for node in below if (number := graph.number_of(node, recorder.mark)) is not None}
+    for model_call, _, outputs in held:
         out = next((output for output in outputs if len(output.shape) == 3 and output.number in nodes), None)
         if out is None:
             continue
-        for entry in tape.entries:
+        for entry in recorder.entries:
             if entry.name != "embedding" or entry.index not in nodes:
                 continue
             ids = entry.note.get("ids")
             if ids is None or ids.dim() != 2 or ids.shape[1] < 4 or not _is_next_token(ids, target):
                 continue
-            leak = _leak(out, nodes[out.number], ids, nodes[entry.index])
-            facts["causality"] = leak | {"model": note["model"], "site": loss["site"]}
-            return
+            flow = _flow(out, nodes[out.number], ids, nodes[entry.index])
+            applies = flow is not None
+            past, future = flow if flow is not None else (None, None)
+            positions = ids.shape[1] if applies else None
+            return Causality(
+                applies=applies,
+                from_past=past,
+                from_future=future,
+                positions=positions,
+                model=model_call.model,
+                site=loss.site,
+            )
+    return None
 
 
 def _is_next_token(ids: Tensor, target: Tensor) -> bool:
@@ -125,7 +141,8 @@ def _is_next_token(ids: Tensor, target: Tensor) -> bool:
     return bool(same > 0.95) and not bool((goals == ids).float().mean() > 0.95)
 
 
-def _leak(out: Output, made_by: Any, ids: Tensor, embedding: Any) -> dict[str, Any]:
+def _flow(out: Output, made_by: Any, ids: Tensor, embedding: Any) -> tuple[float, float] | None:
+    """The gradient of the first half of the outputs for inputs of the first and of the second half."""
     rows, length = ids.shape
     axes = {1: (rows, length), 2: (rows, None, length), 0: (length, rows)}
     time = next(
@@ -133,7 +150,7 @@ def _leak(out: Output, made_by: Any, ids: Tensor, embedding: Any) -> dict[str, A
          if all(size in (None, out.shape[i]) for i, size in enumerate(sizes))), None
     )  # fmt: skip
     if time is None:
-        return {"applies": False}
+        return None
     cut = ids.shape[1] // 2
     caught: list[Tensor] = []
     handle = embedding.register_prehook(lambda grads: caught.append(grads[0].detach()))
@@ -150,15 +167,10 @@ def _leak(out: Output, made_by: Any, ids: Tensor, embedding: Any) -> dict[str, A
             caught.clear()  # a part of the graph was used up by an earlier backward
     handle.remove()
     if not caught:
-        return {"applies": False}
+        return None
     with WithoutHooks():
         flow = caught[0].float().abs().sum(-1)
         if flow.dim() != 2:
-            return {"applies": False}
+            return None
         flow = flow if flow.shape[1] == ids.shape[1] else flow.t()
-        return {
-            "applies": True,
-            "from_past": float(flow[:, :cut].mean()),
-            "from_future": float(flow[:, cut:].mean()),
-            "positions": ids.shape[1],
-        }
+        return float(flow[:, :cut].mean()), float(flow[:, cut:].mean())

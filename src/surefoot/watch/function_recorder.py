@@ -1,4 +1,4 @@
-"""A tape of the torch functions a step called: what, where in the user's code, on what, giving what.
+"""A recorder of the torch functions a step called: what, where in the user's code, on what, giving what.
 
 The mode sees the calls as they are written (`F.cross_entropy`, `x - y`, `t.detach()`), not the kernels below. It is on
 during a look only. Tensors are held weakly, so nothing lives longer than it would have.
@@ -43,7 +43,7 @@ _SILENT = frozenset(
 
 
 def original_of(func: Any) -> Any:
-    """What to call for a function that came to the tape; `patches` puts `Originals.original_of` here."""
+    """What to call for a function that came to the recorder; `patches` puts `Originals.original_of` here."""
     return func
 
 
@@ -56,7 +56,7 @@ class RecordedCall:
     filename: str
     line: int
     inputs: list[int]
-    """Entries that made the tensors it took; a tensor from outside the tape has none."""
+    """Entries that made the tensors it took; a tensor from outside the recorder has none."""
     shapes: list[list[int]]
     grads: list[bool]
     """For each tensor taken, whether it needed a gradient."""
@@ -128,6 +128,18 @@ class FunctionRecorder(FunctionMode):
             self._safely("operations", self._record, func, known[1], args, kwargs or {}, out)
         return out
 
+    def enter_step(self, has_closure: bool) -> None:
+        """An optimizer begins its step."""
+        self.in_step, self.has_closure = True, has_closure
+
+    def origins(self) -> dict[str, list[tuple[str, str, str]]]:
+        """For each kind of autograd node: the site, module and call of those recorded, in order."""
+        found: dict[str, list[tuple[str, str, str]]] = {}
+        for entry in self.entries:
+            if entry.kind:
+                found.setdefault(entry.kind, []).append((entry.site, entry.module, entry.name))
+        return found
+
     def forget(self) -> None:
         """Drop the references to tensors. What was recorded stays."""
         self._made_by.clear()
@@ -169,7 +181,7 @@ class FunctionRecorder(FunctionMode):
             self._watch(entry, args, kwargs, out)
 
     def maker(self, tensor: Tensor) -> int | None:
-        """The entry that made a tensor, if it is on the tape."""
+        """The entry that made a tensor, if it is on the recorder."""
         known = self._made_by.get(id(tensor))
         return known[1] if known is not None and known[0]() is tensor else None
 
@@ -198,7 +210,7 @@ class FunctionRecorder(FunctionMode):
                     heapq.heappush(waiting, -made_from)
 
 
-def leave_every_tape() -> None:
+def remove_leftover_recorders() -> None:
     """Take off what was left on the stack because it was in use when its look ended."""
     for mode in entered_modes():
         if isinstance(mode, FunctionRecorder):

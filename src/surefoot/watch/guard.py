@@ -36,6 +36,7 @@ from surefoot.act.closure import ClosureRefused, StepCopy
 from surefoot.act.optimizer_settings import look_at_settings
 from surefoot.core.device import begin_reading
 from surefoot.observe.tensors import TensorMeter
+from surefoot.record.facts import GuardFacts, StepSkippedEvent
 from surefoot.types import NamedParameter
 from surefoot.watch.messages import say
 from surefoot.watch.script_hooks import WithoutHooks, is_calm
@@ -45,8 +46,9 @@ if TYPE_CHECKING:
 
     from surefoot.core.device import AsyncCopy
     from surefoot.types import OptimizerSetting
+    from surefoot.watch.context import WatchContext
     from surefoot.watch.patches.hooks import Hooks
-    from surefoot.watch.watcher import Watcher
+    from surefoot.watch.step_observer import StepObserver
 
 STEPS_LATER = 8
 """So many steps after a folded step the host reads whether it was left out; by then the number has arrived."""
@@ -58,8 +60,9 @@ WHY_REPLICAS = "which models are replicas, whose ranks must agree before a step 
 class StepGuard:
     """Judges the gradients of every optimizer step, and applies the step or leaves it out."""
 
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher = watcher
+    def __init__(self, context: WatchContext, steps: StepObserver) -> None:
+        self._state, self._safely, self._registry = context.state, context.probes.safely, context.registry
+        self._steps = steps
         self._meters: weakref.WeakKeyDictionary[Optimizer, TensorMeter] = weakref.WeakKeyDictionary()
         self._inside: set[int] = set()
         """Optimizers that are in a step: a subclass may call the `step` of its base."""
@@ -98,7 +101,7 @@ class StepGuard:
     def _around(self, step: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(step)
         def guarded(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or id(optimizer) in self._inside or not self._watcher.active:
+            if torch.compiler.is_compiling() or id(optimizer) in self._inside or not self._state.active:
                 return step(optimizer, *args, **kwargs)
             self._inside.add(id(optimizer))
             try:
@@ -171,9 +174,9 @@ class StepGuard:
                 del optimizer.found_inf
             else:
                 optimizer.found_inf = found
-        self._watcher.safely("left-out steps", self._watcher.step_judged_on_device, optimizer, ours)
+        self._safely("left-out steps", self._steps.judged_on_device, optimizer, ours)
         positions = [i for i, parameter in enumerate(_parameters(optimizer)) if parameter.grad is not None]
-        self._arriving.append((self._watcher.steps, weakref.ref(optimizer), positions, reading))
+        self._arriving.append((self._state.steps, weakref.ref(optimizer), positions, reading))
         while len(self._arriving) > STEPS_LATER:
             self._read_oldest()
         return result
@@ -261,10 +264,7 @@ class StepGuard:
         return found
 
     def _give_up(self, optimizer: Optimizer, why: str) -> None:
-        name = (
-            self._watcher.safely("left-out steps", self._watcher.name_of_optimizer, optimizer)
-            or type(optimizer).__name__
-        )
+        name = self._safely("left-out steps", self._steps.name_of_optimizer, optimizer) or type(optimizer).__name__
         if name not in self.unguarded:
             self.unguarded[name] = why
             say(f"surefoot: --guard does not guard {name}: {why}")
@@ -275,8 +275,8 @@ class StepGuard:
         """A step was not applied; a look at the numbers is free by now."""
         with WithoutHooks():
             held = [each for each in _parameters(optimizer) if each.grad is not None]
-        self._note(optimizer, self._watcher.steps, held, nonfinite.tolist(), settings)
-        self._watcher.safely("left-out steps", self._watcher.step_left_out, optimizer)
+        self._note(optimizer, self._state.steps, held, nonfinite.tolist(), settings)
+        self._safely("left-out steps", self._steps.skipped, optimizer)
 
     def _read_oldest(self) -> None:
         step, ref, positions, reading = self._arriving.popleft()
@@ -295,7 +295,7 @@ class StepGuard:
         settings: tuple[OptimizerSetting, ...] = (),
     ) -> None:
         bad = [each for each, count in zip(parameters, counts, strict=False) if count]
-        names = self._watcher.safely("left-out steps", self._watcher.names_of, bad[:MOST_NAMES]) or []
+        names = self._safely("left-out steps", self._names_of, bad[:MOST_NAMES]) or []
         self.left_out += 1
         self.first = step if self.first is None else min(step, self.first)
         self.last = step if self.last is None else max(step, self.last)
@@ -309,45 +309,47 @@ class StepGuard:
             self.reasons["gradients that are not finite"] = None
         elif not bad and not settings:
             self.reasons["the step ended on parameters that are not finite"] = None
-        facts = {"event": "skip", "step": step, "parameters": names, "of": len(bad)}
-        facts |= {"settings": [str(each) for each in settings]} if settings else {}
-        self._watcher.safely("left-out steps", self._watcher.tell_left_out, optimizer, facts, self.left_out)
+        facts = StepSkippedEvent(step=step, parameters=names, of=len(bad), settings=[str(each) for each in settings])
+        self._safely("left-out steps", self._steps.skip_known, optimizer, facts, self.left_out)
+
+    def _names_of(self, tensors: list[Tensor]) -> list[str]:
+        return [self._registry.label(self._registry.add(tensor)) for tensor in tensors]
 
     def read(self) -> None:
         """Read the answers that are still on a device. Waits for it."""
         while self._arriving:
             self._read_oldest()
 
-    def as_facts(self) -> dict[str, Any]:
-        """What the guard did, for the run folder."""
+    def as_facts(self) -> GuardFacts:
+        """What the guard did."""
         self.read()
-        return {
-            "checked": self.checked,
-            "left_out": self.left_out,
-            "first": self.first,
-            "last": self.last,
-            "parameters": list(self.tensors)[:MOST_NAMES],
-            "reasons": list(self.reasons)[:MOST_NAMES],
-            "not_guarded": self.unguarded,
-        }
+        return GuardFacts(
+            checked=self.checked,
+            skipped=self.left_out,
+            first=self.first,
+            last=self.last,
+            parameters=list(self.tensors)[:MOST_NAMES],
+            reasons=list(self.reasons)[:MOST_NAMES],
+            not_guarded=self.unguarded,
+        )
 
 
-def in_words(facts: dict[str, Any]) -> str:
+def in_words(facts: GuardFacts) -> str:
     """What the guard did, in one sentence."""
-    checked, count = facts["checked"], facts["left_out"]
-    missing = [f"{name} was not guarded: {why}" for name, why in facts["not_guarded"].items()]
+    checked, count = facts.checked, facts.skipped
+    missing = [f"{name} was not guarded: {why}" for name, why in facts.not_guarded.items()]
     if not checked:
         return ". ".join(["--guard checked no step" if missing else "--guard saw no optimizer step to check", *missing])
     words = f"--guard checked {checked:,} step{'s' if checked != 1 else ''} and left out "
     if not count:
         return ". ".join([f"{words}none", *missing])
-    first, last, names = facts["first"], facts["last"], facts["parameters"]
+    first, last, names = facts.first, facts.last, facts.parameters
     when = f"step {first:,}" if count == 1 else f"the first at step {first:,}, the last at step {last:,}"
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     reasons = (
         [f"not finite: the gradient{'s' if len(names) > 1 else ''} of {', '.join(names[:3])}{more}"] if names else []
     )
-    what = "; ".join([*reasons, *facts.get("reasons", [])[:3]])
+    what = "; ".join([*reasons, *facts.reasons[:3]])
     return ". ".join([f"{words}{count:,} ({when}); {what}", *missing])
 
 

@@ -32,12 +32,12 @@ from surefoot.watch import autograd_graph as graph
 from surefoot.watch.first_model_call import FirstModelCall
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from surefoot.record.incidents.step_capture import Window
+    from surefoot.watch.context import WatchContext
     from surefoot.watch.optimizer_record import OptimizerRecord
-    from surefoot.watch.watcher import Watcher
 
 SIGNALS_KEPT = 50
 _NAMES_TOLD = 20
@@ -48,8 +48,12 @@ _ALL_MET = 2
 class IncidentWriter:
     """Notes of the step under way, and the one incident that comes of them."""
 
-    def __init__(self, watcher: Watcher, place: Callable[[], Path], rank: tuple[int, int]) -> None:
-        self._watcher, self._place, self._rank = watcher, place, rank
+    def __init__(self, context: WatchContext) -> None:
+        self._context, self._state, self._probes = context, context.state, context.probes
+        self._registry = context.registry
+        self._rank = context.options.rank, context.options.world_size
+        self.replay_command: str | None = None
+        """The command that replays the incident, once there is one."""
         self._notes: StepCapture | None = StepCapture([], torch.device("cpu"), between_steps=False)
         self._written: dict[int, int] = {}
         self._bad_loss: float | None = None
@@ -73,15 +77,15 @@ class IncidentWriter:
             self._notes.let_go()
 
     def _open(self) -> None:
-        if self._notes is not None and not self._watcher.compiled:
+        if self._notes is not None and not self._state.compiled:
             self._door.open()
 
     def _entered(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A module is called, and it may be the first model of this step."""
-        if self._notes is None or self._watcher.compiled or "incidents" in self._watcher.problems:
+        if self._notes is None or self._state.compiled or "incidents" in self._probes.problems:
             self._door.shut()
-        elif torch.is_grad_enabled() and self._watcher.here():
-            self._watcher.safely("incidents", self._meet, self._notes, module, args, kwargs)
+        elif torch.is_grad_enabled() and self._probes.here():
+            self._probes.safely("incidents", self._meet, self._notes, module, args, kwargs)
 
     def _meet(self, notes: StepCapture, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not notes.knows(module):
@@ -92,7 +96,7 @@ class IncidentWriter:
             notes.know([module])
             self._parts = None
         notes.met(module, args, kwargs)
-        if self._watcher.steps >= _ALL_MET:
+        if self._state.steps >= _ALL_MET:
             self._door.shut()
 
     def before_backward(self, root: Tensor, value: Any, again: bool) -> None:
@@ -112,7 +116,7 @@ class IncidentWriter:
 
     def drawn(self) -> list[list[Tensor]]:
         """The tensors of the batches that data loaders handed out for this step, unless they were written to since."""
-        window = None if self._notes is None else self._notes.window(self._watcher.steps)
+        window = None if self._notes is None else self._notes.window(self._state.steps)
         if self._notes is None or window is None:
             return []
         now = self._notes.under_way.drawn or [seen for each in window.microbatches for seen in each.drawn]
@@ -147,11 +151,11 @@ class IncidentWriter:
         if self._notes is None:
             return
         self._after = watched.number
-        models = self._watcher.book.models_now()
+        models = self._registry.models_now()
         self._notes.know(models)
         self._parts = None
         self._remember_buffers(models)
-        self._notes.begin(self._watcher.steps)
+        self._notes.begin(self._state.steps)
         self._open()
 
     def _owner(self) -> torch.optim.Optimizer | None:
@@ -160,14 +164,14 @@ class IncidentWriter:
         A generator's loss reaches the discriminator too. So of several it is the one that has stepped with a backward
         of this line before, or else one whose turn it is.
         """
-        alive = [(held, optimizer) for held in self._watcher.optimizers if (optimizer := held.ref()) is not None]
+        alive = self._context.optimizers.alive()
         able = [(held, o) for held, o in alive if any(p.grad is not None for p in _parameters(o))]
         reached = [(held, o) for held, o in alive if any(id(p) in self._reached for p in _parameters(o))]
 
         def likeliness(candidate: tuple[OptimizerRecord, torch.optim.Optimizer]) -> tuple[bool, bool, bool]:
             held, optimizer = candidate
-            line_known = bool(held.lines & self._watcher.stream.recent)
-            return line_known, self._watcher.is_its_turn(held), _is_bad(optimizer)
+            line_known = bool(held.lines & self._context.data.recent)
+            return line_known, self._context.optimizers.is_due(held), _is_bad(optimizer)
 
         candidates = reached or able
         return max(candidates, key=likeliness)[1] if candidates else None
@@ -179,9 +183,10 @@ class IncidentWriter:
 
     def _keep(self, optimizer: torch.optim.Optimizer, summary: str, ended: str) -> None:
         notes, self._notes = self._notes, None  # the first is the last
+        assert self._context.options.folder is not None
         self._door.shut()
         assert notes is not None
-        window = notes.window(self._watcher.steps)
+        window = notes.window(self._state.steps)
         models = self._models(optimizer, window)
         if not models:
             notes.close()
@@ -193,10 +198,12 @@ class IncidentWriter:
         bad = [name for name, each in prints["gradients"].items() if each.get("nonfinite")]
         summary = summary or f"{len(bad)} of {len(by_name)} gradients are not finite, first {bad[0] if bad else '?'}"
         inexact = [*faults_of(window), *self._faults(models, window, optimizer)]
-        keeper = IncidentKeeper(self._place(), most=1_000_000)  # the folder is this process's own, its rank included
-        place = keeper.place(self._watcher.steps)
+        keeper = IncidentKeeper(
+            self._context.options.folder(), most=1_000_000
+        )  # the folder is this process's own, its rank included
+        place = keeper.place(self._state.steps)
         facts = {
-            "step": self._watcher.steps,
+            "step": self._state.steps,
             "part": "",
             "kind": "nonfinite",
             "severity": "error",
@@ -224,15 +231,15 @@ class IncidentWriter:
             "gradients": by_name,
         }
         write_incident(place, facts, tree, keeper, redact)
-        self._kept = place, self._watcher.steps, self._watcher.watched(optimizer).number
+        self._kept = place, self._state.steps, self._record(optimizer).number
         notes.close()
-        self._watcher.incident = replay_command(place)
+        self.replay_command = replay_command(place)
 
     def _models(self, optimizer: torch.optim.Optimizer, window: Window | None) -> list[nn.Module]:
         """Those that the optimizer trains, those under the bad loss, and trained ones that were called in the step."""
         wanted = self._reached | {id(parameter) for parameter in _parameters(optimizer)}
         called = _callers(window)
-        met = [*self._watcher.book.models_now(), *called]
+        met = [*self._registry.models_now(), *called]
         inner = {id(part) for model in met for part in model.modules() if part is not model}
         return [
             model
@@ -247,7 +254,7 @@ class IncidentWriter:
     def _trained_by(self, model: nn.Module) -> list[int]:
         """The numbers of the optimizers that train a model."""
         own = {id(parameter) for parameter in model.parameters()}
-        alive = [(held.number, optimizer) for held in self._watcher.optimizers if (optimizer := held.ref()) is not None]
+        alive = [(record.number, optimizer) for record, optimizer in self._context.optimizers.alive()]
         return [number for number, optimizer in alive if any(id(p) in own for p in _parameters(optimizer))]
 
     def _faults(
@@ -280,30 +287,35 @@ class IncidentWriter:
         return buffer._version != self._written.get(id(buffer), buffer._version)
 
     def _signals(self, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-        watched = self._watcher.watched(optimizer)
+        watched = self._record(optimizer)
         watched.series.read()
         rows = list(watched.series.rows)[-SIGNALS_KEPT:]
         names = ("loss", "grad_norm", "lr", "scale", "skipped")
         return [{"step": row.get("at", row.get("step"))} | {name: row.get(name) for name in names} for row in rows]
 
     def _configuration(self, models: Sequence[nn.Module], optimizer: Any, ended: str) -> dict[str, Any]:
-        scale = self._watcher.scaler.get("scale") if self._watcher.scaler.get("enabled") else None
+        scale = self._state.scaler.scale if self._state.scaler.enabled else None
         return {
             "loop": "bare",
             "ended": ended,
             "models": self._names(models),
             "optimizer": type(optimizer).__name__,
             "lr": optimizer.param_groups[0].get("lr"),
-            "groups": self._watcher.watched(optimizer).settings,
-            "schedulers": [each["type"] for each in self._watcher.schedulers],
+            "groups": self._record(optimizer).settings,
+            "schedulers": [each.type for each in self._context.calls.schedulers],
             "loss_scale": scale,
-            "guard": self._watcher.guard is not None,
+            "guard": self._context.options.guard,
             "turn": {
-                "optimizer": self._watcher.watched(optimizer).number,
+                "optimizer": self._record(optimizer).number,
                 "after": self._after,
                 "trained_by": [self._trained_by(model) for model in models],
             },
         }
+
+    def _record(self, optimizer: torch.optim.Optimizer) -> OptimizerRecord:
+        record = self._context.optimizers.find(optimizer)
+        assert record is not None, "an optimizer that steps has a record"
+        return record
 
     def _names(self, models: Sequence[nn.Module]) -> list[str]:
         """Of several models each with its number, which the names of its parameters begin with."""
@@ -313,7 +325,7 @@ class IncidentWriter:
 
     def _label(self, model: nn.Module) -> str:
         """A model's name in the script, and its type."""
-        name, kind = self._watcher.book.known_model(model), type(model).__name__
+        name, kind = self._registry.known_model(model), type(model).__name__
         return kind if name in (None, kind) else f"{name} ({kind})"
 
 

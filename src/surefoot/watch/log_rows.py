@@ -10,6 +10,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from surefoot.observe.readable import readable
+from surefoot.record.facts import (
+    FileSavedEvent,
+    ModelLoadedEvent,
+    NonFiniteGradientEvent,
+    NonFiniteLossEvent,
+    SpikeEvent,
+    StepSkippedEvent,
+)
 from surefoot.record.messages import LayerRows, StepRow
 from surefoot.types import NamedParameter
 
@@ -17,20 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from surefoot.diagnose.findings import Diagnosis
+    from surefoot.record.facts import Event, ParameterUpdate, SampledStep
     from surefoot.record.log import RunLog
     from surefoot.record.messages import EventName
     from surefoot.types import Severity
     from surefoot.watch.parameter_registry import ParameterRegistry
-
-_NAMES: dict[str, tuple[EventName, Severity]] = {
-    "nonfinite-loss": ("alarm", "error"),
-    "nonfinite-gradient": ("alarm", "error"),
-    "spike": ("spike", "info"),
-    "skip": ("skip", "error"),
-    "overflow": ("overflow", "info"),
-    "saved": ("checkpoint", "info"),
-    "model-loaded": ("resume", "info"),
-}
 
 SPIKE_SHARE = 0.1
 """A spike is told if it undoes this share of what the loss has fallen by: near its floor a loss doubles often."""
@@ -39,8 +38,8 @@ SPIKE_SHARE = 0.1
 class WatchLog:
     """Hands a watcher's rows, looks and events to the log."""
 
-    def __init__(self, open_log: Callable[[], RunLog | None], book: ParameterRegistry) -> None:
-        self._open_log, self._book = open_log, book
+    def __init__(self, open_log: Callable[[], RunLog | None], registry: ParameterRegistry) -> None:
+        self._open_log, self._registry = open_log, registry
         self._log: RunLog | None = None
         self._opened = False
         self._histograms_at: dict[str, int] = {}
@@ -83,42 +82,40 @@ class WatchLog:
     def _part(self, optimizer: int) -> str:
         """What an optimizer is called, settled at its first step: the rows of one part must not have two names."""
         if optimizer not in self._parts:
-            self._parts[optimizer] = part_name(optimizer, self._book)
+            self._parts[optimizer] = part_name(optimizer, self._registry)
         return self._parts[optimizer]
 
-    def look(self, facts: dict[str, Any]) -> None:
-        """What a deep look saw of each parameter and each activation."""
+    def sampled_step(self, facts: SampledStep) -> None:
+        """What a sampled step saw of each parameter and each activation."""
         log = self.log
         if log is None:
             return
-        for step in facts.get("steps", []):
-            rows = step["rows"]
-            names = [self._book.label(self._book.parameters[row["id"]]) for row in rows]
-            columns = {
-                name: [row.get(key) for row in rows]
-                for name, key in [
-                    ("grad_norm", "grad"),
-                    ("grad_largest", "largest"),
-                    ("nonfinite", "nonfinite"),
-                    ("param_norm", "weight"),
-                    ("update_ratio", "ratio"),
-                ]
+        for update in facts.updates:
+            rows = update.rows
+            names = [self._registry.label(self._registry.parameters[row.parameter]) for row in rows]
+            columns: dict[str, list[Any]] = {
+                "grad_norm": [row.grad for row in rows],
+                "grad_largest": [row.largest for row in rows],
+                "nonfinite": [row.nonfinite for row in rows],
+                "param_norm": [row.weight for row in rows],
+                "update_ratio": [row.ratio for row in rows],
             }
-            log.take(LayerRows(facts["step"], names, columns, self._part(step["optimizer"])))
-            self._histograms(facts["step"], rows, names, self._part(step["optimizer"]))
-        dead = [note for note in facts.get("notes", {}).get("activations", []) if note.get("units")]
-        if dead:
-            shares = {f"{note['module']}.{note['op']}": note["dead"] / note["units"] for note in dead}
-            log.take(LayerRows(facts["step"], list(shares), {"dead_share": list(shares.values())}))
+            part = self._part(update.optimizer)
+            log.take(LayerRows(facts.step, names, columns, part))
+            self._histograms(facts.step, rows, names, part)
+        dying = [call for call in facts.calls.activations if call.units]
+        shares = {f"{call.module}.{call.op}": (call.dead or 0) / (call.units or 1) for call in dying}
+        if shares:
+            log.take(LayerRows(facts.step, list(shares), {"dead_share": list(shares.values())}))
 
-    def _histograms(self, step: int, rows: list[dict[str, Any]], names: list[str], part: str) -> None:
-        """How weights and gradients are spread, at some of the looks."""
+    def _histograms(self, step: int, rows: list[ParameterUpdate], names: list[str], part: str) -> None:
+        """How weights and gradients are spread, at some of the sampled steps."""
         if step < self._histograms_at.get(part, 0) or self._log is None:
             return
         from surefoot.guard.model_sampling import histograms_of
 
         self._histograms_at[part] = max(step + 1, 2 * step)
-        tensors = [self._book.parameters[row["id"]].tensor() for row in rows]
+        tensors = [self._registry.parameters[row.parameter].tensor() for row in rows]
         named = [
             NamedParameter(name, tensor)
             for name, tensor in zip(names, tensors, strict=True)
@@ -127,16 +124,27 @@ class WatchLog:
         for histogram in histograms_of(named, step, part):
             self._log.take(histogram)
 
-    def event(self, facts: dict[str, Any]) -> None:
+    def event(self, event: Event) -> None:
         """Something happened at a step."""
-        if facts["event"] not in _NAMES or _is_small(facts):
+        if _is_small(event):
             return
+        shown = _shown(event)
+        if shown is not None:
+            self._write(event.step, event.TAG[1], *shown)
+
+    def overflow(self, step: int, scale: float | None) -> None:
+        """A gradient scaler has skipped a step."""
+        at = f" at loss scale {scale:g}" if scale is not None else ""
+        self._write(step, "overflow", "overflow", "info", f"the scaler left the step out: gradients overflowed{at}", [])
+
+    def _write(
+        self, step: int | None, cause: str, name: EventName, severity: Severity, summary: str, parameters: list[str]
+    ) -> None:
         log = self.log
-        if log is None:
-            return
-        name, severity = _NAMES[facts["event"]]
-        told = {"cause": facts["event"], "action": _action(name), "evidence": _evidence(facts)}
-        log.event(name, facts["step"], _summary(facts), severity=severity, **told)
+        if log is not None:
+            action = "skip" if name == "skip" else ""
+            evidence = {"parameters": parameters} if parameters else {}
+            log.event(name, step, summary, severity=severity, cause=cause, action=action, evidence=evidence)
 
     def end(self, diagnosis: Diagnosis, code: int | None) -> None:
         """The script is over and the run diagnosed."""
@@ -158,10 +166,10 @@ class WatchLog:
         log.close()
 
 
-def part_name(optimizer: int, book: ParameterRegistry) -> str:
+def part_name(optimizer: int, registry: ParameterRegistry) -> str:
     """An only optimizer is the run; one of several is called by the model it trains, if no other trains that too."""
     owners: dict[str, set[int]] = {}
-    for record in book.parameters:
+    for record in registry.parameters:
         if record.optimizers:
             owners.setdefault(record.model, set()).update(record.optimizers)
     if not set().union(*owners.values()) - {optimizer}:
@@ -186,43 +194,31 @@ def _clipping(row: dict[str, Any]) -> dict[str, Any]:
     return {"grad_norm": found, "clip_factor": factor}
 
 
-def _is_small(facts: dict[str, Any]) -> bool:
+def _is_small(event: Event) -> bool:
     """Whether an event is a matter of course: weights loaded before the first step, a spike that undoes little."""
-    if facts["event"] == "spike":
-        return bool(
-            facts["value"] - facts["level"] < SPIKE_SHARE * (facts.get("began", facts["level"]) - facts["level"])
-        )
-    return bool(facts["event"] == "model-loaded" and facts["step"] == 0)
+    if isinstance(event, SpikeEvent):
+        return event.value - event.level < SPIKE_SHARE * (event.began - event.level)
+    return isinstance(event, ModelLoadedEvent) and event.step == 0
 
 
-def _action(name: str) -> str:
-    return "skip" if name == "skip" else ""
-
-
-def _evidence(facts: dict[str, Any]) -> dict[str, Any]:
-    return {"parameters": facts["parameters"]} if facts.get("parameters") else {}
-
-
-def _summary(facts: dict[str, Any]) -> str:
-    match facts["event"]:
-        case "nonfinite-loss":
-            return f"the loss is {facts['value']}"
-        case "nonfinite-gradient":
-            names = facts["parameters"]
+def _shown(event: Event) -> tuple[EventName, Severity, str, list[str]] | None:
+    """How the log names an event, its severity, a sentence, and the parameters; `None` for what it does not show."""
+    match event:
+        case NonFiniteLossEvent():
+            return "alarm", "error", f"the loss is {event.value}", event.parameters or []
+        case NonFiniteGradientEvent(parameters=names):
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            return f"the gradient of {names[0]}{more} is not finite" if names else "a gradient is not finite"
-        case "spike":
-            return f"the loss is {facts['value']:.4g}; the steps before it were around {facts['level']:.4g}"
-        case "skip":
-            names = facts.get("parameters") or []
-            more = f" and {facts['of'] - 1} more" if facts.get("of", 1) > 1 else ""
+            words = f"the gradient of {names[0]}{more} is not finite" if names else "a gradient is not finite"
+            return "alarm", "error", words, names
+        case SpikeEvent(value=value, level=level):
+            return "spike", "info", f"the loss is {value:.4g}; the steps before it were around {level:.4g}", []
+        case StepSkippedEvent(parameters=names):
+            more = f" and {event.of - 1} more" if event.of > 1 else ""
             which = f"the gradient of {names[0]}{more} is" if names else "its gradients are"
-            return f"the step was left out: {which} not finite"
-        case "overflow":
-            scale = facts.get("scale")
-            at = f" at loss scale {scale:g}" if isinstance(scale, float) else ""
-            return f"the scaler left the step out: gradients overflowed{at}"
-        case "model-loaded":
-            return f"weights were loaded at {facts['site']}"
+            return "skip", "error", f"the step was left out: {which} not finite", names
+        case FileSavedEvent():
+            return "checkpoint", "info", f"saved at {event.site}: {', '.join(event.holds or ['a file'])}", []
+        case ModelLoadedEvent():
+            return "resume", "info", f"weights were loaded at {event.site}", []
         case _:
-            return f"saved at {facts['site']}: {', '.join(map(str, facts.get('holds') or ['a file']))}"
+            return None

@@ -1,7 +1,7 @@
-"""Reading the graph and the tape under a backward: sign, factor, pairs, breaks, and the first bad node.
+"""Reading the graph and the recorder under a backward: sign, factor, pairs, breaks, and the first bad node.
 
-The graph says what the loss depends on, the tape which lines of the script made it. Nothing is computed on the graph
-itself; hooks on its nodes only add up what passes. Graphs of more than 4,000 nodes go without hooks.
+The graph says what the loss depends on, the recorder which lines of the script made it. Nothing is computed on the
+graph itself; hooks on its nodes only add up what passes. Graphs of more than 4,000 nodes go without hooks.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ import torch
 from torch import Tensor
 
 from surefoot.observe.readable import readable
+from surefoot.record.facts import BackwardCall, GraphBreak, HistoryCall, InputTargetPairs, LossSign, NonFiniteNode
 from surefoot.watch import autograd_graph as graph
-from surefoot.watch.call_facts import LOSSES, VIEWS
 from surefoot.watch.function_recorder import BREAKS
+from surefoot.watch.operation_names import LOSSES, VIEWS
 from surefoot.watch.script_hooks import WithoutHooks, is_calm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from surefoot.watch.call_facts import CallFacts
     from surefoot.watch.function_recorder import FunctionRecorder, RecordedCall
+    from surefoot.watch.loss_calls import LossCalls
+    from surefoot.watch.model_calls import Held
 
-MOST_HEARD = 4_000
+MOST_HOOKED = 4_000
 """Larger graphs go without hooks on their nodes."""
 _PAIRED = {"cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss"}
 
@@ -43,21 +45,20 @@ def chain(node: Any) -> list[str]:
     return names
 
 
-def made_from(tape: FunctionRecorder, entry: int) -> list[dict[str, Any]]:
+def made_from(recorder: FunctionRecorder, entry: int) -> list[HistoryCall]:
     """The last calls a loss was made from."""
-    return [
-        {"op": e.name, "site": e.site, "index": e.index, "shape": e.out_shape} for e in list(tape.history(entry, 24))
-    ]
+    history = list(recorder.history(entry, 24))
+    return [HistoryCall(op=e.name, site=e.site, index=e.index, shape=e.out_shape) for e in history]
 
 
-def sign(tape: FunctionRecorder, entry: int) -> dict[str, Any] | None:
+def sign(recorder: FunctionRecorder, entry: int) -> LossSign | None:
     """Follow the loss back to the loss function it came from, counting changes of sign and constant factors."""
     factor: float | None = 1.0
     index = entry
     for _ in range(12):
-        e = tape.entries[index]
+        e = recorder.entries[index]
         if e.name in LOSSES:
-            return {"function": e.name, "site": e.site, "factor": factor, "index": e.index}
+            return LossSign(function=e.name, site=e.site, factor=factor, index=e.index)
         if e.name == "neg":
             factor = -factor if factor is not None else None
         elif e.name in ("mul", "div") and e.note.get("constant") is not None and factor is not None:
@@ -66,40 +67,40 @@ def sign(tape: FunctionRecorder, entry: int) -> dict[str, Any] | None:
             factor = -factor if factor is not None else None
         elif e.name not in ("mean", "sum", "add", "sub", "mul", "div", *VIEWS):
             return None
-        ahead = [i for i in e.inputs if tape.entries[i].out_grad]
+        ahead = [i for i in e.inputs if recorder.entries[i].out_grad]
         if len(ahead) != 1:
             return None
         index = ahead[0]
     return None
 
 
-def factor_of(tape: FunctionRecorder, entry: int) -> float:
+def factor_of(recorder: FunctionRecorder, entry: int) -> float:
     """What the loss was multiplied by, in plain numbers, right before backward."""
     factor = 1.0
     for _ in range(8):
-        e = tape.entries[entry]
+        e = recorder.entries[entry]
         if e.note.get("constant") is not None:
             factor *= float(e.note["constant"])
         elif e.name == "neg":
             factor = -factor
         elif e.name not in VIEWS:
             break
-        ahead = [i for i in e.inputs if tape.entries[i].out_grad]
+        ahead = [i for i in e.inputs if recorder.entries[i].out_grad]
         if len(ahead) != 1:
             break
         entry = ahead[0]
     return factor
 
 
-def pair_rows(notes: CallFacts, held: list[Any]) -> dict[str, Any] | None:
+def pair_rows(calls: LossCalls, held: list[Held]) -> InputTargetPairs | None:
     """A sample of inputs with their labels, if a model call and a loss of this step fit together."""
-    if not held or not notes.losses or len(held) > 1:
+    if not held or not calls.losses or len(held) > 1:
         return None
     features = held[-1].features
-    loss = notes.losses[-1]
-    if features is None or loss.get("op") not in _PAIRED:
+    loss = calls.losses[-1]
+    if features is None or loss.op not in _PAIRED:
         return None
-    target = notes.targets.get(loss["index"])
+    target = calls.targets.get(loss.index)
     if target is None or not len(features) or target.numel() != len(features) or features.dim() < 2:
         return None
     flat = features.detach()[:64].reshape(len(features[:64]), -1)
@@ -108,7 +109,7 @@ def pair_rows(notes: CallFacts, held: list[Any]) -> dict[str, Any] | None:
     if flat.shape[1] > 64:
         flat = flat[:, :: math.ceil(flat.shape[1] / 64)]
     rows = [[round(v, 5) for v in row] for row in flat.float().cpu().nan_to_num().tolist()]
-    return {"x": rows, "y": target.detach().reshape(-1)[:64].tolist()}
+    return InputTargetPairs(inputs=rows, targets=target.detach().reshape(-1)[:64].tolist())
 
 
 def _bags(ids: Tensor) -> Tensor:
@@ -117,40 +118,40 @@ def _bags(ids: Tensor) -> Tensor:
     return torch.zeros(len(ids), 64, device=ids.device).scatter_add_(1, folded, torch.ones_like(folded).float())
 
 
-def breaks(tape: FunctionRecorder, roots: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def breaks(recorder: FunctionRecorder, roots: list[BackwardCall]) -> list[GraphBreak]:
     """Where a value that gradients should flow through was cut off, and whether a loss was made from it."""
     found = []
-    ends = {number: root["entry"] for number, root in enumerate(roots) if root.get("entry") is not None}
-    under = {number: {entry.index for entry in tape.history(end, 5000)} for number, end in ends.items()}
+    ends = {number: root.entry for number, root in enumerate(roots) if root.entry is not None}
+    under = {number: {entry.index for entry in recorder.history(end, 5000)} for number, end in ends.items()}
     reached = set().union(*under.values())
-    for entry in tape.entries:
+    for entry in recorder.entries:
         cut = entry.name in BREAKS and any(entry.grads) and not entry.out_grad
         dark = not entry.grad_enabled and entry.index in reached and any(entry.grads)
         if cut or dark:
             found.append(
-                {
-                    "op": "no_grad" if dark and not cut else entry.name,
-                    "site": entry.site,
-                    "module": entry.module,
-                    "reaches_loss": entry.index in reached,
-                    "roots": [number for number, below in under.items() if entry.index in below],
-                    "parameters": sorted(_upstream(tape, entry))[:200],
-                }
+                GraphBreak(
+                    op="no_grad" if dark and not cut else entry.name,
+                    site=entry.site,
+                    module=entry.module,
+                    reaches_loss=entry.index in reached,
+                    backward_calls=[number for number, below in under.items() if entry.index in below],
+                    parameters=sorted(_upstream(recorder, entry))[:200],
+                )
             )
     return found[:200]
 
 
-def _upstream(tape: FunctionRecorder, entry: RecordedCall) -> set[int]:
+def _upstream(recorder: FunctionRecorder, entry: RecordedCall) -> set[int]:
     """The parameters that a value was computed from."""
-    return {number for past in tape.history(entry.index, 2000) for number in past.parameters}
+    return {number for past in recorder.history(entry.index, 2000) for number in past.parameters}
 
 
-class BackwardRoots:
+class NodeHooks:
     """What the nodes of one backward received and made, while it runs."""
 
-    def __init__(self, tape: FunctionRecorder | None, safely: Callable[..., Any]) -> None:
+    def __init__(self, recorder: FunctionRecorder | None, safely: Callable[..., Any]) -> None:
         self._safely = safely
-        self._tape = tape
+        self._recorder = recorder
         self._seen: list[tuple[str, int | None, list[Tensor], list[Tensor]]] = []
 
     def listen(self, below: list[Any]) -> Iterator[Any]:
@@ -159,7 +160,7 @@ class BackwardRoots:
 
     def _hook_for(self, node: Any) -> Callable[[Any, Any], None]:
         op = graph.op(node)
-        entry = graph.number_of(node, self._tape.mark) if self._tape is not None else None
+        entry = graph.number_of(node, self._recorder.mark) if self._recorder is not None else None
 
         def hook(made: Any, given: Any) -> None:
             if is_calm():
@@ -170,17 +171,17 @@ class BackwardRoots:
     def _note(self, op: str, entry: int | None, given: Any, made: Any) -> None:
         self._seen.append((op, entry, _sums(given), _sums(made)))
 
-    def first_bad(self) -> dict[str, Any] | None:
+    def first_bad(self) -> NonFiniteNode | None:
         """The first node that turned finite gradients into something else."""
         for op, number, given, made in self._seen:
             if _all_finite(given) and not _all_finite(made):
-                entry = self._tape.entries[number] if self._tape is not None and number is not None else None
-                return {
-                    "op": op,
-                    "call": entry.name if entry is not None else None,
-                    "site": entry.site if entry is not None else "",
-                    "module": entry.module if entry is not None else "",
-                }
+                entry = self._recorder.entries[number] if self._recorder is not None and number is not None else None
+                return NonFiniteNode(
+                    op=op,
+                    call=entry.name if entry is not None else None,
+                    site=entry.site if entry is not None else "",
+                    module=entry.module if entry is not None else "",
+                )
         return None
 
 

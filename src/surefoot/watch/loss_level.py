@@ -6,8 +6,10 @@ goes on for long therefore becomes the level. After forty spikes in a run no mor
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from surefoot.record.facts import SpikeData
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.tensor_summary import describe
 
@@ -61,17 +63,23 @@ def _middle(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def data_under(root: Tensor) -> list[dict[str, Any]]:
+def data_under(root: Tensor) -> list[SpikeData]:
     """The data tensors that went into a loss, a few of them, with the row that is largest."""
-    held: list[dict[str, Any]] = []
+    held: list[SpikeData] = []
     for node in graph.leaves_first(root.grad_fn)[:400]:
         for name, tensor in graph.saved(node).items():
             if tensor.grad_fn is None and not tensor.requires_grad and tensor.is_floating_point() and tensor.dim():
-                held.append({"op": graph.op(node), "tensor": name} | describe(tensor))
-                if tensor.dim() > 1:
-                    rows = tensor.detach().reshape(len(tensor), -1).float().abs().amax(1)
-                    held[-1]["worst_row"] = int(rows.argmax())
-                    held[-1]["row_ratio"] = float(rows.max() / rows.median().clamp_min(1e-12))
+                held.append(_spike_data(graph.op(node), name, tensor))
         if len(held) >= 4:
             break
     return held
+
+
+def _spike_data(op: str, name: str, tensor: Tensor) -> SpikeData:
+    summary = describe(tensor)
+    facts = SpikeData(op=op, tensor=name, **{each.name: getattr(summary, each.name) for each in fields(summary)})
+    if tensor.dim() <= 1:
+        return facts
+    rows = tensor.detach().reshape(len(tensor), -1).float().abs().amax(1)
+    ratio = float(rows.max() / rows.median().clamp_min(1e-12))
+    return replace(facts, worst_row=int(rows.argmax()), row_ratio=ratio)

@@ -36,12 +36,12 @@ class ManualLoop:
         """Whether the parameters were found."""
         return bool(self._held)
 
-    def find(self, root: Tensor, book: ParameterRegistry) -> None:
+    def find(self, root: Tensor, registry: ParameterRegistry) -> None:
         """Take the leaves under a loss for the parameters."""
         found = [leaf for leaf in graph.leaves(root.grad_fn) if leaf.dim() or leaf.numel() == 1]
         frame = user_frame(4)
         for leaf in found:
-            record = book.add(leaf)
+            record = registry.add(leaf)
             if not record.name:
                 record.name = name_of(leaf, frame)
         self._held = [weakref.ref(leaf) for leaf in found]

@@ -1,19 +1,21 @@
-"""What is noted about one call of a model: what went in, what came out, and in which mode it ran.
+"""What is recorded about one call of a model: what went in, what came out, and in which mode it ran.
 
-No tensor of the script's is held. The values of the first input are, by a tensor that shares them, as long as the step
-has only one call of a model; outputs are found again by the numbers their autograd nodes are given. Only the first few
-tensors of a call are described; what happens inside the model is the tape's business.
+No tensor of the script's is kept alive. The values of the first input are, through a tensor that shares them, as long
+as the step has only one call of a model; outputs are found again by the numbers that their autograd nodes are given.
+Only the first few tensors of a call are described; the recorder follows what happens inside the model.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from surefoot.observe.readable import is_readable
+from surefoot.record.facts import FeatureScales, ModelCall
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.function_recorder import tensors_in
 from surefoot.watch.script_hooks import WithoutHooks
@@ -23,8 +25,8 @@ from surefoot.watch.user_frames import site
 if TYPE_CHECKING:
     from surefoot.watch.parameter_registry import ParameterRegistry
 
-MOST_PASSES = 64
-"""A step with more model calls than this is not one; the look then only counts."""
+MOST_CALLS = 64
+"""A step with more model calls than this is not one; further calls are not recorded."""
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _BATCHNORM = nn.modules.batchnorm._BatchNorm
 
@@ -42,7 +44,7 @@ class Output(NamedTuple):
 class Held(NamedTuple):
     """What later questions need of a call with gradients on."""
 
-    note: dict[str, Any]
+    call: ModelCall
     features: Tensor | None
     """The values of the first input; only of the only call so far."""
     outputs: list[Output]
@@ -51,47 +53,48 @@ class Held(NamedTuple):
 class ModelCalls:
     """The model calls of one look."""
 
-    def __init__(self, step: int, book: ParameterRegistry, marks: object | None) -> None:
+    def __init__(self, step: int, registry: ParameterRegistry, marks: object | None) -> None:
         """`marks` is whose numbers the nodes bear, where outputs are asked for later."""
-        self.notes: list[dict[str, Any]] = []
+        self.calls: list[ModelCall] = []
         self.held: list[Held] = []
-        self._step, self._book, self._marks = step, book, marks
-        self._several = len({number for held in book.parameters for number in held.optimizers}) > 1
+        self._step, self._registry, self._marks = step, registry, marks
+        self._several = len({number for held in registry.parameters for number in held.optimizers}) > 1
         """Several optimizers: perhaps models that judge each other, whose samples are compared."""
 
     def take(self, module: nn.Module, args: Any, kwargs: Any, out: Any, index: int | None) -> None:
-        """Note a call that is over; `index` is where the tape stands."""
-        if len(self.notes) >= MOST_PASSES or not any(True for _ in module.parameters()):
+        """Note a call that is over; `index` is where the recorder stands."""
+        if len(self.calls) >= MOST_CALLS or not any(True for _ in module.parameters()):
             return
         grad_mode = torch.is_grad_enabled()
         with WithoutHooks():
-            name = self._book.add_model(module)
+            name = self._registry.add_model(module)
             inputs = [tensor for tensor in [*tensors_in(args), *tensors_in(kwargs)] if tensor.dim()][:4]
             outputs = list(tensors_in(out))[:4]
-            note: dict[str, Any] = {
-                "model": name,
-                "step": self._step,
-                "grad": grad_mode and any(tensor.requires_grad for tensor in outputs),
-                "grad_mode": grad_mode,
-                "training": module.training,
-                "site": site(4),
-                "inputs": [describe(tensor) for tensor in inputs],
-                "outputs": [describe(tensor) for tensor in outputs],
-                "autocast": _autocast(outputs),
-                "index": index,
-            }
-            note |= mode_facts(module) | _batch_facts(inputs, outputs)
+            call = ModelCall(
+                model=name,
+                step=self._step,
+                trained_on=grad_mode and any(tensor.requires_grad for tensor in outputs),
+                grad_mode=grad_mode,
+                training=module.training,
+                site=site(4),
+                inputs=[describe(tensor) for tensor in inputs],
+                outputs=[describe(tensor) for tensor in outputs],
+                autocast=_autocast(outputs),
+                index=index,
+                **mode_facts(module),
+                **_batch_facts(inputs, outputs),
+            )
             if self._several and grad_mode:
-                note["samples"] = [_few(tensor) for tensor in (inputs[:1] + outputs[:1])]
+                call = replace(call, samples=[_few(tensor) for tensor in (inputs[:1] + outputs[:1])])
             for tensor in module.parameters():
-                record = self._book.get(tensor)
+                record = self._registry.get(tensor)
                 if record is not None and grad_mode:
                     record.requires_grad = tensor.requires_grad
-            self.notes.append(note)
+            self.calls.append(call)
             if grad_mode:
-                self._hold(note, inputs, outputs)
+                self._hold(call, inputs, outputs)
 
-    def _hold(self, note: dict[str, Any], inputs: list[Tensor], outputs: list[Tensor]) -> None:
+    def _hold(self, call: ModelCall, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         first = inputs[0] if inputs and not self.held and is_readable(inputs[0]) else None
         self.held = [held._replace(features=None) for held in self.held]
         found: list[Output] = []
@@ -100,11 +103,11 @@ class ModelCalls:
             if node is None:
                 continue
             number = graph.number_of(node, self._marks)
-            if number is None:  # none of the tape's own
+            if number is None:  # none of the recorder's own
                 number = -1 - len(found) - 4 * len(self.held)
                 graph.mark(node, self._marks, number)
             found.append(Output(number, tensor.output_nr, tensor.shape, tensor.dtype, tensor.device))
-        self.held.append(Held(note, None if first is None else first.detach(), found))
+        self.held.append(Held(call, None if first is None else first.detach(), found))
 
 
 def _autocast(outputs: list[Tensor]) -> str | None:
@@ -113,9 +116,15 @@ def _autocast(outputs: list[Tensor]) -> str | None:
     return None
 
 
-def _batch_facts(inputs: list[Tensor], outputs: list[Tensor]) -> dict[str, Any]:
+class _BatchFacts(TypedDict, total=False):
+    rows: list[int]
+    features: FeatureScales | None
+    diversity: float
+
+
+def _batch_facts(inputs: list[Tensor], outputs: list[Tensor]) -> _BatchFacts:
     """Prints of the rows that went in, the scale of each feature, and how different the outputs are."""
-    facts: dict[str, Any] = {}
+    facts: _BatchFacts = {}
     if inputs and is_readable(inputs[0]) and inputs[0].shape[0] and inputs[0].numel() <= 1 << 22:
         facts["rows"] = fingerprints(inputs[0], 256)
         facts["features"] = feature_scales(inputs[0])
@@ -125,7 +134,15 @@ def _batch_facts(inputs: list[Tensor], outputs: list[Tensor]) -> dict[str, Any]:
     return facts
 
 
-def mode_facts(module: nn.Module) -> dict[str, Any]:
+class _ModeFacts(TypedDict):
+    dropouts: int
+    dropouts_on: int
+    batchnorms: int
+    batchnorms_on: int
+    batchnorms_frozen: int
+
+
+def mode_facts(module: nn.Module) -> _ModeFacts:
     """Which parts behave differently in training, and in which mode they are."""
     dropouts = [part for part in module.modules() if isinstance(part, _DROPOUT) and part.p > 0]
     others = [
@@ -141,7 +158,7 @@ def mode_facts(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def feature_scales(tensor: Tensor) -> dict[str, Any] | None:
+def feature_scales(tensor: Tensor) -> FeatureScales | None:
     """Mean and spread of each feature of a batch, up to 64 of them."""
     if not tensor.is_floating_point() or tensor.dim() < 2 or len(tensor) < 2:
         return None
@@ -149,7 +166,8 @@ def feature_scales(tensor: Tensor) -> dict[str, Any] | None:
     if rows.shape[1] > 64:
         rows = rows[:, :: math.ceil(rows.shape[1] / 64)]
     means, spreads = rows.mean(0).tolist(), rows.std(0, correction=0).tolist()
-    return {"count": len(rows), "mean": [round(v, 6) for v in means], "std": [round(v, 6) for v in spreads]}
+    rounded = [round(v, 6) for v in means], [round(v, 6) for v in spreads]
+    return FeatureScales(count=len(rows), mean=rounded[0], std=rounded[1])
 
 
 def _few(tensor: Tensor) -> list[list[float]] | None:

@@ -29,9 +29,9 @@ _CLOSED = {"Add", "Sub", "Mul", "Neg", "View", "Reshape", "Mean", "Sum", "Select
 """Operations that give finite results for finite inputs, short of overflow."""
 
 
-def autopsy(
+def find_origin(
     root: Tensor,
-    book: ParameterRegistry,
+    registry: ParameterRegistry,
     origins: dict[str, list[tuple[str, str, str]]],
     follow: Callable[[dict[str, Any], Tensor | None], dict[str, Any]] = lambda facts, tensor: {},
 ) -> dict[str, Any]:
@@ -46,9 +46,9 @@ def autopsy(
         ]
         culprit = _first_culprit(order)
     if bad_leaves:
-        names = [book.label(record) if (record := book.get(t)) else "a leaf tensor" for t in bad_leaves]
-        owned = [t for t in bad_leaves if book.get(t) is not None and (book.get(t).optimizers or book.get(t).model)]  # type: ignore[union-attr]
-        if owned or culprit is None:
+        records = [registry.get(tensor) for tensor in bad_leaves]
+        names = [registry.label(record) if record is not None else "a leaf tensor" for record in records]
+        if culprit is None or any(record is not None and (record.optimizers or record.model) for record in records):
             return {"kind": "parameter", "parameters": names[:20], "count": len(names)}
         return {"kind": "data", "tensor": "a leaf that needs a gradient", "shape": list(bad_leaves[0].shape)}
     if culprit is None:
@@ -280,13 +280,13 @@ def _bad_rows(value: Tensor) -> dict[str, Any]:
     return facts
 
 
-def _ranges(held: dict[str, Tensor]) -> dict[str, Any]:
+def _ranges(held: dict[str, Tensor]) -> dict[str, tuple[float, float]]:
     found = {}
     for name, value in held.items():
         if value.is_floating_point() and value.numel():
             finite = value[torch.isfinite(value)].float()
             if finite.numel():
-                found[name] = [float(finite.min()), float(finite.max())]
+                found[name] = (float(finite.min()), float(finite.max()))
     return found
 
 

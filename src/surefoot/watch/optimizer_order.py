@@ -1,19 +1,20 @@
-"""Whose turn it is: optimizers that alternate, and the schedules that follow them.
+"""The order in which several optimizers step, and the schedulers that follow them.
 
-Where one optimizer steps many times for each step of another, looks spread evenly would hardly ever meet the other. The
-length of a streak foretells when it comes. Streaks of changing length are not foretold.
+Where one optimizer steps many times for each step of another, evenly spread samples would hardly ever include the
+other. The number of its consecutive steps predicts when the other comes; varying numbers are not predicted.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
+    from surefoot.watch.context import SchedulerRecord
     from surefoot.watch.optimizer_record import OptimizerRecord
 
 
@@ -38,20 +39,20 @@ class OptimizerOrder:
         if count + 1 != self._streaks.get(number):
             return False
         others = [held for held in optimizers if held is not watched and held.series.count]
-        return any(held.looked < 4 + math.log2(held.series.count) for held in others)
+        return any(held.sampled_steps < 4 + math.log2(held.series.count) for held in others)
 
 
-def follow(facts: dict[str, Any], watched: Callable[[torch.optim.Optimizer], OptimizerRecord]) -> None:
-    """Read off a schedule how far it is and, the first time, what it was given."""
-    scheduler = facts["ref"]()
+def follow(record: SchedulerRecord, record_of: Callable[[torch.optim.Optimizer], OptimizerRecord]) -> None:
+    """Read off a scheduler how far it is and, the first time, its settings."""
+    scheduler = record.ref()
     if scheduler is None:
         return
-    facts["steps"] = int(getattr(scheduler, "_step_count", 0) or 0)
-    facts["last_epoch"] = int(getattr(scheduler, "last_epoch", 0) or 0)
-    if "settings" not in facts:
+    record.steps = int(getattr(scheduler, "_step_count", 0) or 0)
+    record.last_epoch = int(getattr(scheduler, "last_epoch", 0) or 0)
+    if record.settings is None:
         optimizer = getattr(scheduler, "optimizer", None)
-        facts["optimizer"] = watched(optimizer).number if optimizer is not None else None
-        facts["settings"] = {
+        record.optimizer = record_of(optimizer).number if optimizer is not None else None
+        record.settings = {
             key: value
             for key, value in vars(scheduler).items()
             if isinstance(value, (int, float, bool)) and not key.startswith("_")

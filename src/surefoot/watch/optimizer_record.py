@@ -1,4 +1,4 @@
-"""One optimizer as the watcher knows it: its settings, the numbers of its steps, and what was found wrong on the way.
+"""The record of each optimizer: its settings, the numbers of its steps, and what was found wrong on the way.
 
 The optimizer itself is never held, so that it dies when the script lets it go. Only the first eight groups of
 parameters are described.
@@ -8,59 +8,98 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from surefoot.observe.readable import readable
+from surefoot.record.facts import GroupSettings, OptimizerFacts, Setting
 from surefoot.watch.script_hooks import WithoutHooks, is_listening
-from surefoot.watch.step_series import StepSeries
+from surefoot.watch.step_rows import StepRows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class OptimizerRecord:
     """One optimizer, weakly held."""
 
-    def __init__(self, number: int, optimizer: torch.optim.Optimizer, where: str) -> None:
+    def __init__(
+        self,
+        number: int,
+        optimizer: torch.optim.Optimizer,
+        where: str,
+        born_at: int,
+        write_row: Callable[[dict[str, Any]], None],
+    ) -> None:
         self.number = number
         self.ref = weakref.ref(optimizer)
         self.type = type(optimizer).__name__
         self.site = where
-        self.series = StepSeries()
+        self.series = StepRows(write_row)
         self.loaded_at: int | None = None
         self.loaded_age: float | None = None
-        self.born_at = 0
-        self.settings = [
+        self.born_at = born_at
+        self.settings: list[dict[str, Setting]] = [
             {key: _simple(value) for key, value in group.items() if key != "params" and _simple(value) is not None}
             for group in optimizer.param_groups[:8]
         ]
         self.leftover: list[float] = []
         self.zeroed_before_step = 0
         self.zero_site = ""
-        self.looked = 0
+        self.sampled_steps = 0
         self.lines: set[int] = set()
-        """The lines of `backward` whose gradients it stepped with, as the stream counts them."""
-        self.loss_at_start: int = 0
-        """How many backwards there had been when its step began: a closure makes more inside."""
+        """The lines of `backward` whose gradients it stepped with, as `StepData` numbers them."""
+        self.backwards_at_start = 0
+        """The number of backwards when its step began: a closure makes more inside."""
         self.row: dict[str, Any] = {}
         """The row of the step it is in."""
 
-    def as_facts(self) -> dict[str, Any]:
-        """For the run folder."""
-        return {
-            "number": self.number,
-            "type": self.type,
-            "site": self.site,
-            "settings": self.settings,
-            "steps": self.series.count,
-            "born_at": self.born_at,
-            "loaded_at": self.loaded_at,
-            "loaded_age": self.loaded_age,
-            "lines": sorted(self.lines),
-            "zeroed_before_step": self.zeroed_before_step,
-            "zero_site": self.zero_site,
-            "series": self.series.as_facts(),
-        }
+    def as_facts(self) -> OptimizerFacts:
+        """All that is known about it."""
+        return OptimizerFacts(
+            number=self.number,
+            type=self.type,
+            site=self.site,
+            settings=[GroupSettings(values=values) for values in self.settings],
+            steps=self.series.count,
+            created_at_step=self.born_at,
+            state_loaded_at_step=self.loaded_at,
+            loaded_state_steps=self.loaded_age,
+            backward_lines=sorted(self.lines),
+            zeroed_before_step=self.zeroed_before_step,
+            zero_site=self.zero_site,
+            series=self.series.as_facts(),
+        )
+
+
+class OptimizerRecords:
+    """Every optimizer of the run, and which of them have stepped in the current round."""
+
+    def __init__(self) -> None:
+        self.all: list[OptimizerRecord] = []
+        self._round: set[int] = set()
+
+    def find(self, optimizer: torch.optim.Optimizer) -> OptimizerRecord | None:
+        """The record of an optimizer, if it has one."""
+        return next((record for record in self.all if record.ref() is optimizer), None)
+
+    def alive(self) -> list[tuple[OptimizerRecord, torch.optim.Optimizer]]:
+        """The optimizers that still exist, with their records."""
+        return [(record, optimizer) for record in self.all if (optimizer := record.ref()) is not None]
+
+    def stepped(self, record: OptimizerRecord) -> bool:
+        """Note a step; returns whether a new round begins: a round ends when an optimizer steps again."""
+        begins = record.number in self._round or not self._round
+        if begins:
+            self._round = set()
+        self._round.add(record.number)
+        return begins
+
+    def is_due(self, record: OptimizerRecord) -> bool:
+        """Whether an optimizer has not stepped yet in a round that others have begun."""
+        return record.number not in self._round
 
 
 def gradient_norm(optimizer: torch.optim.Optimizer, scale: float | None) -> Any:

@@ -7,12 +7,14 @@ sample, and only at the steps that are looked at. Whether an update is too large
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
 
 from surefoot.observe.readable import is_readable, readable
+from surefoot.record.facts import OptimizerUpdate, ParameterUpdate
 from surefoot.watch.parameter_registry import weight_facts
 from surefoot.watch.script_hooks import WithoutHooks, is_listening
 from surefoot.watch.tensor_summary import sampled
@@ -22,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class OptimizerUpdates:
-    """The steps of one look."""
+    """The steps of one sampled step: several, if several optimizers take turns."""
 
-    def __init__(self, book: ParameterRegistry) -> None:
-        self.steps: list[dict[str, Any]] = []
+    def __init__(self, registry: ParameterRegistry) -> None:
+        self.steps: list[OptimizerUpdate] = []
         self.stepped: set[int] = set()
         """The numbers of the parameters that an optimizer held."""
-        self._book = book
+        self._registry = registry
         self._before: dict[int, Tensor] = {}
 
     def before_step(self, number: int, optimizer: torch.optim.Optimizer) -> None:
@@ -40,67 +42,87 @@ class OptimizerUpdates:
                 for tensor in group["params"]
                 if not is_listening(tensor)
             ]
-        self.steps.append(
-            {"optimizer": number, "rows": rows, "lr": [float(g["lr"]) for g in optimizer.param_groups if "lr" in g]}
-        )
+        rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+        self.steps.append(OptimizerUpdate(optimizer=number, rows=rows, lr=rates))
 
-    def _row(self, number: int, tensor: Tensor, group: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-        record = self._book.add(tensor)
+    def _row(self, number: int, tensor: Tensor, group: dict[str, Any], state: dict[str, Any]) -> ParameterUpdate:
+        record = self._registry.add(tensor)
         record.optimizers.add(number)
         self.stepped.add(record.id)
         if not record.changed + record.unchanged:
-            self._book.see_again(record, tensor)
-        row: dict[str, Any] = {"id": record.id, "grad": None}
+            self._registry.see_again(record, tensor)
+        gradient = gradient_facts(tensor.grad) if tensor.grad is not None else _GradientFacts()
         if tensor.grad is not None:
-            row |= gradient_facts(tensor.grad)
             record.with_grad += 1
             # Of a sharded one only a part is seen here, which may be zero or empty.
             whole = tensor.grad.layout is torch.strided and is_readable(tensor.grad)
-            record.zero_grad += whole and row["grad"] == 0.0
+            record.zero_grad += whole and gradient.get("grad") == 0.0
         values = thin(tensor)
+        weight = None
         if values is not None and values.numel():
             self._before[record.id] = values.clone()
-            row["weight"] = float(torch.linalg.vector_norm(values.float()))
-        return row | moment_facts(state, group)
+            weight = float(torch.linalg.vector_norm(values.float()))
+        return ParameterUpdate(parameter=record.id, **gradient, weight=weight, **moment_facts(state, group))
 
     def after_step(self, number: int) -> None:
         """What the step did to each parameter."""
-        held = next((step for step in reversed(self.steps) if step["optimizer"] == number), None)
-        if held is None:
-            return
-        with WithoutHooks():
-            for row in held["rows"]:
-                record = self._book.parameters[row["id"]]
-                tensor, old = record.tensor(), self._before.pop(record.id, None)
-                if tensor is None or old is None:
-                    continue
-                new = thin(tensor)
-                if new is None or new.shape != old.shape:
-                    continue
-                delta = (new - old).float()
-                norm = float(torch.linalg.vector_norm(old.float()))
-                row["update"] = float(torch.linalg.vector_norm(delta))
-                row["ratio"] = row["update"] / norm if norm else None
-                row["stuck"] = float((new == old).float().mean()) if old.numel() else 1.0
-                if row["update"] == 0:
-                    record.unchanged += is_readable(tensor)
-                else:
-                    record.changed += 1
-                    record.trained_by.add(number)
-                record.last = weight_facts(tensor)
+        held = self._last_step(number)
+        if held is not None:
+            with WithoutHooks():
+                held.rows[:] = [self._with_update(row, number) for row in held.rows]
+
+    def _last_step(self, number: int) -> OptimizerUpdate | None:
+        return next((step for step in reversed(self.steps) if step.optimizer == number), None)
+
+    def _with_update(self, row: ParameterUpdate, number: int) -> ParameterUpdate:
+        record = self._registry.parameters[row.parameter]
+        tensor, old = record.tensor(), self._before.pop(record.id, None)
+        if tensor is None or old is None:
+            return row
+        new = thin(tensor)
+        if new is None or new.shape != old.shape:
+            return row
+        norm = float(torch.linalg.vector_norm(old.float()))
+        update = float(torch.linalg.vector_norm((new - old).float()))
+        if update == 0:
+            record.unchanged += is_readable(tensor)
+        else:
+            record.changed += 1
+            record.trained_by.add(number)
+        record.last = weight_facts(tensor)
+        return replace(
+            row,
+            update=update,
+            ratio=update / norm if norm else None,
+            stuck=float((new == old).float().mean()) if old.numel() else 1.0,
+        )
 
     def drop_step(self, number: int) -> None:
         """The step was left out: that nothing moved says nothing about the parameters."""
-        held = next((step for step in reversed(self.steps) if step["optimizer"] == number), None)
+        held = self._last_step(number)
         if held is not None:
-            self.steps.remove(held)
+            self.steps = [step for step in self.steps if step is not held]
 
     def forget(self) -> None:
         """Let go of the samples."""
         self._before = {}
 
 
-def gradient_facts(grad: Tensor) -> dict[str, Any]:
+class _GradientFacts(TypedDict, total=False):
+    grad: float
+    zeros: float
+    nonfinite: int
+    largest: float
+
+
+class _MomentFacts(TypedDict, total=False):
+    root_second_moment: float
+    second_moment: float
+    age: float
+    moment_norm: float | None
+
+
+def gradient_facts(grad: Tensor) -> _GradientFacts:
     """Norm, zeros and largest entry of a gradient; of a sparse one the norm; of a sharded one, of its part here."""
     local = readable(grad)
     if local is None or (local.numel() == 0 and grad.numel()):
@@ -117,7 +139,7 @@ def gradient_facts(grad: Tensor) -> dict[str, Any]:
     }
 
 
-def moment_facts(state: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
+def moment_facts(state: dict[str, Any], group: dict[str, Any]) -> _MomentFacts:
     """The second moment an adaptive optimizer keeps, and how many steps it has gathered."""
     second = next((state[key] for key in ("exp_avg_sq", "square_avg", "sum") if key in state), None)
     values = thin(second) if isinstance(second, Tensor) else None

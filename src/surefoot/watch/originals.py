@@ -65,6 +65,11 @@ class Originals:
         self._inherited: set[str] = set()
         """Methods of tensors that are written in C, where a replacement would lie above."""
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether `bind` was called: from then on `call` has something to compare with."""
+        return bool(self._classes)
+
     def bind(self) -> None:
         """Give the modules of surefoot that are loaded by now names of their own."""
         added = [module for name, module in list(sys.modules.items()) if self._is_added(name, module)]

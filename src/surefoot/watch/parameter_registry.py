@@ -1,10 +1,10 @@
-"""Who is who: the models, parameters and optimizers a script made, under the names its author knows them by."""
+"""The models and parameters of a script, under the names that its author gave them."""
 
 from __future__ import annotations
 
 import math
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from surefoot.observe.readable import is_sharded, readable
+from surefoot.record.facts import ModelFacts, ModuleFacts, ParameterFacts, WeightScale
 from surefoot.watch.script_hooks import WithoutHooks
 from surefoot.watch.user_frames import name_of, user_frame, variables
 
@@ -41,9 +42,10 @@ class Parameter:
     rewritten: bool = False
     """Between its entry and its first update other values were put into it, by whatever means."""
     requires_grad: bool = True
-    first: dict[str, Any] = field(default_factory=dict)
-    last: dict[str, Any] = field(default_factory=dict)
-    looked: int = 0
+    first: WeightScale = field(default_factory=WeightScale)
+    last: WeightScale = field(default_factory=WeightScale)
+    sampled: int = 0
+    """Sampled steps in which an optimizer held it."""
     in_graph: int = 0
     used: int = 0
     """Looks in which its module ran with gradients on, or it was taken by an operation."""
@@ -56,28 +58,54 @@ class Parameter:
     sample: Tensor | None = None
     """Some of its values at the last look, kept only while no optimizer has it."""
 
-    def as_facts(self) -> dict[str, Any]:
-        """For the run folder."""
-        facts = {key: value for key, value in vars(self).items() if key not in ("tensor", "sample")}
-        return facts | {"optimizers": sorted(self.optimizers), "trained_by": sorted(self.trained_by)}
+    def as_facts(self, label: str) -> ParameterFacts:
+        """All that is known about it; `label` is its name with its model's in front where needed."""
+        return ParameterFacts(
+            id=self.id,
+            shape=self.shape,
+            dtype=self.dtype,
+            name=self.name,
+            model=self.model,
+            module_type=self.module_type,
+            registered=self.registered,
+            found_in=self.found_in,
+            optimizers=sorted(self.optimizers),
+            trained_by=sorted(self.trained_by),
+            loaded=self.loaded,
+            rewritten=self.rewritten,
+            requires_grad=self.requires_grad,
+            first=self.first,
+            last=self.last,
+            sampled=self.sampled,
+            in_graph=self.in_graph,
+            used=self.used,
+            with_grad=self.with_grad,
+            zero_grad=self.zero_grad,
+            changed=self.changed,
+            unchanged=self.unchanged,
+            moved_alone=self.moved_alone,
+            label=label,
+        )
 
 
-def weight_facts(tensor: Tensor) -> dict[str, Any]:
+def weight_facts(tensor: Tensor) -> WeightScale:
     """Scale of a weight, and whether its rows are all the same; of a sharded one, of its part in this process."""
     with WithoutHooks():
         local = readable(tensor)
         if local is None:
-            return {}
+            return WeightScale()
         values = local.detach().float()
-        facts: dict[str, Any] = {"norm": float(torch.linalg.vector_norm(values)), "largest": 0.0}
-        if values.numel():
-            facts["largest"] = float(values.abs().max())
-        if values.dim() >= 2 and values.shape[0] > 1 and values.numel():
-            rows = values.reshape(len(values), -1)
-            facts["std"] = float(values.std(correction=0))
-            facts["fan_in"] = rows.shape[1]
-            facts["rows_equal"] = bool((rows == rows[:1]).all())
-        return facts
+        largest = float(values.abs().max()) if values.numel() else 0.0
+        scale = WeightScale(norm=float(torch.linalg.vector_norm(values)), largest=largest)
+        if values.dim() < 2 or values.shape[0] <= 1 or not values.numel():
+            return scale
+        rows = values.reshape(len(values), -1)
+        return replace(
+            scale,
+            std=float(values.std(correction=0)),
+            fan_in=rows.shape[1],
+            rows_equal=bool((rows == rows[:1]).all()),
+        )
 
 
 def _nothing() -> None:
@@ -89,7 +117,7 @@ class ParameterRegistry:
 
     def __init__(self) -> None:
         self.parameters: list[Parameter] = []
-        self.models: list[dict[str, Any]] = []
+        self.models: list[ModelFacts] = []
         self._ids: dict[int, int] = {}
         self._models: list[tuple[weakref.ref[nn.Module], str]] = []
         self._sharded: dict[tuple[int, str], int] = {}
@@ -146,9 +174,9 @@ class ParameterRegistry:
         """Before its first update: since it was entered it may have been drawn anew, loaded, or converted."""
         record.shape, record.dtype = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
         before, record.first = record.first, weight_facts(tensor)
-        record.rewritten |= "norm" in before and not math.isclose(
-            before["norm"], record.first.get("norm", math.nan), rel_tol=1e-3
-        )
+        if before.norm is not None:
+            now = record.first.norm if record.first.norm is not None else math.nan
+            record.rewritten |= not math.isclose(before.norm, now, rel_tol=1e-3)
 
     def models_now(self) -> list[nn.Module]:
         """The models that were called so far and are still there, outermost ones only."""
@@ -157,7 +185,7 @@ class ParameterRegistry:
         return [module for module in alive if id(module) not in inner]
 
     def known_model(self, module: nn.Module) -> str | None:
-        """The name of a model that is already in the book."""
+        """The name of a model that is already in the registry."""
         for held, name in self._models:
             if held() is module:
                 return name
@@ -174,7 +202,7 @@ class ParameterRegistry:
             name = name_of(module, frame) or type(module).__name__
             name = name if name not in taken else f"{name}#{len(self._models)}"
             self._models.append((weakref.ref(module), name))
-            self.models.append({"name": name, "type": type(module).__name__, "modules": module_facts(module)})
+            self.models.append(ModelFacts(name=name, type=type(module).__name__, modules=module_facts(module)))
         self._enter(module, name)
         return name
 
@@ -223,17 +251,27 @@ class ParameterRegistry:
         return f"{record.model}.{name}" if several and record.model else name
 
 
-def module_facts(model: nn.Module) -> list[dict[str, Any]]:
+def module_facts(model: nn.Module) -> list[ModuleFacts]:
     """The parts of a model: path, type, and the settings that matter for a diagnosis."""
-    found = []
-    for path, part in model.named_modules():
-        facts: dict[str, Any] = {"path": path, "type": type(part).__name__}
-        for key in ("p", "dropout", "eps", "num_features", "bidirectional", "num_embeddings", "momentum"):
-            value = getattr(part, key, None)
-            if isinstance(value, (int, float, bool)):
-                facts[key] = value
-        found.append(facts)
-    return found[:2000]
+    return [_module_facts(path, part) for path, part in model.named_modules()][:2000]
+
+
+def _module_facts(path: str, part: nn.Module) -> ModuleFacts:
+    def setting(name: str) -> Any:
+        value = getattr(part, name, None)
+        return value if isinstance(value, (int, float, bool)) else None
+
+    return ModuleFacts(
+        path=path,
+        type=type(part).__name__,
+        p=setting("p"),
+        dropout=setting("dropout"),
+        eps=setting("eps"),
+        num_features=setting("num_features"),
+        bidirectional=setting("bidirectional"),
+        num_embeddings=setting("num_embeddings"),
+        momentum=setting("momentum"),
+    )
 
 
 def stray_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -9,21 +9,22 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from surefoot.record.facts import RetainedGraphs
 from surefoot.watch import autograd_graph as graph
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class RetainedGraphs:
+class RetainedGraphCounter:
     """Tokens of the graphs so far, and how many were alive when."""
 
     def __init__(self) -> None:
-        self.retained: list[list[int]] = []
+        self.retained: list[RetainedGraphs] = []
         """Step, tokens alive, tokens left so far."""
-        self._sentinels: list[weakref.ref[Any]] = []
+        self._tokens: list[weakref.ref[Any]] = []
 
-    def leave_sentinel(self, root: Tensor) -> None:
+    def add_token(self, root: Tensor) -> None:
         """Tie a token to the graph under a loss."""
         node: Any = root.grad_fn
         for _ in range(2000):
@@ -33,12 +34,12 @@ class RetainedGraphs:
             node = below
         token = _Token()
         node.metadata["surefoot"] = token
-        self._sentinels.append(weakref.ref(token))
+        self._tokens.append(weakref.ref(token))
 
     def count(self, step: int) -> None:
         """Graphs of steps long past that are still held."""
-        alive = sum(ref() is not None for ref in self._sentinels[:-8])
-        self.retained.append([step, alive, len(self._sentinels)])
+        alive = sum(ref() is not None for ref in self._tokens[:-8])
+        self.retained.append(RetainedGraphs(step, alive, len(self._tokens)))
         if len(self.retained) > 200:
             self.retained = self.retained[::2]
 

@@ -11,12 +11,14 @@ would run its hook.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
 
 from surefoot.observe.readable import is_readable
+from surefoot.record.facts import SeenRows, StepBatch, StepDataFacts
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.script_hooks import WithoutHooks, is_listening, listeners
 from surefoot.watch.tensor_summary import fingerprints
@@ -24,11 +26,11 @@ from surefoot.watch.tensor_summary import fingerprints
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MOST_NOTES = 1_200
+MOST_BATCHES = 1_200
 LABELLED = 500
-"""So many notes tell which labels the batch had, and how large its numbers were."""
+"""So many batches are recorded with their labels and the size of their numbers."""
 ROWS_OF = 300
-"""So many notes tell which rows the batch had."""
+"""So many batches are recorded row by row."""
 MOST_ROWS, MOST_IN_BATCH = 12_000, 256
 _SEARCHES = 12
 _EAGER_STEPS = 200
@@ -44,16 +46,18 @@ class StepData:
     """The data of the steps so far."""
 
     def __init__(self) -> None:
-        self.notes: list[dict[str, Any]] = []
+        self.batches: list[StepBatch] = []
         self.rows: dict[int, dict[int, int]] = {}
         """For each line that calls `backward`: every row trained on, and the backward it was first seen at."""
         self.recent: set[int] = set()
         """The lines since the last step of an optimizer."""
+        self.roots_of_step: list[Any] = []
+        """The lines that called `backward` since the last step, once per call."""
         self._ways: dict[Any, dict[str, Any]] = {}
 
     def note(self, root: Tensor, where: Any, step: int, backward: int) -> None:
         """`backward` is about to run on `root`, called from the line `where`."""
-        if listeners.saved or len(self.notes) >= MOST_NOTES or root.grad_fn is None:
+        if listeners.saved or len(self.batches) >= MOST_BATCHES or root.grad_fn is None:
             return
         if root.device.type != "cpu" and step >= _EAGER_STEPS:
             return
@@ -64,22 +68,24 @@ class StepData:
             target = self._follow(root.grad_fn, way, "target")
             if inputs is None and target is None:
                 return
-            found: dict[str, Any] = {"step": step, "backward": backward, "line": way["line"]}
-            early = len(self.notes) < LABELLED
+            is_early = len(self.batches) < LABELLED
+            batch = StepBatch(step=step, backward=backward, line=way["line"])
             if inputs is not None:
-                found["x"] = print_of(inputs)
-                found["size"] = len(inputs)
-                if early and inputs.is_floating_point():
-                    found["x_largest"] = float(inputs.abs().max())
+                batch = replace(batch, input_print=print_of(inputs), size=len(inputs))
+                if is_early and inputs.is_floating_point():
+                    batch = replace(batch, input_largest=float(inputs.abs().max()))
                 rows = self.rows.setdefault(way["line"], {})
-                if len(self.notes) < ROWS_OF and len(rows) < MOST_ROWS and inputs.dim() > 1:
+                if len(self.batches) < ROWS_OF and len(rows) < MOST_ROWS and inputs.dim() > 1:
                     for row in fingerprints(inputs, MOST_IN_BATCH):
                         rows.setdefault(row, backward)
             if target is not None:
-                found["y"] = print_of(target)
-                if early:
-                    found |= target_facts(target)
-            self.notes.append(found)
+                batch = replace(batch, target_print=print_of(target), **(target_facts(target) if is_early else {}))
+            self.batches.append(batch)
+
+    def take_lines(self) -> set[int]:
+        """The lines since the last step of an optimizer; the next ones are of the next step."""
+        lines, self.recent = self.recent, set()
+        return lines
 
     def _follow(self, root: Any, way: dict[str, Any], kind: str) -> Tensor | None:
         known = way.get(kind)
@@ -104,19 +110,18 @@ class StepData:
         way[kind] = found[1:4]
         return found[4]
 
-    def as_facts(self) -> dict[str, Any]:
-        """For the run folder."""
+    def as_facts(self) -> StepDataFacts:
+        """The data of all steps."""
         rows = {
-            str(line): {"prints": list(held), "first": list(held.values()), "whole": self._whole(line)}
+            str(line): SeenRows(prints=list(held), first=list(held.values()), whole=self._whole(line))
             for line, held in self.rows.items()
         }
-        return {"notes": self.notes, "rows": rows}
+        return StepDataFacts(batches=self.batches, rows=rows)
 
     def _whole(self, line: int) -> bool:
         """Whether every row that was trained on from a line is known."""
-        notes = [note for note in self.notes if note["line"] == line]
-        largest = max((note.get("size", 0) for note in notes), default=0)
-        return len(self.notes) < ROWS_OF and len(self.rows[line]) < MOST_ROWS and largest <= MOST_IN_BATCH
+        largest = max((batch.size or 0 for batch in self.batches if batch.line == line), default=0)
+        return len(self.batches) < ROWS_OF and len(self.rows[line]) < MOST_ROWS and largest <= MOST_IN_BATCH
 
 
 def _data(node: Any, name: str) -> Tensor | None:
@@ -160,7 +165,14 @@ def print_of(tensor: Tensor) -> int:
     return hash((tuple(tensor.shape), tuple(ends)))
 
 
-def target_facts(target: Tensor) -> dict[str, Any]:
+class _TargetFacts(TypedDict, total=False):
+    labels: dict[str, int]
+    target_mean: float
+    target_std: float
+    target_largest: float
+
+
+def target_facts(target: Tensor) -> _TargetFacts:
     """The labels of a batch, or the scale of its targets."""
     flat = target.detach().reshape(-1)
     if flat.numel() > 512:
@@ -173,7 +185,7 @@ def target_facts(target: Tensor) -> dict[str, Any]:
         return {}
     full = target.detach().float()
     return {
-        "y_mean": float(full.mean()),
-        "y_std": float(full.std(correction=0)),
-        "y_largest": float(full.abs().max()),
+        "target_mean": float(full.mean()),
+        "target_std": float(full.std(correction=0)),
+        "target_largest": float(full.abs().max()),
     }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from surefoot.observe.readable import readable
+from surefoot.record.facts import RowDistribution, TensorSummary
 
 SAMPLE = 1 << 20
 """Above this many elements, statistics are taken from an even sample."""
@@ -23,33 +24,41 @@ def sampled(tensor: Tensor) -> Tensor:
     return flat
 
 
-def describe(tensor: Tensor) -> dict[str, Any]:
+def finite_or_none(value: Tensor) -> float | None:
+    """A scalar tensor as a number; `None` if it is not finite."""
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def describe(tensor: Tensor) -> TensorSummary:
     """Shape, type, range and moments. Moments are over the finite values; `nonfinite` counts the others."""
-    facts: dict[str, Any] = {
-        "shape": list(tensor.shape),
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "grad": tensor.requires_grad,
-    }
+    facts = TensorSummary(
+        shape=list(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."), requires_grad=tensor.requires_grad
+    )
     local = readable(tensor)
     if local is None or local.numel() == 0 or local.is_complex() or local.layout is not torch.strided:
         return facts
     values = sampled(local)
     if not values.is_floating_point():
         low, high = torch.aminmax(values.to(torch.int64))
-        return facts | {"min": int(low), "max": int(high)}
+        return replace(facts, min=int(low), max=int(high))
     values = values.float() if values.dtype != torch.float64 else values
     finite = torch.isfinite(values)
     bad = int(values.numel() - finite.sum())
     if bad:
         values = values[finite]
-    facts["nonfinite"] = bad
     if values.numel() == 0:
-        return facts
+        return replace(facts, nonfinite=bad)
     low, high = torch.aminmax(values)
-    facts |= {"min": float(low), "max": float(high), "mean": float(values.mean())}
-    facts["std"] = float(values.std(correction=0))
-    facts["zeros"] = float((values == 0).float().mean())
-    return facts
+    return replace(
+        facts,
+        nonfinite=bad,
+        min=float(low),
+        max=float(high),
+        mean=float(values.mean()),
+        std=float(values.std(correction=0)),
+        zeros=float((values == 0).float().mean()),
+    )
 
 
 def rows_of(tensor: Tensor, dim: int) -> Tensor:
@@ -59,19 +68,19 @@ def rows_of(tensor: Tensor, dim: int) -> Tensor:
     return rows[:: math.ceil(len(rows) / limit)] if len(rows) > limit else rows
 
 
-def as_distribution(tensor: Tensor, dim: int) -> dict[str, Any]:
+def as_distribution(tensor: Tensor, dim: int) -> RowDistribution:
     """How close the rows along `dim` are to probabilities, and to log-probabilities."""
     rows = rows_of(tensor, dim).float()
     sums = rows.sum(1)
-    return {
-        "rows": len(rows),
-        "classes": rows.shape[1],
-        "min": float(rows.min()),
-        "max": float(rows.max()),
-        "sum_error": float((sums - 1).abs().max()),
-        "log_sum_error": float(torch.logsumexp(rows, 1).abs().max()),
-        "argmax_classes": int(torch._unique2(rows.argmax(1))[0].numel()),
-    }
+    return RowDistribution(
+        rows=len(rows),
+        classes=rows.shape[1],
+        min=float(rows.min()),
+        max=float(rows.max()),
+        sum_error=float((sums - 1).abs().max()),
+        log_sum_error=float(torch.logsumexp(rows, 1).abs().max()),
+        argmax_classes=int(torch._unique2(rows.argmax(1))[0].numel()),
+    )
 
 
 def label_counts(labels: Tensor, limit: int = 256) -> dict[str, int] | None:

@@ -1,6 +1,6 @@
 """A traceback as it would read if nobody had been watching.
 
-During a look, a call may pass through the tape (`torch/overrides.py` and `tape.py`) and through the branch of
+During a look, a call may pass through the recorder (`torch/overrides.py` and `recorder.py`) and through the branch of
 `nn.Module.__call__` that serves hooks. Those entries are taken out, or moved to the line of the ordinary branch.
 """
 
@@ -41,7 +41,7 @@ def without_watching(trace: TracebackType) -> TracebackType:
         kept.pop()
         following = next((e for e in entries[position + 1 :] if not _is_ours(e)), None)
         if following is not None and kept and kept[-1].tb_frame.f_code is following.tb_frame.f_code:
-            kept.pop()  # the function handed itself over to the tape, which called it again
+            kept.pop()  # the function handed itself over to the recorder, which called it again
     return _linked(_without_hook_branch(kept)) or trace
 
 

@@ -25,18 +25,27 @@ ORDER = "SUREFOOT_EXPERIMENT"
 """The environment variable that holds the order, as JSON. It is taken out before the script can see it."""
 
 
-def begin(watcher: Watcher) -> Experiment | None:
-    """Make the change that was ordered, if one was. Called once, right after torch was imported."""
+def take_order() -> dict[str, Any] | None:
+    """The order, if this run has one. It is removed from the environment."""
     words = os.environ.pop(ORDER, None)
-    if words is None:
-        return None
+    return None if words is None else dict(json.loads(words))
+
+
+def options_for(order: dict[str, Any] | None) -> dict[str, Any]:
+    """The options of a watched run that an order changes.
+
+    A run that continues from an incident is not diagnosed, and its bad step is kept already.
+    """
+    return {"most_sampled_steps": 0, "folder": None} if order is not None and order.get("incident") else {}
+
+
+def begin(watcher: Watcher, order: dict[str, Any]) -> Experiment:
+    """Make the change that was ordered. Called once, right after torch was imported."""
     from surefoot.experiments.changes.experiment import Experiment
     from surefoot.experiments.changes.outputs import protect
     from surefoot.experiments.changes.table import install
 
-    order: dict[str, Any] = json.loads(words)
     experiment = Experiment(watcher, order)
-    watcher.experiment = experiment
     protect(experiment)
     made = False
     if order.get("incident"):  # `surefoot replay --experiments`: the run begins at the step of an incident

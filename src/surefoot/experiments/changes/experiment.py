@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from surefoot.record.facts import ExperimentDevices, ExperimentFacts
 from surefoot.watch.messages import say
 from surefoot.watch.patches.hooks import Hooks
 
@@ -70,7 +71,7 @@ class Experiment:
         self._began = time.monotonic()
         self._before: list[Callable[[Optimizer], None]] = []
         self._after: list[Callable[[Optimizer], None]] = []
-        self.wrapping = Hooks(watcher)
+        self.wrapping = Hooks(watcher.probes)
         """For changes that must stand around a call."""
         self.wrapping.around(torch.autograd, "backward", self._around_backward)
 
@@ -86,7 +87,7 @@ class Experiment:
 
     def number(self, optimizer: Optimizer) -> int:
         """Which step of the experiment an optimizer is in, counted from 0."""
-        return self.watcher.watched(optimizer).series.count - self.first_step
+        return self.watcher.steps.record_of(optimizer).series.count - self.first_step
 
     def alter(self, owner: Any, name: str, change: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> None:
         """Let `change(args, kwargs)` give a function other arguments; `None` leaves them."""
@@ -109,7 +110,7 @@ class Experiment:
 
     def safely(self, call: Callable[..., Any], *args: Any) -> Any:
         """Make a part of the change. If that fails, the change is given up and the script goes on without it."""
-        if self.problem or not self.watcher.active:
+        if self.problem or not self.watcher.state.active:
             return None
         try:
             return call(*args)
@@ -124,15 +125,15 @@ class Experiment:
         """From here on steps are followed. Called after the watcher has put its own hooks on."""
 
         def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            if self.watcher.here():
-                if not self.watcher.steps:
+            if self.watcher.probes.here():
+                if not self.watcher.state.steps:
                     self.safely(self._look, optimizer)
                 self.has_closure = callable(args[1] if len(args) > 1 else kwargs.get("closure"))
                 for call in self._before:
                     self.safely(call, optimizer)
 
         def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            if self.watcher.here():
+            if self.watcher.probes.here():
                 self.safely(self._look_after, optimizer)
                 for call in self._after:
                     self.safely(call, optimizer)
@@ -152,7 +153,7 @@ class Experiment:
         )
 
     def _around_backward(self, original: Any, args: Any, kwargs: Any) -> Any:
-        if self.watcher.here():
+        if self.watcher.probes.here():
             self._end_if_due()
         return original(*args, **kwargs)
 
@@ -162,10 +163,10 @@ class Experiment:
             self.end(why)
 
     def _due(self) -> str:
-        order, watcher = self.order, self.watcher
-        done = max(watcher.steps, watcher.backwards if not watcher.optimizers else 0)
+        order, state = self.order, self.watcher.state
+        done = max(state.steps, state.backwards if not self.watcher.optimizers.all else 0)
         # A scaler that skips every step leaves backwards without steps.
-        done = max(done, watcher.backwards // 4 if not watcher.steps else 0)
+        done = max(done, state.backwards // 4 if not state.steps else 0)
         if order.get("parent") and os.getppid() != order["parent"]:
             os.kill(os.getpid(), signal.SIGKILL)
         if order.get("steps") and done >= order["steps"]:
@@ -179,8 +180,8 @@ class Experiment:
         return ""
 
     def _is_broken(self) -> bool:
-        held = max(self.watcher.optimizers, key=lambda item: item.series.count, default=None)
-        rows = (held.series if held is not None and held.series.count else self.watcher.backward_series).rows
+        held = max(self.watcher.optimizers.all, key=lambda item: item.series.count, default=None)
+        rows = (held.series if held is not None and held.series.count else self.watcher.backward.series).rows
         last = [row.get("loss") for row in rows[-BROKEN_STEPS:]]
         return len(last) == BROKEN_STEPS and all(isinstance(v, float) and not math.isfinite(v) for v in last)
 
@@ -188,24 +189,23 @@ class Experiment:
         """Write down what is known, and go."""
         if not self.ended:
             self.ended = why
-            if self.watcher.save is not None:
-                self.watcher.safely("saving", lambda: self.watcher.save and self.watcher.save(self.watcher.as_facts()))
+            self.watcher.probes.safely("saving", self.watcher.saver.save, True)
             timer = threading.Timer(GRACE_SECONDS, os.kill, (os.getpid(), signal.SIGKILL))
             timer.daemon = True
             timer.start()
         raise Enough(0)
 
-    def as_facts(self) -> dict[str, Any]:
-        """For the run folder."""
-        return {
-            "change": self.order.get("change"),
-            "acted": self.acted,
-            "problem": self.problem,
-            "notes": list(dict.fromkeys(self.notes)),
-            "skipped": self.skipped,
-            "refused": self.refused,
-            "outside": self.outside,
-            "ended": self.ended,
-            "seen": self._seen,
-            **self.found,
-        }
+    def as_facts(self) -> ExperimentFacts:
+        """What the change did."""
+        return ExperimentFacts(
+            change=self.order.get("change"),
+            acted=self.acted,
+            problem=self.problem,
+            notes=list(dict.fromkeys(self.notes)),
+            skipped=self.skipped,
+            refused=self.refused,
+            outside=self.outside,
+            ended=self.ended,
+            seen=ExperimentDevices(**self._seen),
+            found=self.found,
+        )

@@ -48,8 +48,8 @@ def skip_batches(experiment: Experiment) -> None:
     hidden: list[list[tuple[Tensor, Tensor]]] = []
 
     def before(optimizer: Optimizer) -> None:
-        held = experiment.watcher.watched(optimizer)
-        numbers = [held.row.get("grad_norm"), *experiment.watcher.losses_since_step()]
+        held = experiment.watcher.steps.record_of(optimizer)
+        numbers = [held.row.get("grad_norm"), *experiment.watcher.context.losses.values]
         level: list[tuple[Tensor, Tensor]] = []
         number = experiment.number(optimizer)
         bad = number in named or any(_is_broken(value) for value in numbers)

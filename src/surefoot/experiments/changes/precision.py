@@ -87,7 +87,7 @@ def _without_scaling(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _left_over(experiment: Experiment, old: tuple[torch.dtype, ...]) -> Any:
     def before(optimizer: Optimizer) -> None:
-        if experiment.watcher.steps:
+        if experiment.watcher.state.steps:
             return
         left = {t.dtype for group in optimizer.param_groups for t in group["params"]} & set(old)
         if left:

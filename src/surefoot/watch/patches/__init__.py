@@ -11,8 +11,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from surefoot.watch import function_recorder as tape
-from surefoot.watch.originals import Originals
+from surefoot.watch import function_recorder
 from surefoot.watch.patches.backward import wrap_backward, wrap_function_modes, wrap_listeners
 from surefoot.watch.patches.clipping import wrap_clipping
 from surefoot.watch.patches.data import wrap_data
@@ -37,10 +36,10 @@ def install(watcher: Watcher, later: tuple[str, ...] = ()) -> Hooks:
     """Hear of everything. Called once, right after torch was imported; `later` are other modules that will be used."""
 
     def left_behind() -> None:
-        watcher.active = False
+        watcher.state.active = False
 
     os.register_at_fork(after_in_child=left_behind)
-    wrapping = Hooks(watcher)
+    wrapping = Hooks(watcher.probes)
     wrap_backward(watcher, wrapping)
     wrap_listeners(wrapping)
     wrap_function_modes(watcher, wrapping)
@@ -57,8 +56,7 @@ def install(watcher: Watcher, later: tuple[str, ...] = ()) -> Hooks:
         watcher.guard.install(wrapping)
     for name in (*_LATER, *later):
         import_module(name)
-    watcher.originals = Originals()
-    watcher.originals.bind()
-    tape.original_of = watcher.originals.original_of  # type: ignore[assignment]
+    watcher.probes.originals.bind()
+    function_recorder.original_of = watcher.probes.originals.original_of  # type: ignore[assignment]
     installed.append(wrapping)
     return wrapping

@@ -30,16 +30,16 @@ def wrap_backward(watcher: Watcher, wrapping: Hooks) -> None:
     def before(args: Any, kwargs: Any) -> Any:
         nonlocal inside
         root = _first(args[0] if args else kwargs.get("tensors"))
-        if inside or not isinstance(root, Tensor) or is_listening(root) or not watcher.here():
+        if inside or not isinstance(root, Tensor) or is_listening(root) or not watcher.probes.here():
             return None
         inside = True
-        watcher.safely("backward", watcher.before_backward, root)
+        watcher.probes.safely("backward", watcher.backward.before, root)
         return True
 
     def after(token: Any, result: Any) -> None:
         nonlocal inside
         inside = False
-        watcher.safely("backward", watcher.after_backward)
+        watcher.probes.safely("backward", watcher.backward.after)
 
     def last(token: Any) -> None:
         nonlocal inside
@@ -53,24 +53,24 @@ def wrap_backward(watcher: Watcher, wrapping: Hooks) -> None:
     def before_grad(args: Any, kwargs: Any) -> Any:
         """In a loop without an optimizer, asking for gradients is what a step begins with."""
         root = _first(args[0])
-        if inside or watcher.optimizers or not isinstance(root, Tensor) or is_listening(root) or args[4]:
+        if inside or watcher.optimizers.all or not isinstance(root, Tensor) or is_listening(root) or args[4]:
             return None
-        if not watcher.here():
+        if not watcher.probes.here():
             return None
-        return watcher.safely("backward", begun, root, sys._getframe(2).f_code.co_filename)
+        return watcher.probes.safely("backward", begun, root, sys._getframe(2).f_code.co_filename)
 
     def begun(root: Tensor, filename: str) -> Any:
         if root.numel() != 1 or not is_users(filename):
             return None
         nonlocal inside
         inside = True
-        watcher.before_backward(root)
+        watcher.backward.before(root)
         return True
 
     def after_grad(token: Any, result: Any) -> None:
         nonlocal inside
         inside = False
-        watcher.safely("backward", watcher.after_backward, result)
+        watcher.probes.safely("backward", watcher.backward.after, result)
 
     why = "the loss of a loop that updates its parameters by hand"
     wrapping.listen(torch.autograd, "grad", "backward", why, before_grad, after_grad, last)
@@ -99,17 +99,17 @@ def wrap_listeners(wrapping: Hooks) -> None:
 
 
 def wrap_function_modes(watcher: Watcher, wrapping: Hooks) -> None:
-    """A mode of the script's may be left while the tape lies on top of it: the tape steps aside."""
+    """A mode of the script's may be left while the recorder lies on top of it: the recorder steps aside."""
 
     def before(args: Any, kwargs: Any) -> Any:
-        tape = watcher.look.tape if watcher.look is not None else None
-        if tape is None or args[0] is tape or not watcher.here() or not tape.is_on_top():
+        recorder = watcher.state.sampled.recorder if watcher.state.sampled is not None else None
+        if recorder is None or args[0] is recorder or not watcher.probes.here() or not recorder.is_on_top():
             return None
-        tape.leave()
-        return tape
+        recorder.leave()
+        return recorder
 
-    def last(tape: Any) -> None:
-        tape.__enter__()
+    def last(recorder: Any) -> None:
+        recorder.__enter__()
 
-    why = "the tape of a look takes itself off first, so that the mode that ends is the one on top"
+    why = "the recorder of a sampled step is removed first, so that the mode that ends is the one on top"
     wrapping.listen(TorchFunctionMode, "__exit__", "operations", why, before, None, last)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from surefoot.observe.readable import is_readable, readable
+from surefoot.record.facts import ClippingFacts
 from surefoot.watch.user_frames import site
 
 if TYPE_CHECKING:
@@ -25,26 +26,26 @@ def wrap_clipping(watcher: Watcher, wrapping: Hooks) -> None:
         limit = kwargs.get("max_norm", args[1] if len(args) > 1 else None)
         # The norm of gradients that are spread over ranks is spread too: reading it would be a collective.
         norm = result.detach() if is_readable(result) else None
-        watcher.clip_now = {
+        watcher.calls.last_clip = {
             "clip_norm": float(norm) if norm is not None and norm.device.type == "cpu" else norm,
             "clip_limit": float(limit) if limit is not None else None,
         }
-        if len(watcher.clips) < 3:
-            watcher.clips.append(
-                {
-                    "step": watcher.steps,
-                    "site": site(4),
-                    "limit": float(limit) if limit is not None else None,
-                    "scaled": watcher.scaler.get("scaled_now", False),
-                    "scale": watcher.scaler.get("scale"),
-                }
+        if len(watcher.calls.clips) < 3:
+            watcher.calls.clips.append(
+                ClippingFacts(
+                    step=watcher.state.steps,
+                    site=site(4),
+                    limit=float(limit) if limit is not None else None,
+                    scaled=bool(watcher.state.scaler.scaled_now),
+                    scale=watcher.state.scaler.scale,
+                )
             )
         _note_if_scaled(watcher)
 
     def before_value(args: Any, kwargs: Any) -> None:
         """Clipping by value leaves no figure behind: the largest entry is taken before."""
-        if watcher.here():
-            watcher.safely("clipping", value_clipped, args, kwargs)
+        if watcher.probes.here():
+            watcher.probes.safely("clipping", value_clipped, args, kwargs)
 
     def value_clipped(args: Any, kwargs: Any) -> None:
         given = args[0] if args else kwargs.get("parameters")
@@ -53,9 +54,15 @@ def wrap_clipping(watcher: Watcher, wrapping: Hooks) -> None:
             tensors = [given] if isinstance(given, Tensor) else given
             grads = [readable(t.grad.detach()) for t in tensors if t.grad is not None]
             largest = [float(grad.abs().max()) for grad in grads if grad is not None and grad.numel()]
-            watcher.clip_now = {"clip_norm": max(largest, default=0.0), "clip_limit": limit, "clip_by_value": True}
-        if len(watcher.clips) < 3:
-            watcher.clips.append({"step": watcher.steps, "site": site(5), "limit": limit, "by_value": True})
+            watcher.calls.last_clip = {
+                "clip_norm": max(largest, default=0.0),
+                "clip_limit": limit,
+                "clip_by_value": True,
+            }
+        if len(watcher.calls.clips) < 3:
+            watcher.calls.clips.append(
+                ClippingFacts(step=watcher.state.steps, site=site(5), limit=limit, by_value=True)
+            )
         _note_if_scaled(watcher)
 
     why = "the norm of the gradients before clipping, and the limit"
@@ -66,6 +73,7 @@ def wrap_clipping(watcher: Watcher, wrapping: Hooks) -> None:
 
 def _note_if_scaled(watcher: Watcher) -> None:
     """A limit that is held against gradients which still carry the scale of the loss."""
-    if watcher.scaler.get("scaled_now"):
-        watcher.scaler["clipped_scaled"] = watcher.scaler.get("clipped_scaled", 0) + 1
-        watcher.scaler.setdefault("clip_site", site(5))
+    scaler = watcher.state.scaler
+    if scaler.scaled_now:
+        scaler.clipped_scaled += 1
+        scaler.clip_site = scaler.clip_site or site(5)

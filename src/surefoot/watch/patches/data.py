@@ -7,6 +7,7 @@ graph.
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,8 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Subs
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from surefoot.observe.readable import is_readable
+from surefoot.record.facts import DrawnBatch
+from surefoot.watch.context import LoaderRecord
 from surefoot.watch.function_recorder import tensors_in
 from surefoot.watch.tensor_summary import label_counts
 from surefoot.watch.user_frames import site
@@ -25,49 +28,31 @@ if TYPE_CHECKING:
     from surefoot.watch.watcher import Watcher
 
 MOST_BATCHES = 3_000
+MOST_LABELLED = 600
+"""Batches that are recorded with their labels."""
 MOST_PRINTED = 4
 """Tensors of a batch that go into its print: the same inputs with other labels are another batch."""
 
 
 def wrap_data(watcher: Watcher, wrapping: Hooks) -> None:
     """Loaders when they are iterated, and each batch they hand out."""
-    iterators: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+    iterators: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
     """The loader of each iterator."""
 
     def iterated(result: Any, args: Any, kwargs: Any) -> None:
-        facts = _loader_facts(watcher, args[0])
-        facts["iterations"] += 1
-        iterators[result] = facts
+        record = _loader_record(watcher, args[0])
+        record.iterations += 1
+        iterators[result] = record
 
     why = "the loader's settings, and how often it is gone through"
     wrapping.after(DataLoader, "__iter__", "data loaders", iterated, why)
 
     def drawn(result: Any, args: Any, kwargs: Any) -> None:
-        facts = iterators.get(args[0])
-        if facts is None:
-            return
-        facts["drawn"] += 1
-        if len(watcher.batches) >= MOST_BATCHES:
-            return
-        tensors = [tensor for tensor in tensors_in(result) if is_readable(tensor)]
-        if not tensors or not tensors[0].dim():
-            return
-        note = {
-            "loader": facts["number"],
-            "iteration": facts["iterations"],
-            "step": watcher.steps,
-            "backward": watcher.backwards,
-            "size": len(tensors[0]),
-            "print": hash(tuple(map(_print_of, tensors[:MOST_PRINTED]))),
-            "grad": torch.is_grad_enabled(),
-        }
-        labels = next((t for t in reversed(tensors[1:]) if not t.is_floating_point() and t.dim() == 1), None)
-        if labels is not None and len(watcher.batches) < 600:
-            note["labels"] = label_counts(labels, 64)
-        elif len(tensors) > 1 and tensors[-1].is_floating_point() and tensors[-1].numel() <= 1 << 16:
-            note["target_mean"] = float(tensors[-1].float().mean())
-            note["target_std"] = float(tensors[-1].float().std(correction=0))
-        watcher.batches.append(note)
+        record = iterators.get(args[0])
+        if record is not None:
+            record.drawn += 1
+            if len(watcher.calls.batches) < MOST_BATCHES:
+                _record_batch(watcher, record, result)
 
     why = "a print of each batch, and the labels in it"
     wrapping.after(_BaseDataLoaderIter, "__next__", "batches", drawn, why)
@@ -78,30 +63,48 @@ def _print_of(tensor: Tensor) -> tuple[Any, ...]:
     return (*tensor.shape, *flat[:8].tolist(), *flat[-8:].tolist(), float(flat[: 1 << 12].double().sum()))
 
 
-def _loader_facts(watcher: Watcher, loader: DataLoader[Any]) -> dict[str, Any]:
+def _record_batch(watcher: Watcher, record: LoaderRecord, result: Any) -> None:
+    batches = watcher.calls.batches
+    tensors = [tensor for tensor in tensors_in(result) if is_readable(tensor)]
+    if not tensors or not tensors[0].dim():
+        return
+    batch = DrawnBatch(
+        loader=record.number,
+        iteration=record.iterations,
+        step=watcher.state.steps,
+        backward=watcher.state.backwards,
+        size=len(tensors[0]),
+        fingerprint=hash(tuple(map(_print_of, tensors[:MOST_PRINTED]))),
+        grad_mode=torch.is_grad_enabled(),
+    )
+    labels = next((t for t in reversed(tensors[1:]) if not t.is_floating_point() and t.dim() == 1), None)
+    if labels is not None and len(batches) < MOST_LABELLED:
+        batch = replace(batch, labels=label_counts(labels, 64))
+    elif len(tensors) > 1 and tensors[-1].is_floating_point() and tensors[-1].numel() <= 1 << 16:
+        values = tensors[-1].float()
+        batch = replace(batch, target_mean=float(values.mean()), target_std=float(values.std(correction=0)))
+    batches.append(batch)
+
+
+def _loader_record(watcher: Watcher, loader: DataLoader[Any]) -> LoaderRecord:
     """The record of a loader, made when it is new; of very many, the last one serves for all."""
-    for number, held in enumerate(watcher.loaders):
-        if held["ref"]() is loader:
-            return held
-        if number > 32:
+    for number, held in enumerate(watcher.calls.loaders):
+        if held.ref() is loader or number > 32:
             return held
     dataset = loader.dataset
-    facts = {
-        "ref": weakref.ref(loader),
-        "number": len(watcher.loaders),
-        "batch_size": loader.batch_size,
-        "sampler": type(loader.sampler).__name__,
-        "shuffles": _shuffles(loader.sampler),
-        "workers": loader.num_workers,
-        "rows": len(dataset) if hasattr(dataset, "__len__") else None,
-        "batches": len(loader) if hasattr(dataset, "__len__") else None,
-        "iterations": 0,
-        "drawn": 0,
-        "site": site(5),
-        "training": False,
-    }
-    watcher.loaders.append(facts)
-    return facts
+    record = LoaderRecord(
+        ref=weakref.ref(loader),
+        number=len(watcher.calls.loaders),
+        batch_size=loader.batch_size,
+        sampler=type(loader.sampler).__name__,
+        shuffles=_shuffles(loader.sampler),
+        workers=loader.num_workers,
+        rows=len(dataset) if hasattr(dataset, "__len__") else None,
+        batches=len(loader) if hasattr(dataset, "__len__") else None,
+        site=site(5),
+    )
+    watcher.calls.loaders.append(record)
+    return record
 
 
 def _shuffles(sampler: Any) -> bool:

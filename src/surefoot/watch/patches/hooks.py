@@ -20,7 +20,7 @@ from surefoot.core.function_hooks import Hook, hear
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from surefoot.watch.watcher import Watcher
+    from surefoot.watch.probe_runner import ProbeRunner
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
 
 
 class Hooks:
-    """Hears of functions on behalf of one watcher."""
+    """Hears of functions on behalf of one run."""
 
-    def __init__(self, watcher: Watcher) -> None:
-        self._safely, self._here = watcher.safely, watcher.here
+    def __init__(self, probes: ProbeRunner) -> None:
+        self._safely, self._here = probes.safely, probes.here
         self.heard: list[HookedFunction] = []
 
     def around(self, owner: Any, name: str, call: Callable[..., Any]) -> None:

@@ -30,8 +30,8 @@ def wrap_modes(watcher: Watcher, wrapping: Hooks) -> None:
 
     def entered(args: Any, kwargs: Any) -> None:
         frame = sys._getframe(2)
-        if frame.f_code not in libraries and watcher.here():
-            watcher.safely("evaluation", opened, args[0], frame)
+        if frame.f_code not in libraries and watcher.probes.here():
+            watcher.probes.safely("evaluation", opened, args[0], frame)
 
     def opened(context: Any, frame: Any) -> None:
         if isinstance(context, torch.set_grad_enabled) and context.mode:
@@ -48,11 +48,11 @@ def wrap_modes(watcher: Watcher, wrapping: Hooks) -> None:
             watcher.evaluations.open()
 
     def left(args: Any, kwargs: Any) -> Any:
-        return id(args[0]) if open_now and id(args[0]) in open_now and watcher.here() else None
+        return id(args[0]) if open_now and id(args[0]) in open_now and watcher.probes.here() else None
 
     def closed(number: int, result: Any) -> None:
         open_now.remove(number)
-        watcher.safely("evaluation", watcher.evaluations.close)
+        watcher.probes.safely("evaluation", watcher.evaluations.close)
 
     for context in (torch.no_grad, torch.inference_mode, torch.set_grad_enabled):
         why = "where the script evaluates: a block without gradients begins"
@@ -67,21 +67,20 @@ def wrap_compiling(watcher: Watcher, wrapping: Hooks) -> None:
 
     def compiling(args: Any, kwargs: Any) -> Any:
         # A compiled function guards on the modes and hooks that are on: both stay off from here.
-        if not watcher.compiled:
-            watcher.compiled = True
-            watcher.safely("looking", watcher.end_look)
-            watcher.safely("compiling", begun)
-            if watcher.blackbox is not None:
-                watcher.safely("incidents", watcher.blackbox.compiled)
+        if not watcher.state.compiled:
+            watcher.state.compiled = True
+            watcher.probes.safely("looking", watcher.sampler.end)
+            watcher.probes.safely("compiling", begun)
+            if watcher.incidents is not None:
+                watcher.probes.safely("incidents", watcher.incidents.compiled)
         return True
 
     def begun() -> None:
         """What is called where a graph breaks is compiled, too: surefoot's own code must not be."""
         from torch._dynamo.eval_frame import skip_code
 
-        if watcher.originals is not None:
-            for code in watcher.originals.codes():
-                skip_code(code)
+        for code in watcher.probes.originals.codes():
+            skip_code(code)
 
     def compiled(token: Any, result: Any) -> None:
         kind = type(result)
@@ -90,8 +89,8 @@ def wrap_compiling(watcher: Watcher, wrapping: Hooks) -> None:
             wrapping.after(kind, "__call__", "model calls", called, why_called)
 
     def called(result: Any, args: Any, kwargs: Any) -> None:
-        if watcher.look is not None:
-            watcher.look.note_compiled(args[0], args[1:], kwargs, result)
+        if watcher.state.sampled is not None:
+            watcher.state.sampled.hooks.note_compiled(args[0], args[1:], kwargs, result)
 
     why_called = "what goes in and out of a compiled model; heard of once there is one"
     wrapping.announce("torch._dynamo.eval_frame.OptimizedModule.__call__", why_called)

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from surefoot.watch.context import SchedulerRecord
 from surefoot.watch.user_frames import site
 
 if TYPE_CHECKING:
@@ -26,28 +27,28 @@ def wrap_optimizers(watcher: Watcher, wrapping: Hooks) -> None:
     """Optimizers and schedules, from their making on."""
 
     def made(_: Any, args: Any, kwargs: Any) -> None:
-        watcher.optimizer_made(args[0])
+        watcher.steps.optimizer_made(args[0])
 
     wrapping.after(Optimizer, "__init__", "optimizers", made, "a new optimizer: its settings and parameters")
 
     def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_compiling():  # Dynamo compiles these hooks with the step, and knows the answer
             return
-        if watcher.here():
+        if watcher.probes.here():
             closure = args[1] if len(args) > 1 else kwargs.get("closure")
-            watcher.safely("steps", watcher.before_step, optimizer, callable(closure))
+            watcher.probes.safely("steps", watcher.steps.before, optimizer, callable(closure))
 
     def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_compiling():
             return
-        if watcher.here():
-            watcher.safely("steps", watcher.after_step, optimizer)
+        if watcher.probes.here():
+            watcher.probes.safely("steps", watcher.steps.after, optimizer)
 
     register_optimizer_step_pre_hook(before_step)
     register_optimizer_step_post_hook(after_step)
 
     def zeroed(_: Any, args: Any, kwargs: Any) -> None:
-        watcher.gradients_zeroed()
+        watcher.steps.gradients_zeroed()
 
     why = "whether gradients are zeroed, and whether between backward and step"
     wrapping.after(Optimizer, "zero_grad", "zero_grad", zeroed, why)
@@ -55,15 +56,7 @@ def wrap_optimizers(watcher: Watcher, wrapping: Hooks) -> None:
 
     def scheduled(_: Any, args: Any, kwargs: Any) -> None:
         scheduler = args[0]
-        watcher.schedulers.append(
-            {
-                "ref": weakref.ref(scheduler),
-                "type": type(scheduler).__name__,
-                "site": site(4),
-                "steps": 0,
-                "last_epoch": 0,
-            }
-        )
+        watcher.calls.schedulers.append(SchedulerRecord(weakref.ref(scheduler), type(scheduler).__name__, site(4)))
 
     wrapping.after(LRScheduler, "__init__", "schedules", scheduled, "a new schedule")
     wrapping.after(ReduceLROnPlateau, "__init__", "schedules", scheduled, "a new schedule")

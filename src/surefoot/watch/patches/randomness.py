@@ -39,16 +39,16 @@ def wrap_randomness(watcher: Watcher, wrapping: Hooks) -> None:
             for_it = frame is not None and is_library(frame.f_code.co_filename)
             if for_it and frame.f_back is not None and is_users(frame.f_back.f_code.co_filename):
                 own = frame.f_back
-            if own is not None or (for_it and watcher.steps == 0 and user_frame() is not None):
-                calls = watcher.seeds.setdefault(kind, [])
-                calls.append(watcher.steps)
+            if own is not None or (for_it and watcher.state.steps == 0 and user_frame() is not None):
+                calls = watcher.calls.seeds.setdefault(kind, [])
+                calls.append(watcher.state.steps)
                 del calls[400:]
         # The same line, seeding with the same number again and again, draws the same numbers again and again.
-        if own is not None and isinstance(value, int) and len(watcher.reseeds) < 64:
+        if own is not None and isinstance(value, int) and len(watcher.calls.reseeds) < 64:
             where = place(own.f_code.co_filename, own.f_lineno)
-            calls = watcher.reseeds.setdefault(f"{kind}({value}) at {where}", [])
+            calls = watcher.calls.reseeds.setdefault(f"{kind}({value}) at {where}", [])
             if len(calls) < 400:
-                calls.append(watcher.steps)
+                calls.append(watcher.state.steps)
 
     why = "whether, where and how often the script seeds"
     wrapping.after(torch, "manual_seed", "seeds", torch_seeded, why)

@@ -20,57 +20,65 @@ if TYPE_CHECKING:
 
 def wrap_scaler(watcher: Watcher, wrapping: Hooks) -> None:
     """Everything a gradient scaler is asked to do."""
-    state = watcher.scaler
+    calls = _ScalerCalls(watcher)
+    wrapping.after(GradScaler, "scale", "scaler", calls.scaled, "the loss before scaling, and the scale")
+    why = "whether gradients still carry the scale when clipped"
+    wrapping.after(GradScaler, "unscale_", "scaler", calls.unscaled, why)
+    wrapping.listen(GradScaler, "step", "scaler", "which steps are skipped", calls.before_step, calls.after_step)
+    wrapping.after(GradScaler, "update", "scaler", calls.updated, "how the scale moves")
 
-    def scaled(result: Any, args: Any, kwargs: Any) -> None:
+
+class _ScalerCalls:
+    """Records each call of a gradient scaler."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher, self._state = watcher, watcher.state.scaler
+
+    def scaled(self, result: Any, args: Any, kwargs: Any) -> None:
         scaler, given = args[0], args[1] if len(args) > 1 else kwargs.get("outputs")
         if not scaler.is_enabled():
             return
-        state["enabled"] = True
-        state["scaled_now"] = True
+        self._state.enabled = True
+        self._state.scaled_now = True
         if isinstance(result, Tensor) and isinstance(given, Tensor):
-            watcher.unscaled = (weakref.ref(result), given.detach())
+            self._watcher.backward.loss_scaled(weakref.ref(result), given.detach())
             if isinstance(getattr(scaler, "_scale", None), Tensor):
-                state["scale"] = state["unscale_by"] = float(scaler._scale)
+                self._state.scale = self._state.unscale_by = float(scaler._scale)
 
-    def unscaled(result: Any, args: Any, kwargs: Any) -> None:
-        state["scaled_now"] = False
-        state["unscale_by"] = None
+    def unscaled(self, result: Any, args: Any, kwargs: Any) -> None:
+        self._state.scaled_now = False
+        self._state.unscale_by = None
 
-    def before_step(args: Any, kwargs: Any) -> Any:
+    def before_step(self, args: Any, kwargs: Any) -> Any:
         optimizer = args[1] if len(args) > 1 else kwargs.get("optimizer")
-        if not isinstance(optimizer, Optimizer) or not watcher.here():
+        if not isinstance(optimizer, Optimizer) or not self._watcher.probes.here():
             return None
-        known = watcher.safely("scaler", steps_of, optimizer)
+        known = self._watcher.probes.safely("scaler", self._steps_of, optimizer)
         return None if known is None else (optimizer, known)
 
-    def after_step(token: Any, result: Any) -> None:
-        watcher.safely("scaler", stepped, *token)
+    def after_step(self, token: Any, result: Any) -> None:
+        self._watcher.probes.safely("scaler", self._stepped, *token)
 
-    def steps_of(optimizer: Optimizer) -> int:
-        return watcher.watched(optimizer).series.count
+    def _steps_of(self, optimizer: Optimizer) -> int:
+        return self._watcher.steps.record_of(optimizer).series.count
 
-    def stepped(optimizer: Optimizer, known: int) -> None:
-        state["attempts"] = state.get("attempts", 0) + 1
-        if watcher.watched(optimizer).series.count == known:
-            state["skips"] = state.get("skips", 0) + 1
-            state.setdefault("skip_steps", []).append(state["attempts"] - 1)
-            del state["skip_steps"][:-500]
-            watcher.step_skipped()
-            if watcher.look is not None and len(watcher.look.roots) > 8:
-                watcher.end_look()
-                watcher.begin_look()
+    def _stepped(self, optimizer: Optimizer, known: int) -> None:
+        state, sampled = self._state, self._watcher.state.sampled
+        state.attempts += 1
+        if self._steps_of(optimizer) != known:
+            return
+        state.skips += 1
+        state.skip_steps.append(state.attempts - 1)
+        del state.skip_steps[:-500]
+        self._watcher.steps.skipped_by_scaler()
+        if sampled is not None and len(sampled.backward_calls) > 8:
+            self._watcher.sampler.restart()
 
-    def updated(result: Any, args: Any, kwargs: Any) -> None:
+    def updated(self, result: Any, args: Any, kwargs: Any) -> None:
         scaler = args[0]
-        state["scaled_now"] = False
+        self._state.scaled_now = False
         if scaler.is_enabled() and isinstance(getattr(scaler, "_scale", None), Tensor):
-            trace = state.setdefault("trace", [])
+            trace = self._state.trace
             trace.append(float(scaler._scale))
             if len(trace) > 2000:
                 del trace[500:1000]
-
-    wrapping.after(GradScaler, "scale", "scaler", scaled, "the loss before scaling, and the scale")
-    wrapping.after(GradScaler, "unscale_", "scaler", unscaled, "whether gradients still carry the scale when clipped")
-    wrapping.listen(GradScaler, "step", "scaler", "which steps are skipped", before_step, after_step)
-    wrapping.after(GradScaler, "update", "scaler", updated, "how the scale moves")

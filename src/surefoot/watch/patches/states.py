@@ -14,6 +14,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from surefoot.core.function_hooks import Hook, hear
 from surefoot.keep.restore import load_models
+from surefoot.record.facts import (
+    FileLoadedEvent,
+    FileSavedEvent,
+    ModelLoadedEvent,
+    OptimizerLoadedEvent,
+    SchedulerLoadedEvent,
+)
 from surefoot.watch.user_frames import caller, is_library, is_users, site
 
 if TYPE_CHECKING:
@@ -21,74 +28,76 @@ if TYPE_CHECKING:
     from surefoot.watch.watcher import Watcher
 
 
+_WHY_LOADED = "a checkpoint is resumed: which states are loaded"
+_WHY_FILE = "which states a checkpoint holds"
+_WHY_SWAP = "torch swaps no tensor that is referred to weakly: our references are dropped meanwhile"
+
+
 def wrap_states(watcher: Watcher, wrapping: Hooks) -> None:
     """Loading and saving."""
+    states = _StateCalls(watcher)
+    wrapping.listen(torch.utils, "swap_tensors", "states", _WHY_SWAP, states.before_swap, last=states.after_swap)
+    wrapping.after(nn.Module, "load_state_dict", "states", states.module_loaded, _WHY_LOADED)
+    # A stabilizer's resume: sharded weights do not go through `load_state_dict`. Ours, so not in the table.
+    resumed = Hook(lambda args, kwargs: (args, kwargs), states.models_restored)
+    watcher.probes.safely("states", hear, load_models, resumed)
+    wrapping.after(Optimizer, "load_state_dict", "states", states.optimizer_loaded, _WHY_LOADED)
+    wrapping.after(LRScheduler, "load_state_dict", "states", states.scheduler_loaded, _WHY_LOADED)
+    wrapping.after(torch.serialization, "load", "states", states.file_loaded, _WHY_FILE)
+    wrapping.after(torch.serialization, "save", "states", states.file_saved, _WHY_FILE)
 
-    def module_loaded(result: Any, args: Any, kwargs: Any) -> None:
+
+class _StateCalls:
+    """Records each call that loads, saves or swaps states."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher, self._state, self._probes = watcher, watcher.state, watcher.probes
+        self._events = watcher.events
+
+    def module_loaded(self, result: Any, args: Any, kwargs: Any) -> None:
         frame = caller()
         if frame is None or not (is_users(frame.f_code.co_filename) or is_library(frame.f_code.co_filename)):
             return
         for tensor in args[0].parameters():
-            watcher.book.add(tensor).loaded = True
+            self._watcher.registry.add(tensor).loaded = True
         if is_users(frame.f_code.co_filename):
-            watcher.happened({"event": "model-loaded", "step": watcher.steps, "site": site(4)})
+            self._events.add(ModelLoadedEvent(step=self._state.steps, site=site(4)))
 
-    def models_restored(call: Any, _: Any) -> None:
-        if watcher.here():
-            watcher.safely("states", restored, call[0][0])
+    def models_restored(self, call: Any, _: Any) -> None:
+        if self._probes.here():
+            self._probes.safely("states", self._restored, call[0][0])
 
-    def restored(models: Any) -> None:
+    def _restored(self, models: Any) -> None:
         for model in models:
             for tensor in model.parameters():
-                watcher.book.add(tensor).loaded = True
-        watcher.happened({"event": "model-loaded", "step": watcher.steps, "site": site(4)})
+                self._watcher.registry.add(tensor).loaded = True
+        self._events.add(ModelLoadedEvent(step=self._state.steps, site=site(4)))
 
-    def optimizer_loaded(result: Any, args: Any, kwargs: Any) -> None:
-        held = watcher.watched(args[0])
-        held.loaded_at = held.series.count
-        watcher.look_soon()
+    def optimizer_loaded(self, result: Any, args: Any, kwargs: Any) -> None:
+        record = self._watcher.steps.record_of(args[0])
+        record.loaded_at = record.series.count
+        self._watcher.sampler.sample_soon()
         ages = [float(state["step"]) for state in args[0].state.values() if "step" in state]
-        held.loaded_age = max(ages) if ages else None
-        watcher.happened(
-            {"event": "optimizer-loaded", "step": watcher.steps, "site": site(4), "optimizer": held.number}
-        )
+        record.loaded_age = max(ages) if ages else None
+        self._events.add(OptimizerLoadedEvent(step=self._state.steps, site=site(4), optimizer=record.number))
 
-    def scheduler_loaded(result: Any, args: Any, kwargs: Any) -> None:
-        watcher.happened({"event": "scheduler-loaded", "step": watcher.steps, "site": site(4)})
+    def scheduler_loaded(self, result: Any, args: Any, kwargs: Any) -> None:
+        self._events.add(SchedulerLoadedEvent(step=self._state.steps, site=site(4)))
 
-    def file_loaded(result: Any, args: Any, kwargs: Any) -> None:
-        watcher.happened(
-            {"event": "file-loaded", "step": watcher.steps, "site": site(4), "holds": _states_in(result)}
-            | {"backward": watcher.backwards}
-        )
+    def file_loaded(self, result: Any, args: Any, kwargs: Any) -> None:
+        holds, backward = _states_in(result), self._state.backwards
+        self._events.add(FileLoadedEvent(step=self._state.steps, site=site(4), holds=holds, backward=backward))
 
-    def file_saved(result: Any, args: Any, kwargs: Any) -> None:
+    def file_saved(self, result: Any, args: Any, kwargs: Any) -> None:
         given = args[0] if args else kwargs.get("obj")
-        watcher.happened({"event": "saved", "step": watcher.steps, "site": site(4), "holds": _states_in(given)})
+        self._events.add(FileSavedEvent(step=self._state.steps, site=site(4), holds=_states_in(given)))
 
-    def before_swap(args: Any, kwargs: Any) -> Any:
+    def before_swap(self, args: Any, kwargs: Any) -> Any:
         tensors = tuple(each for each in args if isinstance(each, Tensor))
-        return watcher.safely("states", watcher.before_swap, tensors) if watcher.here() else None
+        return self._probes.safely("states", self._watcher.before_swap, tensors) if self._probes.here() else None
 
-    def after_swap(swapped: Any) -> None:
-        watcher.safely("states", swapped)
-
-    wrapping.listen(
-        torch.utils,
-        "swap_tensors",
-        "states",
-        "torch swaps no tensor that is referred to weakly: our references are dropped meanwhile",
-        before_swap,
-        last=after_swap,
-    )
-    why = "a checkpoint is resumed: which states are loaded"
-    wrapping.after(nn.Module, "load_state_dict", "states", module_loaded, why)
-    # A stabilizer's resume: sharded weights do not go through `load_state_dict`. Ours, so not in the table.
-    watcher.safely("states", hear, load_models, Hook(lambda args, kwargs: (args, kwargs), models_restored))
-    wrapping.after(Optimizer, "load_state_dict", "states", optimizer_loaded, why)
-    wrapping.after(LRScheduler, "load_state_dict", "states", scheduler_loaded, why)
-    wrapping.after(torch.serialization, "load", "states", file_loaded, "which states a checkpoint holds")
-    wrapping.after(torch.serialization, "save", "states", file_saved, "which states a checkpoint holds")
+    def after_swap(self, swapped: Any) -> None:
+        self._probes.safely("states", swapped)
 
 
 def _states_in(value: Any) -> list[str]:

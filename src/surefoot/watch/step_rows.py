@@ -6,12 +6,13 @@ first thousand and the last two thousand rows are always complete.
 
 from __future__ import annotations
 
-import math
 import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from surefoot.record.facts import StepSeries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,17 +23,17 @@ READ_SECONDS = 5.0
 """Numbers on a device are read when there are so many, or when the oldest is so old: somebody may be watching."""
 
 
-class StepSeries:
+class StepRows:
     """Rows of one optimizer's steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, write_row: Callable[[dict[str, Any]], None] = lambda row: None) -> None:
+        """`write_row` is called with each row once all its numbers are read."""
+        self._write_row = write_row
         self.rows: list[dict[str, Any]] = []
         self.count = 0
         self._unread: list[tuple[dict[str, Any], str, Tensor]] = []
-        self._untold: list[dict[str, Any]] = []
+        self._unwritten: list[dict[str, Any]] = []
         self._read_at = time.monotonic()
-        self.tell: Callable[[dict[str, Any]], None] = lambda row: None
-        """Who wants each row once all its numbers are read."""
 
     def append(self, row: dict[str, Any]) -> None:
         """Add the row of the next step; its number is the count so far."""
@@ -43,9 +44,9 @@ class StepSeries:
                 self._unread.append((row, key, value))
         self.rows.append(row)
         if not self._unread:
-            self.tell(row)
+            self._write_row(row)
         else:
-            self._untold.append(row)
+            self._unwritten.append(row)
             if len(self._unread) >= MOST_UNREAD or time.monotonic() - self._read_at > READ_SECONDS:
                 self.read()
         if len(self.rows) > MOST:
@@ -66,20 +67,14 @@ class StepSeries:
             values = torch.stack([tensor.detach().reshape(()).to(torch.float64) for _, _, tensor in items]).tolist()
             for (row, key, _), value in zip(items, values, strict=True):
                 row[key] = value
-        untold, self._untold = self._untold, []
+        unwritten, self._unwritten = self._unwritten, []
         self._read_at = time.monotonic()
-        for row in untold:
-            self.tell(row)
+        for row in unwritten:
+            self._write_row(row)
 
-    def as_facts(self) -> dict[str, list[Any]]:
-        """Columns; a value that is not finite is written as the word Python has for it."""
+    def as_facts(self) -> StepSeries:
+        """The rows as columns; a column that no row has is empty."""
         self.read()
-        keys = list(dict.fromkeys(key for row in self.rows for key in row))
-        return {key: [plain(row.get(key)) for row in self.rows] for key in keys}
-
-
-def plain(value: Any) -> Any:
-    """JSON has no NaN: `nan`, `inf` and `-inf` are written as words."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+        keys = dict.fromkeys(key for row in self.rows for key in row)
+        columns: dict[str, Any] = {key: [row.get(key) for row in self.rows] for key in keys}
+        return StepSeries(**columns)

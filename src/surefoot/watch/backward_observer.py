@@ -1,0 +1,184 @@
+"""Observes every `backward`: the loss and its graph before it, and what came of it after it.
+
+In a script without an optimizer each backward counts as a step.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from surefoot.observe.readable import has_company, readable
+from surefoot.record.facts import NonFiniteLossEvent, SpikeEvent
+from surefoot.watch.accumulated_loss import share_of
+from surefoot.watch.loss_level import LossLevels, data_under
+from surefoot.watch.manual_loop import ManualLoop
+from surefoot.watch.nonfinite_origin import find_origin
+from surefoot.watch.optimizer_record import left_share
+from surefoot.watch.retained_graphs import RetainedGraphCounter
+from surefoot.watch.script_hooks import WithoutHooks
+from surefoot.watch.step_recording import BackwardPlace
+from surefoot.watch.step_rows import StepRows
+from surefoot.watch.user_frames import site, user_frame
+
+if TYPE_CHECKING:
+    import weakref
+    from types import FrameType
+
+    from torch import Tensor
+
+    from surefoot.watch.context import WatchContext
+    from surefoot.watch.incidents import IncidentWriter
+    from surefoot.watch.step_sampler import StepSampler
+
+EAGER_STEPS = 200
+"""On a GPU, losses are read at once for so many steps; later, many at a time."""
+MANUAL_STEPS = 6
+"""So many steps of a loop without an optimizer are sampled."""
+
+
+class BackwardObserver:
+    """Is called before and after each backward of the script."""
+
+    def __init__(self, context: WatchContext, sampler: StepSampler, incidents: IncidentWriter | None) -> None:
+        self._context, self._sampler, self._incidents = context, sampler, incidents
+        self._state, self._safely = context.state, context.probes.safely
+        self.series = StepRows()
+        """One row per backward, until the first step of an optimizer."""
+        self.manual = ManualLoop()
+        self.retained_graphs = RetainedGraphCounter()
+        self._levels = LossLevels()
+        self._origin_found = False
+        self._unscaled: tuple[weakref.ref[Tensor], Tensor] | None = None
+
+    def loss_scaled(self, scaled: weakref.ref[Tensor], loss: Tensor) -> None:
+        """A gradient scaler has multiplied a loss; `loss` is what it was before."""
+        self._unscaled = scaled, loss
+
+    def before(self, root: Tensor) -> None:
+        """`backward` is about to run on `root`."""
+        state = self._state
+        state.backwards += 1
+        is_repeated = state.is_repeated_evaluation()
+        frame = user_frame(3)
+        if state.sampled is not None and state.sampled.recorder is not None:
+            state.sampled.recorder.in_step = state.sampled.recorder.has_closure and state.sampled.recorder.in_step
+        loss, is_scaled = self._loss_of(root)
+        if loss is None:  # a loss that has no value in this process
+            return
+        is_eager = loss.device.type == "cpu" or state.steps < EAGER_STEPS
+        value: Any = float(loss) if is_eager else loss
+        self._context.losses.add(value, self._safely("microbatches", share_of, root, is_scaled, is_eager))
+        if self._incidents is not None:
+            self._safely("incidents", self._incidents.before_backward, root, value, is_repeated)
+        if not state.has_stepped:
+            self.series.append({"loss": value})
+        if not self._context.optimizers.all and not self.manual.is_known():
+            self.manual.find(root, self._context.registry)
+        if is_eager:
+            self._judge(root, value, frame, is_repeated)
+        if not is_repeated:
+            self._record_graph(root, value, frame)
+
+    def _loss_of(self, root: Tensor) -> tuple[Tensor | None, bool]:
+        """The loss without the scale of a gradient scaler, and whether there was one."""
+        value, is_scaled = root, False
+        if self._unscaled is not None:
+            ref, original = self._unscaled
+            if ref() is root:
+                value, is_scaled = original, True
+        with WithoutHooks():
+            local = readable(value)
+        if local is None:
+            return None, is_scaled
+        local = local.detach()
+        return (local if local.numel() == 1 else local.float().mean()), is_scaled
+
+    def _judge(self, root: Tensor, value: float, frame: FrameType | None, is_repeated: bool) -> None:
+        """Record the first loss that is not finite, and losses far above the others."""
+        if not math.isfinite(value):
+            if not self._origin_found:
+                self._origin_found = True
+                self._safely("autopsy", self._record_nonfinite, root, value)
+        elif not is_repeated and self._levels.is_spike(value, frame):
+            self._safely("spikes", self._record_spike, root, value)
+
+    def _record_graph(self, root: Tensor, value: Any, frame: FrameType | None) -> None:
+        state = self._state
+        is_due = state.backwards <= 128 or (state.backwards % 16 == 0 and state.backwards < 1 << 14)
+        if root.grad_fn is not None and is_due:
+            self._safely("kept graphs", self.retained_graphs.add_token, root)
+        if state.sampled is not None:
+            self._safely("left-over gradients", self._check_leftover)
+            place = BackwardPlace(
+                site=site(4),
+                value=value if isinstance(value, float) else None,
+                backward=state.backwards,
+                step=state.steps,
+            )
+            self._safely("graph", state.sampled.before_backward, root, place)
+        if frame is not None:
+            line = (frame.f_code, frame.f_lineno)
+            self._context.data.roots_of_step.append(line)
+            self._safely("data of steps", self._context.data.note, root, line, state.steps, state.backwards)
+
+    def after(self, gradients: Any = None) -> None:
+        """`backward` is done; `gradients` are those that were returned instead of accumulated."""
+        state = self._state
+        if self._incidents is not None:
+            is_repeated, in_closure = state.is_repeated_evaluation(), state.backwards_at_closure is not None
+            self._safely("incidents", self._incidents.after_backward, is_repeated, in_closure)
+        self._sampler.after_backward()
+        if not self._context.optimizers.all:
+            self._after_manual_backward(gradients)
+
+    def _after_manual_backward(self, gradients: Any) -> None:
+        state = self._state
+        state.steps += 1
+        norm = self.manual.gradient_norm(gradients)
+        if norm is not None and self.series.rows:
+            self.series.rows[-1]["grad_norm"] = norm
+        if self.series.rows and not self.series.waits:
+            self._context.events.log_step(0, self.series.rows[-1])
+        self._sampler.end()
+        if state.backwards <= MANUAL_STEPS:
+            self._sampler.begin()
+
+    # Bad losses
+
+    def _record_nonfinite(self, root: Tensor, value: float) -> None:
+        facts = find_origin(root, self._context.registry, self._sampler.origins_now(), self.data_origin)
+        self._context.events.add(NonFiniteLossEvent(step=self._state.steps, value=value, **facts))
+
+    def data_origin(self, facts: dict[str, Any], tensor: Tensor | None) -> dict[str, Any]:
+        """Where data that is not finite came from: through which operations, and whether it was finite before."""
+        drawn = self._incidents.drawn() if self._incidents is not None else []
+        return self._sampler.data_origin(facts, tensor, drawn)
+
+    def _record_spike(self, root: Tensor, value: float) -> None:
+        """The data tensors that went into a loss far above the others."""
+        held, levels, batches = data_under(root), self._levels, self._context.calls.batches
+        level = levels.middle()
+        batch = batches[-1].fingerprint if batches else None
+        if levels.spikes <= 3 and not has_company():
+            self._sampler.sample_soon()
+        self._context.events.add(
+            SpikeEvent(
+                step=self._state.steps,
+                value=value,
+                level=level,
+                data=held,
+                batch=batch,
+                backward=self._state.backwards,
+                began=levels.began(),
+            )
+        )
+
+    def _check_leftover(self) -> None:
+        """How many parameters still have a gradient that is not zero."""
+        if self.manual.is_known() and self.series.count > 1:
+            self.series.rows[-1]["leftover"] = self.manual.left_share()
+        for record, optimizer in self._context.optimizers.alive():
+            if record.series.count:
+                tensors = [t for group in optimizer.param_groups for t in group["params"] if t.requires_grad]
+                record.leftover.append(left_share(tensors))

@@ -1,0 +1,73 @@
+"""The calls that a tensor was made from, looked up in the recorder of a sampled step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from torch import Tensor
+
+from surefoot.record.facts import CallSite
+from surefoot.watch.operation_names import VIEWS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from surefoot.watch.function_recorder import FunctionRecorder, RecordedCall
+
+
+class CallPlace(TypedDict):
+    """Which call of the run a fact is about."""
+
+    op: str
+    site: str
+    module: str
+    index: int
+    step: int
+
+
+class CallHistory:
+    """Answers what a tensor was made from; nothing is known without a recorder."""
+
+    def __init__(
+        self, step: int, parameter_id: Callable[[Tensor], int | None], recorder: FunctionRecorder | None
+    ) -> None:
+        self._step, self._parameter_id, self.recorder = step, parameter_id, recorder
+
+    def place(self, entry: RecordedCall) -> CallPlace:
+        """A recorded call as the facts name it."""
+        return {
+            "op": entry.name,
+            "site": entry.site,
+            "module": entry.module,
+            "index": entry.index,
+            "step": self._step,
+        }
+
+    def parameter_of(self, tensor: Tensor) -> int | None:
+        """The number of the parameter that a tensor is, or is a view of."""
+        number = self._parameter_id(tensor)
+        if number is None and self.recorder is not None and (maker := self.recorder.maker(tensor)) is not None:
+            entry = self.recorder.entries[maker]
+            if entry.name in VIEWS and len(entry.parameters) == 1:
+                return entry.parameters[0]
+        return number
+
+    def producer(self, tensor: Any) -> CallSite | None:
+        """The call that gave a tensor its values, views and copies passed over."""
+        if self.recorder is None or not isinstance(tensor, Tensor):
+            return None
+        index = self.recorder.maker(tensor)
+        for _ in range(50):
+            if index is None:
+                return None
+            entry = self.recorder.entries[index]
+            if entry.name not in VIEWS or not entry.inputs:
+                return CallSite(op=entry.name, site=entry.site, module=entry.module, index=entry.index)
+            index = entry.inputs[0]
+        return None
+
+    def names(self, tensor: Any, limit: int = 60) -> set[str]:
+        """The names of the calls a tensor was made from."""
+        if self.recorder is None or not isinstance(tensor, Tensor):
+            return set()
+        return {entry.name for entry in self.recorder.history(self.recorder.maker(tensor), limit)}

@@ -1,0 +1,114 @@
+"""What the parts of the watcher share: the options of the run, its state, and the records they all add to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from surefoot.record.facts import LoaderFacts, SchedulerFacts
+from surefoot.watch.accumulated_loss import StepLosses
+from surefoot.watch.events import EventRecorder
+from surefoot.watch.log_rows import WatchLog
+from surefoot.watch.optimizer_record import OptimizerRecords
+from surefoot.watch.parameter_registry import ParameterRegistry
+from surefoot.watch.probe_runner import ProbeRunner
+from surefoot.watch.run_state import RunState
+from surefoot.watch.step_data import StepData
+
+if TYPE_CHECKING:
+    import weakref
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from surefoot.record.facts import ClippingFacts, DrawnBatch, PolicyDivergence, PolicyEntropy, RunFacts
+    from surefoot.record.log import RunLog
+
+MOST_SAMPLED_STEPS = 48
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """What a run is watched for, and where the results go."""
+
+    guard: bool = False
+    """Whether steps whose gradients are not finite are skipped."""
+    open_log: Callable[[], RunLog | None] | None = None
+    """Opens the run log, at the first step; `None`: no log is written."""
+    save: Callable[[RunFacts], None] | None = None
+    """Writes the facts while the run goes on; `None`: they are only returned at the end."""
+    folder: Callable[[], Path] | None = None
+    """The run folder, where the first bad step is kept; `None`: it is not kept."""
+    rank: int = 0
+    world_size: int = 1
+    most_sampled_steps: int = MOST_SAMPLED_STEPS
+
+
+@dataclass
+class ScriptCalls:
+    """Calls of the script that are recorded as they come."""
+
+    schedulers: list[SchedulerRecord] = field(default_factory=list)
+    clips: list[ClippingFacts] = field(default_factory=list)
+    last_clip: dict[str, Any] | None = None
+    """What the last clipping since the last step was given and found."""
+    loaders: list[LoaderRecord] = field(default_factory=list)
+    batches: list[DrawnBatch] = field(default_factory=list)
+    seeds: dict[str, list[int]] = field(default_factory=dict)
+    reseeds: dict[str, list[int]] = field(default_factory=dict)
+    policy: list[PolicyEntropy] = field(default_factory=list)
+    divergences: list[PolicyDivergence] = field(default_factory=list)
+
+
+@dataclass
+class SchedulerRecord:
+    """A learning-rate scheduler, weakly held, and how far it is."""
+
+    ref: weakref.ref[Any]
+    type: str
+    site: str
+    steps: int = 0
+    last_epoch: int = 0
+    optimizer: int | None = None
+    settings: dict[str, bool | int | float] | None = None
+    """Its numbers, as they were when it was first stepped."""
+
+    def as_facts(self) -> SchedulerFacts:
+        """All but the scheduler itself."""
+        return SchedulerFacts(**{name: value for name, value in vars(self).items() if name != "ref"})
+
+
+@dataclass
+class LoaderRecord:
+    """A data loader, weakly held, and how often it was iterated."""
+
+    ref: weakref.ref[Any]
+    number: int
+    batch_size: int | None
+    sampler: str
+    shuffles: bool
+    workers: int
+    rows: int | None
+    batches: int | None
+    site: str
+    iterations: int = 0
+    drawn: int = 0
+
+    def as_facts(self) -> LoaderFacts:
+        """All but the loader itself."""
+        return LoaderFacts(training=False, **{name: value for name, value in vars(self).items() if name != "ref"})
+
+
+class WatchContext:
+    """Built once; every part of the watcher is given it in its constructor."""
+
+    def __init__(self, options: WatchOptions) -> None:
+        self.options = options
+        self.state = RunState()
+        self.probes = ProbeRunner(self.state)
+        self.registry = ParameterRegistry()
+        self.optimizers = OptimizerRecords()
+        log = WatchLog(options.open_log, self.registry) if options.open_log is not None else None
+        self.events = EventRecorder(self.probes, log)
+        self.losses = StepLosses()
+        self.data = StepData()
+        self.calls = ScriptCalls()

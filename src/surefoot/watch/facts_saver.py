@@ -1,0 +1,40 @@
+"""Writes the facts while the run goes on, so that a run that is killed can be diagnosed too."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from surefoot.record.facts import RunFacts
+    from surefoot.watch.context import WatchContext
+
+FIRST_SAVE_S = 15.0
+"""After so long the facts are written for the first time."""
+LONGEST_WAIT_S = 300.0
+GROWTH = 1.5
+"""Each wait is so much longer than the one before."""
+
+
+class FactsSaver:
+    """Saves the facts less and less often."""
+
+    def __init__(self, context: WatchContext, facts: Callable[[bool], RunFacts]) -> None:
+        """`facts(at_end)` returns all that is known so far."""
+        self._save, self._safely, self._facts = context.options.save, context.probes.safely, facts
+        self._wait_s = FIRST_SAVE_S
+        self._due_at = time.monotonic() + FIRST_SAVE_S
+
+    def save_if_due(self) -> None:
+        """Save unless it was done a short while ago."""
+        if self._save is not None and time.monotonic() >= self._due_at:
+            self._wait_s = min(LONGEST_WAIT_S, GROWTH * self._wait_s)
+            self._due_at = time.monotonic() + self._wait_s
+            self._safely("saving", self.save)
+
+    def save(self, at_end: bool = False) -> None:
+        """Save now; `at_end` ends what is still being sampled first."""
+        if self._save is not None:
+            self._save(self._facts(at_end))

@@ -1,0 +1,189 @@
+"""What a sampled step records about layers: weights, activations, embeddings, attention, normalization."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from surefoot.record.facts import ActivationCall, EmbeddingCall, LayerCall, NormalizationCall, SoftmaxCall
+from surefoot.watch.operation_names import RECURRENT
+from surefoot.watch.tensor_summary import finite_or_none, rows_of, sampled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from surefoot.watch.call_history import CallHistory
+    from surefoot.watch.function_recorder import RecordedCall
+
+
+class LayerCalls:
+    """The layers of one sampled step."""
+
+    def __init__(self, history: CallHistory) -> None:
+        self._history = history
+        self.layers: list[LayerCall] = []
+        self.activations: list[ActivationCall] = []
+        self.embeddings: list[EmbeddingCall] = []
+        self.softmaxes: list[SoftmaxCall] = []
+        self.normalizations: list[NormalizationCall] = []
+
+    def layer(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """A layer with weights: the scale of what goes in and of what comes out."""
+        first = next((value for value in [*args, *kwargs.values()] if isinstance(value, Tensor)), None)
+        made = out[0] if isinstance(out, tuple) and out else out
+        if first is None or not isinstance(made, Tensor) or not made.is_floating_point():
+            return
+        given = [value for value in [*args, *kwargs.values()] if isinstance(value, Tensor)]
+        parameter = next(
+            (
+                n
+                for value in reversed(given)
+                if value.dim() > 1 and (n := self._history.parameter_of(value)) is not None
+            ),
+            None,
+        )
+        if parameter is None and entry.name not in RECURRENT:
+            return  # a product of activations, as in attention
+        self.layers.append(
+            LayerCall(
+                **self._history.place(entry),
+                parameter=parameter,
+                in_std=_std(first),
+                fan_in=_fan_in(entry.name, first, given),
+                in_mean=float(sampled(first).float().mean()) if first.is_floating_point() else None,
+                out_std=_std(made),
+                out_largest=float(sampled(made).float().abs().max()) if made.numel() else 0.0,
+                input_requires_grad=first.requires_grad,
+                shape=list(made.shape),
+                dtype=entry.out_dtype,
+                trained_on=entry.out_grad,
+            )
+        )
+
+    def activation(self, entry: RecordedCall, out: Tensor) -> None:
+        """An activation function: which share of its units is saturated or dead."""
+        place = self._history.place(entry)
+        facts = ActivationCall(**place, shape=list(out.shape), std=_std(out), trained_on=entry.out_grad)
+        values = sampled(out).float()
+        if not values.numel():
+            return
+        if entry.name in ("sigmoid", "sigmoid_"):
+            facts = replace(facts, saturated=float(((values < 0.01) | (values > 0.99)).float().mean()))
+        elif entry.name in ("tanh", "tanh_", "hardtanh"):
+            facts = replace(facts, saturated=float((values.abs() > 0.99).float().mean()))
+        elif entry.name in ("relu", "relu_", "relu6", "threshold", "clamp_min") and out.dim() > 1:
+            rows = rows_of(out, 1 if out.dim() >= 4 else -1)
+            facts = replace(
+                facts,
+                zeros=float((values == 0).float().mean()),
+                units=rows.shape[1],
+                dead=int((rows <= 0).all(0).sum()),
+                rows=len(rows),
+                dead_units=(rows <= 0).all(0).nonzero().reshape(-1)[:4096].tolist(),
+            )
+        self.activations.append(facts)
+
+    def embedding(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The range of ids that an embedding was asked for."""
+        ids = kwargs.get("input", args[0] if args else None)
+        table = kwargs.get("weight", args[1] if len(args) > 1 else None)
+        if not isinstance(ids, Tensor) or not isinstance(table, Tensor) or not ids.numel():
+            return
+        entry.note["ids"] = ids.detach()
+        self.embeddings.append(
+            EmbeddingCall(
+                **self._history.place(entry),
+                rows=table.shape[0],
+                lowest=int(ids.min()),
+                highest=int(ids.max()),
+                shape=list(ids.shape),
+            )
+        )
+
+    def softmax(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """A softmax: rows that are masked completely, and the entropy of the result."""
+        given = kwargs.get("input", args[0] if args else None)
+        if not isinstance(given, Tensor) or not isinstance(out, Tensor) or given.dim() == 0 or not given.numel():
+            return
+        dim = kwargs.get("dim", args[1] if len(args) > 1 and isinstance(args[1], int) else -1)
+        along = dim if isinstance(dim, int) else -1
+        rows = rows_of(given, along).float()
+        finite = rows[torch.isfinite(rows)]
+        entropy = None
+        if out.numel():
+            chances = rows_of(out, along).float()
+            chances = chances if entry.name == "softmax" else chances.exp()
+            entropy = float(torch.special.entr(chances.clamp_min(0)).sum(1).nanmean())
+        self.softmaxes.append(
+            SoftmaxCall(
+                **self._history.place(entry),
+                shape=list(given.shape),
+                dim=dim if isinstance(dim, int) else None,
+                trained_on=entry.out_grad,
+                fully_masked_rows=int((rows == -math.inf).all(1).sum()),
+                largest=float(finite.abs().max()) if finite.numel() else None,
+                is_distribution=bool(
+                    rows.shape[1] > 1 and (rows >= 0).all() and ((rows.sum(1) - 1).abs() < 1e-3).all()
+                ),
+                entropy=entropy,
+                producer=self._history.producer(given),
+            )
+        )
+
+    def attention(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Scaled dot-product attention: its largest logit, its masked rows, its entropy."""
+        query, key = args[0], args[1]
+        mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
+        logits = query.detach()[:2].float() @ key.detach()[:2].float().transpose(-1, -2) / math.sqrt(query.shape[-1])
+        masked = 0
+        if isinstance(mask, Tensor):
+            blocked = ~mask if mask.dtype is torch.bool else mask == -math.inf
+            masked = int(blocked.all(-1).sum())
+        chances = torch.softmax(logits, -1)
+        self.softmaxes.append(
+            SoftmaxCall(
+                **self._history.place(entry),
+                shape=list(query.shape),
+                causal=bool(kwargs.get("is_causal", False)),
+                largest=float(logits.abs().max()) if logits.numel() else None,
+                fully_masked_rows=masked,
+                entropy=float(torch.special.entr(chances).sum(-1).mean()),
+            )
+        )
+
+    def normalization(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A normalization: over how many values each statistic is taken."""
+        given = args[0] if args and isinstance(args[0], Tensor) else kwargs.get("input")
+        if not isinstance(given, Tensor) or given.dim() < 2:
+            return
+        place = self._history.place(entry)
+        facts = NormalizationCall(**place, shape=list(given.shape), in_std=_std(given), trained_on=entry.out_grad)
+        if entry.name == "batch_norm":
+            training = kwargs.get("training", args[5] if len(args) > 5 else False)
+            per_statistic = given.numel() // max(1, given.shape[1])
+            facts = replace(facts, training=bool(training), per_statistic=per_statistic)
+        self.normalizations.append(facts)
+
+    def mark_attention(self, attends: Callable[[SoftmaxCall], bool]) -> None:
+        """The step is over: note of each softmax whether its result weighs values."""
+        self.softmaxes = [
+            each if each.attends is not None else replace(each, attends=attends(each)) for each in self.softmaxes
+        ]
+
+
+def _fan_in(name: str, first: Tensor, given: list[Tensor]) -> int | None:
+    """How many inputs each output of a layer adds up."""
+    if name.startswith("conv") and len(given) > 1:
+        return math.prod(given[1].shape[1:])
+    return first.shape[-1] if first.dim() else None
+
+
+def _std(tensor: Tensor) -> float | None:
+    values = sampled(tensor)
+    if not values.is_floating_point() or values.numel() < 2:
+        return None
+    return finite_or_none(values.float().std(correction=0))

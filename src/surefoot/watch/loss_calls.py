@@ -1,0 +1,221 @@
+"""What a sampled step records about losses: loss functions, and errors, products and ratios written by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from torch import Tensor
+
+from surefoot.record.facts import DifferenceCall, LossCall, ProductCall, RatioCall
+from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES, DISTANCE_LOSSES, RECURRENT, VIEWS, WEIGHT_LAYERS
+from surefoot.watch.tensor_summary import as_distribution, describe, label_counts, sampled
+
+if TYPE_CHECKING:
+    from surefoot.watch.call_history import CallHistory
+    from surefoot.watch.function_recorder import RecordedCall
+
+MOST_DIFFERENCES = 50
+"""Differences, products and ratios that are recorded of one step, of each."""
+TARGETS_KEPT = 4
+"""Losses at the end of a step whose targets later questions may need."""
+
+
+class LossCalls:
+    """The losses of one sampled step."""
+
+    def __init__(self, history: CallHistory) -> None:
+        self._history = history
+        self.losses: list[LossCall] = []
+        self.differences: list[DifferenceCall] = []
+        self.products: list[ProductCall] = []
+        self.ratios: list[RatioCall] = []
+        self.targets: dict[int, Tensor] = {}
+        """The targets of the last loss calls, by the index of the call, as long as the step lasts."""
+
+    def loss(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """A call of a loss function: its inputs, its target, and whether they fit together."""
+        given = kwargs.get("input", args[0] if args else None)
+        target = kwargs.get("target", args[1] if len(args) > 1 else None)
+        if not isinstance(given, Tensor) or not isinstance(target, Tensor):
+            return
+        facts = LossCall(
+            **self._history.place(entry),
+            trained_on=entry.out_grad,
+            reduction=kwargs.get("reduction", "mean") if not isinstance(out, Tensor) or out.dim() == 0 else "none",
+            input=describe(given),
+            target=describe(target),
+            producer=self._history.producer(given),
+            target_producer=self._history.producer(target),
+            same_shape=list(given.shape) == list(target.shape),
+            value=float(out) if isinstance(out, Tensor) and out.dim() == 0 else None,
+            target_from_model=bool(self._history.names(target) & (WEIGHT_LAYERS | RECURRENT)),
+        )
+        self.targets[entry.index] = target.detach()
+        if len(self.targets) > TARGETS_KEPT:
+            del self.targets[next(iter(self.targets))]
+        if entry.name in CLASS_LOSSES and given.dim() >= 1 and given.numel():
+            facts = _with_classes(facts, given, target, kwargs)
+        elif entry.name in BINARY_LOSSES and given.numel():
+            facts = _with_binary(facts, given, target, kwargs)
+        elif entry.name in DISTANCE_LOSSES:
+            low, high = _pinned(given)
+            bounds = _bounds(given, target)
+            variance = _variance(target)
+            facts = replace(facts, **bounds, pinned_low=low, pinned_high=high, target_variance=variance)
+        elif entry.name == "kl_div" and given.dim() > 1:
+            is_log = bool(kwargs.get("log_target", False))
+            facts = replace(facts, distribution=as_distribution(given, -1), log_target=is_log)
+        self.losses.append(facts)
+
+    def difference(self, entry: RecordedCall, args: tuple[Any, ...], out: Any) -> None:
+        """A prediction minus a target, as in a loss written by hand."""
+        if len(args) < 2 or not isinstance(args[0], Tensor) or not isinstance(args[1], Tensor):
+            return
+        given, target = (args[0], args[1]) if args[0].requires_grad else (args[1], args[0])
+        if not given.requires_grad or target.requires_grad or not isinstance(out, Tensor) or given.numel() == 0:
+            return
+        if len(self.differences) >= MOST_DIFFERENCES or target.numel() == 0:
+            return
+        low, high = _pinned(given)
+        self.differences.append(
+            DifferenceCall(
+                **self._history.place(entry),
+                input=describe(given),
+                target=describe(target),
+                out_shape=list(out.shape),
+                grown=out.numel() > max(given.numel(), target.numel()),
+                producer=self._history.producer(given),
+                target_producer=self._history.producer(target),
+                target_history=sorted(self._history.names(target, 12))[:12],
+                **_bounds(given, target),
+                pinned_low=low,
+                pinned_high=high,
+                target_variance=_variance(target),
+            )
+        )
+
+    def product(self, entry: RecordedCall, args: tuple[Any, ...], out: Any) -> None:
+        """A log-probability times something without a gradient: an advantage, or a target."""
+        if len(args) < 2 or not isinstance(args[0], Tensor) or not isinstance(args[1], Tensor):
+            return
+        given, other = (args[0], args[1]) if args[0].requires_grad else (args[1], args[0])
+        if not given.requires_grad or other.requires_grad or other.numel() < 2:
+            return
+        if len(self.products) >= MOST_DIFFERENCES:
+            return
+        names = self._history.names(given, 40)
+        if not names & {"log_softmax", "logsumexp", "log_prob", "log", "logsigmoid", "exp", "cross_entropy"}:
+            return
+        values = sampled(other).float()
+        self.products.append(
+            ProductCall(
+                **self._history.place(entry),
+                history=sorted(names & {"log_softmax", "log_prob", "exp", "log", "logsumexp", "cross_entropy"}),
+                other=describe(other),
+                other_binary=bool(((values == 0) | (values == 1)).all()),
+                grown=isinstance(out, Tensor) and out.numel() > max(given.numel(), other.numel()),
+            )
+        )
+
+    def ratio(self, entry: RecordedCall, out: Any) -> None:
+        """exp of a difference of log-probabilities: an importance ratio."""
+        recorder = self._history.recorder
+        if recorder is None or not entry.inputs or not isinstance(out, Tensor) or len(self.ratios) >= MOST_DIFFERENCES:
+            return
+        before = recorder.entries[entry.inputs[0]]
+        nearest = [past.name for past in recorder.history(before.index, 4)]
+        passed = before.name in ("sub", "clamp", "cumsum", "sum", "mean") or before.name in VIEWS
+        if not passed or "sub" not in nearest or not entry.out_grad:
+            return
+        names = {past.name for past in recorder.history(before.index, 60)}
+        if not names & {"log_softmax", "log_prob", "logsumexp", "gather", "log"}:
+            return
+        values = sampled(out).float()
+        self.ratios.append(
+            RatioCall(
+                **self._history.place(entry),
+                largest=float(values.max()),
+                mean=float(values.mean()),
+                kl=float((values - 1 - values.log()).mean()),
+                count=values.numel(),
+            )
+        )
+
+
+def _with_classes(facts: LossCall, given: Tensor, target: Tensor, kwargs: dict[str, Any]) -> LossCall:
+    """What a classification loss has besides: the distribution of its input, its labels and its predictions."""
+    dim = 1 if given.dim() > 1 else 0
+    ignore = int(kwargs.get("ignore_index", -100))
+    facts = replace(
+        facts,
+        distribution=as_distribution(given, dim),
+        ignore_index=ignore,
+        weighted=kwargs.get("weight") is not None,
+        smoothing=float(kwargs.get("label_smoothing", 0.0)),
+    )
+    if target.is_floating_point():
+        return facts
+    valid = target != ignore
+    labels = target[valid]
+    facts = replace(
+        facts,
+        valid=int(valid.sum()),
+        targets=target.numel(),
+        labels=label_counts(labels) if labels.numel() <= 1 << 20 else None,
+    )
+    if not labels.numel():
+        return facts
+    rows = given.detach().movedim(dim, -1)[valid] if given.dim() > 1 else given.detach()[None]
+    chosen = rows.argmax(-1)
+    facts = replace(facts, label_range=(int(labels.min()), int(labels.max())), predicted=label_counts(chosen))
+    if chosen.shape != labels.shape:
+        return facts
+    return replace(
+        facts,
+        accuracy=float((chosen == labels).float().mean()),
+        unit_spread=float(rows.float().std(0).mean()) if len(rows) > 1 else None,
+    )
+
+
+def _with_binary(facts: LossCall, given: Tensor, target: Tensor, kwargs: dict[str, Any]) -> LossCall:
+    """What a binary loss has besides: whether its input are probabilities, its labels and its predictions."""
+    inside = (sampled(given) >= 0) & (sampled(given) <= 1)
+    hard = (given > (0.5 if facts.op == "binary_cross_entropy" else 0)).float()
+    return replace(
+        facts,
+        inside_unit=float(inside.float().mean()),
+        labels=label_counts(target) if target.numel() <= 1 << 20 else None,
+        row_sum_error=as_distribution(given, -1).sum_error if given.dim() > 1 else None,
+        predicted_share=float(hard.mean()),
+        weighted=any(kwargs.get(key) is not None for key in ("weight", "pos_weight")),
+    )
+
+
+def _variance(target: Tensor) -> float | None:
+    """The variance of the targets over the batch, on average."""
+    if not target.dim() or len(target) <= 1:
+        return None
+    return float(target.detach().float().var(0, correction=0).mean())
+
+
+class _Bounds(TypedDict):
+    above: float
+    below: float
+
+
+def _bounds(given: Tensor, target: Tensor) -> _Bounds:
+    """Which share of the targets lies outside the range the predictions have."""
+    if not target.is_floating_point() or not given.is_floating_point():
+        target = target.float()
+    low, high = float(given.min()), float(given.max())
+    goals = sampled(target).float()
+    return {"above": float((goals > high).float().mean()), "below": float((goals < low).float().mean())}
+
+
+def _pinned(given: Tensor) -> tuple[float, float]:
+    """Which share of the predictions sits exactly at, or right by, the lowest and the highest one."""
+    values = sampled(given).float()
+    low, high = values.min(), values.max()
+    slack = (high - low).clamp_min(1e-12) * 1e-3
+    return float((values <= low + slack).float().mean()), float((values >= high - slack).float().mean())

@@ -1,0 +1,145 @@
+"""Follows the calls of modules in a sampled step, through torch's global module hooks.
+
+Which module is running gives every recorded operation its path, and the end of an outermost call is a model call, whose
+inputs and outputs `model_calls` describes.
+"""
+
+from __future__ import annotations
+
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (
+    _global_forward_hooks_with_kwargs,
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.utils.hooks import RemovableHandle
+
+from surefoot.watch.function_recorder import tensors_in
+from surefoot.watch.script_hooks import is_calm, listeners
+
+if TYPE_CHECKING:
+    from surefoot.watch.context import WatchContext
+    from surefoot.watch.function_recorder import FunctionRecorder
+    from surefoot.watch.model_calls import ModelCalls
+
+_FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+
+
+class ModuleHooks:
+    """Hooks on every module call of the thread that made them, and the recorder that is entered meanwhile."""
+
+    def __init__(self, context: WatchContext, recorder: FunctionRecorder | None, calls: ModelCalls) -> None:
+        self._registry, self._safely = context.registry, context.probes.safely
+        self._recorder, self._calls = recorder, calls
+        self._handles: list[Any] = []
+        self._running: list[tuple[int, str]] = []
+        """The modules that are running: identity and path of each."""
+        self._paths: dict[int, str] = {}
+        self._is_entered = False
+        self._hidden_by = 0
+        """The identity of a module that runs without the recorder."""
+        self._thread = get_ident()
+
+    def add(self) -> None:
+        """Register the hooks and enter the recorder."""
+        self._handles = [
+            register_module_forward_pre_hook(self._before_call),
+            register_module_forward_hook(self._after_call, with_kwargs=True, always_call=True),
+        ]
+        if self._recorder is not None:
+            self._is_entered = True
+            self._recorder.__enter__()  # type: ignore[no-untyped-call]
+
+    def keep(self, handles: Any) -> None:
+        """Have other hooks removed together with these."""
+        self._handles.extend(handles)
+
+    def has_any(self) -> bool:
+        """Whether a hook is registered."""
+        return bool(self._handles)
+
+    def remove(self) -> None:
+        """Remove the hooks and leave the recorder. What was recorded stays."""
+        for handle in self._handles:
+            handle.remove()
+            if isinstance(handle, RemovableHandle):  # torch forgets one of its own tables
+                _global_forward_hooks_with_kwargs.pop(handle.id, None)
+        self._handles = []
+        if self._is_entered and self._recorder is not None:
+            self._is_entered = False
+            self._recorder.paused += 1
+            self._recorder.leave()
+
+    def note_compiled(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        """A compiled model was called."""
+        self._calls.take(getattr(module, "_orig_mod", module), args, kwargs, out, self._position())
+
+    def _before_call(self, module: nn.Module, args: Any) -> None:
+        if self._follows():
+            self._safely("model calls", self._enter_call, module, args)
+
+    def _after_call(self, module: nn.Module, args: Any, *rest: Any) -> None:
+        """`rest` is the keyword arguments and the result; after an exception, torch leaves the former out."""
+        if self._follows():
+            kwargs, out = rest if len(rest) == 2 else ({}, None)
+            self._safely("model calls", self._leave_call, module, args, kwargs, out)
+
+    def _follows(self) -> bool:
+        return get_ident() == self._thread and is_calm()
+
+    def _enter_call(self, module: nn.Module, args: Any) -> None:
+        recorder = self._recorder
+        if (
+            self._is_entered
+            and recorder is not None
+            and isinstance(module, _FAST_PATHS)
+            and not self._hidden_by
+            and not _may_need_gradients(module, args)
+            and recorder.is_entered()
+        ):
+            # These modules take another (slower, slightly different) path while a mode is on.
+            recorder.leave()
+            self._hidden_by = id(module)
+        if recorder is not None and not self._running:
+            self._safely("names", self._name_parts, module)
+        self._running.append((id(module), self._paths.get(id(module)) or type(module).__name__))
+        if module._backward_hooks or module._backward_pre_hooks:
+            listeners.gradients = True
+        if recorder is not None:
+            recorder.module = self._running[-1][1]
+
+    def _leave_call(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        while self._running and self._running.pop()[0] != id(module):
+            pass  # a call below was left by an exception
+        if self._hidden_by == id(module) and self._recorder is not None:
+            self._hidden_by = 0
+            if self._is_entered:
+                self._recorder.__enter__()  # type: ignore[no-untyped-call]
+        self._registry.note_gathered(module)
+        if self._recorder is not None:
+            self._recorder.module = self._running[-1][1] if self._running else ""
+        if not self._running:
+            self._safely("model calls", self._calls.take, module, args, kwargs, out, self._position())
+
+    def _position(self) -> int | None:
+        """How many calls were recorded so far."""
+        return len(self._recorder.entries) if self._recorder is not None else None
+
+    def _name_parts(self, root: nn.Module) -> None:
+        if id(root) not in self._paths and any(True for _ in root.parameters()):
+            prefix = self._registry.add_model(root)
+            for path, part in root.named_modules():
+                self._paths[id(part)] = f"{prefix}.{path}" if path else prefix
+
+
+def _may_need_gradients(module: nn.Module, args: Any) -> bool:
+    """Whether a module that has a fast path cannot take it: because of autograd, or because it is in training mode."""
+    if module.training:
+        return True
+    if not torch.is_grad_enabled():
+        return False
+    return any(tensor.requires_grad for tensor in [*tensors_in(args), *module.parameters()])

@@ -1,0 +1,83 @@
+"""Runs the probes, so that a probe that fails never affects the script.
+
+Every observation of the script goes through `ProbeRunner.safely`. A probe that raises is switched off, one line on
+stderr reports it, and everything else goes on. Inside `safely`, surefoot calls the functions that existed before the
+script ran (`originals`), and the compiler does not see surefoot's code.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from surefoot.watch.messages import say
+from surefoot.watch.originals import Originals, Unobservable
+from surefoot.watch.script_hooks import is_calm, unseen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from surefoot.watch.run_state import RunState
+
+SOME_STEPS = "some steps"
+"""The name under which steps that could not be observed are listed among the problems."""
+_SAMPLING_PROBES = frozenset({"looking", "steps", "backward", "optimizers"})
+"""Probes that begin and end sampled steps. If one fails, sampling stops."""
+_set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
+"""With `None` the compiler, which otherwise compiles whatever is called where a graph breaks, sees nothing."""
+
+
+class ProbeRunner:
+    """Runs observations one at a time and records which probes have failed."""
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        self._is_observing = False
+        self.originals = Originals()
+        """The functions and methods that existed before the script ran; in use once they are bound."""
+        self.problems: dict[str, str] = {}
+        """The probes that failed, each with its error."""
+
+    def here(self) -> bool:
+        """Whether this is the process and the thread that train, and torch is not compiling or tracing."""
+        return self._state.active and self._state.thread in (None, get_ident()) and is_calm()
+
+    def safely(self, probe: str, observe: Callable[..., Any], *args: Any) -> Any:
+        """Run one observation; returns its result. If it fails, returns `None` and switches the probe off."""
+        if probe in self.problems:
+            return None
+        try:
+            with unseen():
+                if self._is_observing or not self.originals.is_bound:
+                    return observe(*args)
+                self._is_observing = True
+                compiler = _set_eval_frame(None) if self._state.compiled else None
+                try:
+                    return self.originals.call(observe, *args)
+                finally:
+                    self._is_observing = False
+                    if compiler is not None:
+                        _set_eval_frame(compiler)
+        except Unobservable as reason:  # later, when there is no other thread, it may be possible again
+            if SOME_STEPS not in self.problems:
+                self.problems[SOME_STEPS] = str(reason)
+                say(f"surefoot: {SOME_STEPS} are not watched ({reason})")
+            return None
+        except Exception as error:
+            self.switch_off(probe, error)
+            return None
+
+    def switch_off(self, probe: str, error: Exception) -> None:
+        """Record that a probe failed, and report it once."""
+        if os.environ.get("SUREFOOT_DEBUG"):
+            say("".join(traceback.format_exception(error)))
+        is_known, self.problems[probe] = probe in self.problems, f"{type(error).__name__}: {error}"
+        if probe in _SAMPLING_PROBES:  # nothing else would ever end the sampled step
+            self._state.stop_sampling()
+        if not is_known:
+            words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            say(f"surefoot: stopped watching {probe} ({words}); the script is not affected")

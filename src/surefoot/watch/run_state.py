@@ -1,0 +1,69 @@
+"""The counters and switches of a watched run, which every part of the watcher reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from surefoot.record.facts import LossScalerFacts
+
+if TYPE_CHECKING:
+    from surefoot.watch.step_recording import StepRecording
+
+
+@dataclass
+class LossScalerState:
+    """What a gradient scaler was seen to do."""
+
+    enabled: bool = False
+    scaled_now: bool | None = None
+    """Whether gradients carry the scale now; `None` before the first call."""
+    scale: float | None = None
+    unscale_by: float | None = None
+    """What gradients still have to be divided by."""
+    clipped_scaled: int = 0
+    """How often gradients were clipped while they carried the scale."""
+    clip_site: str | None = None
+    attempts: int = 0
+    skips: int = 0
+    skip_steps: list[int] = field(default_factory=list)
+    trace: list[float] = field(default_factory=list)
+    """The scale after each step; of a long run the middle is left out."""
+
+    def as_facts(self) -> LossScalerFacts:
+        """All of it."""
+        return LossScalerFacts(**vars(self))
+
+
+class RunState:
+    """How far the run is, and what is switched on."""
+
+    def __init__(self) -> None:
+        self.active = True
+        """False in a forked child, such as a data loader's worker."""
+        self.thread: int | None = None
+        """The thread that trains, once an optimizer was made."""
+        self.compiled = False
+        """Whether the script has compiled something. From then on no hooks and no modes are used."""
+        self.steps = 0
+        self.backwards = 0
+        self.sampled: StepRecording | None = None
+        """The sampled step in progress."""
+        self.sampling_stopped = False
+        """Whether a probe that begins or ends sampled steps has failed, so that no more are started."""
+        self.backwards_at_closure: int | None = None
+        """The number of backwards when a step that evaluates a closure began; `None` outside of such a step."""
+        self.has_stepped = False
+        """Whether an optimizer has stepped."""
+        self.scaler = LossScalerState()
+
+    def is_repeated_evaluation(self) -> bool:
+        """Whether an optimizer evaluates its closure again within one step. Only the first evaluation is recorded."""
+        return self.backwards_at_closure is not None and self.backwards > self.backwards_at_closure + 1
+
+    def stop_sampling(self) -> None:
+        """Remove the hooks of the sampled step in progress and start no other one."""
+        sampled, self.sampled = self.sampled, None
+        self.sampling_stopped = True
+        if sampled is not None:
+            sampled.remove_hooks()

@@ -1,0 +1,219 @@
+"""Observes optimizers: their making, and each of their steps, from the gradients they are given to the row of numbers.
+
+One row per step holds the loss, the gradient norm, the learning rate and what clipping and a gradient scaler did. Steps
+that a scaler or the guard skips are observed too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.observe.readable import readable
+from surefoot.observe.tensors import dense_views
+from surefoot.record.facts import NonFiniteGradientEvent
+from surefoot.watch.optimizer_order import follow
+from surefoot.watch.optimizer_record import OptimizerRecord, gradient_norm
+from surefoot.watch.script_hooks import WithoutHooks
+from surefoot.watch.user_frames import name_of, site, user_frame
+
+if TYPE_CHECKING:
+    from surefoot.record.facts import StepSkippedEvent
+    from surefoot.watch.backward_observer import BackwardObserver
+    from surefoot.watch.context import WatchContext
+    from surefoot.watch.facts_saver import FactsSaver
+    from surefoot.watch.incidents import IncidentWriter
+    from surefoot.watch.step_sampler import StepSampler
+
+RETAINED_EVERY = 16
+"""How often the graphs of earlier steps that the script still holds are counted."""
+
+
+class StepObserver:
+    """Is called when an optimizer is made, and before and after each of its steps."""
+
+    def __init__(
+        self,
+        context: WatchContext,
+        sampler: StepSampler,
+        incidents: IncidentWriter | None,
+        backward: BackwardObserver,
+        saver: FactsSaver,
+    ) -> None:
+        self._context, self._sampler, self._incidents = context, sampler, incidents
+        self._backward, self._saver = backward, saver
+        self._state, self._safely, self._registry = context.state, context.probes.safely, context.registry
+        self._backwards_at_zero = -1
+        self._zero_site = ""
+        self._nonfinite_recorded = False
+
+    # Optimizers
+
+    def optimizer_made(self, optimizer: torch.optim.Optimizer) -> OptimizerRecord:
+        """A new optimizer: record its settings and its parameters."""
+        self._state.thread = get_ident()
+        records = self._context.optimizers.all
+        number = len(records)
+        record = OptimizerRecord(
+            number, optimizer, site(3), self._state.steps, self._context.events.step_writer(number)
+        )
+        records.append(record)
+        frame = user_frame(3)
+        for group in optimizer.param_groups:
+            for tensor in group["params"]:
+                parameter = self._registry.add(tensor)
+                parameter.optimizers.add(record.number)
+                if not parameter.name and not isinstance(tensor, nn.Parameter) and frame is not None:
+                    parameter.name = name_of(tensor, frame)
+        if self._incidents is not None:
+            self._safely("incidents", self._incidents.optimizer_made)
+        self._sampler.sample_soon()
+        return record
+
+    def record_of(self, optimizer: torch.optim.Optimizer) -> OptimizerRecord:
+        """The record of an optimizer, made if its construction was not observed."""
+        return self._context.optimizers.find(optimizer) or self.optimizer_made(optimizer)
+
+    def gradients_zeroed(self) -> None:
+        """`zero_grad` was called on an optimizer or a model."""
+        self._backwards_at_zero = self._state.backwards
+        if self._state.sampled is not None:
+            self._zero_site = site(4)
+
+    # A step
+
+    def before(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
+        """An optimizer is about to step."""
+        state = self._state
+        record = self.record_of(optimizer)
+        record.backwards_at_start = state.backwards
+        state.backwards_at_closure = state.backwards if has_closure else None
+        self._sampler.before_step(record, optimizer, has_closure)
+        if self._backwards_at_zero == state.backwards and self._context.losses.values and not has_closure:
+            record.zeroed_before_step += 1
+            record.zero_site = self._zero_site
+        norm = self._norm(optimizer)
+        if isinstance(norm, float) and not math.isfinite(norm) and not has_closure:
+            self._safely("gradients", self._record_nonfinite, optimizer)
+            self._keep_incident(optimizer)
+        record.row = {"grad_norm": norm}
+
+    def after(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped."""
+        state = self._state
+        record = self.record_of(optimizer)
+        state.backwards_at_closure = None
+        row, record.row = record.row, {}
+        evaluations = state.backwards - record.backwards_at_start
+        self._sampler.leave_step(record, evaluations)
+        if evaluations:
+            row["grad_norm"] = self._norm(optimizer)
+            row["closure"] = evaluations
+        self._complete(row, record, optimizer, evaluations)
+        record.series.append(row)
+        if self._context.optimizers.stepped(record):
+            state.steps += 1
+        if self._incidents is not None:
+            self._safely("incidents", self._incidents.after_step, record)
+        for scheduler in self._context.calls.schedulers:
+            self._safely("schedules", follow, scheduler, self.record_of)
+        self._sampler.after_step(record, row)
+        self._saver.save_if_due()
+        if state.steps % RETAINED_EVERY == 0:
+            self._safely("kept graphs", self._backward.retained_graphs.count, state.steps)
+
+    def _norm(self, optimizer: torch.optim.Optimizer) -> Any:
+        return self._safely("gradient norms", gradient_norm, optimizer, self._state.scaler.unscale_by)
+
+    def _complete(
+        self, row: dict[str, Any], record: OptimizerRecord, optimizer: torch.optim.Optimizer, evaluations: int
+    ) -> None:
+        """Add to a row all that is known when the step is over."""
+        state, context = self._state, self._context
+        backwards = len(context.losses.values)
+        row["loss"] = context.losses.close_step(evaluations)
+        row["backwards"] = backwards
+        row["lr"] = float(optimizer.param_groups[0]["lr"]) if "lr" in optimizer.param_groups[0] else None
+        if context.calls.last_clip is not None:
+            row |= context.calls.last_clip
+            context.calls.last_clip = None
+        if state.scaler.scale is not None:
+            row["scale"] = state.scaler.scale
+        if record.leftover:
+            row["leftover"] = min(record.leftover)
+            record.leftover = []
+        if context.data.roots_of_step:
+            row["roots"] = len(set(context.data.roots_of_step))
+        context.data.roots_of_step = []
+        state.has_stepped = True
+        row["at"] = state.steps
+        record.lines |= context.data.take_lines()
+
+    # Steps that are skipped
+
+    def skipped_by_scaler(self) -> None:
+        """A scaler has skipped a step: its losses belong to no row."""
+        self._context.losses.close_skipped_step()
+        self._context.data.roots_of_step = []
+        self._context.events.log_overflow(self._state.steps, self._state.scaler.scale)
+
+    def skipped(self, optimizer: torch.optim.Optimizer) -> None:
+        """The guard has skipped the step in progress: record what can still be learned from it."""
+        record = self.record_of(optimizer)
+        record.row["skipped"] = True
+        self._safely("gradients", self._record_nonfinite, optimizer)
+        if self._state.backwards == record.backwards_at_start:
+            self._keep_incident(optimizer)
+        if self._incidents is not None:
+            self._safely("incidents", self._incidents.left_out, self._state.steps, record.number)
+
+    def judged_on_device(self, optimizer: torch.optim.Optimizer, nonfinite: Tensor) -> None:
+        """Whether the step in progress was skipped is known later, with the other numbers of its row."""
+        with WithoutHooks():
+            self.record_of(optimizer).row["skipped"] = (nonfinite.sum() > 0).float()
+
+    def skip_known(self, optimizer: torch.optim.Optimizer | None, event: StepSkippedEvent, count: int) -> None:
+        """A step was skipped, the `count`th one, and the host knows it now."""
+        number = self.record_of(optimizer).number if optimizer is not None else None
+        self._context.events.add_skip(replace(event, optimizer=number), count)
+        if self._incidents is not None:
+            self._safely("incidents", self._incidents.left_out, event.step, number)
+
+    def _keep_incident(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._incidents is not None and not self._state.scaler.enabled:
+            self._safely("incidents", self._incidents.bad_step, optimizer)
+
+    def _record_nonfinite(self, optimizer: torch.optim.Optimizer) -> None:
+        """The first gradients that are not finite, unless a scaler takes care of them."""
+        if self._nonfinite_recorded or self._state.scaler.enabled:
+            return
+        self._nonfinite_recorded = True
+        bad: list[str] = []
+        good: list[str] = []
+        for group in optimizer.param_groups:
+            for tensor in group["params"]:
+                if tensor.grad is None:
+                    continue
+                name = self._registry.label(self._registry.add(tensor))
+                local = readable(tensor.grad)
+                is_finite = local is None or bool(torch.isfinite(dense_views([local])[0]).all())
+                (good if is_finite else bad).append(name)
+        sampled = self._state.sampled
+        self._context.events.add(
+            NonFiniteGradientEvent(
+                step=self._state.steps,
+                parameters=bad[:20],
+                finite=good[:20],
+                loss_finite=all(math.isfinite(float(value)) for value in self._context.losses.values),
+                node=sampled.nonfinite_node() if sampled is not None else None,
+            )
+        )
+
+    def name_of_optimizer(self, optimizer: torch.optim.Optimizer) -> str:
+        """What an optimizer is called in a message."""
+        return f"optimizer {self.record_of(optimizer).number + 1} ({type(optimizer).__name__})"

@@ -1,0 +1,233 @@
+"""One sampled step: every model call, every loss, every gradient and every update, with names.
+
+Global module hooks follow the model calls (`module_hooks`, `model_calls`), a recorder the operations
+(`function_recorder`, `call_facts`). Before each backward the autograd graph says what the loss depends on
+(`loss_graph`), and at a few steps an extra backward answers more questions (`extra_backward`). `optimizer_updates`
+measures what a step changed. All hooks are removed when the step is over; other steps are only counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from torch import Tensor, nn
+
+from surefoot.observe.readable import has_company, is_readable
+from surefoot.record.facts import BackwardCall, NonFiniteNode, SampledStep, UnknownLeaf
+from surefoot.watch import autograd_graph as graph
+from surefoot.watch import loss_graph
+from surefoot.watch.call_facts import CallFacts
+from surefoot.watch.data_origin import DataOrigin, trails
+from surefoot.watch.extra_backward import ask_causality, ask_terms
+from surefoot.watch.function_recorder import FunctionRecorder, tensors_in
+from surefoot.watch.model_calls import ModelCalls
+from surefoot.watch.module_hooks import ModuleHooks
+from surefoot.watch.operation_names import VIEWS
+from surefoot.watch.optimizer_updates import OptimizerUpdates, note_if_moved
+from surefoot.watch.script_hooks import WithoutHooks, listeners
+
+if TYPE_CHECKING:
+    from surefoot.watch.context import WatchContext
+
+
+class BackwardPlace(TypedDict):
+    """Which call of `backward` it is, and of what loss."""
+
+    site: str
+    value: float | None
+    backward: int
+    step: int
+
+
+class StepRecording:
+    """Everything seen between two steps."""
+
+    def __init__(self, context: WatchContext, use_recorder: bool, thorough: bool, use_hooks: bool = True) -> None:
+        self._registry, self._safely = context.registry, context.probes.safely
+        self._use_hooks = use_hooks
+        self._used: set[int] = set()
+        self._reached: set[int] = set()
+        self.step = context.state.steps
+        self.thorough = thorough
+        self.backward_calls: list[BackwardCall] = []
+        self._claimed_last: list[list[int]] = []
+        """The optimizers of each backward whose gradients the last step used."""
+        self.updates = OptimizerUpdates(self._registry)
+        self.origins: dict[str, list[tuple[str, str, str]]] = {}
+        """For each kind of autograd node: the site, module and call of those that were recorded, in order."""
+        self.data_origins: list[DataOrigin] = []
+        """How data entered the graph."""
+        self.recorder = FunctionRecorder(self._record_call, self._safely) if use_recorder else None
+        self.calls = CallFacts(self.step, self._registry.id_of, self.recorder)
+        marks = self.recorder.mark if thorough and self.recorder is not None else None
+        self.model_calls = ModelCalls(self.step, self._registry, marks)
+        self.hooks = ModuleHooks(context, self.recorder, self.model_calls)
+        self._node_hooks: loss_graph.NodeHooks | None = None
+
+    # Beginning and end
+
+    def begin(self) -> None:
+        """Register the hooks."""
+        if self._use_hooks:
+            self.hooks.add()
+
+    def end(self) -> None:
+        """Remove the hooks and count what was seen of each parameter."""
+        self.remove_hooks()
+        for number in self._used:
+            self._registry.parameters[number].used += 1
+            if number not in self._reached:
+                self._safely("parameters", note_if_moved, self._registry.parameters[number])
+        for number in self._reached:
+            self._registry.parameters[number].in_graph += 1
+        for number in self.updates.stepped:
+            self._registry.parameters[number].sampled += 1
+        self._forget_graph()
+        self.updates.forget()
+        self.model_calls.held = []
+        self._node_hooks = None
+
+    def stop_following_calls(self) -> None:
+        """Follow no more calls; what the step changes is still seen."""
+        if self.hooks.has_any():
+            self.remove_hooks()
+
+    def remove_hooks(self) -> None:
+        """Remove hooks and recorder; what was seen stays."""
+        self.hooks.remove()
+
+    def _forget_graph(self) -> None:
+        """Drop all references to the graph; keep where in the user's code each kind of node came from."""
+        if self.recorder is not None:
+            self.data_origins = self._safely("data of steps", trails, self.recorder) or []
+            entries = self.recorder.entries
+            products = {i for e in entries if e.name in ("matmul", "einsum", "bmm", "mul") for i in e.inputs}
+            self.calls.layers.mark_attention(
+                lambda call: call.op == "scaled_dot_product_attention" or bool(products & self._passed_on(call.index))
+            )
+            self.origins = self.recorder.origins()
+            for entry in entries:
+                entry.note = {}
+        self.calls.losses.targets = {}
+
+    def _passed_on(self, index: int) -> set[int]:
+        """An entry and those that only reshape, drop or copy its result."""
+        assert self.recorder is not None
+        found = {index}
+        for entry in self.recorder.entries[index + 1 : index + 12]:
+            if (entry.name in VIEWS or entry.name == "dropout") and found & set(entry.inputs):
+                found.add(entry.index)
+        return found
+
+    def as_facts(self) -> SampledStep:
+        """Everything that was seen."""
+        facts = SampledStep(
+            step=self.step,
+            model_calls=self.model_calls.calls,
+            backward_calls=self.backward_calls,
+            updates=self.updates.steps,
+            calls=self.calls.as_facts(),
+        )
+        if self.recorder is None:
+            return facts
+        breaks = loss_graph.breaks(self.recorder, self.backward_calls)
+        return replace(facts, breaks=breaks, operations=len(self.recorder.entries))
+
+    # Operations
+
+    def _record_call(self, entry: Any, args: Any, kwargs: Any, out: Any) -> None:
+        given = [*tensors_in(args), *tensors_in(kwargs)]
+        for tensor in given:
+            if tensor.is_leaf and tensor.requires_grad and (number := self._registry.id_of(tensor)) is not None:
+                self._used.add(number)
+                entry.parameters.append(number)
+        if isinstance(out, Tensor) and out.dim() == 0 and out.grad_fn is not None:
+            entry.note["scalar"] = (out.detach(), out.output_nr)
+        if all(map(is_readable, (*given, *tensors_in(out)))):
+            self._safely("operations", self.calls.take, entry, args, kwargs, out)
+
+    # Backward and step
+
+    def before_backward(self, root: Tensor, facts: BackwardPlace) -> None:
+        """Read the graph under the tensor that `backward` is called on."""
+        self._node_hooks = None
+        recorder = self.recorder
+        with WithoutHooks():
+            below = list(graph.nodes(root.grad_fn))
+            parameters, unknown = self._record_leaves(below)
+            entry = recorder.maker(root) if recorder is not None else None
+            call = BackwardCall(
+                **facts,
+                optimizers=[],
+                nodes=len(below),
+                operations=loss_graph.chain(root.grad_fn),
+                custom=sorted({graph.op(node) for node in below if hasattr(type(node), "_forward_cls")})[:10],
+                parameters=parameters,
+                unknown_leaves=unknown,
+                entry=entry,
+                pairs=loss_graph.pair_rows(self.calls.losses, self.model_calls.held) if recorder is not None else None,
+            )
+            if entry is not None and recorder is not None:
+                call = replace(
+                    call,
+                    made_from=loss_graph.made_from(recorder, entry),
+                    sign=loss_graph.sign(recorder, entry),
+                    factor=loss_graph.factor_of(recorder, entry),
+                )
+            self.backward_calls.append(call)
+            if len(below) <= loss_graph.MOST_HOOKED:
+                self._node_hooks = loss_graph.NodeHooks(recorder, self._safely)
+                self.hooks.keep(self._node_hooks.listen(below))
+        if self.thorough and not call.custom and not self._script_would_notice() and not has_company():
+            self._ask_more(call, below)
+
+    def _ask_more(self, call: BackwardCall, below: list[Any]) -> None:
+        """Ask what costs an extra backward."""
+        terms = self._safely("gradient of terms", ask_terms, call, self.recorder, self._registry, below)
+        calls, held = self.calls.losses, self.model_calls.held
+        causality = self._safely("causality", ask_causality, self.recorder, calls, held, below)
+        self.backward_calls[-1] = replace(call, terms=terms, causality=causality)
+
+    def _script_would_notice(self) -> bool:
+        """Whether an extra backward would call hooks of the script's, or fill gradients that it asked for.
+
+        With other processes there is none anyway: a backward may contain collectives.
+        """
+        fills = self.recorder is not None and self.recorder.fills_gradients()
+        return listeners.gradients or listeners.saved or fills
+
+    def _record_leaves(self, below: list[Any]) -> tuple[list[int], list[UnknownLeaf]]:
+        """The parameters that the loss depends on, by number; unknown leaves are added to the registry."""
+        known, unknown = [], []
+        for variable in [variable for node in below if (variable := graph.leaf(node)) is not None]:
+            record = self._registry.get(variable)
+            if record is None:
+                unknown.append(UnknownLeaf(shape=list(variable.shape), is_parameter=isinstance(variable, nn.Parameter)))
+                record = self._registry.add(variable)
+            self._reached.add(record.id)
+            if not record.optimizers:
+                note_if_moved(record)
+            known.append(record.id)
+        return sorted(known), unknown[:20]
+
+    def claim_roots(self, optimizer: int) -> None:
+        """Assign the backwards since the last step to an optimizer; without any, those of the last step again."""
+        fresh = [call.optimizers for call in self.backward_calls if not call.optimizers]
+        self._claimed_last = fresh or self._claimed_last
+        for numbers in self._claimed_last:
+            if optimizer not in numbers:
+                numbers.append(optimizer)
+
+    def after_backward(self) -> None:
+        """Find the first node of the last backward that turned finite gradients into something else."""
+        node_hooks, self._node_hooks = self._node_hooks, None
+        if node_hooks is not None:
+            with WithoutHooks():
+                bad = node_hooks.first_bad()
+            if bad is not None:
+                self.backward_calls[-1] = replace(self.backward_calls[-1], nonfinite_node=bad)
+
+    def nonfinite_node(self) -> NonFiniteNode | None:
+        """The first node of all backwards that turned finite gradients into something else."""
+        return next((call.nonfinite_node for call in self.backward_calls if call.nonfinite_node is not None), None)

@@ -1,0 +1,201 @@
+"""Which steps are sampled, and what the sampled steps found.
+
+The first steps are all sampled; after that, each sampled step is 1.35 times as far into the run as the one before.
+More are added when something new begins: an optimizer, a loaded state, a spike of the loss.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from surefoot.watch.data_origin import origin_of_data, trails
+from surefoot.watch.function_recorder import remove_leftover_recorders
+from surefoot.watch.optimizer_order import OptimizerOrder
+from surefoot.watch.script_hooks import WithoutHooks, has_modes_of_its_own, unseen
+from surefoot.watch.step_recording import StepRecording
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from surefoot.record.facts import SampledStep
+    from surefoot.watch.context import WatchContext
+    from surefoot.watch.data_origin import DataOrigin
+    from surefoot.watch.optimizer_record import OptimizerRecord
+
+FIRST_STEPS = 8
+"""So many steps are sampled at the beginning."""
+SPACING = 1.35
+THOROUGH_STEPS = (1, 13, 144)
+"""Sampled steps that also compute the gradient of each term and test causality: an extra backward each."""
+MANY_EVALUATIONS = 4
+MOST_BACKWARDS = 64
+"""A sampled step ends after so many backwards, if no optimizer has stepped."""
+EXTRA_STEPS = 3
+"""So many steps are sampled when something new begins."""
+
+
+class StepSampler:
+    """Begins and ends the sampled steps, and keeps their facts."""
+
+    def __init__(self, context: WatchContext) -> None:
+        self._context, self._state, self._probes = context, context.state, context.probes
+        self._most = context.options.most_sampled_steps
+        self._order = OptimizerOrder()
+        self.sampled_steps: list[SampledStep] = []
+        self.origins: dict[str, list[tuple[str, str, str]]] = {}
+        """For each kind of autograd node: the site, module and call that made it in the last sampled step."""
+        self._data_origins: list[DataOrigin] = []
+        """How data entered the graph in the last sampled step."""
+        self._next_step = 0
+        self._extra_steps = 0
+        self._first_backward = 0
+        self._evaluations = 0
+        """How often the last step evaluated a closure."""
+        self._cycle: set[int] = set()
+        """The optimizers that have stepped since the sampled step began."""
+
+    def begin(self) -> None:
+        """Sample from here to the end of the next step."""
+        state = self._state
+        if state.sampled is not None or state.sampling_stopped or len(self.sampled_steps) >= self._most:
+            return
+        if "looking" in self._probes.problems:
+            return
+        is_plain = not state.compiled
+        state.sampled = StepRecording(
+            self._context,
+            use_recorder=is_plain and not has_modes_of_its_own(),
+            thorough=state.steps in THOROUGH_STEPS,
+            use_hooks=is_plain,
+        )
+        self._first_backward = state.backwards
+        self._cycle = set()
+        self._probes.safely("looking", state.sampled.begin)
+
+    def end(self) -> None:
+        """Remove the hooks and keep what was seen."""
+        sampled, self._state.sampled = self._state.sampled, None
+        if sampled is None:
+            return
+        try:
+            with unseen():
+                sampled.end()
+        except Exception as error:
+            sampled.remove_hooks()
+            self._probes.switch_off("looking", error)
+        facts = self._probes.safely("looking", sampled.as_facts)
+        if facts is not None:
+            self.sampled_steps.append(facts)
+            self._context.events.log_sampled_step(facts)
+            self.origins = sampled.origins or self.origins
+            self._data_origins = sampled.data_origins or self._data_origins
+        if sampled.recorder is not None:
+            sampled.recorder.forget()
+        if len(self.sampled_steps) < FIRST_STEPS or self._extra_steps > 0:
+            self._extra_steps -= 1
+            # A step that evaluates a closure many times is as good as many steps: every other one is enough.
+            self._next_step = self._state.steps + (self._evaluations > MANY_EVALUATIONS)
+        else:
+            self._next_step = max(self._state.steps + 1, math.ceil(sampled.step * SPACING))
+
+    def sample_soon(self) -> None:
+        """Something new began: sample the next few steps."""
+        if self._state.steps:
+            self._extra_steps = EXTRA_STEPS
+        if self._state.sampled is None:
+            self.begin()
+
+    def restart(self) -> None:
+        """End the sampled step in progress and begin another one."""
+        self.end()
+        self.begin()
+
+    # Backward and steps
+
+    def after_backward(self) -> None:
+        """`backward` is done."""
+        state = self._state
+        if state.sampled is None:
+            return
+        self._probes.safely("backward", state.sampled.after_backward)
+        if state.sampled is not None and state.backwards_at_closure is not None:
+            self._probes.safely("looking", state.sampled.stop_following_calls)
+        if state.sampled is not None and state.backwards - self._first_backward >= MOST_BACKWARDS:
+            self.end()
+
+    def before_step(self, record: OptimizerRecord, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
+        """An optimizer is about to step."""
+        state = self._state
+        if state.sampled is None:
+            return
+        state.sampled.claim_roots(record.number)
+        if record.number in self._cycle and not has_closure:
+            self._finish_cycle()
+        if state.sampled is not None:
+            record.sampled_steps += 1
+            self._probes.safely("gradients", state.sampled.updates.before_step, record.number, optimizer)
+            if state.sampled.recorder is not None:
+                state.sampled.recorder.enter_step(has_closure)
+
+    def leave_step(self, record: OptimizerRecord, evaluations: int) -> None:
+        """An optimizer's step is over, in which it evaluated its closure so often; its row is not complete yet."""
+        self._evaluations = evaluations
+        sampled = self._state.sampled
+        if sampled is None:
+            return
+        if sampled.recorder is not None:
+            sampled.recorder.in_step = False
+        if evaluations:
+            sampled.claim_roots(record.number)
+
+    def after_step(self, record: OptimizerRecord, row: dict[str, Any]) -> None:
+        """An optimizer has stepped: end the sampled step, or begin one if it is due."""
+        state = self._state
+        if state.sampled is None:
+            remove_leftover_recorders()
+            if state.steps >= self._next_step or self._order.is_rare_next(record, self._context.optimizers.all):
+                self.begin()
+            return
+        with WithoutHooks():
+            is_skipped = bool(row.get("skipped"))  # on a device: a sampled step waits for it anyway
+        updates = state.sampled.updates
+        self._probes.safely("updates", updates.drop_step if is_skipped else updates.after_step, record.number)
+        self._cycle.add(record.number)
+        if len(self._context.optimizers.alive()) == 1:
+            self._finish_cycle()
+
+    def _finish_cycle(self) -> None:
+        self.end()
+        if self._state.steps >= self._next_step:
+            self.begin()
+
+    # Origins of bad values
+
+    def origins_now(self) -> dict[str, list[tuple[str, str, str]]]:
+        """Where operations were called: in the sampled step in progress, or else in the last one."""
+        sampled = self._state.sampled
+        return self.origins if sampled is None or sampled.recorder is None else sampled.recorder.origins()
+
+    def data_origin(self, facts: dict[str, Any], tensor: Tensor | None, drawn: list[list[Tensor]]) -> dict[str, Any]:
+        """Where data that is not finite came from, and whether it was finite when it was loaded.
+
+        Args:
+            facts: What is known of the bad tensor.
+            tensor: The tensor, where the graph holds it.
+            drawn: The batches that data loaders returned for this step.
+        """
+        if facts.get("dtype") == "float16" and not facts.get("nan"):
+            return {}  # the cast may have made it
+        sampled = self._state.sampled
+        if sampled is not None and sampled.recorder is not None:
+            known = trails(sampled.recorder)
+            if known:
+                return origin_of_data(facts, tensor, known, True, drawn)
+        return origin_of_data(facts, tensor, self._data_origins, False, drawn)
+
+    def forget_tensors(self) -> None:
+        """Drop weak references to tensors."""
+        self.end()
+        self._data_origins = []
