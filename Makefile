@@ -3,11 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup demo test check bench torture docs format clean
+.PHONY: help setup demo test test-fast check bench torture docs format clean
 
 help:
 	@echo "make demo   train clean, bare and guarded side by side while four things go wrong"
 	@echo "make test   the whole test suite"
+	@echo "make test-fast  the tests that start no process: what a change broke, in a minute"
 	@echo "make check  format, lint and strict types"
 	@echo "make bench  every figure the docs claim (the GPU ones need a GPU)"
 	@echo "make torture  kill a training run 200 times; it must end as if it never had been"
@@ -25,8 +26,16 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python -m surefoot demo
 
+# The tests of a file share what they set up, so they go to one worker. Every process compiles the sources that it
+# imports (a second or two for torch) where Python may not keep the result.
+WORKERS ?= 2
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	$(PYTEST)
+
+test-fast: $(READY)
+	$(PYTEST) --no-processes
 
 check: $(READY)
 	$(BIN)/ruff format --check .

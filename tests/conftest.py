@@ -54,6 +54,16 @@ def _processes() -> Iterator[None]:
     forked.close()
 
 
+_LONGEST = ("watch", "replay", "experiments", "demo", "guard")
+"""The folders whose files take longest: several workers begin with them, so that none is left with one at the end."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        folders = [f"tests/{name}/" for name in _LONGEST]
+        items.sort(key=lambda item: not any(item.nodeid.startswith(folder) for folder in folders))
+
+
 _modules = [0]
 """How many modules were loaded when the collector was last told to leave them alone."""
 

@@ -153,8 +153,7 @@ class Nursery:
         source = "\n".join(textwrap.dedent(part).strip("\n") for part in parts) + "\n"
         key = json.dumps([source, options, arguments, order], sort_keys=True)
         if key not in self._known:
-            folder = Path(self._scratch.name) / str(len(self._known))
-            folder.mkdir()
+            folder = Path(tempfile.mkdtemp(dir=self._scratch.name))
             (folder / "train.py").write_text(source)
             experiment = json.dumps({"scratch": str(folder), "began": 0.0, **(order or {})})
             environment = forked.environment(**({"SUREFOOT_EXPERIMENT": experiment} if order is not None else {}))
