@@ -204,8 +204,8 @@ class TrainingStabilizer:
         self._aftermath.tell, self._ledger.tell = chronicle.step, chronicle.incident
         self._lifeline.tell_resumed = chronicle.resumed
         if checkpoints is not None:
-            checkpoints.tell_saved = chronicle.saved
-            checkpoints.tell_failing = chronicle.failing
+            checkpoints.events.on_saved = chronicle.saved
+            checkpoints.events.on_failing = chronicle.failing
 
     # ---- the loop -------------------------------------------------------------------------------------------------
 

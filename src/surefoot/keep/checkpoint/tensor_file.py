@@ -15,7 +15,7 @@ import hashlib
 import json
 import math
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 CHUNK_BYTES = 16 << 20
+
+
+class FileFacts(TypedDict):
+    """Size and checksum of one file."""
+
+    bytes: int
+    sha256: str
 
 
 class HashedFile:
@@ -48,7 +55,7 @@ class HashedFile:
             rest = rest[os.write(self._descriptor, rest) :]
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> FileFacts:
         """Size and checksum so far, as the manifest has them."""
         return {"bytes": self.size, "sha256": self._hash.hexdigest()}
 
