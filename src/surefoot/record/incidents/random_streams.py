@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.core.device import generators_of, with_random_states
+from surefoot.core.device import generators_of, is_capturing, with_random_states
 from surefoot.core.random_state import read_streams
 
 if TYPE_CHECKING:
@@ -87,6 +87,10 @@ class QuickStreams:
             return StreamNote(None, None, None, own, devices, read_streams())
         gauss = random._inst.gauss_next  # type: ignore[attr-defined]
         return StreamNote(self._python.copy(), gauss, self._numpy.copy(), own, devices, None)
+
+    def note_or(self, earlier: StreamNote | None) -> StreamNote | None:
+        """`note()`; `earlier` while a graph is being recorded, when generators must not be read."""
+        return earlier if is_capturing() else self.note()
 
 
 class _Block:
