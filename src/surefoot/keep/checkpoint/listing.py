@@ -125,7 +125,7 @@ def _number(manifest: Manifest, name: Literal["rank", "world_size", "number"], o
     return found if type(found) is int else otherwise
 
 
-def look(folder: Path) -> list[CheckpointListing]:
+def list_checkpoints(folder: Path) -> list[CheckpointListing]:
     """Every step in a folder, the highest first. Reads manifests, no tensors. Raises `OSError`."""
     steps: dict[tuple[int, bool], CheckpointListing] = {}
     for path in folder.iterdir():
@@ -157,7 +157,7 @@ def _checked(path: Path, step: int, rank: int) -> Manifest:
 def last_number(folder: Path) -> int:
     """The number of the last save in a folder; 0 if there is none."""
     try:
-        return max((each.order[0] for each in look(folder) if each.manifests), default=0)
+        return max((each.order[0] for each in list_checkpoints(folder) if each.manifests), default=0)
     except OSError:
         return 0
 

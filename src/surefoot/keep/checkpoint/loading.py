@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import CheckpointError
-from surefoot.keep.checkpoint.listing import CheckpointListing, by_metric, look, part_name, whole_ones
+from surefoot.keep.checkpoint.listing import CheckpointListing, by_metric, list_checkpoints, part_name, whole_ones
 from surefoot.keep.checkpoint.storage import read, verify
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def load_first(place: Path, which: str, rank: int, world_size: int, without: Col
 def listed_steps(place: Path) -> list[CheckpointListing]:
     """The steps in a folder, none if it is not there. Raises `CheckpointError`."""
     try:
-        return look(place)
+        return list_checkpoints(place)
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -23,7 +23,7 @@ from surefoot.core.folder_lock import Hold, hold
 from surefoot.errors import FolderInUse
 from surefoot.keep.checkpoint.failed_saves import FailedSaves
 from surefoot.keep.checkpoint.folders import discard, sweep
-from surefoot.keep.checkpoint.listing import last_number, look, part_name, rank_of, to_discard, whole_ones
+from surefoot.keep.checkpoint.listing import last_number, list_checkpoints, part_name, rank_of, to_discard, whole_ones
 from surefoot.keep.checkpoint.storage import Manifest, write_flat
 from surefoot.keep.checkpoint.tree import Flattened
 
@@ -196,7 +196,9 @@ class CheckpointWriter:
         def choose(finite: bool) -> Path:
             nonlocal place
             broken = not job.facts["quiet"] or not (finite or several)
-            if broken and any(each.step == job.step and each.whole and each.good for each in look(self._place)):
+            if broken and any(
+                each.step == job.step and each.whole and each.good for each in list_checkpoints(self._place)
+            ):
                 place = self._place / part_name(job.step, rank, aside=True)
             return place
 
@@ -240,7 +242,7 @@ class CheckpointWriter:
     def _discard_old(self, job: SaveJob) -> None:
         rank, world_size = job.facts["rank"], job.facts["world_size"]
         try:
-            steps = look(self._place)
+            steps = list_checkpoints(self._place)
             for path in to_discard(steps, rank, world_size, job.keep_last, job.keep_evidence):
                 discard(path)
         except OSError as error:
@@ -259,7 +261,7 @@ class CheckpointWriter:
 def newest_good_age(place: Path, step: int) -> str:
     """A sentence on how old the newest good checkpoint is, at this step: what a crash would cost."""
     try:
-        good = [each for each in whole_ones(look(place)) if each.good]
+        good = [each for each in whole_ones(list_checkpoints(place)) if each.good]
     except OSError:
         good = []
     if not good:

@@ -167,13 +167,13 @@ class DataPosition:
         saved = None if target is None else self._saved(number)
         again = target is not None and number < target["started"]
         self._generators.meet(number, find_generators(loader), self._loops.done)
-        slot = self._workers.meet(number, loader, loader_kind(loader), self._loops.done)
+        entry = self._workers.meet(number, loader, loader_kind(loader), self._loops.done)
         if again and saved is None:
             self._pass_over(number, after_positioning)
             return None
         if not again and target is not None:
             self._reach(after_positioning)
-        workers = self._workers.take(slot)
+        workers = self._workers.take(entry)
         current, iterator = begin(loader, number, workers) if saved is None else take_up(loader, saved)
         self._started = max(self._started, number + 1)
         self._open[number] = _Open(current, owner, loader)

@@ -1,6 +1,6 @@
 """How far the loops over `epochs()` are, so that finished epochs are not entered again after a restart.
 
-Loops are told apart by their order. One that was broken out of counts as ended once something new begins; until then
+Loops are distinguished by their order. One that was broken out of counts as ended once something new begins; until then
 it is still under way, since the reason may be that the program is being stopped. A loop inside a loop is a plain
 `range`: the passes in it find their place by themselves.
 """

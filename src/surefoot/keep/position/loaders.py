@@ -54,7 +54,7 @@ def draws_once(loader: Any) -> bool:
     return all(type(each).__module__ in known for each in samplers)
 
 
-def tell_difference(now: dict[str, Any], then: dict[str, Any], saved: dict[str, Any]) -> int:
+def warn_of_differences(now: dict[str, Any], then: dict[str, Any], saved: dict[str, Any]) -> int:
     """One warning about everything that will not be exact; how many batches to move past."""
     said: list[str] = []
     count = int(saved["count"])

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.core.random_state import read_streams, set_streams
 from surefoot.keep.position.generators import find_generators, read_generators, set_generators
-from surefoot.keep.position.loaders import describe, draws_once, tell_difference
+from surefoot.keep.position.loaders import describe, draws_once, warn_of_differences
 from surefoot.keep.position.samplers import FollowedIndices, FollowedSampler, StreamWatch
 from surefoot.keep.position.workers import FollowedWorkers, WorkerPlan, replaced, workers_followed
 
@@ -98,7 +98,7 @@ def begin(loader: Any, number: int, workers: WorkerPlan | None = None) -> tuple[
 def take_up(loader: Any, saved: dict[str, Any]) -> tuple[LoaderPass, Iterator[Any]]:
     """Take a pass up again where it was saved. The global streams are left wherever that takes them."""
     now, then = describe(loader), saved["loader"]
-    skip = tell_difference(now, then, saved)
+    skip = warn_of_differences(now, then, saved)
     current = LoaderPass(
         saved["number"], now, saved["streams"], saved["generators"], skip, shared=list(saved["shared"])
     )

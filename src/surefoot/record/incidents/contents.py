@@ -112,9 +112,9 @@ def faults_of(window: Window | None) -> list[str]:
         found.append(
             f"the optimizer evaluated its closure {often} times: batch and random numbers are those of the first time"
         )
-    let_go = sum(each.dropped for each in window.microbatches)
-    if let_go:
-        found.append(f"the batches of the first {let_go} microbatches are not there: they are too large to be kept")
+    dropped = sum(each.dropped for each in window.microbatches)
+    if dropped:
+        found.append(f"the batches of the first {dropped} microbatches are not there: they are too large to be kept")
     if window.began_before:
         found.append("the step began before a restart: its first microbatches are not there")
     if window.microbatches[0].streams is None and window.start is None:

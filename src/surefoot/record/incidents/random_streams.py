@@ -98,12 +98,12 @@ class _Block:
 
     def __init__(self, address: int, position_first: bool) -> None:
         self._address = address
-        self._tell_tale = address if position_first else address + _BYTES - 4
+        self._position_and_word = address if position_first else address + _BYTES - 4
         self._seen, self._copied = b"", b""
 
     def copy(self) -> bytes:
         """Its contents; the last copy once more if no number was drawn since."""
-        seen = ctypes.string_at(self._tell_tale, 8)  # the position and a word: every number moves the one ...
+        seen = ctypes.string_at(self._position_and_word, 8)  # the position and a word: every number moves the one ...
         if seen != self._seen:  # ... and going round, or seeding, changes the other
             self._seen, self._copied = seen, ctypes.string_at(self._address, _BYTES + 4)
         return self._copied
