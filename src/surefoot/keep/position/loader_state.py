@@ -2,7 +2,7 @@
 
 A shuffling loader with a generator of its own draws its next order from wherever the last pass left it, and with
 `persistent_workers` the workers' random streams go on too. After a restart the passes that were complete are not gone
-through again, so this is put back instead, when the loader is met again. A entry is one set of generators, or one
+through again, so this is put back instead, when the loader is met again. An entry is one set of generators, or one
 loader with persistent workers. Entries are distinguished by the passes that used them.
 
 Left out: batches that kept workers had prepared when a pass over them was broken off, if the position is saved in a
@@ -12,7 +12,7 @@ later pass over another loader. The random numbers these took are not counted.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
@@ -22,14 +22,27 @@ from surefoot.keep.position.workers import FollowedWorkers, WorkerPlan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import Tensor
+
+    from surefoot.keep.position.generators import Generators
+
 _NO_ENTRY = -1
-_MOST_SLOTS = 64
+_MOST_ENTRIES = 64
+
+
+class EntriesState(TypedDict):
+    """What is stored about the entries."""
+
+    of_pass: Tensor
+    """The entry of each pass, by the number of the pass."""
+    saved: dict[int, Any]
+    """What belongs to each entry."""
 
 
 class LoaderState:
     """Which pass used which entry, what was saved in each, and what each is bound to in this process."""
 
-    def __init__(self, state: dict[str, Any] | None) -> None:
+    def __init__(self, state: EntriesState | None) -> None:
         self.of_pass: list[int] = [] if state is None else state["of_pass"].tolist()
         self.saved: dict[int, Any] = {} if state is None else {int(key): each for key, each in state["saved"].items()}
         self.bound: dict[int, Any] = {}
@@ -42,7 +55,7 @@ class LoaderState:
     def bind(self, entry: int, to: Any) -> None:
         """From now on `entry` stands for something in this process; the oldest of very many are forgotten."""
         self.bound[entry] = to
-        for oldest in sorted(self.bound)[:-_MOST_SLOTS]:
+        for oldest in sorted(self.bound)[:-_MOST_ENTRIES]:
             self.bound.pop(oldest)
             self.saved.pop(oldest, None)
 
@@ -60,7 +73,7 @@ class LoaderState:
         fitting = (entry for entry in left if fits(self.saved[entry]))
         return next(fitting, max([_NO_ENTRY, *self.of_pass, *self.saved, *self.bound]) + 1)
 
-    def state_dict(self, current: dict[int, Any]) -> dict[str, Any]:
+    def state_dict(self, current: dict[int, Any]) -> EntriesState:
         """Tensors and plain values; what is not bound here stays as it was loaded."""
         states = {entry: saved for entry, saved in self.saved.items() if entry not in self.bound} | current
         return {
@@ -72,10 +85,10 @@ class LoaderState:
 class GeneratorState:
     """The generators of the loaders that were followed."""
 
-    def __init__(self, state: dict[str, Any] | None = None) -> None:
+    def __init__(self, state: EntriesState | None = None) -> None:
         self._entries = LoaderState(state)
 
-    def meet(self, number: int, generators: dict[str, Any], epochs_done: int) -> None:
+    def meet(self, number: int, generators: Generators, epochs_done: int) -> None:
         """A pass begins over a loader with these generators; those of a loaded state go on where they were saved."""
         entries = self._entries
         if not generators:
@@ -103,7 +116,7 @@ class GeneratorState:
         for entry, state in states.items():
             set_generators(_alive(self._entries.bound[entry]), state)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> EntriesState:
         """Where every generator is now, and those saved that have not been met again."""
         return self._entries.state_dict(self.read())
 
@@ -111,7 +124,7 @@ class GeneratorState:
 class WorkerState:
     """The persistent workers of the loaders that were followed."""
 
-    def __init__(self, state: dict[str, Any] | None = None) -> None:
+    def __init__(self, state: EntriesState | None = None) -> None:
         self._entries = LoaderState(state)
 
     def meet(self, number: int, loader: Any, kind: str, epochs_done: int) -> int:
@@ -134,7 +147,7 @@ class WorkerState:
             return None
         return WorkerPlan({int(worker): each for worker, each in saved["states"].items()}, saved["base_seed"])
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> EntriesState:
         """Where the streams of every worker that is alive are now."""
         entries = self._entries
         return entries.state_dict({entry: self._read(entry, bound()) for entry, bound in entries.bound.items()})
@@ -155,6 +168,6 @@ def _reference(generator: Any) -> Callable[[], Any]:
         return lambda: generator
 
 
-def _alive(references: dict[str, Callable[[], Any]]) -> dict[str, Any]:
+def _alive(references: dict[str, Callable[[], Any]]) -> Generators:
     found = {path: reference() for path, reference in references.items()}
     return {path: each for path, each in found.items() if each is not None}

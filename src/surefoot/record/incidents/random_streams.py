@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.core.device import generators_of, is_capturing, with_random_states
-from surefoot.core.random_state import read_streams
+from surefoot.core.device import generators_of, is_capturing, replace_random_states
+from surefoot.core.random_state import RandomStreams, read_streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,10 +41,10 @@ class StreamNote(NamedTuple):
     torch: Tensor
     devices: tuple[tuple[int, Tensor], ...]
     """The states of the generators of some devices, by index."""
-    public: dict[str, Any] | None
+    public: RandomStreams | None
     """All of it, where it had to be read the slow way."""
 
-    def full(self) -> dict[str, Any]:
+    def full(self) -> RandomStreams:
         """As `surefoot.core.random_state.read_streams` gives them; devices that were not noted are as they are now."""
         if self.public is not None:
             return self.public
@@ -60,11 +60,16 @@ class StreamNote(NamedTuple):
         position, words = _split(self.numpy, position_first=False)
         now = state["numpy"]
         moved = position != now["position"] or words != now["keys"].tolist()
-        pending = {"has_gauss": 0, "cached": 0.0} if moved else {"has_gauss": now["has_gauss"], "cached": now["cached"]}
-        keys = torch.tensor(words, dtype=torch.int64)
-        state["numpy"] = {"kind": now["kind"], "keys": keys, "position": position, **pending}
+        state["numpy"] = {
+            "kind": now["kind"],
+            "keys": torch.tensor(words, dtype=torch.int64),
+            "position": position,
+            "has_gauss": 0 if moved else now["has_gauss"],
+            "cached": 0.0 if moved else now["cached"],
+        }
         state["torch"] = self.torch
-        return with_random_states(state, self.devices)
+        replace_random_states(state, self.devices)
+        return state
 
 
 class QuickStreams:
