@@ -239,6 +239,7 @@ class RunSession:
         }
 
     def _write_facts(self, facts: RunFacts | None, run_facts: dict[str, Any]) -> Path:
+        from surefoot.core.formats import FACTS
         from surefoot.record.run_folder import write_json
 
         folder = self._made()
