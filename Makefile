@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup demo test test-fast check bench torture docs format clean
+.PHONY: help setup demo test test-fast check bench torture docs causes format clean
 
 help:
 	@echo "make demo   train clean, bare and guarded side by side while four things go wrong"
@@ -13,6 +13,7 @@ help:
 	@echo "make bench  every figure the docs claim (the GPU ones need a GPU)"
 	@echo "make torture  kill a training run 200 times; it must end as if it never had been"
 	@echo "make docs   build the documentation into site/"
+	@echo "make causes write docs/causes.md from the catalogue"
 
 setup: $(READY)
 
@@ -59,8 +60,11 @@ bench: $(READY)
 torture: $(READY)
 	$(BIN)/python benchmarks/torture.py
 
-docs: $(READY)
+docs: $(READY) causes
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+causes: $(READY)
+	$(BIN)/python -m surefoot.diagnose.catalogue > docs/causes.md
 
 clean:
 	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
 torch.set_num_threads(1)
+os.environ.setdefault("SUREFOOT_STRICT", "1")  # a rule of the diagnosis that fails raises
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the processes that tests start share the cores with other tests
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
