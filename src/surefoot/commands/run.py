@@ -239,13 +239,13 @@ class RunSession:
         }
 
     def _write_facts(self, facts: RunFacts | None, run_facts: dict[str, Any]) -> Path:
+        from surefoot.core.formats import FACTS
         from surefoot.record.run_folder import write_json
 
         folder = self._made()
         write_json(folder / "run.json", run_facts)
-        write_json(
-            folder / "facts.json", facts.to_json() if facts is not None else {"schema": FACTS.version, "steps": 0}
-        )
+        held = facts.to_json() if facts is not None else {"schema": FACTS.version, "steps": 0}
+        write_json(folder / "facts.json", held)
         return folder
 
     def _place(self) -> Path:
