@@ -244,9 +244,8 @@ class RunSession:
 
         folder = self._made()
         write_json(folder / "run.json", run_facts)
-        write_json(
-            folder / "facts.json", facts.to_json() if facts is not None else {"schema": FACTS.version, "steps": 0}
-        )
+        held = facts.to_json() if facts is not None else {"schema": FACTS.version, "steps": 0}
+        write_json(folder / "facts.json", held)
         return folder
 
     def _place(self) -> Path:
