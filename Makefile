@@ -8,7 +8,7 @@ READY := .venv/.ready
 help:
 	@echo "make demo   train clean, bare and guarded side by side while four things go wrong"
 	@echo "make test   the whole test suite"
-	@echo "make test-fast  the tests that start no process: what a change broke, in a minute"
+	@echo "make test-fast  in a minute: the tests that start no process and train no large model"
 	@echo "make check  format, lint and strict types"
 	@echo "make bench  every figure the docs claim (the GPU ones need a GPU)"
 	@echo "make torture  kill a training run 200 times; it must end as if it never had been"
@@ -27,16 +27,17 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python -m surefoot demo
 
-# The tests of a file share what they set up, so they go to one worker. Every process compiles the sources that it
-# imports (a second or two for torch) where Python may not keep the result.
+# The tests of a file share what they set up, so they go to one worker. Compiled sources are kept whatever the
+# environment says: compiling torch takes each process a second or two.
 WORKERS ?= 2
-PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/.venv/pycache \
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(READY)
 	$(PYTEST)
 
 test-fast: $(READY)
-	$(PYTEST) --no-processes
+	$(PYTEST) --no-processes -m "not slow and not gpu"
 
 check: $(READY)
 	$(BIN)/ruff format --check .

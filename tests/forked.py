@@ -311,6 +311,8 @@ def _import_all() -> None:
 
     import surefoot
 
+    with suppress(ImportError):  # torch 2.13 imports it at the first optimizer's step
+        importlib.import_module("torch.profiler._cupti_monitor")
     for module in pkgutil.walk_packages(surefoot.__path__, "surefoot."):
         if not module.name.startswith("surefoot.zoo") and not module.name.endswith("__main__"):
             with suppress(ImportError):  # what not everybody has installed
