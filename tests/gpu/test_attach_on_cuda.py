@@ -124,6 +124,7 @@ def test_fifty_steps_under_a_grad_scaler_never_wait_for_the_device(attached):
             opt.zero_grad()
             scaler.scale(model(x).square().mean()).backward()
             scaler.step(opt)
+            scaler.update()
     attachment.detach()
     assert attachment.counts["applied"] == 60
     assert attachment.history[-1].signals.loss_scale == 1024.0

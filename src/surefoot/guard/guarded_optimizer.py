@@ -299,7 +299,7 @@ class GuardedOptimizer:
         if not self._acts:  # the step was left out only if somebody else saw to that
             decision = replace(decision, skip=self.decider.left_out_by(step.given.outer))
             if step.vector is not None:
-                step.vector[0] = decision.skip
+                _set_first(step.vector, decision.skip)
         if step.vector is not None:
             arriving = Arriving(
                 decision, step.vector, rules, notices, layout, watched, facts.own, step.settings, **known
@@ -407,3 +407,9 @@ class ClosureStep:
             self._copy.restore()
             record = replace(record, skipped=True, reasons=("nonfinite",))
         return StepNumbers(record)
+
+
+def _set_first(vector: Tensor, value: Any) -> None:
+    """Write the first entry without a wait: `vector[0] = False` would copy from memory that is not pinned."""
+    first = vector[0]
+    first.copy_(value) if isinstance(value, Tensor) else first.fill_(value)
