@@ -23,10 +23,10 @@ from surefoot.core.files import read_file
 from surefoot.core.formats import FACTS, RUN
 from surefoot.diagnose.catalogue import CATALOGUE
 from surefoot.diagnose.findings import Diagnosis, Finding
-from surefoot.diagnose.insufficient import why_unknown
+from surefoot.diagnose.insufficient import why_unknown, why_unknown_by_steps
 from surefoot.diagnose.run import RecordedRun
 from surefoot.errors import UsageError
-from surefoot.record.facts import RunDescription, RunFacts
+from surefoot.record.facts import STEPS_ONLY, RunDescription, RunFacts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -78,6 +78,8 @@ def diagnose(facts: RunFacts, description: RunDescription | None = None, strict:
 
     run = RecordedRun(facts, description)
     claims = Claims(run, strict)
+    if facts.scope == STEPS_ONLY:
+        return _judged_by_steps(run, claims)
     found = claims.of(RULES)
     left_out = steps_left_out(run)
     if all(claim.severity == "info" for _, claim in found):
@@ -92,6 +94,19 @@ def diagnose(facts: RunFacts, description: RunDescription | None = None, strict:
     return replace(diagnosis, reason=f"No fault was found in {run.steps:,} steps.{limit}")
 
 
+def _judged_by_steps(run: RecordedRun, claims: Claims) -> Diagnosis:
+    """The diagnosis of a run of which only the steps are known: what they prove, and else what is missing."""
+    from surefoot.diagnose.rules import RULES
+
+    diagnosis = Diagnosis(*_judge(run, claims.of(rule for rule in RULES if rule.from_steps)))
+    if diagnosis.serious:
+        return diagnosis
+    if reason := why_unknown_by_steps(run, claims.failed):
+        return replace(diagnosis, verdict="unknown", reason=reason)
+    words = f"No fault was found in {run.steps:,} steps. Only the steps were recorded: data and operations were not."
+    return replace(diagnosis, reason=words)
+
+
 def diagnose_folder(folder: str | Path) -> Diagnosis:
     """Diagnose the run that was recorded in a folder: what `surefoot diagnose` prints, as an object.
 
@@ -101,32 +116,54 @@ def diagnose_folder(folder: str | Path) -> Diagnosis:
 
 
 def load(folder: str | Path) -> tuple[RunFacts, RunDescription]:
-    """The facts and the description of a run, from its folder."""
+    """The facts and the description of a run, from its folder; of several ranks, of the first.
+
+    The folder of a stabilizer has no `facts.json`: its facts are read from the run log.
+    """
     path = Path(folder)
     if not path.is_dir():
-        raise UsageError(f"no run folder at {path}: expected what `surefoot run --out DIR` wrote.")
-    inner = path / "rank0"
-    if not (path / "facts.json").exists() and (inner / "facts.json").exists():
-        path = inner
+        raise UsageError(f"no run folder at {path}: expected what `surefoot run --out DIR` or a stabilizer wrote.")
+    if not _is_recorded(path) and _is_recorded(path / "rank0"):
+        path = path / "rank0"
     try:
-        held = json.loads(read_file(path / "facts.json")), json.loads(read_file(path / "run.json"))
+        if not (path / "facts.json").exists() and (path / "telemetry").is_dir():
+            return _load_log(path)
+        held = _json(path / "facts.json"), _json(path / "run.json")
         facts = RunFacts.from_json(FACTS.read(held[0], str(path / "facts.json"), unmarked=1))
-        description = RunDescription.from_json(RUN.read(held[1], str(path / "run.json"), unmarked=1), "run.json")
+        return facts, _description(path, held[1])
     except FileNotFoundError as error:
-        if (path / "telemetry").is_dir():
-            why = "is the run log of a stabilizer, which records no facts to judge a script by"
-            if _is_of_run(path):  # from the beginning, but only by `surefoot run`
-                why = "was not recorded to its end (was the process killed, or is it still running?)"
-            raise UsageError(
-                f"{path} {why}: there is no diagnosis. `surefoot report {path}` shows what was recorded."
-            ) from None
         raise UsageError(
             f"{path} has no {Path(error.filename).name}: either it is not a run folder, or the run was killed before "
             "it could write its facts."
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} is damaged: {error}. Run the script again with `surefoot run`.") from None
-    return facts, description
+
+
+def _is_recorded(path: Path) -> bool:
+    return (path / "facts.json").exists() or (path / "telemetry").is_dir()
+
+
+def _load_log(path: Path) -> tuple[RunFacts, RunDescription]:
+    """The facts that the run log of a stabilizer holds."""
+    if _is_of_run(path):
+        raise UsageError(
+            f"{path} was not recorded to its end (was the process killed, or is it still running?): there is no "
+            f"diagnosis. `surefoot report {path}` shows what was recorded."
+        )
+    from surefoot.record.facts.of_log import facts_of_log
+    from surefoot.record.reading import load_run
+
+    description = _description(path, _json(path / "run.json") if (path / "run.json").exists() else {})
+    return facts_of_log(load_run(path), description), description
+
+
+def _json(path: Path) -> object:
+    return json.loads(read_file(path))
+
+
+def _description(path: Path, value: object) -> RunDescription:
+    return RunDescription.from_json(RUN.read(value, str(path / "run.json"), unmarked=1), "run.json")
 
 
 def _is_of_run(path: Path) -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from surefoot.diagnose.curves import FEWEST_LOSSES
+from surefoot.diagnose.curves import FEWEST_LOSSES, LossCurve
+from surefoot.record.facts import IncidentEvent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,22 +34,57 @@ def why_unknown(run: RecordedRun, failed: Mapping[str, str] | None = None) -> st
     if not losses:
         return f"No loss was seen in {steps}: nothing that was trained on went through `backward`."
     if losses < FEWEST_LOSSES:
-        seen = "only 1 loss was" if losses == 1 else f"only {losses} losses were"
-        return f"Too short to judge: {seen} seen, and a curve needs {FEWEST_LOSSES}."
+        return f"Too short to judge: {_losses_seen(losses)} seen, and a curve needs {FEWEST_LOSSES}."
     if unwatched:
         probe, why = next(iter(unwatched.items()))
         more = f" and {len(unwatched) - 1} more" if len(unwatched) > 1 else ""
         return f"surefoot stopped watching {probe}{more} ({why}), so not everything could be judged."
     if failed:
-        code, why = next(iter(failed.items()))
-        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-        return f"The rule for {code}{more} failed ({why}), so not everything could be judged."
+        return _failed_rules(failed)
     if run.sampled.steps and not run.facts.compiled and not any(_saw_inside(look) for look in run.sampled.steps):
         return (
             f"No fault was found in {steps}, but the script trains inside a torch mode, so what happens between data "
             "and loss was not watched."
         )
     return ""
+
+
+def why_unknown_by_steps(run: RecordedRun, failed: Mapping[str, str] | None = None) -> str:
+    """The same for a run of which only the steps are known: healthy if its loss clearly fell and nothing happened."""
+    if not run.steps:
+        return "No training step was seen."
+    happened = [event for event in run.events(IncidentEvent) if event.action or event.severity == "error"]
+    if happened:
+        first = happened[0]
+        skipped = sum(event.action == "skip" for event in happened)
+        count = f"{skipped:,} of {run.steps:,} steps were skipped" if skipped else f"{len(happened):,} incidents"
+        what = first.summary.rstrip(".")
+        return (
+            f"{count}, the first at step {first.step:,} ({what}). What caused it cannot be judged: data and operations "
+            "were not recorded. Run `surefoot replay` on the incident, or the script under `surefoot run`."
+        )
+    curve = LossCurve(run.curve.values, run.curve.steps)
+    if curve.count < FEWEST_LOSSES:
+        return f"Too short to judge: {_losses_seen(curve.count)} seen, and a curve needs {FEWEST_LOSSES}."
+    if failed:
+        return _failed_rules(failed)
+    if not curve.learned:
+        return (
+            f"Only the steps were recorded, and the loss did not clearly fall (from {curve.start:.3g} to "
+            f"{curve.end:.3g}): whether that is a fault cannot be judged without data and operations. Run the script "
+            "under `surefoot run`."
+        )
+    return ""
+
+
+def _losses_seen(count: int) -> str:
+    return "no loss was" if not count else "only 1 loss was" if count == 1 else f"only {count} losses were"
+
+
+def _failed_rules(failed: Mapping[str, str]) -> str:
+    code, why = next(iter(failed.items()))
+    more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+    return f"The rule for {code}{more} failed ({why}), so not everything could be judged."
 
 
 def _saw_inside(look: SampledStep) -> bool:

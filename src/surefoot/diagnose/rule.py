@@ -47,5 +47,7 @@ class Rule:
     """Looks for what the cause requires; `None` if something is missing or speaks against it."""
     explains: tuple[str, ...] = ()
     """Causes that are mere consequences of this one, if both are claimed. A trailing `*` covers a family."""
+    from_steps: bool = False
+    """It needs no more than the numbers of the steps, which a stabilizer records too. The others are not asked then."""
     dated: bool = False
     """The claim's step is when it happened, not when it was noticed: nothing that came later explains it."""

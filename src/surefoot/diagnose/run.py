@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from surefoot.diagnose.curves import LossCurve, present, present_finite
 from surefoot.diagnose.nonfinite import NonFiniteValues
 from surefoot.diagnose.sampled import SampledData
-from surefoot.record.facts import RunDescription
+from surefoot.record.facts import STEPS_ONLY, RunDescription
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,7 +118,7 @@ class RecordedRun:
     @cached_property
     def blind(self) -> bool:
         """Whether the loss says nothing about progress: rewards weigh it, or its targets come from a model."""
-        if self.facts.policy_entropies:
+        if self.facts.policy_entropies or self.facts.scope == STEPS_ONLY:  # what the loss is made of was not seen
             return True
         losses = self.sampled.training_losses()
         if losses and sum(call.target_from_model for call in losses) > 0.5 * len(losses):

@@ -41,7 +41,7 @@ from surefoot.detect.checker import StabilityChecker
 from surefoot.detect.combine import Combined, tolerated
 from surefoot.errors import SettingError, TrainingHalted, UsageError, require
 from surefoot.guard.guarded_optimizer import ClosureStep, GuardedOptimizer, OpenStep, StepFacts
-from surefoot.guard.log_rows import LogRows, open_log
+from surefoot.guard.log_rows import LogRows, open_log, setup_of
 from surefoot.guard.run_actions import halt_message
 from surefoot.guard.run_history import RunHistory
 from surefoot.guard.step_decision import StepDecider
@@ -131,7 +131,7 @@ def attach(
     on_device = decide_on == "device" or (decide_on == "auto" and layout.home.type != "cpu")
     group = find_group(models) if acts else None
     ranks = Ranks(group, layout.home)
-    run_log = open_log(log, ranks)
+    run_log = open_log(log, ranks, setup_of(optimizer))
     rows = LogRows(run_log, None) if run_log is not None else None
     checker = checker or StabilityChecker()
     shapers, clipper = split_clip(clip)

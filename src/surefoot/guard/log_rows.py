@@ -20,11 +20,14 @@ import torch
 
 from surefoot.core.version import VERSION
 from surefoot.errors import SettingError
+from surefoot.record.facts import GroupSettings, OptimizerSetup
 from surefoot.record.log import RunLog
 from surefoot.record.messages import LayerRows, StepRow
 from surefoot.record.run_folder import describe_run, write_json
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from surefoot.decide.agreement import Ranks
     from surefoot.guard.model_sampling import ModelSampler
     from surefoot.keep.checkpoint.storage import SaveFacts
@@ -48,14 +51,19 @@ _OPEN: WeakValueDictionary[Path, RunLog] = WeakValueDictionary()
 """The logs of this process by folder: two stabilizers that name the same one, as for a GAN, share it."""
 _SHARED: WeakKeyDictionary[RunLog, int] = WeakKeyDictionary()
 """How many stabilizers write into each."""
+_SETUPS: WeakKeyDictionary[RunLog, list[OptimizerSetup]] = WeakKeyDictionary()
+"""Their optimizers."""
 
 
-def open_log(given: Any, ranks: Ranks) -> RunLog | None:
-    """The log that was asked for: one that is there, or one in a folder; each rank has its own in there."""
+def open_log(given: Any, ranks: Ranks, setup: OptimizerSetup | None = None) -> RunLog | None:
+    """The log that was asked for: one that is there, or one in a folder; each rank has its own in there.
+
+    `setup` is the optimizer whose steps go into it; `run.json` names it for the diagnosis.
+    """
     if given is None:
         return None
     if isinstance(given, RunLog):
-        _describe(given.folder, ranks)
+        _describe(given, ranks, setup)
         return given
     if not isinstance(given, (str, os.PathLike)):
         raise SettingError(f"`log` takes a folder or a RunLog; got {given!r}.")
@@ -64,16 +72,28 @@ def open_log(given: Any, ranks: Ranks) -> RunLog | None:
     if known is None or known.closed:
         _OPEN[folder.absolute()] = known = RunLog(folder)
         _SHARED[known] = 1
-        _describe(folder, ranks)
+        _describe(known, ranks, setup)
         return known
     _SHARED[known] += 1
+    _describe(known, ranks, setup)
     return known.part(f"optimizer {_SHARED[known]}")
 
 
-def _describe(folder: Path, ranks: Ranks) -> None:
-    """`run.json`: what is running, since when, with which versions."""
+def setup_of(optimizer: Optimizer, scheduler: object | None = None) -> OptimizerSetup:
+    """What a diagnosis wants to know of an optimizer."""
+    groups = [GroupSettings.of(group) for group in optimizer.param_groups[:8]]
+    name = type(scheduler).__name__ if scheduler is not None else None
+    return OptimizerSetup(type=type(optimizer).__name__, settings=groups, scheduler=name)
+
+
+def _describe(log: RunLog, ranks: Ranks, setup: OptimizerSetup | None) -> None:
+    """`run.json`: what is running, since when, with which versions, and with which optimizers."""
+    setups = _SETUPS.setdefault(log, [])
+    setups.extend([setup] if setup is not None else [])
+    folder = log.folder
     facts = describe_run(sys.argv[0] or "python", tuple(sys.argv[1:]), False, True, time.time())
     facts |= {"rank": ranks.place, "world_size": ranks.count, "torch": torch.__version__, "surefoot": VERSION}
+    facts |= {"optimizers": [each.to_json() for each in setups]} if setups else {}
     with suppress(OSError):  # the log will say that there is no room, or no right
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "run.json", facts)

@@ -30,7 +30,7 @@ from surefoot.errors import SettingError, UsageError, require
 from surefoot.guard.backward import GradientWindow
 from surefoot.guard.guarded_optimizer import ClosureStep, GuardedOptimizer, StepFacts
 from surefoot.guard.incident_capture import IncidentCapture, RunToCapture, keeper_for
-from surefoot.guard.log_rows import LogRows, open_log
+from surefoot.guard.log_rows import LogRows, open_log, setup_of
 from surefoot.guard.model_sampling import ModelSampler
 from surefoot.guard.persistence import Followed, OwnState, RunParts, RunPersistence
 from surefoot.guard.run_actions import RunActions
@@ -148,7 +148,7 @@ class TrainingStabilizer:
         ranks = Ranks(group, self._home)
         if checkpoints is not None:
             checkpoints.claim()
-        self.log = open_log(log, ranks)
+        self.log = open_log(log, ranks, setup_of(optimizer, scheduler))
         """The run log, if there is one."""
         rows = LogRows(self.log, ModelSampler(models)) if self.log is not None else None
         checker = checker or StabilityChecker()

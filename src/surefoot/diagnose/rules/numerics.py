@@ -314,7 +314,7 @@ RULES = (
                    "data.class-collapse", "optim.no-update", "precision.low-precision-weights")),
     Rule("precision.low-precision-weights", "value", low_precision_weights,
          explains=("lr.too-low", "optim.no-update", "data.labels-uninformative", "data.class-collapse")),
-    Rule("precision.scaler-stuck", "value", scaler_stuck,
+    Rule("precision.scaler-stuck", "value", scaler_stuck, from_steps=True,
          explains=("lr.*", "optim.no-update", "precision.fp16-overflow")),
     Rule("clip.before-unscale", "wiring", clip_before_unscale, explains=("clip.saturated", "lr.*")),
     Rule("accum.not-divided", "wiring", accum_not_divided, explains=("lr.*", "clip.saturated", "model.*", "init.*")),

@@ -433,7 +433,7 @@ def clip_saturated(run: RecordedRun) -> Claim | None:
 
 
 RULES = (
-    Rule("lr.schedule-broken", "value", schedule_broken, dated=True,
+    Rule("lr.schedule-broken", "value", schedule_broken, dated=True, from_steps=True,
          explains=("lr.too-low", "lr.too-high", "lr.no-warmup", "optim.no-update", "model.dead-units")),
     Rule("lr.too-high", "curve", too_high,
          explains=("model.dead-units", "model.saturated-units", "model.exploding-gradient", "data.class-collapse",

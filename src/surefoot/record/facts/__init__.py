@@ -27,11 +27,12 @@ from surefoot.record.facts.calls import (
     TensorSummary,
 )
 from surefoot.record.facts.codec import Facts, FactsError
-from surefoot.record.facts.description import RunDescription
+from surefoot.record.facts.description import OptimizerSetup, RunDescription
 from surefoot.record.facts.events import (
     Event,
     FileLoadedEvent,
     FileSavedEvent,
+    IncidentEvent,
     ModelLoadedEvent,
     NonFiniteGradientEvent,
     NonFiniteLoss,
@@ -43,7 +44,9 @@ from surefoot.record.facts.events import (
     StepSkippedEvent,
     UngraphedCall,
 )
+from surefoot.record.facts.from_steps import FactsFromSteps, StepNumbers
 from surefoot.record.facts.run_facts import (
+    STEPS_ONLY,
     ClippingFacts,
     CrashArguments,
     CrashFacts,
@@ -88,6 +91,7 @@ from surefoot.record.facts.sampled_steps import (
 )
 
 __all__ = [
+    "STEPS_ONLY",
     "ActivationCall",
     "BackwardCall",
     "CallSite",
@@ -103,6 +107,7 @@ __all__ = [
     "ExperimentFacts",
     "Facts",
     "FactsError",
+    "FactsFromSteps",
     "FeatureScales",
     "FileLoadedEvent",
     "FileSavedEvent",
@@ -111,6 +116,7 @@ __all__ = [
     "GroupSettings",
     "GuardFacts",
     "HistoryCall",
+    "IncidentEvent",
     "InputTargetPairs",
     "LayerCall",
     "LoaderFacts",
@@ -129,6 +135,7 @@ __all__ = [
     "NormalizationCall",
     "OptimizerFacts",
     "OptimizerLoadedEvent",
+    "OptimizerSetup",
     "OptimizerUpdate",
     "OverflowCall",
     "ParameterFacts",
@@ -157,6 +164,7 @@ __all__ = [
     "SpikeEvent",
     "StepBatch",
     "StepDataFacts",
+    "StepNumbers",
     "StepSeries",
     "StepSkippedEvent",
     "TensorSummary",

@@ -5,6 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from surefoot.record.facts.codec import Facts, item
+from surefoot.record.facts.run_facts import GroupSettings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerSetup(Facts):
+    """One optimizer that a stabilizer steps, as it was when the stabilizer was made."""
+
+    type: str | None = None
+    """The name of its class."""
+    settings: list[GroupSettings] = item(factory=list, always=True)
+    """The settings of its first eight parameter groups."""
+    scheduler: str | None = None
+    """The name of the class of its learning-rate scheduler."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,3 +38,5 @@ class RunDescription(Facts):
     """How long it ran."""
     torch: str | None = None
     """The version of torch."""
+    optimizers: list[OptimizerSetup] = item(factory=list)
+    """The optimizers of a stabilizer's run."""

@@ -259,6 +259,23 @@ class StepSkippedEvent(Facts):
     """The number of the optimizer."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IncidentEvent(Facts):
+    """Something that a stabilizer noticed, and what it did about it."""
+
+    TAG: ClassVar[tuple[str, str]] = ("event", "incident")
+    step: int
+    """The step."""
+    kind: str
+    """The detector that raised it, or a cause."""
+    severity: str
+    """`info`, `warning` or `error`."""
+    action: str
+    """What was done: `skip`, `back_off`, `roll_back`, `halt`, …; empty if nothing was."""
+    summary: str
+    """What happened, in one sentence."""
+
+
 Event: TypeAlias = (
     NonFiniteLossEvent
     | NonFiniteGradientEvent
@@ -269,4 +286,5 @@ Event: TypeAlias = (
     | FileLoadedEvent
     | FileSavedEvent
     | StepSkippedEvent
+    | IncidentEvent
 )

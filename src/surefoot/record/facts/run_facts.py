@@ -17,7 +17,10 @@ from surefoot.record.facts.events import Event, NonFiniteLoss
 from surefoot.record.facts.sampled_steps import SampledStep
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Mapping
+
+
+WHOLE_SCRIPT, STEPS_ONLY = "script", "steps"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,6 +139,12 @@ class GroupSettings(Facts):
     values: dict[str, Setting] = item(whole=True)
     """Every setting that is a number, text, or a list of numbers."""
 
+    @classmethod
+    def of(cls, group: Mapping[str, object]) -> GroupSettings:
+        """The settings of a parameter group of torch that JSON can hold."""
+        known = {key: _simple(value) for key, value in group.items() if key != "params"}
+        return cls(values={key: value for key, value in known.items() if value is not None})
+
     def number(self, name: str) -> float | None:
         """A setting that is a number."""
         value = self.values.get(name)
@@ -176,6 +185,14 @@ class GroupSettings(Facts):
     def maximize(self) -> bool:
         """Whether the loss is maximized."""
         return bool(self.values.get("maximize"))
+
+
+def _simple(value: object) -> Setting | None:
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (tuple, list)) and all(isinstance(each, (int, float)) for each in value):
+        return list(value)
+    return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -596,6 +613,8 @@ class RunFacts(Facts):
 
     schema: int = FACTS.version
     """The version of the format."""
+    scope: str = item(default=WHOLE_SCRIPT)
+    """What was observed: `script`, or `steps` where only the steps of optimizers were."""
     steps: int = 0
     """How many steps were made; where optimizers take turns, one for each round."""
     backwards: int = 0

@@ -1,0 +1,49 @@
+"""The facts of a run that left a run log and no `facts.json`: those of a stabilizer, read from its tables.
+
+A run that was killed, one that goes on, and one with several optimizers have a log like any other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from surefoot.record.facts.events import IncidentEvent
+from surefoot.record.facts.from_steps import FactsFromSteps, StepNumbers
+
+if TYPE_CHECKING:
+    from surefoot.record.facts.description import RunDescription
+    from surefoot.record.facts.run_facts import RunFacts
+    from surefoot.record.messages import Event
+    from surefoot.record.reading import RunTables
+
+SCALER_STUCK = "precision.scaler-stuck"
+"""The kind of incident that an overflow at the lowest scale is."""
+_INCIDENTS = frozenset({"skip", "rollback", "halt", "alarm", "spike"})
+_COLUMNS = ("loss", "grad_norm", "lr", "loss_scale", "clip_factor")
+
+
+def facts_of_log(tables: RunTables, description: RunDescription) -> RunFacts:
+    """What the tables say, as facts."""
+    made = FactsFromSteps()
+    columns = {name: tables.scalars.column(name).to_pylist() for name in ("step", "part", "skipped", *_COLUMNS)}
+    rows = list(zip(columns["step"], columns["part"], columns["skipped"], strict=True))
+    parts = dict.fromkeys(part or "" for _, part, _ in rows)
+    for part, setup in zip(parts, description.optimizers, strict=False):
+        made.optimizer(part, setup)
+    for row, (step, part, skipped) in enumerate(rows):
+        numbers = {name: columns[name][row] for name in _COLUMNS}
+        made.step(StepNumbers(step=step, skipped=bool(skipped), **numbers), part or "")
+    for event in tables.events:
+        if event.step is None:
+            continue
+        if event.event == "overflow" or event.cause == SCALER_STUCK:
+            made.overflow(event.step, event.part)
+        if event.event in _INCIDENTS:
+            made.incident(_incident(event, event.step))
+    return made.facts()
+
+
+def _incident(event: Event, step: int) -> IncidentEvent:
+    return IncidentEvent(
+        step=step, kind=event.cause or event.event, severity=event.severity, action=event.action, summary=event.summary
+    )
