@@ -11,14 +11,14 @@ from surefoot.record.facts import (
     IncidentEvent,
     OptimizerSetup,
     RunFacts,
-    StepNumbers,
+    StepValues,
 )
 
 
 def made(count: int = 6, **numbers: float) -> FactsFromSteps:
     steps = FactsFromSteps()
     for step in range(count):
-        steps.step(StepNumbers(step=step, loss=1.0 / (step + 1), lr=0.1, **numbers))
+        steps.step(StepValues(step=step, loss=1.0 / (step + 1), lr=0.1, **numbers))
     return steps
 
 
@@ -37,7 +37,7 @@ def test_they_are_written_and_read_like_any_facts() -> None:
 
 def test_the_loss_of_a_skipped_step_is_left_out() -> None:
     steps = made(2)
-    steps.step(StepNumbers(step=2, loss=math.nan, skipped=True))
+    steps.step(StepValues(step=2, loss=math.nan, skipped=True))
     series = steps.facts().optimizers[0].series
     assert series.loss == [1.0, 0.5, None]
     assert series.skipped == [False, False, True]
@@ -70,7 +70,7 @@ def test_an_optimizer_and_its_scheduler_are_named() -> None:
     steps = FactsFromSteps()
     settings = [GroupSettings.of({"params": [1], "lr": 0.1, "betas": (0.9, 0.99), "odd": object()})]
     steps.optimizer("", OptimizerSetup(type="Adam", settings=settings, scheduler="OneCycleLR"))
-    steps.step(StepNumbers(step=0, loss=1.0))
+    steps.step(StepValues(step=0, loss=1.0))
     facts = steps.facts()
     assert facts.optimizers[0].first_group.values == {"lr": 0.1, "betas": [0.9, 0.99]}
     assert [(each.type, each.optimizer) for each in facts.schedulers] == [("OneCycleLR", 0)]

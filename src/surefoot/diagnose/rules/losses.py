@@ -37,7 +37,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
 """What an operation's results cannot leave."""
 
 
-class Made(Protocol):
+class HasProducer(Protocol):
     """A call whose first operand was made by another call."""
 
     @property
@@ -49,12 +49,12 @@ class Made(Protocol):
         """That other call, if it was recorded."""
 
 
-def _source(call: Made) -> str:
+def _source(call: HasProducer) -> str:
     """Where the values came from, if it was recorded."""
     return call.producer.site if call.producer is not None else ""
 
 
-def _maker(call: Made) -> str:
+def _maker(call: HasProducer) -> str:
     return (call.producer.module or call.producer.op) if call.producer is not None else "the model"
 
 
@@ -611,7 +611,7 @@ def _by_site(notes: Iterable[_Call]) -> dict[str, list[_Call]]:
     return groups
 
 
-def _drop(what: str, note: Made) -> tuple[str, ...]:
+def _drop(what: str, note: HasProducer) -> tuple[str, ...]:
     source = _source(note)
     return (f"Pass the logits: drop the {what} at {source}.",) if source else ()
 

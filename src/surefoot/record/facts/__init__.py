@@ -44,7 +44,7 @@ from surefoot.record.facts.events import (
     StepSkippedEvent,
     UngraphedCall,
 )
-from surefoot.record.facts.from_steps import FactsFromSteps, StepNumbers
+from surefoot.record.facts.from_steps import FactsFromSteps, StepValues
 from surefoot.record.facts.run_facts import (
     STEPS_ONLY,
     ClippingFacts,
@@ -164,9 +164,9 @@ __all__ = [
     "SpikeEvent",
     "StepBatch",
     "StepDataFacts",
-    "StepNumbers",
     "StepSeries",
     "StepSkippedEvent",
+    "StepValues",
     "TensorSummary",
     "UngraphedCall",
     "UnknownLeaf",

@@ -29,7 +29,7 @@ MOST_INCIDENTS = 500
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepNumbers:
+class StepValues:
     """The numbers of one step. `None` means that nobody measured it."""
 
     step: int
@@ -49,28 +49,28 @@ class StepNumbers:
 
 
 @dataclass
-class _Part:
+class _OptimizerSteps:
     """What is known of one optimizer."""
 
     setup: OptimizerSetup
-    steps: list[StepNumbers] = field(default_factory=list)
+    steps: list[StepValues] = field(default_factory=list)
 
 
 class FactsFromSteps:
     """Takes in steps and incidents, in any order of optimizers, and makes facts of them."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, _Part] = {}
+        self._parts: dict[str, _OptimizerSteps] = {}
         self._incidents: list[IncidentEvent] = []
         self._overflows: dict[str, set[int]] = {}
 
     def optimizer(self, part: str, setup: OptimizerSetup) -> None:
         """Name the optimizer of a part of the run; one that is not named is known by its steps only."""
-        self._parts[part] = _Part(setup)
+        self._parts[part] = _OptimizerSteps(setup)
 
-    def step(self, numbers: StepNumbers, part: str = "") -> None:
+    def step(self, numbers: StepValues, part: str = "") -> None:
         """A step, in the order of steps of its part."""
-        self._parts.setdefault(part, _Part(OptimizerSetup())).steps.append(numbers)
+        self._parts.setdefault(part, _OptimizerSteps(OptimizerSetup())).steps.append(numbers)
 
     def overflow(self, step: int, part: str = "") -> None:
         """Half-precision gradients overflowed at a step, which costs the step and is no incident."""
@@ -99,7 +99,7 @@ class FactsFromSteps:
             loss_scaler=self._scaler(parts),
         )
 
-    def _scaler(self, parts: list[tuple[str, _Part]]) -> LossScalerFacts:
+    def _scaler(self, parts: list[tuple[str, _OptimizerSteps]]) -> LossScalerFacts:
         """What the scaler of the first optimizer that has one did."""
         for name, part in parts:
             overflows = self._overflows.get(name, set())
@@ -118,7 +118,7 @@ class FactsFromSteps:
         return LossScalerFacts()
 
 
-def _optimizer(number: int, part: _Part, changed: int | None) -> OptimizerFacts:
+def _optimizer(number: int, part: _OptimizerSteps, changed: int | None) -> OptimizerFacts:
     steps = part.steps
     return OptimizerFacts(
         number=number,
@@ -143,7 +143,7 @@ def _column(values: list[float | None]) -> list[float | None]:
     return values if any(value is not None for value in values) else []
 
 
-def _limit(each: StepNumbers) -> float | None:
+def _limit(each: StepValues) -> float | None:
     """The norm that was left: of a step that was not clipped, all of it."""
     if each.grad_norm is None or each.clip_factor is None or not math.isfinite(each.grad_norm):
         return None

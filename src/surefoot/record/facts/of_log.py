@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from surefoot.record.facts.events import IncidentEvent
-from surefoot.record.facts.from_steps import FactsFromSteps, StepNumbers
+from surefoot.record.facts.from_steps import FactsFromSteps, StepValues
 
 if TYPE_CHECKING:
     from surefoot.record.facts.description import RunDescription
@@ -32,7 +32,7 @@ def facts_of_log(tables: RunTables, description: RunDescription) -> RunFacts:
         made.optimizer(part, setup)
     for row, (step, part, skipped) in enumerate(rows):
         numbers = {name: columns[name][row] for name in _COLUMNS}
-        made.step(StepNumbers(step=step, skipped=bool(skipped), **numbers), part or "")
+        made.step(StepValues(step=step, skipped=bool(skipped), **numbers), part or "")
     for event in tables.events:
         if event.step is None:
             continue

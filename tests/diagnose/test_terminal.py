@@ -1,0 +1,47 @@
+"""The diagnosis as text: the verdict, what matters, and nothing that a terminal would obey."""
+
+from __future__ import annotations
+
+from surefoot.diagnose.findings import Diagnosis, Finding, Severity
+from surefoot.diagnose.terminal import SHOWN, as_full_text, as_text, printable
+
+
+def finding(cause: str, severity: Severity = "error") -> Finding:
+    return Finding(
+        cause, severity, 0.9, f"It is {cause}.", step=3, where=("train.py:7",), fixes=("Do this.", "Or that.")
+    )
+
+
+def test_the_first_findings_are_shown_and_the_rest_is_counted() -> None:
+    many = tuple(finding(f"lr.{number}") for number in range(SHOWN + 2))
+    text = as_text(Diagnosis("broken", 10, many), "runs/a")
+    assert "surefoot: broken · 10 steps · runs/a" in text
+    assert f"lr.{SHOWN - 1}" in text
+    assert f"lr.{SHOWN} " not in text
+    assert "and 2 more: surefoot diagnose runs/a" in text
+    assert "Fix: Do this." in text
+    assert "Or that." not in text
+
+
+def test_everything_is_shown_in_full() -> None:
+    held = Finding(
+        "lr.too-high", "error", 0.9, "It is.", evidence={"update_to_weight": 0.123456789}, fixes=("A.", "B.")
+    )
+    text = as_full_text(Diagnosis("broken", 1, (held,)), "runs/a")
+    assert "broken · 1 step · runs/a" in text
+    assert "update to weight 0.123457" in text
+    assert "Fix 2: B." in text
+
+
+def test_remarks_are_notes_of_a_run_without_a_finding() -> None:
+    assert "note: It is repro.unseeded." in as_text(Diagnosis("healthy", 5, (finding("repro.unseeded", "info"),)), "a")
+
+
+def test_an_unknown_verdict_says_why() -> None:
+    held = Diagnosis("unknown", 3, (), reason="Too short to judge.")
+    assert "Too short to judge." in as_text(held, "a")
+    assert "Too short to judge." in as_full_text(held, "a")
+
+
+def test_control_characters_are_spelled_out() -> None:
+    assert printable("a\x1b[31mb\nc") == "a\\x1b[31mb\nc"
