@@ -93,9 +93,9 @@ def completed(hint: Any, value: Any) -> Any:
         key = (how.key if how is not None else None) or field.name
         if how is not None and (how.whole or how.rest):
             return value
-        if how is not None and how.unwritten:
-            continue
         known.add(key)
+        if how is not None and how.unwritten:  # it is taken from around it, whatever a test says
+            continue
         if key in made:
             made[key] = completed(hints[field.name], made[key])
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
