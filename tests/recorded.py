@@ -91,8 +91,11 @@ def completed(hint: Any, value: Any) -> Any:
     for field in dataclasses.fields(hint):
         how = field.metadata.get("facts")
         key = (how.key if how is not None else None) or field.name
-        if how is not None and (how.whole or how.rest):
+        if how is not None and how.whole:
             return value
+        if how is not None and how.rest:
+            known |= set(made)
+            continue
         known.add(key)
         if how is not None and how.unwritten:  # it is taken from around it, whatever a test says
             continue

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from surefoot.experiments.after_incident import compare_stretch, level_before, losses_before, read_stretch
+from surefoot.record.facts import RunDescription, RunFacts
 
 NAN = math.nan
 NOISY = [1.0 + 0.1 * math.sin(i) for i in range(40)]
 LEVEL = level_before(NOISY)
 
 
-def facts(losses: list[float], **more: Any) -> dict[str, Any]:
+def facts(losses: list[float], **more: Any) -> RunFacts:
     rows = [
         {"loss": str(loss) if not math.isfinite(loss) else loss, "grad_norm": 1.0, "lr": 0.1, "applied": True}
         | {"skipped": False}
@@ -22,11 +23,12 @@ def facts(losses: list[float], **more: Any) -> dict[str, Any]:
     ]
     for k, changed in more.pop("rows", {}).items():
         rows[k] |= changed
-    return {"experiment": {"trail": rows, "open": [], "ended": "steps"} | more.pop("told", {}), **more}
+    told = {"trail": rows, "open": [], "ended": "steps"} | more.pop("told", {})
+    return RunFacts.from_json({"experiment": told, **more})
 
 
 def reading(losses: list[float], level: Any = LEVEL, **more: Any) -> Any:
-    return read_stretch(facts(losses, **more), {"exit_code": 0}, step=100, level=level)
+    return read_stretch(facts(losses, **more), RunDescription(), step=100, level=level)
 
 
 @pytest.mark.parametrize(

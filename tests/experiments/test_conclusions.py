@@ -11,13 +11,14 @@ from surefoot.experiments.plan import BY_NAME
 from surefoot.experiments.probes import tells
 from surefoot.experiments.results import Report, Row
 from surefoot.experiments.run_comparison import RunReading
+from surefoot.record.facts import RunFacts
 
 BROKEN = RunReading("non-finite", 30, failed_at=5, losses=[(5, math.nan)])
 LEARNED = RunReading("learned", 200, start=1.0, end=0.1, words="fell to 0.1")
 
 
 def concluded(*findings: Finding, **runs: tuple[str, RunReading]) -> Report:
-    baseline = Baseline(BROKEN, Diagnosis("broken", 30, findings), {}, 1.0, False)
+    baseline = Baseline(BROKEN, Diagnosis("broken", 30, findings), RunFacts(), 1.0, False)
     rows = [Row("baseline", "baseline", "baseline", "fails", "", BROKEN)]
     for name, (verdict, reading) in runs.items():
         change = BY_NAME[name.replace("_", "-")]

@@ -7,21 +7,22 @@ from typing import Any
 
 import pytest
 
-from recorded import falling, optimizer, parameter
+from recorded import completed, falling, optimizer, parameter
 from surefoot.experiments.run_comparison import RunReading, compare, is_numeric, read
+from surefoot.record.facts import RunDescription, RunFacts
 
 NAN = math.nan
 
 
-def facts(losses: list[float], lr: float = 0.01, **more: Any) -> dict[str, Any]:
+def facts(losses: list[float], lr: float = 0.01, **more: Any) -> RunFacts:
     held = optimizer(losses)
     held["series"]["lr"] = [lr] * len(losses)
     base = {"steps": len(losses), "optimizers": [held], "parameters": [parameter(0)], "events": [], "looks": []}
-    return base | {"experiment": {}} | more
+    return RunFacts.from_json(completed(RunFacts, base | {"experiment": {}} | more))
 
 
 def reading(losses: list[float], verdict: str = "broken", lr: float = 0.01, **more: Any) -> RunReading:
-    return read(facts(losses, lr, **more), {"exit_code": 0}, verdict)
+    return read(facts(losses, lr, **more), RunDescription(), verdict)
 
 
 FLAT = [2.3 + 0.01 * (i % 3) for i in range(100)]

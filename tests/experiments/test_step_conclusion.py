@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from recorded import completed
 from surefoot.diagnose.findings import Diagnosis, Finding
 from surefoot.experiments.incident import AppliedAsItWas, CapturedIncident, _Short
 from surefoot.experiments.plan import BY_NAME
 from surefoot.experiments.results import Row
 from surefoot.experiments.run_comparison import RunReading
 from surefoot.experiments.step_conclusion import conclude, other_draws, told_by_draws, told_by_probe
+from surefoot.record.facts import RunFacts
 
 CALM = RunReading("calm", 21, words="goes on at 1 (before: 1)", losses=[(100, 1.0)], end=1.0, start=1.0)
 BROKEN = RunReading("non-finite", 5, failed_at=100, words="…", losses=[(100, math.nan)])
@@ -28,7 +30,8 @@ def baseline(reading: RunReading, loss: Any = 1.0, history: int = 30, **told: An
     row = {"loss": loss, "grad_norm": 1.0, "lr": 0.1, "applied": True, "skipped": False}
     inside = {"trail": [row], "batch": {"nonfinite": 0}, "state": {}, "seen": {"has_state": True}} | told
     held = {"settings": [{"eps": 1e-8}], "series": {}}
-    return AppliedAsItWas(CapturedIncident(Path(), facts), reading, {"experiment": inside, "optimizers": [held]}, 3.0)
+    recorded = RunFacts.from_json(completed(RunFacts, {"experiment": inside, "optimizers": [held]}))
+    return AppliedAsItWas(CapturedIncident(Path(), facts), reading, recorded, 3.0)
 
 
 def concluded(first: AppliedAsItWas, before: tuple[Finding, ...] = (), **verdicts: Any) -> Any:
