@@ -1,6 +1,6 @@
 """Alerts: a message to a webhook when something of a chosen severity happens.
 
-The body is JSON with a `text` that Slack and what speaks like it (Mattermost, Discord's `/slack` address) show as it
+The body is JSON with a `text` that Slack and compatible services (Mattermost, Discord's `/slack` address) show as it
 is, and the same as fields for anything else. The first alert goes out at once; further ones are held back until
 `every_seconds` have passed, then sent together, with how many they were. What is still held back at the end of the run
 is sent then.
