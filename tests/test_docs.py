@@ -38,6 +38,15 @@ def test_there_are_blocks_on_every_page_that_teaches():
     }
 
 
+def test_every_path_that_contributing_names_exists():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = {path for path in re.findall(r"`([\w./-]+/[\w.-]*)`", text) if "<" not in path}
+    homes = [ROOT, ROOT / "src" / "surefoot", ROOT / "tests" / "report" / "page"]
+    planned = {"trainers/"}
+    assert len(named) > 20
+    assert [path for path in sorted(named - planned) if not any((home / path).exists() for home in homes)] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_to_files_lead_somewhere(page):
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())

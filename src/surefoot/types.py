@@ -1,8 +1,8 @@
 """The values that travel between the stages: Signals, Verdict, Decision, Outcome, Incident.
 
-Most of them exist twice over: on the device while the step is being decided (fields are 0-d tensors, nothing is read),
+Most of them exist twice: on the device while the step is being decided (fields are 0-d tensors, nothing is read),
 and on the host a few steps later (fields are floats). The same class serves both, so a detector written with tensor
-operations can decide a step without a host sync, and one written with floats can look back at leisure.
+operations can decide a step without a host sync, and one written with floats can be judged a few steps later.
 
 `True` means anomalous, everywhere.
 """
@@ -98,7 +98,7 @@ class LayerStats:
 
 @dataclass(frozen=True)
 class Signals:
-    """What one optimizer step looked like. `None` means that nobody measured it."""
+    """What one optimizer step looked like. `None`: not measured."""
 
     step: int
     """The optimizer step, counted from 0, over attempts: a skipped step has its own number."""
@@ -269,7 +269,7 @@ class StepRecord:
     overflow: bool = False
     """Whether fp16 gradients overflowed, which costs a step and lowers the loss scale, and is no incident."""
     notices: tuple[str, ...] = ()
-    """What all ranks were told about the step beside its verdict: `setback`, `stop`."""
+    """What all ranks were sent about the step besides its verdict: `setback`, `stop`."""
     settings: tuple[OptimizerSetting, ...] = ()
     """Settings of the optimizer that are not finite, on this rank: such a step is not applied."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
-"""Okabe and Ito's palette, told apart by colour-blind readers too."""
+"""Okabe and Ito's palette, which colour-blind readers can distinguish."""
 
 _WIDTH, _HEIGHT = 860, 360
 _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 210, 40, 52

@@ -5,7 +5,7 @@ square root of the number of values, and at evaluation other numbers, the runnin
 samples the two disagree, and training looks fine while validation does not (Wu and He 2018, arXiv:1803.08494, measure
 it from batch 32 down to 2). The other norms do not look at the batch at all.
 
-Left out: what only a forward could tell, such as a feature map that shrinks to 1×1 before an InstanceNorm.
+Left out: what only a forward could show, such as a feature map that shrinks to 1×1 before an InstanceNorm.
 """
 
 from collections.abc import Iterator

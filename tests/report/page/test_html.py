@@ -92,7 +92,7 @@ def test_every_chart_is_drawn(page):
         "map.update_ratio",
         "map.dead_share",
     } <= {*names}
-    assert {"spread", "device-memory", "host-memory"} <= {*names}
+    assert {"histogram", "device-memory", "host-memory"} <= {*names}
     for name in names:
         inked, colours = page.evaluate(INK, name)
         assert inked > 0.005, name  # lines, grid and labels; an empty canvas has none
@@ -274,7 +274,7 @@ def test_a_histogram_of_another_layer_and_kind_can_be_chosen(page):
     assert page.locator("#histograms select").input_value() != before
     page.locator('#histograms [data-kind="gradient"]').click()
     assert page.locator('#histograms [data-kind="gradient"]').get_attribute("aria-pressed") == "true"
-    assert page.evaluate(INK, "spread")[0] > 0.1
+    assert page.evaluate(INK, "histogram")[0] > 0.1
 
 
 def test_events_can_be_narrowed_to_some_kinds(page):

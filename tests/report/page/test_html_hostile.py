@@ -53,7 +53,7 @@ def test_hostile_names_stay_text_everywhere(open_page, hostile):
         details.evaluate("element => { element.open = true; }")
     for mark in page.locator(".mark").all():
         mark.hover()
-    for chart in ("loss", "map.grad_norm", "spread"):
+    for chart in ("loss", "map.grad_norm", "histogram"):
         page.locator(f'[data-chart="{chart}"]').scroll_into_view_if_needed()
         page.locator(f'[data-chart="{chart}"] .u-over').hover()
         assert page.locator("#tip").is_visible(), chart

@@ -2,7 +2,7 @@
 
 How it decides what surrounds a layer: `trace` (with an example input) or `guess` (without). What it does about it:
 `rules`. What it keeps its hands off: parameters that are frozen, that `only` and `skip` exclude, that have no rule, and
-those of modules that do not look as PyTorch made them, because then somebody loaded, trained or set them (`fresh`).
+those of modules that do not look as PyTorch made them, because then they were loaded, trained or set (`fresh`).
 
 Left out: sharded tensors (initialise first, then wrap in FSDP) and lazy modules before their first forward.
 """
@@ -113,7 +113,7 @@ def _decide(entry: ParameterEntry, modules: dict[str, nn.Module], found: Trace, 
 def _spare_what_was_set(
     plan: list[tuple[ParameterEntry, InitRule]], modules: dict[str, nn.Module], *, named_by_user: bool
 ) -> list[tuple[ParameterEntry, InitRule]]:
-    """Turn the rule into `left` for every parameter of a module that somebody has loaded, trained or set by hand.
+    """Turn the rule into `left` for every parameter of a module that was loaded, trained or set by hand.
 
     A module is judged as a whole: a short bias alone says nothing. Where other modules were set, one that is too small
     or too smooth to judge is spared too, unless the user named what to write: fresh values left are harmless, and

@@ -1,12 +1,12 @@
 """Hold each layer to the variance its recipe aims at, on a batch of real data.
 
 A recipe is right on average over draws. In a deep plain network with few channels one draw can be far from the average,
-since each layer's luck multiplies the next one's, and zero padding takes a little at every border. So one forward
+since deviations multiply from layer to layer, and zero padding takes a little at every border. So one forward
 measures the second moment of each layer's output and rescales its weight on the way (layer-sequential unit-variance,
 Mishkin and Matas 2016, arXiv:1511.06422, with each recipe's own aim in place of one). Only weights change.
 
 Left out: layers whose weight is used several times or sits behind a parametrization, and the backward pass, where the
-luck of a narrow network stays.
+deviation of a narrow network stays.
 """
 
 import math

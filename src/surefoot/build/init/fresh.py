@@ -1,14 +1,14 @@
-"""Tell weights nobody has touched since PyTorch made them from weights that were loaded, trained or set by hand.
+"""Distinguish weights as PyTorch initialised them from weights that were loaded, trained or set by hand.
 
 PyTorch's own defaults have a known distribution per layer: uniform within a bound for `Linear`, convolutions and
 recurrent layers, standard normal for `Embedding`, constants for norms. A tensor that fits its default is fresh. One
-that does not carries somebody's intention, so `init_for` keeps it. Training gives itself away quickly: one Adam step
+that does not was set on purpose, so `init_for` keeps it. Training is detected quickly: one Adam step
 pushes some values past the uniform's hard edge.
 
 The tests are the Kolmogorov-Smirnov distance, which sees another shape, and the second moment, which sees another
 scale, each with a threshold that a fresh tensor fails once in a million. Some tensors fit their default and could still
 be trained a little: short ones, and embeddings, whose normal distribution has no edge. Those are `UNSURE`, and the rest
-of the model decides. A loaded checkpoint of an untrained model cannot be told from a fresh one; name that in `skip`.
+of the model decides. A loaded checkpoint of an untrained model looks like a fresh one; name it in `skip`.
 """
 
 import math

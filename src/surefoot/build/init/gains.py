@@ -12,7 +12,7 @@ the way back is multiplied by `C · E[φ'(√q z)²]`. A deep network keeps both
   `q*` at which the gradient still moves by less than one per cent a layer; the often seen gain of 5/3 (`C = 2.8`)
   multiplies the gradient by about 90 over 50 layers.
 
-Left out: activations nobody has tabulated get ReLU's value, and the report says so.
+Left out: activations that are not in the table get ReLU's value, and the report says so.
 """
 
 from dataclasses import dataclass

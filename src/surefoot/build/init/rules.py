@@ -1,7 +1,7 @@
 """Which recipe for which parameter: the table of decisions behind `init_for`.
 
 One rule per kind of module. A rule says what to write, why, and what PyTorch's own default looks like (so that a value
-which is not the default can be recognised as somebody's and kept). Parameters of modules without a rule are left alone.
+which is not the default is recognised as set, and kept). Parameters of modules without a rule are left alone.
 """
 
 import math
@@ -45,7 +45,7 @@ class InitRule:
     """The variance the layer's output should have, where a calibration may hold it to that."""
 
     defaults: tuple[Default, ...] = ()
-    """What the parameter looks like when PyTorch made it and nobody has touched it since."""
+    """What the parameter looks like as PyTorch initialised it."""
 
 
 def left(why: str) -> InitRule:
@@ -92,7 +92,7 @@ def _normal(recipe: str, why: str, std: float, *defaults: Default) -> InitRule:
 
 
 def with_orthogonal_directions(rule: InitRule) -> InitRule:
-    """Keep the rule's scale, and draw directions that owe nothing to luck."""
+    """Keep the rule's scale, and draw orthogonal directions, which do not vary in length."""
     std = rule.std
     if std is None:
         return rule

@@ -1,4 +1,4 @@
-"""The packages behind the sinks are extras: a missing one is said once, as the sink is made, with what to install."""
+"""The packages behind the sinks are extras: a missing one is an error when the sink is made, with what to install."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def shortened(name: str, longest: int) -> str:
 
 
 def digest(name: str) -> str:
-    """A few characters that tell one name from another: `-1f0c9a2b`."""
+    """A few characters that differ between names: `-1f0c9a2b`."""
     return f"-{hashlib.blake2s(name.encode('utf-8', 'replace')).hexdigest()[: DIGEST_LENGTH - 1]}"
 
 

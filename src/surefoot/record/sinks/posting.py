@@ -1,6 +1,6 @@
-"""One POST to an address that is a secret: what went wrong is told in words that do not hold it.
+"""One POST to a secret address: error messages never contain the address.
 
-Nothing raises: an answer is `None` or a `Trouble` that says whether to try again, and when. A redirect is followed with
+Nothing raises: the result is `None` or a `Trouble`, with whether and when to try again. A redirect is followed with
 the same message, on the same scheme, host and port only.
 """
 

@@ -90,7 +90,7 @@ class TensorBoardSink:
         yield self._proto.Event(wall_time=now, file_version="brain.Event:2")
         if points and not any(point.part for point in points):
             # A resumed run: TensorBoard then drops what an earlier process wrote at this step and beyond. It would do
-            # so for every curve, so not where parts count their steps apart.
+            # so for every curve, so not where parts count their own steps.
             start = self._proto.SessionLog(status=self._proto.SessionLog.START)
             yield self._proto.Event(wall_time=now, step=points[0].step, session_log=start)
 

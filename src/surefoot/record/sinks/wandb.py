@@ -2,7 +2,7 @@
 
 W&B numbers the rows of a run itself and drops a row whose number goes back, which a rollback and a second part of the
 run both would cause. So rows are logged without a number; each part brings its step as a value (`step`,
-`generator/step`), and every curve is told which one is its x axis. Names are given to W&B one by one or by the group
+`generator/step`), and every curve names the one that is its x axis. Names are given to W&B one by one or by the group
 they are in (`layer_grad_norm/*`): a rule for `*` would match the other parts too.
 
 Offline (`mode="offline"` or `WANDB_MODE=offline`) nothing asks for a login and nothing reaches the network; the run
@@ -97,7 +97,7 @@ class WandbSink:
             self._run.finish()
 
     def _prepare(self) -> None:
-        """Start W&B's helper process, and make sure that nobody will be asked for a password in a thread."""
+        """Start W&B's helper process, and make sure that no thread asks for a password."""
         wandb = self._wandb
         service = wandb.setup()
         is_local = (self._init.get("mode") or service.settings.mode) in ("offline", "disabled")

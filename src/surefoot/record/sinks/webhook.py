@@ -1,6 +1,6 @@
 """Alerts: a message to a webhook when something of a chosen severity happens.
 
-The body is JSON with a `text` that Slack and what speaks like it (Mattermost, Discord's `/slack` address) show as it
+The body is JSON with a `text` that Slack and compatible services (Mattermost, Discord's `/slack` address) show as it
 is, and the same as fields for anything else. The first alert goes out at once; further ones are held back until
 `every_seconds` have passed, then sent together, with how many they were. What is still held back at the end of the run
 is sent then.
@@ -21,7 +21,7 @@ import logging
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from surefoot.errors import require
 from surefoot.record.sinks.named_values import encodable
@@ -183,9 +183,25 @@ class WebhookSink:
         return "\n".join(lines)
 
 
-def _fields(event: Event) -> dict[str, Any]:
+class _AlertOptions(TypedDict, total=False):
+    incident: str
+
+
+class AlertFields(_AlertOptions):
     """An alert for programs: plain text, nothing escaped."""
-    fields: dict[str, Any] = {
+
+    event: str
+    severity: str
+    step: int | None
+    summary: str
+    cause: str
+    action: str
+    part: str
+    time: float
+
+
+def _fields(event: Event) -> AlertFields:
+    fields: AlertFields = {
         "event": event.event,
         "severity": event.severity,
         "step": event.step,
@@ -196,7 +212,9 @@ def _fields(event: Event) -> dict[str, Any]:
         "time": event.time,
     }
     path = _incident(event)
-    return fields if path is None else {**fields, "incident": path}
+    if path is not None:
+        fields["incident"] = path
+    return fields
 
 
 def _line(event: Event) -> str:

@@ -62,8 +62,8 @@ function logTicks(low, high, most) {
       for (const front of fronts) ticks.push(power + Math.log10(front));
     }
     const within = ticks.filter((tick) => tick >= low && tick <= high);
-    const apart = within.every((tick, place) => !place || ((tick - within[place - 1]) / (high - low)) * most >= 0.6);
-    if (apart && within.length >= 3) return within;
+    const spaced = within.every((tick, place) => !place || ((tick - within[place - 1]) / (high - low)) * most >= 0.6);
+    if (spaced && within.length >= 3) return within;
   }
   return ticksBetween(10 ** low, 10 ** high, most) // less than a decade: round numbers
     .filter((value) => value > 0)
@@ -158,7 +158,7 @@ function cursorMoved(chart, plot) {
   if (!mine) return;
   if (chart.at === null) return hideTip();
   const frame = plot.over.getBoundingClientRect();
-  chart.tell(frame.left + left, frame.top + Math.max(plot.cursor.top, 0), chart.at, plot.cursor.top);
+  chart.showTip(frame.left + left, frame.top + Math.max(plot.cursor.top, 0), chart.at, plot.cursor.top);
 }
 
 function listen(chart, plot, box) {

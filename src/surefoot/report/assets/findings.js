@@ -103,7 +103,7 @@ function evidenceList(values) {
   return make("div", { class: "wide" }, make("table", { class: "grid" }, make("thead", {}, head), make("tbody", {}, rows)), more);
 }
 
-// Cards of what happened, where nobody diagnosed the run or where it was acted upon.
+// Cards of what happened, for a run that was not diagnosed, or where surefoot acted.
 function drawEventCards(data) {
   const diagnosed = data.findings.some((finding) => finding.severity !== "info");
   const shown = diagnosed ? data.event_cards.filter((card) => card.kind === "rollback" || card.kind === "halt") : data.event_cards;
@@ -125,7 +125,7 @@ function drawEventCards(data) {
   fill("event_cards", ...(cards.length ? [make("h2", {}, "What happened"), ...cards] : []));
 }
 
-// A live page draws its cards anew; what the reader opened stays open.
+// A live page draws its cards again; what the reader opened stays open.
 function openDetails(id) {
   return new Set([...document.querySelectorAll(`#${id} details[open]`)].map((details) => details.dataset.key));
 }

@@ -48,7 +48,7 @@ function cellPicture(rows, columns, paint) {
   return canvas;
 }
 
-// The plot of a picture. `chart` has columns, rows (count), picture, axis(plot) and tell.
+// The plot of a picture. `chart` has columns, rows (count), picture, axis(plot) and showTip.
 function heatPlot(chart, height) {
   if (chart.plot) chart.plot.destroy();
   const ends = [view.full[0], view.full[1]];

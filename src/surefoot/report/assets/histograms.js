@@ -1,19 +1,19 @@
 // Histograms over time of one layer at a time: which values its weights, gradients and activations have.
 
-const spread = { chart: null, layer: null, kind: null };
+const histogramView = { chart: null, layer: null, kind: null };
 
 function drawHistograms(data) {
   const place = document.getElementById("histograms");
   if (!data) return void fill("histograms");
   const kinds = [...new Set(data.items.map((item) => item.kind))];
-  if (!kinds.includes(spread.kind)) [spread.kind] = kinds;
-  const layers = layersOf(data, spread.kind);
-  if (!layers.includes(spread.layer)) [spread.layer] = layers;
-  if (!spread.chart) buildHistograms(place);
+  if (!kinds.includes(histogramView.kind)) [histogramView.kind] = kinds;
+  const layers = layersOf(data, histogramView.kind);
+  if (!layers.includes(histogramView.layer)) [histogramView.layer] = layers;
+  if (!histogramView.chart) buildHistograms(place);
   place.hidden = false;
-  spread.chart.data = data;
+  histogramView.chart.data = data;
   offerChoices(data, kinds, layers);
-  drawSpread(spread.chart);
+  drawHistogram(histogramView.chart);
   return undefined;
 }
 
@@ -36,44 +36,44 @@ function buildHistograms(place) {
   chart.kinds = make("div", { class: "kinds", role: "group", "aria-label": "Histogram of" });
   chart.figure = make(
     "figure",
-    { class: "chart map", "data-chart": "spread" },
+    { class: "chart map", "data-chart": "histogram" },
     make("figcaption", {}, make("h3", {}, "Values over time"), make("div", { class: "tools" }, chart.kinds, chart.layers)),
     chart.odd,
     make("div", { class: "framed" }, chart.names, chart.box),
   );
   place.replaceChildren(make("h2", {}, "Histograms"), chart.figure);
-  chart.tell = (x, y, step, top) => tellSpread(chart, x, y, step, top);
-  chart.redraw = () => drawSpread(chart);
-  spread.chart = chart;
-  view.charts.set("spread", chart);
+  chart.showTip = (x, y, step, top) => showHistogramTip(chart, x, y, step, top);
+  chart.redraw = () => drawHistogram(chart);
+  histogramView.chart = chart;
+  view.charts.set("histogram", chart);
 }
 
 function choose(what, value) {
-  spread[what] = value;
-  drawHistograms(spread.chart.data);
+  histogramView[what] = value;
+  drawHistograms(histogramView.chart.data);
 }
 
 function offerChoices(data, kinds, layers) {
-  const { chart } = spread;
-  const options = layers.map((name) => make("option", { value: name, selected: name === spread.layer }, shortened(name, 48)));
+  const { chart } = histogramView;
+  const options = layers.map((name) => make("option", { value: name, selected: name === histogramView.layer }, shortened(name, 48)));
   chart.layers.replaceChildren(...options);
-  chart.layers.value = spread.layer;
+  chart.layers.value = histogramView.layer;
   const focused = document.activeElement && document.activeElement.dataset.kind;
   chart.kinds.replaceChildren(
     ...kinds.map((kind) =>
       make(
         "button",
-        { type: "button", class: "toggle", "data-kind": kind, "aria-pressed": kind === spread.kind, onclick: () => choose("kind", kind) },
+        { type: "button", class: "toggle", "data-kind": kind, "aria-pressed": kind === histogramView.kind, onclick: () => choose("kind", kind) },
         `${kind}s`,
       ),
     ),
   );
-  if (focused) chart.kinds.querySelector(`[data-kind="${CSS.escape(spread.kind)}"]`)?.focus();
+  if (focused) chart.kinds.querySelector(`[data-kind="${CSS.escape(histogramView.kind)}"]`)?.focus();
 }
 
-function drawSpread(chart) {
+function drawHistogram(chart) {
   const { data } = chart;
-  chart.item = data.items.find((item) => item.kind === spread.kind && data.layers[item.layer] === spread.layer);
+  chart.item = data.items.find((item) => item.kind === histogramView.kind && data.layers[item.layer] === histogramView.layer);
   const { item } = chart;
   chart.cells = unpacked(item.cells, 8);
   chart.edges = data.edges[item.kind];
@@ -147,7 +147,7 @@ function drawOddColumns(chart) {
   plot.ctx.restore();
 }
 
-function tellSpread(chart, x, y, step, top) {
+function showHistogramTip(chart, x, y, step, top) {
   const { item } = chart;
   const column = columnAt(chart.columns, step);
   if (column < 0) return hideTip();
@@ -159,5 +159,5 @@ function tellSpread(chart, x, y, step, top) {
   for (const [odd, counts] of Object.entries(item.odd || {})) {
     if (counts[column]) rows.push([theme.colour("nonfinite"), ODD_WORDS[odd], whole(counts[column])]);
   }
-  return showTip(x, y, `Step ${whole(chart.columns[column])}`, rows, spread.layer);
+  return showTip(x, y, `Step ${whole(chart.columns[column])}`, rows, histogramView.layer);
 }

@@ -24,7 +24,7 @@ function lineChart(spec, parent, options = {}) {
   );
   parent.append(chart.figure);
   chart.height = options.height || LINE_HEIGHT;
-  chart.tell = (x, y, step) => tellLines(chart, x, y, step);
+  chart.showTip = (x, y, step) => showLineTip(chart, x, y, step);
   chart.redraw = () => drawLines(chart);
   chart.update = (next) => updateLines(chart, next);
   drawLines(chart);
@@ -269,7 +269,7 @@ function toggleLog(chart) {
   chart.tools.querySelector(".toggle").focus();
 }
 
-// As much of a name as tells the series apart.
+// As much of a name as distinguishes the series.
 function seriesName(line, all) {
   const parts = new Set(all.map((one) => one.part));
   const names = new Set(all.map((one) => one.name));
@@ -278,7 +278,7 @@ function seriesName(line, all) {
   return parts.size > 1 ? part : line.name;
 }
 
-function tellLines(chart, x, y, step) {
+function showLineTip(chart, x, y, step) {
   const rows = [];
   let nearest = null;
   for (const line of chart.lines) {

@@ -32,7 +32,7 @@ async function follow() {
   let pause = PAUSE_MS;
   for (;;) {
     await new Promise((resume) => setTimeout(resume, pause));
-    if (document.hidden) continue; // nobody looks: the next look catches up
+    if (document.hidden) continue; // the page is not visible: the next request catches up
     try {
       // A long run takes the server a while to read: it is asked less often, so that it stays below a fifth of its time.
       pause = Math.min(Math.max((await ask()) * 5, PAUSE_MS), MOST_PAUSE_MS);

@@ -23,7 +23,7 @@ function layerMap(spec, parent) {
     make("div", { class: "framed" }, chart.names, chart.box),
   );
   parent.append(chart.figure);
-  chart.tell = (x, y, step, top) => tellCell(chart, x, y, step, top);
+  chart.showTip = (x, y, step, top) => showCellTip(chart, x, y, step, top);
   chart.redraw = () => drawMap(chart, true);
   chart.update = (next) => {
     chart.spec = next;
@@ -119,7 +119,7 @@ function drawScale(chart) {
   );
 }
 
-function tellCell(chart, x, y, step, top) {
+function showCellTip(chart, x, y, step, top) {
   const { spec } = chart;
   const row = Math.min(Math.max(Math.floor((top / plotHeight(chart.plot)) * chart.rows), 0), chart.rows - 1);
   const column = columnAt(chart.columns, step);

@@ -3,21 +3,21 @@
 const GRAVITY = { error: 2, warning: 1, info: 0 };
 const CROWD = 60; // of more events than this, dots are numbers with up to three letters
 
-let happenings = []; // every event with a step, and every finding, in order of steps
+let markedEvents = []; // every event with a step, and every finding, in order of steps
 
-function setHappenings(events, findings) {
+function setMarkedEvents(events, findings) {
   const found = events.filter((event) => event.step !== null && event.step !== undefined);
   const diagnosed = findings
     .filter((finding) => typeof finding.step === "number" && finding.severity !== "info")
     .map((finding) => ({ ...finding, event: "finding" }));
   const already = new Set(found.filter((one) => one.event === "finding").map((one) => `${one.cause}|${one.step}`));
-  happenings = [...found, ...diagnosed.filter((one) => !already.has(`${one.cause}|${one.step}`))];
-  happenings.sort((a, b) => a.step - b.step);
+  markedEvents = [...found, ...diagnosed.filter((one) => !already.has(`${one.cause}|${one.step}`))];
+  markedEvents.sort((a, b) => a.step - b.step);
 }
 
 function eventsNear(step) {
   const reach = (view.now[1] - view.now[0]) / 200;
-  return happenings.filter((event) => Math.abs(event.step - step) <= reach && event.severity !== "info").slice(0, 3);
+  return markedEvents.filter((event) => Math.abs(event.step - step) <= reach && event.severity !== "info").slice(0, 3);
 }
 
 // Pixels that a dot needs to itself before the next one may follow.
@@ -29,7 +29,7 @@ function roomFor(group, crowded) {
 function placeMarks(chart) {
   if (!chart.lane) return;
   const groups = [];
-  const seen = happenings.filter((event) => event.step >= view.now[0] && event.step <= view.now[1]);
+  const seen = markedEvents.filter((event) => event.step >= view.now[0] && event.step <= view.now[1]);
   for (const event of seen) {
     const x = chart.plot.valToPos(event.step, "x");
     const last = groups[groups.length - 1];
@@ -38,7 +38,7 @@ function placeMarks(chart) {
   }
   const offset = gutter();
   chart.lane.replaceChildren(...groups.map((group) => mark(group, offset)));
-  chart.lane.hidden = happenings.length === 0;
+  chart.lane.hidden = markedEvents.length === 0;
 }
 
 function mark(group, offset) {

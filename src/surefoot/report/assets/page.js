@@ -24,7 +24,7 @@ function drawSections(changed) {
   if (has("findings")) drawFindings(data);
   if (has("event_cards", "findings")) drawEventCards(data);
   if (has("experiments")) drawExperiments(data);
-  if (has("events", "findings")) setHappenings(data.events.list, data.findings);
+  if (has("events", "findings")) setMarkedEvents(data.events.list, data.findings);
   setExtent();
   if (has("charts")) drawCharts("charts", "Training", data.charts);
   else if (has("events", "findings")) view.charts.get("loss")?.redraw();
@@ -46,7 +46,7 @@ function setExtent() {
     for (const series of chart.series) if (series.x.length) take(series.x[0], series.x[series.x.length - 1]);
   }
   for (const map of [...data.maps, ...(data.histograms?.items ?? [])]) take(map.columns[0], map.columns[map.columns.length - 1]);
-  if (happenings.length) take(happenings[0].step, happenings[happenings.length - 1].step);
+  if (markedEvents.length) take(markedEvents[0].step, markedEvents[markedEvents.length - 1].step);
   growView(Number.isFinite(low) ? low : 0, Number.isFinite(high) ? high : 1);
 }
 

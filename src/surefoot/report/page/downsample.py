@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 MOST_POINTS = 4_000
-"""Points that a series has on the page, apart from those kept for an event."""
+"""Points that a series has on the page, besides those kept for an event."""
 SMOOTH_POINTS = 1_200
 """Points of a smoothed line."""
 

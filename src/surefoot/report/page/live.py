@@ -1,7 +1,7 @@
 """A run that may still be written, for the live page: what has changed since the page last asked.
 
-Rows are followed rather than read anew. When something came, the sections made from it are made again, and a section
-whose text is not what it was gets the next number; a page that has seen number 17 is sent what is above 17. A folder
+Only new rows are read. The sections made from them are made again, and a section whose text has changed gets the next
+number; a page that has seen number 17 is sent what is above 17. A folder
 that is still empty has a page too: it says that it waits.
 """
 
@@ -29,7 +29,7 @@ _TABLES = ("scalars", "layers", "histograms", "device")
 _SETTLE_SECONDS = 0.5
 """Several pages that ask at once are answered from one look at the folder."""
 _MOST_ROWS = 8_000_000
-"""Rows held in memory before the folder, where older rows are thinned, is read anew."""
+"""Rows held in memory before the folder, where older rows are thinned, is read again from the start."""
 
 
 class LiveRun:

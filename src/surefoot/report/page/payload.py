@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from surefoot.report.page.source import RunFolder
 
 MOST_EVENTS = 20_000
-"""Events in the page; of more, the grave ones and the latest are kept, and the page shows their number."""
+"""Events in the page; of more, errors and the latest are kept, and the page shows their number."""
 _LONGEST = 2_000
 """Characters of one text: a traceback inside an event need not be in the page whole."""
 
@@ -70,9 +70,9 @@ def _events(events: list[Event]) -> EventSection:
 def _chosen(events: list[Event]) -> list[Event]:
     if len(events) <= MOST_EVENTS:
         return events
-    grave = [event for event in events if event.severity == "error"][-MOST_EVENTS // 2 :]
+    errors = [event for event in events if event.severity == "error"][-MOST_EVENTS // 2 :]
     latest = events[-MOST_EVENTS // 2 :]
-    chosen = {id(event) for event in [*grave, *latest]}
+    chosen = {id(event) for event in [*errors, *latest]}
     return [event for event in events if id(event) in chosen]
 
 

@@ -106,7 +106,7 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 class _Handler(BaseHTTPRequestHandler):
     server: LiveServer
     server_version, sys_version = "surefoot", ""
-    timeout = 30  # seconds for a request to arrive: a half-open one does not hold a thread for ever
+    timeout = 30  # seconds for a request to arrive: a half-open one does not hold a thread indefinitely
 
     def do_GET(self) -> None:
         refusal = self._refusal()

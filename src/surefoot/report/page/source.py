@@ -72,8 +72,8 @@ def rank_folders(top: Path) -> list[Path]:
 def describe_rank(folder: Path) -> RankRow:
     """The name of a rank, its verdict and its main finding."""
     findings = read_json(folder / "findings.json")
-    grave = serious(findings_of(findings))
-    summary = grave[0]["summary"] if grave else reason_of(findings)
+    serious_findings = serious(findings_of(findings))
+    summary = serious_findings[0]["summary"] if serious_findings else reason_of(findings)
     return {"name": folder.name, "verdict": verdict_of(findings), "summary": summary}
 
 

@@ -35,7 +35,7 @@ _CARD_TITLES = {
     "lr-change": ("change of the learning rate", "changes of the learning rate"),
 }
 _CARD_KINDS = ("halt", "rollback", "skip", "overflow", "spike", "alarm", "clip-burst")
-"""Kinds that are worth a card of their own, the gravest first."""
+"""Kinds that are shown as cards, the most serious first."""
 _MOST_PARTS = 3
 """With more parts than this the header leaves the losses out."""
 _CHIP = {
@@ -50,13 +50,13 @@ _CHIP = {
 
 def head(source: RunFolder) -> Head:
     """Verdict, headline and counts."""
-    grave, verdict = serious(findings_of(source.findings)), verdict_of(source.findings)
+    serious_findings, verdict = serious(findings_of(source.findings)), verdict_of(source.findings)
     last = _last_step(source)
     return {
         "verdict": verdict,
         "tone": verdict or _tone(source),
-        "headline": _headline(verdict, grave, source),
-        "lead": _advice(grave[0]) if grave else _loss_summary(source, verdict),
+        "headline": _headline(verdict, serious_findings, source),
+        "lead": _advice(serious_findings[0]) if serious_findings else _loss_summary(source, verdict),
         "script": str(source.run.get("script") or source.folder.resolve().name),
         "arguments": _arguments(source.run.get("arguments")),
         "folder": source.folder.name,
@@ -73,11 +73,11 @@ def head(source: RunFolder) -> Head:
 
 
 def _tone(source: RunFolder) -> str:
-    """The colour of a run that nobody diagnosed: that of its gravest event."""
+    """The colour of a run that was not diagnosed: that of its most serious event."""
     if state(source) == "failed":
         return "broken"
-    grave = any(card["severity"] != "info" for card in event_cards(source.events))
-    return "unstable" if grave else "none"
+    alarmed = any(card["severity"] != "info" for card in event_cards(source.events))
+    return "unstable" if alarmed else "none"
 
 
 def state(source: RunFolder) -> str:
@@ -95,9 +95,9 @@ def _arguments(value: object) -> list[str]:
     return [str(word) for word in value] if isinstance(value, list) else []
 
 
-def _headline(verdict: str, grave: list[FindingCard], source: RunFolder) -> str:
-    if grave:
-        return str(grave[0]["title"])
+def _headline(verdict: str, serious_findings: list[FindingCard], source: RunFolder) -> str:
+    if serious_findings:
+        return str(serious_findings[0]["title"])
     if verdict:
         return "nothing to worry about" if verdict == "healthy" else "not judged" if verdict == "unknown" else ""
     if state(source) == "waiting":
@@ -197,7 +197,7 @@ def tally(events: Sequence[Event]) -> Counter[tuple[str, str]]:
 
 
 def event_cards(events: Sequence[Event]) -> list[EventCard]:
-    """One card per grave kind of event, with its steps and the summary of the first."""
+    """One card per serious kind of event, with its steps and the summary of the first."""
     found: list[EventCard] = []
     counts = tally(events)
     for kind in _CARD_KINDS:

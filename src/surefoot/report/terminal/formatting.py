@@ -10,7 +10,7 @@ _ASCII = str.maketrans({"…": "~", "·": "|", "×": "x", "↑": "^", "↓": "v"
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A measured value with few digits: `2.314`, `1.2e-05`, `nan`, `inf`; a dash where nobody measured."""
+    """A measured value with few digits: `2.314`, `1.2e-05`, `nan`, `inf`; a dash for `None`."""
     if value is None:
         return "–"
     if not math.isfinite(value):
@@ -59,17 +59,17 @@ def clock(seconds: float, form: str = "%H:%M:%S") -> str:
         return "--:--:--"
 
 
-def one_line(words: object) -> str:
-    """The words on one line, without what a terminal would obey: escapes, line ends, marks that turn the direction."""
-    text = str(words)
+def one_line(value: object) -> str:
+    """The text on one line, without what a terminal would interpret: escapes, line ends, marks of direction."""
+    text = str(value)
     if not text.isprintable():
-        text = "".join(" " if unicodedata.category(letter) in _OBEYED else letter for letter in text)
+        text = "".join(" " if unicodedata.category(letter) in _INTERPRETED else letter for letter in text)
     return " ".join(text.split())
 
 
 def as_ascii(words: str) -> str:
-    """The words for a stream that can carry nothing else."""
+    """The text for a stream that can only carry ASCII."""
     return words.translate(_ASCII).encode("ascii", "replace").decode("ascii")
 
 
-_OBEYED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+_INTERPRETED = {"Cc", "Cf", "Cs", "Zl", "Zp"}

@@ -1,4 +1,4 @@
-"""What is typed into the terminal of a full-screen view, and leaving it in order when asked to end."""
+"""Keys typed into a full-screen view, and a clean end of the view on SIGTERM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Keys:
-    """What is typed while the view is up."""
+    """Keys typed while the view is shown."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
@@ -35,7 +35,7 @@ class Keys:
 
 @contextmanager
 def keys_of_terminal() -> Iterator[Keys]:
-    """Keys one by one and unseen, if they come from a terminal; as it was, afterwards."""
+    """Read keys one by one without echo, if stdin is a terminal; its settings are restored afterwards."""
     try:
         import termios
         import tty
@@ -54,7 +54,7 @@ def keys_of_terminal() -> Iterator[Keys]:
 
 @contextmanager
 def ended_by_signal() -> Iterator[None]:
-    """A request to end must leave the screen in order too."""
+    """Exit on SIGTERM in a way that restores the screen."""
 
     def end(number: int, _frame: object) -> None:
         sys.exit(128 + number)

@@ -90,7 +90,7 @@ class ProgressSink:
             self._lock.release()
 
     def _leave(self) -> None:
-        """The program ends. The log may have more to say and close this after that, or nobody will: both are fine."""
+        """The program ends. The log may still write and close this sink afterwards, or not: both work."""
         if self._over or os.getpid() != self._process or not self._lock.acquire(timeout=_LOCK_SECONDS):
             return
         try:
@@ -122,7 +122,7 @@ class ProgressSink:
     def _draw(self) -> None:
         assert self._status is not None
         now = time.monotonic()
-        self._status.draw(afresh=now - self._drawn_at > _AWAY_SECONDS)
+        self._status.draw(redraw=now - self._drawn_at > _AWAY_SECONDS)
         self._drawn_at = now
 
     def _lines(self, width: int) -> list[str]:

@@ -27,7 +27,7 @@ _BELOW, _BELOW_ASCII = "↓", "v"
 _LARGEST = 1e150  # beyond it, sums and differences of floats would overflow
 _FEW = 0.05
 _FAR = 5.0
-_ENOUGH = 6  # with fewer values nobody can say which of them is the odd one
+_ENOUGH = 6  # with fewer values no outlier can be identified
 
 
 @dataclass

@@ -51,7 +51,7 @@ def terminal_of(stream: Any) -> int | None:
 def _in_foreground(descriptor: int) -> bool:
     try:
         return os.tcgetpgrp(descriptor) == os.getpgrp()
-    except OSError:  # this process has a session of its own: the terminal is somebody else's
+    except OSError:  # this process has a session of its own: the terminal belongs to another one
         return False
 
 
@@ -67,8 +67,8 @@ class StatusLines:
         self._rows = 0
         self._restore_pipe: int | None = None
 
-    def draw(self, afresh: bool = False) -> None:
-        """Show the lines as they are now. Afresh: somebody else may have used the terminal in the meantime."""
+    def draw(self, redraw: bool = False) -> None:
+        """Show the lines as they are now. `redraw`: other programs may have used the terminal in the meantime."""
         if not _in_foreground(self._descriptor):
             self._size = None  # stopped or sent to the background: the terminal is not ours until we are back
             return
@@ -77,7 +77,7 @@ class StatusLines:
             return
         lines = list(self._lines_for(size.columns - 1))[: max(1, size.lines // _LARGEST_SHARE)]
         self._start_restore_shell()
-        self._write(self._reserved(size, len(lines), afresh) + self._filled(lines))
+        self._write(self._reserved(size, len(lines), redraw) + self._filled(lines))
 
     def close(self, last_lines: Sequence[str] = ()) -> None:
         """Give the rows back, and leave these lines where the script's own output ended."""
@@ -91,11 +91,11 @@ class StatusLines:
         self._rows, self._size = 0, None
         self._end_restore_shell()
 
-    def _reserved(self, size: os.terminal_size, rows: int, afresh: bool) -> str:
+    def _reserved(self, size: os.terminal_size, rows: int, redraw: bool) -> str:
         """What makes room for so many rows; nothing if there is."""
-        if size == self._size and rows <= self._rows and not afresh:
+        if size == self._size and rows <= self._rows and not redraw:
             return ""
-        moved = self._size is None or size != self._size or afresh
+        moved = self._size is None or size != self._size or redraw
         self._size, self._rows = size, max(rows, 0 if moved else self._rows)
         # After a resize the terminal has put the old rows somewhere below the cursor, where nothing else is.
         start = _SAVE + _WHOLE_SCREEN + _RESTORE + (_ERASE_BELOW if moved else "")
@@ -117,7 +117,7 @@ class StatusLines:
             data = data[os.write(self._descriptor, data) :]
 
     def _start_restore_shell(self) -> None:
-        """Start the shell that gives the rows back if this process is killed; it is no child: nobody waits for it."""
+        """Start the shell that gives the rows back if this process is killed. It is no child: nothing waits for it."""
         if self._restore_pipe is not None:
             return
         reading, self._restore_pipe = os.pipe()

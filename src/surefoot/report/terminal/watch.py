@@ -156,7 +156,7 @@ class RunFollowerView:
         return first
 
     def follow(self) -> None:
-        """Show the run until it is over or somebody asks to stop."""
+        """Show the run until it is over or the user quits."""
         if self.console.is_terminal and not self.console.is_dumb_terminal:
             if self._follow_on_screen():
                 self.print_view()
