@@ -37,7 +37,7 @@ test: $(READY)
 	$(PYTEST)
 
 test-fast: $(READY)
-	$(PYTEST) --no-processes -m "not slow and not gpu"
+	$(PYTEST) --no-processes -m "not slow and not gpu and not browser"
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -23,8 +23,10 @@ from __future__ import annotations
 import argparse
 import gc
 import hashlib
+import importlib
 import json
 import os
+import pkgutil
 import platform
 import random
 import shutil
@@ -162,11 +164,17 @@ def _on_the_gpu(kind: type) -> None:
 def import_watching() -> None:
     """In the parent: what every watched run imports, once. The collector then leaves it alone, and forks share it."""
     import surefoot.commands.run
-    import surefoot.diagnose.engine
-    import surefoot.watch.crash
-    import surefoot.watch.patches
-    import surefoot.watch.watcher  # noqa: F401
+    import surefoot.diagnose
+    import surefoot.observe
+    import surefoot.record
+    import surefoot.watch
 
+    os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")  # pyarrow's own thread would miss in forks
+    for package in (surefoot.watch, surefoot.record, surefoot.observe, surefoot.diagnose):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith("__main__"):
+                with suppress(ImportError):  # what not everybody has installed
+                    importlib.import_module(module.name)
     gc.freeze()
 
 

@@ -145,7 +145,7 @@ class Server:
         bare = environment(JE_ARROW_MALLOC_CONF="background_thread:false")  # pyarrow's own thread would miss in forks
         del bare["PYTHONPATH"]
         with ExitStack() as undo:
-            self._channel, theirs = map(undo.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            self._channel, theirs = map(undo.enter_context, socket.socketpair())
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(theirs.fileno())],
                 env=bare,
@@ -181,7 +181,8 @@ class Server:
 def _serve(channel: socket.socket) -> None:
     """Fork a child for each order; tell its number at once, and its exit status when it has ended."""
     children: dict[int, int] = {}
-    waking, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    waking, wake = os.pipe()
+    os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     while True:
@@ -250,6 +251,9 @@ def _become(order: dict[str, Any], files: list[int]) -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
+    if code < 0:  # as Python does after an interrupt that nobody caught
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
     leave(code)
 
 
@@ -267,7 +271,7 @@ def _run_as_python_does(arguments: list[str]) -> int:
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
-        return 1
+        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 

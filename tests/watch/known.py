@@ -43,12 +43,13 @@ def find(name):
     raise LookupError(name)
 
 
-def aliases(value):
-    """Everywhere it is held by a module."""
-    found = []
+def places():
+    """Everywhere that anything is held by a module, by its `id`."""
+    found = collections.defaultdict(list)
     for name, module in sorted(sys.modules.items()):
         if name.startswith(("torch", "random", "os", "posix")) and isinstance(module, types.ModuleType):
-            found += [f"{name}.{key}" for key, held in list(vars(module).items()) if held is value]
+            for key, held in list(vars(module).items()):
+                found[id(held)].append(f"{name}.{key}")
     return found
 
 
@@ -59,7 +60,7 @@ def same_after(change, value):
         return type(error).__name__
 
 
-def told(value):
+def told(value, held_at):
     inner = inspect.unwrap(value)
     code = getattr(inner, "__code__", None)
     try:
@@ -83,7 +84,7 @@ def told(value):
         "globals": sorted(inner.__globals__) if code else None,
         "pickled": same_after(lambda f: pickle.loads(pickle.dumps(f)), value),
         "copied": same_after(copy.deepcopy, value),
-        "aliases": aliases(value),
+        "aliases": held_at[id(value)],
         "resolved": str(resolve_name(value)),
     }
 
@@ -413,13 +414,15 @@ def objects():
 if __name__ == "__main__":
     train()
     results = {"functions": {}}
-    for name in sys.argv[1:]:
-        owner, key = find(name)
-        results["functions"][name] = told(getattr(owner, key))
+    found = {name: getattr(*find(name)) for name in sys.argv[1:]}
+    held_at = places()
+    for name, value in found.items():
+        results["functions"][name] = told(value, held_at)
     for part in (devices, objects, modes, transforms, warned, replaced, subclassed, scripted, compiled, swapped):
         results[part.__name__] = part()
+    held_at = places()
     results["aliases"] = {
-        name: aliases(value) for name, value in vars(torch).items() if isinstance(value, types.BuiltinFunctionType)
+        name: held_at[id(value)] for name, value in vars(torch).items() if isinstance(value, types.BuiltinFunctionType)
     }
     if "surefoot.watch.patches" in sys.modules:
         from surefoot.watch.patches import installed

@@ -1,0 +1,70 @@
+"""A program that is forked from a process with torch does what it would do in a fresh interpreter."""
+
+import signal
+import sys
+
+import pytest
+
+import forked
+import patience
+
+PROGRAMS = {
+    "arguments_path_and_main": (
+        "import sys; print(sys.argv, sys.path[0], sys.path[1], __name__, sorted(globals()), sys.stdin.read())"
+    ),
+    "an_exception": "def inner():\n    raise ValueError('what')\nprint('before')\ninner()",
+    "words_on_leaving": "import sys; sys.exit('no such file')",
+    "a_number_on_leaving": "import sys; sys.exit(259)",
+    "nothing_on_leaving": "raise SystemExit",
+    "leaving_at_once": "import os; print('lost'); os._exit(3)",
+    "exit_functions_and_threads": (
+        "import atexit, threading, time; atexit.register(print, 'bye')\n"
+        "threading.Thread(target=lambda: (time.sleep(0.05), print('thread'))).start(); print('main')"
+    ),
+    "an_interrupt": "raise KeyboardInterrupt",
+    "a_signal": "import os, signal; print('x', flush=True); os.kill(os.getpid(), signal.SIGKILL)",
+    "a_child": "import os, sys\nprint('once', flush=True)\nif not os.fork(): sys.exit(0)\nos.wait(); print('parent')",
+    "a_file_beside_it": "import beside; print(beside.x, beside.__file__)",
+    "the_environment": "import os; os.chdir('/'); print(os.environ['GIVEN'], 'GONE' in os.environ, os.getcwd())",
+}
+
+
+@pytest.mark.parametrize("way", ["script", "module", "code"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_ends_and_prints_as_in_a_fresh_interpreter(tmp_path, monkeypatch, name, way):
+    monkeypatch.setenv("GONE", "1")
+    (tmp_path / "program.py").write_text(PROGRAMS[name])
+    (tmp_path / "beside.py").write_text("x = 5")
+    words = {"script": ["program.py"], "module": ["-m", "program"], "code": ["-c", PROGRAMS[name]]}[way]
+    environment = {**forked.environment(GIVEN="5"), "PYTHONDONTWRITEBYTECODE": "1"}
+    del environment["GONE"]
+    options = {"cwd": tmp_path, "env": environment, "input": "typed"}
+    fresh, ours = patience.run([sys.executable, *words, "a b"], **options), forked.run([*words, "a b"], **options)
+    assert (ours.returncode, ours.stdout) == (fresh.returncode, fresh.stdout)
+    assert ours.stderr == fresh.stderr
+
+
+def test_one_that_is_ended_says_so_and_what_it_said_can_be_read_meanwhile():
+    program = forked.start(["-c", "import time; print('here', flush=True); time.sleep(1e6)"])
+    patience.wait_until(lambda: program.stdout == "here\n")
+    assert program.poll() is None
+    program.send_signal(signal.SIGTERM)
+    assert program.end().returncode == -signal.SIGTERM
+
+
+def test_random_numbers_are_new_in_every_process():
+    draw = "import random, numpy, torch; print(random.random(), numpy.random.rand(), torch.rand(1).item())"
+    first, second = (forked.run(["-c", draw], check=True).stdout.split() for _ in range(2))
+    assert all(one != other for one, other in zip(first, second, strict=True))
+    seeded = "import torch; torch.manual_seed(3); print(torch.rand(1).item(), torch.get_num_threads())"
+    assert forked.run(["-c", seeded]).stdout == forked.run(["-c", seeded]).stdout
+
+
+def test_warnings_can_be_errors():
+    warn = "import warnings; warnings.warn('careful')"
+    assert forked.run(["-c", warn]).returncode == 0
+    assert forked.run(["-W", "error", "-c", warn]).returncode == 1
+
+
+def test_an_option_that_only_a_fresh_interpreter_understands_is_refused():
+    assert "is not understood here" in forked.run(["-X", "importtime", "-c", ""]).stderr
