@@ -248,7 +248,7 @@ class SnapshotRing:
             self._at_onset = (last, step, self._state.moved_since(last.staged.tree) / max(step - last.step, 1))
 
     def had_moved(self, typical_gradient: Callable[[int, int], float]) -> bool:
-        """Whether the weights had moved unusually far, each step, when the trouble began. Waits for the device.
+        """Whether the weights had moved unusually far, each step, when the unhealthy steps began. Waits for the device.
 
         What is usual is what they moved before, and more where the gradients have grown since, up to `GROWTH` times: a
         task that has just begun to teach something moves them further. `typical_gradient` tells the norm over a range

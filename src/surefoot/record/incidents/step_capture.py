@@ -85,7 +85,7 @@ class Microbatch:
     evaluations: int = 1
     """How often the optimizer evaluated it in the step; batch and random streams are those of the first time."""
     dropped: bool = False
-    """Whether its batches were let go because there were too many."""
+    """Whether its batches were dropped because there were too many."""
     losses: list[Tensor] = field(default_factory=list)
     weights: list[Weight] = field(default_factory=list)
 
