@@ -1,4 +1,4 @@
-"""Read the JSON value that `keep/tree.py` makes of a state: the half that reads untrusted input.
+"""Read the JSON value that `keep/checkpoint/tree.py` makes of a state: the half that reads untrusted input.
 
 There is a fixed table of kinds; nothing that the input names is imported or called, and whatever is wrong with it
 becomes one `CheckpointError`.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from surefoot.core.random_state import RandomStreams, read_streams, set_streams
 from surefoot.keep.position.generators import GeneratorStates, find_generators, read_generators, set_generators
-from surefoot.keep.position.loaders import LoaderFacts, describe, draws_once, warn_of_differences
+from surefoot.keep.position.loaders import LoaderDescription, describe, draws_once, warn_of_differences
 from surefoot.keep.position.samplers import FollowedIndices, FollowedSampler, StreamWatch
 from surefoot.keep.position.workers import FollowedWorkers, WorkerPlan, WorkerStreams, replaced, workers_followed
 
@@ -42,7 +42,7 @@ class PassState(TypedDict):
 
     number: int
     count: int
-    loader: LoaderFacts
+    loader: LoaderDescription
     streams: RandomStreams
     generators: GeneratorStates
     workers: WorkerStreams
@@ -58,7 +58,7 @@ class LoaderPass:
     """Where one pass over one loader is, and where it began."""
 
     number: int
-    loader: LoaderFacts
+    loader: LoaderDescription
     """What kind of loader it is: see `describe`."""
     streams: RandomStreams = field(default_factory=read_streams)
     """The process's random streams as the pass began."""
