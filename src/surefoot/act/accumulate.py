@@ -11,8 +11,8 @@ after the other add up, as their gradients do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from torch import Tensor
@@ -22,12 +22,21 @@ from surefoot.errors import UsageError
 if TYPE_CHECKING:
     from surefoot.types import Scalar
 
-_SETTINGS = ("length", "across_ranks")
-
 
 def _or_one(weight: Scalar) -> Scalar:
     """The weight, or 1 where it is 0: a microbatch of padding alone is no unit for the others."""
     return torch.where(weight > 0, weight, 1) if isinstance(weight, Tensor) else weight
+
+
+class WindowValues(TypedDict):
+    """What is stored of a window that is under way."""
+
+    count: int
+    open: bool
+    weighted: bool
+    unit: Scalar
+    loss_sum: Tensor | None
+    weight_sum: Scalar
 
 
 @dataclass
@@ -103,15 +112,21 @@ class AccumulationWindow:
             return self.weight_sum
         return self.count / self.length if self.count else 1.0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> WindowValues:
         """The window as plain values and tensors; `length` and `across_ranks` are settings."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _SETTINGS}
+        return {
+            "count": self.count,
+            "open": self.open,
+            "weighted": self.weighted,
+            "unit": self.unit,
+            "loss_sum": self.loss_sum,
+            "weight_sum": self.weight_sum,
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: WindowValues) -> None:
         """Continue a window that was under way."""
-        for each in fields(self):
-            if each.name not in _SETTINGS:
-                setattr(self, each.name, state[each.name])
+        self.count, self.open, self.weighted = state["count"], state["open"], state["weighted"]
+        self.unit, self.loss_sum, self.weight_sum = state["unit"], state["loss_sum"], state["weight_sum"]
 
     def cleared(self) -> AccumulationWindow:
         """An empty window of the same kind."""

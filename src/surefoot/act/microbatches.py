@@ -9,7 +9,7 @@ What a failed try leaves, and what becomes of it:
 - gradients of the layers it got to: a piece runs with empty `.grad`, earlier gradients held aside. They come back alone
   after a failure, and with the piece added in place after a success, as autograd itself adds. Where there is nothing to
   hold (the whole batch, no accumulation) nothing is held; otherwise it costs the memory of one set of gradients.
-- activations: the traceback holds them, so it is let go before anything is tried again.
+- activations: the traceback holds them, so its frames are cleared before anything is tried again.
 - running statistics and other buffers, and the random streams, are put back.
 
 The number of rows that fits is remembered. Now and then twice as many are tried again, less often each time that fails.
@@ -61,7 +61,7 @@ class RowLimit:
     """How many rows fit, as far as is known."""
 
     probe_after: int = 100
-    """Calls without trouble after which twice the rows are tried again."""
+    """Calls without running out of memory after which twice the rows are tried again."""
     rows: int | None = None
     """The most rows to run at once; `None` as long as every batch fitted whole."""
     calls: int = 0

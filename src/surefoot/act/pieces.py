@@ -6,7 +6,7 @@ same length (texts, a dictionary of boxes per image) are cut too; everything els
 tables of another length. Pieces of tensors are views: nothing is copied.
 
 Where it cannot be told what a row is, the batch is refused rather than guessed at: a wrong cut trains on wrong data in
-silence. What no one can see from here: a table that has as many entries as the batch has rows by chance, and a batch
+silence. What cannot be detected: a table that has as many entries as the batch has rows by chance, and a batch
 whose first dimension is not the batch (time first). Keep both out of `batch`: the loss function can read them from
 around it.
 """

@@ -51,7 +51,7 @@ def copies_of_first(models: Sequence[nn.Module], optimizer: Any) -> bool:
 
 
 def agree(flags: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """True where any rank says True."""
+    """True where any rank has True."""
     if group is None:
         return flags
     shared = flags.to(torch.float32)
@@ -62,7 +62,7 @@ def agree(flags: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 def agree_and_average(
     flags: Sequence[Scalar], value: Scalar | None, device: torch.device, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor]:
-    """True where any rank says True, and the mean of a value over the ranks that have one; one collective for both.
+    """True where any rank has True, and the mean of a value over the ranks that have one; one collective for both.
 
     Neither waits for the device. The mean is NaN if no rank has the value.
     """
@@ -104,15 +104,15 @@ class Ranks:
         return self.group is not None
 
     def any(self, flag: bool) -> bool:
-        """Whether any rank says so."""
+        """Whether the flag is set on any rank."""
         return self._highest(int(flag)) > 0
 
     def same(self, value: int) -> bool:
-        """Whether every rank says the same."""
+        """Whether the value is the same on every rank."""
         return self._highest(value) == -self._highest(-value)
 
     def of_first(self, value: int) -> int:
-        """What the first rank says, at least -1."""
+        """The value of the first rank, at least -1."""
         return self._highest(-2 if self.place else value)
 
     def _highest(self, value: int) -> int:

@@ -32,9 +32,9 @@ class Escalation:
     full again; when the cuts are used up, the run halts.
 
     Every healthy step shows that the weights are sound, so `refill_steps` of them give one skip back: a data set with a
-    bad batch here and there is skipped through for ever, and only refusals that crowd lead further. After `calm_steps`
-    healthy steps in a row the skips are full and one cut is taken back, so that a rough patch does not slow the rest of
-    the run.
+    bad batch here and there is skipped through indefinitely, and only many refusals within a short time lead further.
+    After `calm_steps` healthy steps in a row the skips are full and one cut is taken back, so that a rough patch does
+    not slow the rest of the run.
     """
 
     skips: int = 10
@@ -81,7 +81,7 @@ class Escalation:
 
 
 SETTLED_STEPS = 5
-"""Healthy steps in a row that end a trouble. A run that diverges has a low loss now and then, too."""
+"""Healthy steps in a row that end an episode of unhealthy ones. A run that diverges has low losses at times, too."""
 TRIAL_STEPS = 3
 """Unhealthy steps right after a return, without a healthy one between, that show it was no help."""
 DOUBT_FACTOR = 4
@@ -92,11 +92,11 @@ class RecoveryState(NamedTuple):
     """Where the run stands. Counts are of steps."""
 
     unhealthy: int = 0
-    """Unhealthy steps of the trouble under way."""
+    """Unhealthy steps of the episode under way."""
     refused: int = 0
     """Refused steps in a row."""
     onset: int = -1
-    """The first step of the trouble under way; -1 for none."""
+    """The first step of the episode under way; -1 for none."""
     tried: int = 0
     """Attempts without a healthy step since."""
     returned: int = 0
@@ -125,14 +125,14 @@ class TrainingRecovery:
     the earlier weights with the data that comes next, so the batches that did the damage are not fed again, and with a
     smaller learning rate. The cut compounds over attempts and is lifted step by step while the run stays healthy: the
     rate is the cause only now and then, and a run that learns at half its rate for good is harmed too. Attempts come
-    back more slowly than the rate does, so that trouble that returns with it is met with a deeper cut.
+    back more slowly than the rate does, so that instability that returns with the rate leads to a deeper cut.
 
     Was it the weights? Whatever damages them moves them further than training does in as many steps, and a new data
     set, a harder task or a run of bad batches does not. So a return is declined if the weights had moved as usual when
-    the trouble began, unless they are not finite or steps go on being refused. The first steps after a return tell,
-    too: if the loss of the earlier weights is just as high, the weights were never to blame, and the return is taken
-    back at the cost of those few steps. Either way the next return needs more patience. If steps are refused as before,
-    the state was bad already, and an older one is tried.
+    the unhealthy steps began, unless they are not finite or steps go on being refused. The first steps after a return
+    show it, too: if the loss of the earlier weights is just as high, the weights were never to blame, and the return is
+    taken back at the cost of those few steps. Either way the next return needs more patience. If steps are refused as
+    before, the state was bad already, and an older one is tried.
     """
 
     every_steps: int = 20

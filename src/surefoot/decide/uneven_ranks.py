@@ -1,8 +1,8 @@
-"""Ranks that run different numbers of forwards, and meet again at the end.
+"""Ranks that run different numbers of forwards, and synchronize at the end.
 
 A rank that runs out of memory needs more, smaller pieces than the others. So nothing in between may be a collective:
 DDP's averaging is off for all pieces, its broadcast of buffers is done once beforehand, and the gradients are averaged
-once afterwards. The same exchange tells whether any rank failed, so that none waits for one that will not come, and
+once afterwards. The same exchange shows whether any rank failed, so that none waits for one that will not come, and
 which parameters have a gradient anywhere, since ranks may use different ones.
 
 Models whose forward is itself a collective (FSDP, SyncBatchNorm) cannot do this, and are refused.

@@ -1,7 +1,7 @@
-"""One formula, two homes: numpy for signals that are floats, torch for signals that are on a device.
+"""One formula for two libraries: numpy for signals that are floats, torch for signals that are on a device.
 
 A step rule is written once against the functions that numpy and torch share (`where`, `maximum`, `isfinite`, …); this
-module picks the library that the step's signals live in and covers the few functions the two spell differently. Floats
+module picks the library of the step's signals and covers the few functions the two spell differently. Floats
 go through numpy because a handful of numbers is an order of magnitude cheaper there than in torch.
 """
 
@@ -69,5 +69,5 @@ _ON_HOST = Library(None)
 
 
 def library_of(signals: Signals) -> Library:
-    """The library the signals of this step live in."""
+    """The library for the signals of this step."""
     return _ON_HOST if signals.device is None else Library(signals.device)

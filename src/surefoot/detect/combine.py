@@ -52,7 +52,7 @@ class Combined:
         return tuple(part.init() for part in self.parts)
 
     def update(self, state: tuple[Any, ...], signals: Signals) -> tuple[tuple[Any, ...], Verdict]:
-        """Let every part judge the step: each keeps its own baseline, whatever the others say."""
+        """Let every part judge the step: each keeps its own baseline, whatever the others find."""
         results = [part.update(own, signals) for part, own in zip(self.parts, state, strict=True)]
         verdicts = tuple(verdict for _, verdict in results)
         anomalous = reduce(or_ if self.rule == "any" else and_, (verdict.anomalous for verdict in verdicts))
@@ -73,18 +73,18 @@ def _worst(verdicts: tuple[Verdict, ...], known: bool) -> Severity:
 
 
 def any_of(*detectors: Detector) -> Combined:
-    """Anomalous when at least one of the detectors says so."""
+    """Anomalous when at least one of the detectors is."""
     return Combined(detectors, "any")
 
 
 def all_of(*detectors: Detector) -> Combined:
-    """Anomalous when all of the detectors say so at the same step."""
+    """Anomalous when all of the detectors are at the same step."""
     return Combined(detectors, "all")
 
 
 @dataclass(frozen=True)
 class Sustained:
-    """A detector that must say so several steps in a row; made by `sustained`."""
+    """A detector that must be anomalous several steps in a row; made by `sustained`."""
 
     detector: Detector
     steps: int
@@ -108,7 +108,7 @@ class Sustained:
 
 
 def sustained(detector: Detector, steps: int) -> Sustained:
-    """Anomalous when the detector has said so `steps` steps in a row."""
+    """Anomalous when the detector has been for `steps` steps in a row."""
     return Sustained(detector, steps)
 
 
@@ -136,7 +136,7 @@ class AfterWarmup:
 
 
 def after_warmup(detector: Detector, steps: int) -> AfterWarmup:
-    """Let the detector learn for `steps` steps before it may speak."""
+    """Let the detector learn for `steps` steps before it may raise an alarm."""
     return AfterWarmup(detector, steps)
 
 
@@ -160,7 +160,7 @@ class UserDetector:
         return self._detector.init()
 
     def update(self, state: Any, signals: Signals) -> tuple[Any, Verdict]:
-        """What the detector says; nothing is wrong with a step once it has failed."""
+        """The verdict of the detector; once it has failed, every step counts as healthy."""
         if not self._failed:
             try:
                 new, verdict = self._detector.update(state, signals)

@@ -74,9 +74,9 @@ class Explosion:
 
     The reference is the largest norm accepted so far, fading slowly, and not an average: gradient norms have heavy
     tails, small batches and nearly solved tasks more than others, and a rule that compares with the middle of the
-    distribution cries wolf in the tail. Compared with the maximum, a healthy stream has to exceed its own record many
-    times over in one step. What is judged anomalous does not raise the reference; what keeps coming for `patience`
-    steps is a new level, not an outlier, and is accepted.
+    distribution raises false alarms in the tail. Compared with the maximum, a healthy stream has to exceed its own
+    record many times over in one step. What is judged anomalous does not raise the reference; what keeps coming for
+    `patience` steps is a new level, not an outlier, and is accepted.
 
     - A gradient no larger than the weights is ordinary in size, however unusual for the run: before its first reward, a
       policy that explores has gradients of next to nothing, and the first real one is what it has been waiting for. So
@@ -285,7 +285,7 @@ class Setback:
     """The loss is above everything of the last window, and a good share of what was gained is gone.
 
     One high loss says little, a bad batch has it too. This rule therefore does not act by itself; `TrainingRecovery`
-    counts how many steps in a row it says so. A loss is a setback when it lies
+    counts how many steps in a row it holds. A loss is a setback when it lies
 
     - above every accepted loss of the last `window_steps` steps, and
     - more than `threshold` spreads (robust, as in `Spike`) above their median, and

@@ -28,7 +28,7 @@ from surefoot.act.closure import ClosureRefused, StepCopy
 from surefoot.act.optimizer_settings import NOTHING_FOUND, SettingsOfStep, look_at_settings
 from surefoot.core.weak_reference import weak_reference
 from surefoot.errors import UsageError
-from surefoot.guard.cuda_graph import GraphedDecider
+from surefoot.guard.decision_graph import GraphedDecider
 from surefoot.guard.step_decision import StepDecider, StepDecision, StepInput
 from surefoot.guard.step_numbers import Arriving, LayerNames, StepNumbers, at_hand
 from surefoot.observe.shards import combine_shards

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from surefoot.core.device import free_bytes
 from surefoot.core.random_state import RandomStreams, read_streams, set_streams
 from surefoot.decide.agreement import copies_of_first
 from surefoot.errors import CheckpointError, SettingError, UsageError
@@ -698,8 +699,5 @@ def _scheduler_faults(scheduler: Any, then: str | None) -> list[str]:
 
 def _place_for(tree: Any) -> Place:
     """On the device if there is plenty of room, else in pinned host memory."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return "device"
-    free, _ = torch.cuda.mem_get_info()
-    unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    return "device" if free + unused >= ROOM * bytes_of(tree) else "pinned"
+    free = free_bytes()
+    return "device" if free is None or free >= ROOM * bytes_of(tree) else "pinned"

@@ -15,7 +15,7 @@ were before its first microbatch, which may have been long before the save.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class BufferKeeper:
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         modules = {id(module): module for model in models for module in model.modules()}.values()
-        self._slots = [
+        self._names = [  # each buffer by its module and its name there
             (weakref.ref(module), name)
             for module in modules
             for name, buffer in module._buffers.items()
@@ -57,7 +57,7 @@ class BufferKeeper:
 
     def _current(self) -> list[Tensor | None]:
         """The buffers; `None` for one that is gone or cannot be written to."""
-        modules = ((reference(), name) for reference, name in self._slots)
+        modules = ((reference(), name) for reference, name in self._names)
         found = (None if module is None else module._buffers.get(name) for module, name in modules)
         return [buffer if buffer is not None and is_writable(buffer) else None for buffer in found]
 
@@ -66,12 +66,12 @@ class BufferKeeper:
         versions = _versions(current)
         return [
             (module := reference()) is not None and may_have_changed(module, versions[i] != self._versions[i])
-            for i, (reference, _) in enumerate(self._slots)
+            for i, (reference, _) in enumerate(self._names)
         ]
 
     def save(self, step: int) -> None:
         """Keep the buffers as they are before `step`. Those that have not changed share their earlier copy."""
-        if not self._slots:
+        if not self._names:
             return
         current = self._current()
         latest = list(self._copies[max(self._copies)])
@@ -83,7 +83,7 @@ class BufferKeeper:
 
     def restore(self, step: int) -> None:
         """Put the buffers back as they were before `step`."""
-        if not self._slots or step not in self._copies:
+        if not self._names or step not in self._copies:
             return
         good = self._copies[step]
         pairs = [
@@ -96,7 +96,7 @@ class BufferKeeper:
 
     def before(self, step: int) -> dict[int, Tensor]:
         """The buffers as they were before `step`, by where they lie in memory; of those that were kept."""
-        kept = self._copies.get(step, []) if self._slots else []
+        kept = self._copies.get(step, []) if self._names else []
         pairs = zip(self._current(), kept, strict=False)
         return {
             buffer.data_ptr(): copy
@@ -109,7 +109,7 @@ class BufferKeeper:
         if len(self._copies) > 1:
             self._copies.pop(step, None)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, list[Tensor | None]]:
         """The copies by step; `None` for a buffer that is still what it was. No tensor is copied: none ever changes."""
         latest = self._copies[max(self._copies)]
         as_now = [not changed for changed in self._changed(self._current())]
@@ -118,7 +118,7 @@ class BufferKeeper:
             for step, copies in self._copies.items()
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, list[Tensor | None]]) -> None:
         """Go on with saved copies, once the buffers themselves are loaded."""
         now = [_copied(buffer) for buffer in self._current()]
         self._copies = {int(step): _placed(copies, now) for step, copies in state.items()}

@@ -53,7 +53,7 @@ def plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
-class ParameterFacts(TypedDict):
+class ParameterDescription(TypedDict):
     """One parameter of an optimizer."""
 
     name: str | None
@@ -61,14 +61,14 @@ class ParameterFacts(TypedDict):
     dtype: str
 
 
-class OptimizerFacts(TypedDict):
+class OptimizerDescription(TypedDict):
     """The class of an optimizer, and its parameters by group."""
 
     kind: str
-    groups: list[list[ParameterFacts]]
+    groups: list[list[ParameterDescription]]
 
 
-def describe_optimizer(optimizer: Any, modules: Sequence[nn.Module]) -> OptimizerFacts:
+def describe_optimizer(optimizer: Any, modules: Sequence[nn.Module]) -> OptimizerDescription:
     """The class of an optimizer, and the name, shape and dtype of the parameter at each position of each group."""
     names: dict[int, str] = {}
     for number, module in enumerate(modules):

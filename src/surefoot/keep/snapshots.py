@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from surefoot.keep.checkpoint.tree import local_part
 from surefoot.keep.staging import Place, Staged, bytes_of, laid_like, map_tensors, sharded_like, stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import nn
 
@@ -39,6 +39,17 @@ LEAST = 1e-3
 CHUNK_ENTRIES = 1 << 24
 SHARE_OF_DEVICE = 0.1
 """How much of a GPU's memory snapshots take if nothing else is said."""
+
+
+class StateTree(TypedDict):
+    """What is copied for a snapshot."""
+
+    tensors: list[Tensor]
+    """Parameters and buffers, each once."""
+    optimizer: list[dict[Any, Any] | None]
+    """The optimizer's state of each parameter; `None` where it has none."""
+    rules: Any
+    """The state of the detectors and of what else follows the run."""
 
 
 class TrainedState:
@@ -68,7 +79,7 @@ class TrainedState:
         names = [name for model in self._models for name, _ in model.named_buffers()]
         return [*((id(parameter), parameter.shape) for parameter in (*own, *self._parameters())), *names]
 
-    def tree(self) -> dict[str, Any]:
+    def tree(self) -> StateTree:
         """The live tensors, in a nesting that `put_back` understands."""
         states = self._optimizer.state
         return {
@@ -78,7 +89,7 @@ class TrainedState:
         }
 
     @torch.no_grad()
-    def put_back(self, tree: dict[str, Any]) -> None:
+    def put_back(self, tree: StateTree) -> None:
         """Write a copied tree back into the live tensors."""
         pairs = [
             (local_part(now), then)
@@ -93,7 +104,7 @@ class TrainedState:
         write_all(live, saved)
         self._set_rules(tree["rules"])
 
-    def _moments_to_write(self, parameter: Tensor, saved: dict[str, Any] | None) -> Iterator[tuple[Tensor, Tensor]]:
+    def _moments_to_write(self, parameter: Tensor, saved: Mapping[str, Any] | None) -> Iterator[tuple[Tensor, Tensor]]:
         """What is written in place; whatever cannot be is put in its place at once."""
         if saved is None:
             self._optimizer.state.pop(parameter, None)
@@ -109,7 +120,7 @@ class TrainedState:
                 state[key] = map_tensors(value, partial(_beside, parameter))
 
     @torch.no_grad()
-    def moved_since(self, tree: dict[str, Any]) -> Tensor:
+    def moved_since(self, tree: StateTree) -> Tensor:
         """How far each trained parameter is from where it was in a copied tree. Reads nothing off a device."""
         trained = {id(parameter) for parameter in self._parameters()}
         live = self._tensors()
@@ -122,7 +133,7 @@ class TrainedState:
         norms = [norm.to(home, torch.float64) for chunk in _chunks(pairs) for norm in _norms_apart(chunk)]
         return torch.stack(norms)
 
-    def norm_of(self, tree: dict[str, Any]) -> float:
+    def norm_of(self, tree: StateTree) -> float:
         """Norm of the parameters in a copied tree. Waits for the device."""
         trained = {id(parameter) for parameter in self._parameters()}
         kept = [then for now, then in zip(self._tensors(), tree["tensors"], strict=True) if id(now) in trained]
@@ -248,7 +259,7 @@ class SnapshotRing:
             self._at_onset = (last, step, self._state.moved_since(last.staged.tree) / max(step - last.step, 1))
 
     def had_moved(self, typical_gradient: Callable[[int, int], float]) -> bool:
-        """Whether the weights had moved unusually far, each step, when the trouble began. Waits for the device.
+        """Whether the weights had moved unusually far, each step, when the unhealthy steps began. Waits for the device.
 
         What is usual is what they moved before, and more where the gradients have grown since, up to `GROWTH` times: a
         task that has just begun to teach something moves them further. `typical_gradient` tells the norm over a range
@@ -317,7 +328,7 @@ class SnapshotRing:
         self._abandoned = self._at_onset = None
 
 
-def _choose_place(tree: Any, keep: int, limit: int | None) -> Place:
+def _choose_place(tree: StateTree, keep: int, limit: int | None) -> Place:
     """On the device if all copies fit into `limit` bytes there, by default a share of its memory."""
     devices = {tensor.device for tensor in tree["tensors"] if has_streams(tensor.device)}
     if not devices:

@@ -100,7 +100,7 @@ class _Collector:
         """What to put in a tensor's place; the tensor itself if it is of a kind that cannot be written down."""
         part = local_part(tensor)
         if odd_kind(part):
-            return tensor  # whoever writes it down will say so
+            return tensor  # the writer refuses it with its path
         seen = self._numbers.setdefault(part.data_ptr(), [])
         for number in seen:  # hardly ever more than one
             view = same_view(part)

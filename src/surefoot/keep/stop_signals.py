@@ -8,7 +8,7 @@ started the run knows that it is not finished.
 A terminal and a scheduler send their signal to every process of the run. Data loading workers that it ends are no
 reason to fail in the middle of a step, as torch's own handler would: the run saves what it has.
 
-A loader may wait for a long time, or for ever. While the run does nothing but wait for the next batch, its state is
+A loader may wait for a long time, or indefinitely. While the run does nothing but wait for the next batch, its state is
 whole, and there is no step to finish: the signal ends the waiting with `StopWaiting`, raised from the handler.
 """
 

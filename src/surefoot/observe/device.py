@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class DeviceReading(NamedTuple):
-    """What one source told. The first four fields are those of the run log's `DeviceRow`."""
+    """One reading of one source. The first four fields are those of the run log's `DeviceRow`."""
 
     time: float
     """Seconds since the epoch."""
@@ -48,14 +48,14 @@ class DeviceMonitor:
         self._cards: dict[torch.device, NvmlDevice | None] = {}
 
     def read(self, step: int | None = None) -> list[DeviceReading]:
-        """One reading per source that tells anything, the host first."""
+        """One reading per source that has numbers, the host first."""
         now = time.time()
         found = [DeviceReading(now, "host", step, self._host.read())]
         found += [self._read_card(now, device, step) for device in _devices_in_use()]
         return [reading for reading in found if reading.numbers or reading.xids]
 
     def close(self) -> None:
-        """Let go of the driver's library."""
+        """Close the driver's library."""
         for card in self._cards.values():
             if card is not None:
                 card.close()

@@ -1,7 +1,7 @@
-"""Which device readings a person should hear of: memory errors, driver errors, lasting throttling, full memory.
+"""Which device readings are reported: memory errors, driver errors, lasting throttling, full memory.
 
 An alarm is about something that changed while the run was watched. Errors a card had counted before the run, a power
-cap (how most data-centre cards run all day), clocks that fall while nothing is computed: none of them is worth a word.
+cap (how most data-centre cards run all day), clocks that fall while nothing is computed: none of them is reported.
 What lasts is said once; it is said again only after it was over.
 """
 
@@ -24,7 +24,7 @@ THROTTLING = {
     0x40: "the hardware halves the clocks because the card is too hot",
     0x80: "the power supply asks the card to brake",
 }
-"""NVML's reasons that mean trouble. Left out: idle, clock settings, power caps, sync boost, and the general hardware
+"""NVML's reasons that are reported. Left out: idle, clock settings, power caps, sync boost, and the general hardware
 slowdown, which also shows for a moment whenever clocks change."""
 
 XIDS = {
@@ -59,7 +59,7 @@ class Notice(NamedTuple):
 
 
 class DeviceAlarms:
-    """Follows the readings of a run and says what is new in them."""
+    """Follows the readings of a run and reports what is new in them."""
 
     def __init__(self) -> None:
         self._before: dict[str, Mapping[str, float]] = {}
@@ -67,7 +67,7 @@ class DeviceAlarms:
         self._full: set[str] = set()
 
     def take(self, readings: Sequence[DeviceReading]) -> list[Notice]:
-        """What a person should know of after these readings."""
+        """What is reported after these readings."""
         found: list[Notice] = []
         for reading in readings:
             found += self._driver_errors(reading)

@@ -2,8 +2,8 @@
 
 Through `nvidia-ml-py` (`pip install surefoot[nvml]`), which asks the driver and never the CUDA context: nothing here
 waits for the device or takes memory on it. Where the package, the driver, the permission or the sensor is missing, the
-reading is missing, without a word. A device is found by the UUID torch has for it, so that index 0 is the right card
-whatever `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` say. A MIG slice tells its memory and little else.
+reading is missing, and nothing is logged. A device is found by the UUID torch has for it, so that index 0 is the right
+card whatever `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` say. A MIG slice tells its memory and little else.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Nvml:
         return None
 
     def close(self) -> None:
-        """Let go of the library."""
+        """Close the library."""
         library, self._library = self._library, None
         if library is not None:
             try:
@@ -97,7 +97,7 @@ class NvmlDevice:
             return None
 
     def close(self) -> None:
-        """Stop to listen."""
+        """Stop waiting for driver events."""
         events, self._events = self._events, None
         if events is not None:
             try:

@@ -48,7 +48,7 @@ def has_company() -> bool:
 
 
 def _is_there(tensor: Tensor) -> bool:
-    """Whether the memory that the shape and the strides speak of is there."""
+    """Whether the memory that the shape and the strides describe is allocated."""
     if tensor.is_meta or nn.parameter.is_lazy(tensor) or tensor.is_nested:
         return False
     if tensor.layout is not torch.strided or not tensor.numel():

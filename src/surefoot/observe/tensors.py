@@ -110,7 +110,7 @@ class TensorMeter:
         return _measure_anywhere(views)
 
     def _measure_across(self, home: torch.device, views: list[Tensor]) -> TensorStatistics:
-        """Tensors on several devices: each device measures its own, the small results come home."""
+        """Tensors on several devices: each device measures its own, and the small results are gathered on `home`."""
         by_device: dict[torch.device, list[int]] = {}
         for i, view in enumerate(views):
             by_device.setdefault(view.device, []).append(i)

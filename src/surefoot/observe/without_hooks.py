@@ -1,4 +1,4 @@
-"""When it is safe to compute something about the user's tensors, and how to do it unnoticed."""
+"""When it is safe to compute something about the user's tensors, and how to do it without calling their hooks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 unseen = torch._C.DisableTorchFunction
-"""A context in which neither a function mode nor a tensor subclass, ours or the script's, hears of what is called."""
+"""A context in which neither a function mode nor a tensor subclass, ours or the script's, is called."""
 
 _level = torch._C._functorch.maybe_current_level
 _tracing = torch._C._get_tracing_state
@@ -17,7 +17,7 @@ _is_compiling = torch.compiler.is_compiling
 
 
 def is_calm() -> bool:
-    """Whether torch does what it says: it is not compiling, tracing or transforming, and no dispatch mode listens."""
+    """Whether torch runs eagerly: it is not compiling, tracing or transforming, and no dispatch mode is active."""
     return _level() is None and not _dispatch_modes() and _tracing() is None and not _is_compiling()
 
 
@@ -25,7 +25,7 @@ _listening: dict[type, bool] = {Tensor: False}
 
 
 def is_listening(tensor: Tensor) -> bool:
-    """Whether a tensor's class, one that is not torch's, hears of every operation on it: then none is done."""
+    """Whether a tensor's class, one that is not torch's, intercepts every operation on it: then none is done."""
     kind = type(tensor)
     known = _listening.get(kind)
     if known is None:
@@ -36,7 +36,7 @@ def is_listening(tensor: Tensor) -> bool:
 
 
 class WithoutHooks:
-    """Neither a mode nor a subclass nor, unless asked, autograd notices what is computed inside."""
+    """What is computed inside calls neither a mode nor a subclass, and autograd records it only if asked to."""
 
     __slots__ = ("_before", "_grad", "_guard")
 

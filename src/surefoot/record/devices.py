@@ -16,7 +16,7 @@ class DeviceSource:
         self._monitor, self._alarms = DeviceMonitor(), DeviceAlarms()
 
     def __call__(self) -> list[DeviceRow | Event]:
-        """What there is to read, and what of it a person should hear."""
+        """All readings, and events for those that are reported."""
         readings = self._monitor.read()
         now = time.time()
         return [

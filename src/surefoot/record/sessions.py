@@ -66,7 +66,7 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Let go of the lock."""
+        """Release the lock."""
         self._file.close()
 
     def _say(self, line: dict[str, object]) -> None:
@@ -112,7 +112,7 @@ class Adopted:
         self._file = file
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
         self._file.close()
 
 

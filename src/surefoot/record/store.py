@@ -99,7 +99,7 @@ class Store:
         return rows + self._events.keep(batch.events)
 
     def close(self) -> Loss:
-        """Mark the ends of the files and let go of the session."""
+        """Mark the ends of the files and release the session."""
         loss = self._write_events(list(self._events.final_events()))  # and those that could not be written before
         for thinned in self._tables.values():
             with suppress(OSError):

@@ -7,7 +7,7 @@ of an older time, level 2 every 64th of a still older one. The last level is hal
 
 What leaves level 0 near an event (50 steps before or after) also goes to level `e`, which is not thinned. By then the
 rows on both sides of the event are known. When `e` is full, its first half stays, and the oldest behind it goes.
-The first segment of the run is kept for ever: how a run began is asked most often.
+The first segment of the run is kept indefinitely: how a run began is asked most often.
 
 ::
 

@@ -4,8 +4,8 @@ The training thread only appends to a bounded queue. This thread looks ten times
 a second turns all of it into record batches, appends them to the files and offers them to the sinks. What does not fit
 into the queue is dropped and counted, and the count becomes an event.
 
-Nothing here raises into training. When the disk fails, one warning says so; events wait for it to work again, rows are
-dropped and counted, and the writer tries again every ten seconds. Sinks get everything all the while.
+Nothing here raises into training. When the disk fails, one warning is logged; events wait for it to work again, rows
+are dropped and counted, and the writer tries again every ten seconds. Sinks get everything all the while.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger("surefoot")
 WAITING_MESSAGES = 16384
 """How many messages may wait."""
 WAITING_EVENTS = 1024
-"""How many events may wait beyond that: a crowd of rows must not push out the one line that says what happened."""
+"""How many events may wait beyond that: a crowd of rows must not push out the one line about what happened."""
 WAITING_LAYER_ROWS = 2_000_000
 """How many rows of layers may wait, in all messages together: about 50 MB."""
 TICK_SECONDS = 0.1
@@ -50,7 +50,7 @@ LAST_READING_SECONDS = 0.5
 RETRY_SECONDS = 10.0
 """How long to leave a disk alone that failed."""
 DROPS_SECONDS = 10.0
-"""How long after an event that tells of drops the next one may follow; doubled each time, up to an hour."""
+"""How long after an event that reports drops the next one may follow; doubled each time, up to an hour."""
 _KINDS: tuple[type, ...] = (StepRow, LayerRows, Histogram, DeviceRow, Event)
 
 
@@ -198,8 +198,8 @@ class Writer:
         self._ask_sources(closing)
         self.layer_rows = 0
         waiting = [self.waiting.popleft() for _ in range(len(self.waiting))]
-        batch, strangers = self._batches.build(waiting)
-        self.count_drop(strangers)
+        batch, unknown = self._batches.build(waiting)
+        self.count_drop(unknown)
         if self._disk.works:
             batch = self._batches.with_drops(batch, self.dropped, closing)
         batch = _redacted(self._batches.with_end(batch, self._error) if closing else batch)
@@ -236,11 +236,11 @@ class BatchBuilder:
     def build(self, waiting: Iterable[tuple[str, Any]]) -> tuple[Batch, int]:
         """A batch of messages, each given with the part that took it; and how many were of no known kind."""
         found: dict[type, list[Any]] = {kind: [] for kind in _KINDS}
-        strangers = 0
+        unknown = 0
         for part, message in waiting:
             kept = found.get(type(message))
             if kept is None:  # not one of ours
-                strangers += 1
+                unknown += 1
                 continue
             if part and kept is not found[DeviceRow] and not message.part:
                 message = replace(message, part=part)
@@ -250,7 +250,7 @@ class BatchBuilder:
         found[Event] = [*map(self._with_step, found[Event]), *self._derive(steps)]
         self._has_end = self._has_end or any(event.event in ("end", "halt") for event in found[Event])
         found[DeviceRow] = [row if row.step is not None else replace(row, step=self._step) for row in devices]
-        return Batch(*found.values()), strangers
+        return Batch(*found.values()), unknown
 
     def _with_step(self, event: Event) -> Event:
         """What a device has to say happened at the step that the run is at."""
@@ -288,7 +288,7 @@ class BatchBuilder:
 
 
 class Disk:
-    """The run folder behind its failures: tells of trouble once, tries again now and then, and never raises."""
+    """Writes to the run folder: a failure is logged once, retried now and then, and never raised."""
 
     def __init__(self, folder: Path, limits: LogLimits) -> None:
         self._folder, self._limits = folder, limits

@@ -1,4 +1,4 @@
-"""Saves that fail: training goes on, and it is said again at growing intervals.
+"""Saves that fail: training continues, and a warning is repeated at growing intervals.
 
 The first failure of a kind is logged at once. After that, while nothing can be written, it is logged again at the 4th,
 16th, 64th … failure in a row, and when ten minutes have passed, then twenty, then forty, each time with the age of the
@@ -33,7 +33,7 @@ class FailedSaves:
         self._next, self._pause, self._again_at = GROWTH, FIRST_PAUSE_SECONDS, 0.0
 
     def failed(self, error: Exception, step: int, place: object, age: Callable[[], str]) -> str | None:
-        """A save came to nothing. Returns what was logged, or `None` if it was not time to say so again."""
+        """A save came to nothing. Returns what was logged, or `None` if it was logged a short while ago."""
         self.last_error = error
         self.failures += 1
         kind = (type(error), getattr(error, "errno", None))

@@ -2,7 +2,7 @@
 
 A new folder is filled under a hidden name beside its place, synced to the disk and renamed. One that is already there
 is moved aside first, and put back by `sweep` should the process die in between. A folder that is deleted gets a hidden
-name first, so that nobody ever sees half of it.
+name first, so that half a folder is never visible.
 
 Hidden names say which process they belong to, by its number and when it started (numbers are used again, most of all in
 containers): leftovers of dead processes can be told from work in progress on the same machine. A process on another
@@ -62,7 +62,7 @@ def sync(folder: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Delete a folder: out of sight at once, then file by file."""
+    """Delete a folder: hide it by renaming, then delete file by file."""
     gone = _hidden_beside(folder, "gone")
     folder.rename(gone)
     _remove(gone)

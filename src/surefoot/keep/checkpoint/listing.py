@@ -2,7 +2,8 @@
 
 Every rank writes its own part of a step, `step-00001000` (rank 0) and `step-00001000.rank-3`, and renames it by itself.
 A step is whole when all parts are there, by the number of processes that each part's manifest names. Nothing else is
-written down: what is last, good or best follows from the manifests every time, so there is no pointer that could lie.
+written down: what is last, good or best follows from the manifests every time, so there is no pointer that could be
+wrong.
 
 A save that is not good never takes the place of a good one of the same step: it goes beside it, under a name of its own
 (`step-00001000.evidence`), and is loaded by its path alone.
@@ -40,7 +41,7 @@ def rank_of(name: str) -> int | None:
 
 @dataclass
 class CheckpointListing:
-    """One step as it lies there."""
+    """One step in the folder."""
 
     step: int
     aside: bool = False
@@ -100,12 +101,12 @@ class CheckpointListing:
 
     @property
     def quiet(self) -> bool:
-        """Whether no detector had anything to say."""
+        """Whether no detector raised an alarm."""
         return all(each.facts.get("quiet") is True for each in self.manifests.values())
 
     @property
     def good(self) -> bool:
-        """Whether training may go back to it without a second thought."""
+        """Whether training may go back to it: finite, quiet, and not evidence beside another one."""
         return self.finite and self.quiet and not self.aside
 
     @property

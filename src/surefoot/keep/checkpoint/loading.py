@@ -1,8 +1,8 @@
-"""Choose a checkpoint and read it, every byte verified; pass over a damaged one, and say so.
+"""Choose a checkpoint and read it, every byte verified; pass over a damaged one with a warning.
 
 Of a step that several processes saved, each verifies every part, though it needs its own alone: a rank that found its
 part damaged and fell back by itself would train on with another state than the rest. That costs reading everything on
-every rank, and needs no word between them.
+every rank, and needs no communication between them.
 """
 
 from __future__ import annotations

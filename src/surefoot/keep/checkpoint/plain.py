@@ -1,4 +1,4 @@
-"""Read the JSON value that `keep/tree.py` makes of a state: the half that takes input from strangers.
+"""Read the JSON value that `keep/checkpoint/tree.py` makes of a state: the half that reads untrusted input.
 
 There is a fixed table of kinds; nothing that the input names is imported or called, and whatever is wrong with it
 becomes one `CheckpointError`.
@@ -38,7 +38,7 @@ def unflatten(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
         return _Reader(tensors).value(plain, 0)
     except CheckpointError:
         raise
-    except Exception as error:  # input from strangers: whatever it sets off is a fault of the file
+    except Exception as error:  # untrusted input: whatever it raises is a fault of the file
         raise CheckpointError(f"the state is not one that surefoot wrote: {type(error).__name__}: {error}") from error
 
 

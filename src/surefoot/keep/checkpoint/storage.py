@@ -1,4 +1,4 @@
-"""One checkpoint is one folder that is whole or not there, and that tells when a single bit of it has changed.
+"""One checkpoint is one folder that is whole or absent, and in which a single changed bit is detected.
 
     tensors.safetensors   every tensor, by its path in the state
     state.json            the rest of the state, see `keep/checkpoint/tree.py`
@@ -43,7 +43,7 @@ LARGEST_MANIFEST = 64 << 20
 
 
 class SaveFacts(TypedDict, total=False):
-    """What the manifest tells about a checkpoint. Whoever writes one adds the first group; writing adds the second."""
+    """Facts in the manifest of a checkpoint. The caller of `write` gives the first group; `write` adds the second."""
 
     quiet: bool
     """Whether no detector reported anything at that step."""
@@ -195,7 +195,7 @@ def read(folder: Path) -> tuple[Manifest, Any]:
     try:
         contents = CHECKPOINT.migrate(contents, manifest.schema)
         tree = unflatten(contents.plain, contents.tensors)
-    except Exception as error:  # a migration takes input from strangers too
+    except Exception as error:  # the input of a migration is untrusted too
         raise _fault(folder / STATE, str(error).rstrip(".") or repr(error)) from error
     return replace(manifest, facts=contents.facts), tree
 
@@ -256,7 +256,7 @@ def _well_formed(content: dict[str, Any]) -> bool:
 
 
 class _opened:  # noqa: N801 (used as a function)
-    """A plain file, open for reading: no link, no device, no pipe that would wait for ever."""
+    """A plain file, open for reading: no link, no device, no pipe that would block indefinitely."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -9,7 +9,7 @@ person; everything else becomes a small object with the one key `$`, which says 
 
 A dictionary that has a key `$` of its own is written as a list of pairs, so nothing can be mistaken. `unflatten` knows
 a fixed list of kinds, calls nothing that the file names, and turns whatever is wrong with its input into
-`CheckpointError`: a file from a stranger can be refused, never run.
+`CheckpointError`: an untrusted file can be refused, never run.
 
 Kept exactly: the types listed in the tables below, tensors of every strided dtype, the sign of zero, NaN, the order of
 dictionaries, and that two tensors are one (tied weights). Not kept: memory layout, `requires_grad`, the default factory

@@ -20,7 +20,7 @@ _ITERATION = ("__iter__", "_get_iterator")
 _SETTINGS = ("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn")
 
 
-class LoaderFacts(TypedDict):
+class LoaderDescription(TypedDict):
     """What a loader must have in common with another for its batches to be the same."""
 
     kind: str
@@ -32,9 +32,9 @@ class LoaderFacts(TypedDict):
     in_order: bool
 
 
-def describe(loader: Any) -> LoaderFacts:
+def describe(loader: Any) -> LoaderDescription:
     """What a loader must have in common with another for its batches to be the same. Runs none of the user's code."""
-    facts: LoaderFacts = {
+    facts: LoaderDescription = {
         "kind": loader_kind(loader),
         "type": type(loader).__name__,
         "length": None,
@@ -76,7 +76,7 @@ def draws_once(loader: Any) -> bool:
 
 
 def warn_of_differences(
-    now: LoaderFacts, then: LoaderFacts, count: int, untracked_workers: bool, shared: Sequence[str]
+    now: LoaderDescription, then: LoaderDescription, count: int, untracked_workers: bool, shared: Sequence[str]
 ) -> int:
     """One warning about everything that will not be exact; how many batches to move past."""
     said: list[str] = []

@@ -6,9 +6,9 @@ iterator (it draws a seed, its sampler a permutation, exactly as then), and movi
 - a `DataLoader` over a map-style data set moves past *indices*: no data is loaded, and worker streams are continued
   (`surefoot.keep.position.workers`);
 - a loader with `state_dict` and `load_state_dict` of its own (torchdata's `StatefulDataLoader`) is asked to do it;
-- everything else is consumed and thrown away, which is said out loud.
+- everything else is consumed and thrown away, with a warning.
 
-What cannot be exact, and is said when such a pass is taken up: `in_order=False`; workers that were started before the
+What cannot be exact, and is logged when such a pass is taken up: `in_order=False`; workers that were started before the
 pass was followed; a sampler or an iterable that draws from the same global stream as the training loop, in turns
 (`surefoot.keep.position.samplers`): its draws cannot be repeated without the loop's.
 """
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from surefoot.core.random_state import RandomStreams, read_streams, set_streams
 from surefoot.keep.position.generators import GeneratorStates, find_generators, read_generators, set_generators
-from surefoot.keep.position.loaders import LoaderFacts, describe, draws_once, warn_of_differences
+from surefoot.keep.position.loaders import LoaderDescription, describe, draws_once, warn_of_differences
 from surefoot.keep.position.samplers import FollowedIndices, FollowedSampler, StreamWatch
 from surefoot.keep.position.workers import FollowedWorkers, WorkerPlan, WorkerStreams, replaced, workers_followed
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("surefoot")
 SLOW_SECONDS = 5.0
-"""A fast-forward that takes longer than this is told with its time."""
+"""A fast-forward that takes longer than this is logged with its time."""
 
 
 class PassState(TypedDict):
@@ -42,7 +42,7 @@ class PassState(TypedDict):
 
     number: int
     count: int
-    loader: LoaderFacts
+    loader: LoaderDescription
     streams: RandomStreams
     generators: GeneratorStates
     workers: WorkerStreams
@@ -58,7 +58,7 @@ class LoaderPass:
     """Where one pass over one loader is, and where it began."""
 
     number: int
-    loader: LoaderFacts
+    loader: LoaderDescription
     """What kind of loader it is: see `describe`."""
     streams: RandomStreams = field(default_factory=read_streams)
     """The process's random streams as the pass began."""

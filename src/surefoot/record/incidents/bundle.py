@@ -66,7 +66,7 @@ def write_incident(
     kept_words = {name: whole[name] for name in NOT_FREE_TEXT if name in whole}
     plain: IncidentFacts = as_plain(redact.inside(whole) | kept_words)
     if place.parent.is_dir():
-        sweep(place.parent, lambda name: True)  # a run that was killed while it wrote one left gigabytes out of sight
+        sweep(place.parent, lambda name: True)  # a run that was killed while it wrote one left hidden gigabytes
     make_subfolder(place.parent)
     with new_folder(place) as hidden:
         storage.write(hidden / STATE, kept, {}, step=int(facts["step"]), unchecked=tuple(kept))

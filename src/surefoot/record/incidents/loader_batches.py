@@ -1,8 +1,8 @@
-"""Hear of every batch that a `DataLoader` hands out in this process.
+"""Calls listeners with every batch that a `DataLoader` hands out in this process.
 
-A loop that iterates over its loader, and not over `stabilizer.resume(loader)`, tells nobody which batch it is on. So
-the one method through which every iterator of every `DataLoader` goes is heard of, from the first time that somebody
-listens. It costs well under a microsecond, stays the method it is (`core.function_hooks`), and holds listeners weakly.
+A loop that iterates over its loader, and not over `stabilizer.resume(loader)`, does not show which batch it is on. So
+the one method through which every iterator of every `DataLoader` goes is hooked, from the first call of `listen` on. It
+costs well under a microsecond, stays the method it is (`core.function_hooks`), and holds listeners weakly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from surefoot.core.function_hooks import Hook, hear
 
 
 class Listener(Protocol):
-    """Who wants to know."""
+    """What is called with every batch."""
 
     def loader_drew(self, batch: Any) -> Any:
         """A loader has handed out a batch; what it is handed out instead is returned."""
@@ -29,12 +29,12 @@ _is_heard = False
 
 
 def listen(listener: Listener) -> None:
-    """Tell `listener` of every batch from here on, for as long as it lives."""
+    """Call `listener` with every batch from here on, for as long as it exists."""
     global _process, _is_heard
     if not _is_heard:
         hear(_BaseDataLoaderIter.__next__, Hook(_asked, _drew))
         _is_heard = True
-    _process = os.getpid()  # workers are forked later, and their own loaders are nobody's business here
+    _process = os.getpid()  # workers are forked later; their own loaders are not reported
     _listeners[:] = [reference for reference in _listeners if reference() is not None]
     _listeners.append(weakref.ref(listener))
 

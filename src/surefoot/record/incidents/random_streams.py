@@ -3,7 +3,7 @@
 What makes `core.random_state.read_streams` slow, some 80 microseconds, is that Python and NumPy hand out the state of
 their generators number by number. Both are one block of memory: of Python's, the tail of the object; of NumPy's, where
 its own `ctypes` interface says. That block is copied whole and taken apart if it is ever needed, and not even copied as
-long as its position and the word beside it are what they were, since most steps use neither. Whether it is what it is
+long as its position and a word beside it are what they were, since most steps use neither. Whether it is what it is
 taken for is checked once, against the public state; where it is not (another interpreter), the slow way is used.
 
 One number is not in NumPy's block: the second of a pair of normal numbers, if one is waiting. It is taken to be as it
@@ -103,13 +103,14 @@ class _Block:
 
     def __init__(self, address: int, position_first: bool) -> None:
         self._address = address
-        self._position_and_word = address if position_first else address + _BYTES - 4
+        # The position, and a word that seeding changes: after a seed, the first word is always 0x80000000.
+        self._glance = (address, 12) if position_first else (address + _BYTES - 4, 8)
         self._seen, self._copied = b"", b""
 
     def copy(self) -> bytes:
         """Its contents; the last copy once more if no number was drawn since."""
-        seen = ctypes.string_at(self._position_and_word, 8)  # the position and a word: every number moves the one ...
-        if seen != self._seen:  # ... and going round, or seeding, changes the other
+        seen = ctypes.string_at(*self._glance)  # every number moves the position ...
+        if seen != self._seen:  # ... and going round, or seeding, changes the word
             self._seen, self._copied = seen, ctypes.string_at(self._address, _BYTES + 4)
         return self._copied
 

@@ -9,7 +9,7 @@ where the random streams stood, and which batch it was. So as a step goes by thi
 - what the model was called with, and each loss.
 
 No object of the loop's own is held, so all of them die when they would have: models are referred to weakly, and of a
-batch the memory of its tensors is kept to the end of the step, by tensors that share it (`values.Mirror`).
+batch the memory of its tensors is kept to the end of the step, by tensors that share it (`values.TensorMirror`).
 
 Nothing is read off a device. Where the verdict comes some steps later, the notes of those steps are kept, and of what
 lies on the device only as much as is little. The model carries a hook from the moment a batch is drawn until its
@@ -51,7 +51,7 @@ MOST_BATCH_BYTES = 256 << 20
 """Batches of several microbatches are kept up to this size together; the last one always is."""
 
 
-class ModelCall(NamedTuple):
+class SeenTensors(NamedTuple):
     """A nesting of tensors at one moment."""
 
     value: TensorMirror
@@ -63,10 +63,10 @@ class ModelCall(NamedTuple):
         return self.value.versions() != self.versions
 
 
-def see(value: Any) -> ModelCall:
+def see(value: Any) -> SeenTensors:
     """A nesting of tensors as it is now, without holding any object of it."""
     mirror = TensorMirror(value)
-    return ModelCall(mirror, mirror.versions())
+    return SeenTensors(mirror, mirror.versions())
 
 
 @dataclass
@@ -75,8 +75,8 @@ class Microbatch:
 
     streams: StreamNote | None = None
     """After the last batch was drawn, or when the model was first called."""
-    drawn: list[ModelCall] = field(default_factory=list)
-    given: ModelCall | None = None
+    drawn: list[SeenTensors] = field(default_factory=list)
+    given: SeenTensors | None = None
     """What `run_microbatches` was given, if no batch was drawn before."""
     calls: list[TensorMirror] = field(default_factory=list)
     """Positional and keyword inputs of every call of a model that gradients were on for."""
@@ -85,7 +85,7 @@ class Microbatch:
     evaluations: int = 1
     """How often the optimizer evaluated it in the step; batch and random streams are those of the first time."""
     dropped: bool = False
-    """Whether its batches were let go because there were too many."""
+    """Whether its batches were dropped because there were too many."""
     losses: list[Tensor] = field(default_factory=list)
     weights: list[Weight] = field(default_factory=list)
 

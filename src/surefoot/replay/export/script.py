@@ -98,12 +98,12 @@ def _script(
         known = ", ".join(f'"{code}": torch.{kind}' for code, kind in _DTYPES.items() if kind in kinds)
         lines += ["", *_LOADER.format(dtypes="{" + known + "}", file=TENSORS).splitlines()]
     lines += [""]
-    if any(leaf.is_cuda for leaf in program.leaves.values()):
+    for kind in sorted({leaf.device.type for leaf in program.leaves.values()} - {"cpu", "meta"}):
         lines += [
-            "if not torch.cuda.is_available():",
-            '    print("this failed on a CUDA device, and there is none here")',
+            f"if not torch.{kind}.is_available():",
+            f'    print("this failed on a {kind.upper()} device, and there is none here")',
+            "    sys.exit(2)",
         ]
-        lines += ["    sys.exit(2)"]
     lines += [*_settings()]
     for name, leaf in program.leaves.items():
         lines.append(f"{name} = {words.get(name) or literal(leaf)}")

@@ -50,7 +50,9 @@ class Patience:
 
 def attempt(text: str, leaves: Mapping[str, Tensor]) -> TrialResult | None:
     """What the lines make of the tensors; `None` if they raise."""
-    risky = any(leaf.is_cuda for leaf in leaves.values()) and any(leaf.dtype in _INTEGERS for leaf in leaves.values())
+    risky = any(leaf.device.type != "cpu" for leaf in leaves.values()) and any(
+        leaf.dtype in _INTEGERS for leaf in leaves.values()
+    )
     if risky and _run(text, {name: leaf.cpu() for name, leaf in leaves.items()}) is None:
         return None  # an index out of range is an error on the CPU, and the end of the process on a GPU
     return _run(text, {name: leaf.clone() for name, leaf in leaves.items()})

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from surefoot.act.loss_scale import DynamicLossScaler
+from surefoot.core.device import can_record, recorded_graph
 from surefoot.core.state_tree import leaves
 from surefoot.detect.combine import Combined, Sustained
 from surefoot.detect.step_rules import Explosion, NonFinite, Setback, Spike
@@ -76,7 +77,7 @@ class GraphedDecider:
     def _key(self, given: StepInput) -> tuple[Any, ...] | None:
         """What must be the same for a recording to serve; `None` if none can."""
         norm = given.statistics.norm
-        if not self._usable or norm.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        if not self._usable or not can_record(norm.device):
             return None
         divisor = "tensor" if isinstance(given.divisor, Tensor) else given.divisor
         outer = tuple(each is None for each in given.outer[:2]), given.outer.is_loss_scale
@@ -92,21 +93,13 @@ class _Recording:
         fixed_given = _with_tensors(given, self._fixed)
         states = leaves(judge.states)
         before = judge.states
-        self._graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream(given.statistics.norm.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
         try:
-            with torch.cuda.stream(stream):
-                self._graph.capture_begin(capture_error_mode="thread_local")
-                try:
-                    self.judged = judge.judge(fixed_given)
-                    self.vector = self.judged.packed()
-                    torch._foreach_copy_(states, leaves(judge.states))
-                finally:
-                    self._graph.capture_end()
+            with recorded_graph(given.statistics.norm.device) as self._graph:
+                self.judged = judge.judge(fixed_given)
+                self.vector = self.judged.packed()
+                torch._foreach_copy_(states, leaves(judge.states))
         finally:
             judge.states = before  # recording ran nothing; from here on the graph advances them in place
-        torch.cuda.current_stream().wait_stream(stream)
 
     def replay(self, given: StepInput) -> tuple[StepDecision, Tensor]:
         torch._foreach_copy_(self._fixed, _tensors_of(given))
