@@ -3,15 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup demo test check bench torture docs format clean
+.PHONY: help setup demo test test-fast check bench torture docs causes format clean
 
 help:
 	@echo "make demo   train clean, bare and guarded side by side while four things go wrong"
 	@echo "make test   the whole test suite"
+	@echo "make test-fast  in a minute: the tests that start no process and train no large model"
 	@echo "make check  format, lint and strict types"
 	@echo "make bench  every figure the docs claim (the GPU ones need a GPU)"
 	@echo "make torture  kill a training run 200 times; it must end as if it never had been"
 	@echo "make docs   build the documentation into site/"
+	@echo "make causes write docs/causes.md from the catalogue"
 
 setup: $(READY)
 
@@ -25,8 +27,17 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python -m surefoot demo
 
+# The tests of a file share what they set up, so they go to one worker. Compiled sources are kept whatever the
+# environment says: compiling torch takes each process a second or two.
+WORKERS ?= 2
+PYTEST := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/.venv/pycache \
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	$(PYTEST)
+
+test-fast: $(READY)
+	$(PYTEST) --no-processes -m "not slow and not gpu"
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -50,8 +61,11 @@ bench: $(READY)
 torture: $(READY)
 	$(BIN)/python benchmarks/torture.py
 
-docs: $(READY)
+docs: $(READY) causes
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+causes: $(READY)
+	$(BIN)/python -m surefoot.diagnose.catalogue > docs/causes.md
 
 clean:
 	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -21,6 +21,7 @@ generators makes them there. A script that ends with an error nevertheless is li
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import json
 import os
@@ -156,6 +157,17 @@ def _on_the_gpu(kind: type) -> None:
         original(self, GPU, *args, **kwargs)
 
     kind.__init__ = made
+
+
+def import_watching() -> None:
+    """In the parent: what every watched run imports, once. The collector then leaves it alone, and forks share it."""
+    import surefoot.commands.run
+    import surefoot.diagnose.engine
+    import surefoot.watch.crash
+    import surefoot.watch.patches
+    import surefoot.watch.watcher  # noqa: F401
+
+    gc.freeze()
 
 
 def run_in_child(path: str, arguments: tuple[str, ...], watched: bool, folder: Path, device: str = "cpu") -> None:
@@ -466,6 +478,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the results into this file")
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    import_watching()
     facts: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "machine": machine(asked.device)}
     if not facts["machine"]:
         parser.error("no CUDA device here: use `--device cpu`")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
 torch.set_num_threads(1)
+os.environ.setdefault("SUREFOOT_STRICT", "1")  # a rule of the diagnosis that fails raises
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the processes that tests start share the cores with other tests
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -52,6 +53,16 @@ def _processes() -> Iterator[None]:
     """What programs were forked from ends with the tests."""
     yield
     forked.close()
+
+
+_LONGEST = ("watch", "replay", "experiments", "demo", "guard")
+"""The folders whose files take longest: several workers begin with them, so that none is left with one at the end."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        folders = [f"tests/{name}/" for name in _LONGEST]
+        items.sort(key=lambda item: not any(item.nodeid.startswith(folder) for folder in folders))
 
 
 _modules = [0]

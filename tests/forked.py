@@ -23,6 +23,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from select import select
 from typing import TYPE_CHECKING, Any
@@ -141,17 +142,18 @@ class Server:
     """The process that programs are forked from."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         bare = environment(JE_ARROW_MALLOC_CONF="background_thread:false")  # pyarrow's own thread would miss in forks
         del bare["PYTHONPATH"]
-        self._channel = ours
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno())],
-            env=bare,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the tests, which then end it
-        )
+        with ExitStack() as undo:
+            self._channel, theirs = map(undo.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno())],
+                env=bare,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the tests, which then end it
+            )
+            undo.pop_all()
         theirs.close()
 
     def start(self, order: dict[str, Any], given: str) -> Program:
@@ -309,6 +311,8 @@ def _import_all() -> None:
 
     import surefoot
 
+    with suppress(ImportError):  # torch 2.13 imports it at the first optimizer's step
+        importlib.import_module("torch.profiler._cupti_monitor")
     for module in pkgutil.walk_packages(surefoot.__path__, "surefoot."):
         if not module.name.startswith("surefoot.zoo") and not module.name.endswith("__main__"):
             with suppress(ImportError):  # what not everybody has installed
@@ -326,7 +330,6 @@ if __name__ == "__main__":
     import threading
     import types
     import warnings
-    from contextlib import suppress
     from importlib.machinery import SourceFileLoader
 
     _FILTERS = len(warnings.filters)

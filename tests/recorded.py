@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+import types
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from surefoot.diagnose.run import RecordedRun
+from surefoot.record.facts import Facts, RunFacts
 
 SITE = "train.py:30"
 
@@ -44,8 +47,8 @@ def moves(ratio: float = 0.01) -> list[dict[str, Any]]:
     return [{"optimizer": 0, "rows": [{"id": 0, "grad": 1.0, "ratio": ratio}]}]
 
 
-def run(losses: list[float] | None = None, **facts: Any) -> RecordedRun:
-    """A run with one optimizer and one weight, and whatever else is given."""
+def facts_of(losses: list[float] | None = None, **facts: Any) -> RunFacts:
+    """The facts of a run with one optimizer and one weight, and whatever else is given."""
     losses = falling() if losses is None else losses
     base: dict[str, Any] = {
         "steps": len(losses),
@@ -61,4 +64,62 @@ def run(losses: list[float] | None = None, **facts: Any) -> RecordedRun:
         "seeds": {"torch": [0]},
         "stream": {"notes": [], "rows": {}},
     }
-    return RecordedRun(base | facts, {}, strict=True)
+    return RunFacts.from_json(completed(RunFacts, base | facts))
+
+
+def run(losses: list[float] | None = None, **facts: Any) -> RecordedRun:
+    """The same, as the rules see it."""
+    return RecordedRun(facts_of(losses, **facts))
+
+
+_NEUTRAL: dict[Any, Any] = {int: 0, float: 0.0, str: "", bool: False}
+
+
+def completed(hint: Any, value: Any) -> Any:
+    """JSON with every key that is required, so that a test gives only what its rule reads. A misspelt key fails."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin is list and isinstance(value, list):
+        return [completed(inside[0], each) for each in value]
+    if origin is dict and isinstance(value, dict):
+        return {key: completed(inside[1], each) for key, each in value.items()}
+    if origin in (Union, types.UnionType):
+        return _completed_member(inside, value)
+    if not (isinstance(hint, type) and issubclass(hint, Facts) and isinstance(value, dict)):
+        return value
+    hints, made = get_type_hints(hint), dict(value)
+    known = {hint.TAG[0]} if hint.TAG is not None else set()
+    for field in dataclasses.fields(hint):
+        how = field.metadata.get("facts")
+        key = (how.key if how is not None else None) or field.name
+        if how is not None and (how.whole or how.rest):
+            return value
+        if how is not None and how.unwritten:
+            continue
+        known.add(key)
+        if key in made:
+            made[key] = completed(hints[field.name], made[key])
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            made[key] = _neutral(hints[field.name])
+    assert set(made) <= known, f"{hint.__name__} has no {sorted(set(made) - known)}"
+    return made
+
+
+def _completed_member(members: tuple[Any, ...], value: Any) -> Any:
+    classes = [each for each in members if isinstance(each, type) and issubclass(each, Facts)]
+    if isinstance(value, dict) and classes:
+        tagged = [each for each in classes if each.TAG is not None and value.get(each.TAG[0]) == each.TAG[1]]
+        return completed((tagged or classes)[0], value)
+    others = [each for each in members if get_origin(each) in (list, dict)]
+    return completed(others[0], value) if isinstance(value, (list, dict)) and others else value
+
+
+def _neutral(hint: Any) -> Any:
+    if hint in _NEUTRAL:
+        return _NEUTRAL[hint]
+    if get_origin(hint) is list:
+        return []
+    if get_origin(hint) is dict:
+        return {}
+    if isinstance(hint, type) and issubclass(hint, Facts):
+        return completed(hint, {})
+    return None

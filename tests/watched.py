@@ -14,6 +14,7 @@ import forked
 
 if TYPE_CHECKING:
     from surefoot.diagnose.findings import Diagnosis, Finding
+    from surefoot.record.facts import RunDescription, RunFacts
 
 CLASSES = """
 import torch
@@ -69,20 +70,21 @@ class Watched:
     errors: str
 
     @cached_property
-    def loaded(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def loaded(self) -> tuple[RunFacts, RunDescription]:
         from surefoot.diagnose.engine import load
 
         return load(self.folder / "run")
 
-    @property
+    @cached_property
     def facts(self) -> dict[str, Any]:
-        return self.loaded[0]
+        """As `facts.json` has them."""
+        return self.loaded[0].to_json()
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
         from surefoot.diagnose.engine import diagnose
 
-        assert self.facts.get("problems", {}) == {}, "a probe gave up"
+        assert self.loaded[0].problems == {}, "a probe gave up"
         return diagnose(*self.loaded, strict=True)
 
     @property
@@ -153,8 +155,7 @@ class Nursery:
         source = "\n".join(textwrap.dedent(part).strip("\n") for part in parts) + "\n"
         key = json.dumps([source, options, arguments, order], sort_keys=True)
         if key not in self._known:
-            folder = Path(self._scratch.name) / str(len(self._known))
-            folder.mkdir()
+            folder = Path(tempfile.mkdtemp(dir=self._scratch.name))
             (folder / "train.py").write_text(source)
             experiment = json.dumps({"scratch": str(folder), "began": 0.0, **(order or {})})
             environment = forked.environment(**({"SUREFOOT_EXPERIMENT": experiment} if order is not None else {}))

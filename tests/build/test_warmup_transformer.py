@@ -2,6 +2,8 @@ import math
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def example(script):

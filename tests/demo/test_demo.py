@@ -2,15 +2,12 @@
 
 import json
 import math
-import os
 import re
 import shlex
-import sys
-from pathlib import Path
 
 import pytest
 
-import patience
+import forked
 
 STEPS = 180  # as few as it takes
 
@@ -32,11 +29,7 @@ def demo(folder, *arguments):
 
 
 def surefoot(folder, *arguments):
-    return patience.run(
-        [sys.executable, "-m", "surefoot", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "COLUMNS": "100"},
-    )
+    return forked.run(["-m", "surefoot", *arguments], cwd=folder, env=forked.environment(COLUMNS="100"))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import patience
 import surefoot
 from surefoot.diagnose.catalogue import CATALOGUE, FAMILIES, nearest_codes, to_markdown
 
-CODES = [
+CODES = [  # as users' scripts know them; a new cause need not be added here
     "data.nonfinite-input",
     "data.unscaled-input",
     "data.bad-batch",
@@ -88,8 +88,14 @@ CODES = [
 causes = pytest.mark.parametrize("cause", CATALOGUE.values(), ids=lambda cause: cause.code)
 
 
-def test_every_code_of_the_contract_is_there_and_no_other():
-    assert sorted(CATALOGUE) == sorted(CODES)
+def test_no_code_of_the_contract_was_renamed():
+    """Codes of new causes need not be added here: the list is what users' scripts may already depend on."""
+    assert set(CODES) <= set(CATALOGUE)
+
+
+@causes
+def test_what_must_cure_is_among_what_can(cause):
+    assert set(cause.must_cure) <= set(cause.cured_by)
 
 
 def test_a_cause_stands_under_its_own_code_and_in_a_known_family():
@@ -126,8 +132,11 @@ def test_symptom_and_evidence_are_sentences_and_differ(cause):
 
 @causes
 def test_what_a_text_names_of_surefoot_is_exported(cause):
-    names = re.findall(r"surefoot\.(\w+)", " ".join((cause.symptom, cause.evidence, *cause.fixes)))
-    assert [name for name in names if name not in surefoot.__all__] == []
+    names = re.findall(r"surefoot((?:\.\w+)+)", " ".join((cause.symptom, cause.evidence, *cause.fixes)))
+    for name in names:
+        *space, last = name[1:].split(".")
+        public = getattr(surefoot, space[0]) if space else surefoot
+        assert last in public.__all__, name
 
 
 def test_no_two_causes_share_a_title():
@@ -162,4 +171,4 @@ def test_the_catalogue_imports_the_standard_library_only():
 def test_the_page_in_the_docs_is_the_catalogue():
     page = Path(__file__).parents[2] / "docs" / "causes.md"
     written = page.read_text(encoding="utf-8")
-    assert written == to_markdown(), "run: python -m surefoot.diagnose.catalogue > docs/causes.md"
+    assert written == to_markdown(), "run: make causes"

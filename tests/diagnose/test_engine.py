@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recorded import falling
+from recorded import facts_of, falling
 from recorded import run as recorded
 from surefoot.diagnose.catalogue import CATALOGUE
-from surefoot.diagnose.engine import Claim, Kind, Rule, _judge, diagnose, load
+from surefoot.diagnose.engine import STRICT, _judge, diagnose, load
 from surefoot.diagnose.findings import Diagnosis, Severity
+from surefoot.diagnose.rule import Claim, Kind, Rule
 from surefoot.diagnose.rules import RULES
 from surefoot.errors import UsageError
+from surefoot.record.facts import RunFacts
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.run import RecordedRun
 
 Found = tuple[Rule, Claim]
 
@@ -140,16 +145,39 @@ def test_no_cause_explains_itself() -> None:
     "facts", [{}, {"steps": 0}, {"schema": 1, "steps": 3, "optimizers": []}, {"steps": 5, "looks": [{"step": 0}]}]
 )
 def test_facts_with_next_to_nothing_in_them_cannot_be_judged(facts: dict[str, Any]) -> None:
-    diagnosis = diagnose(facts)
+    diagnosis = diagnose(RunFacts.from_json(facts))
     assert diagnosis.verdict == "unknown"
     assert diagnosis.summary.endswith(".")
 
 
-def test_a_rule_that_cannot_read_its_facts_does_not_cost_the_others() -> None:
-    facts = dict(recorded(falling(40), seeds={"numpy": [0]}).facts)
-    facts["scaler"] = {"attempts": "many"}
-    facts["clips"] = None
-    assert "repro.unseeded" in order(diagnose(facts))
+def fails(run: RecordedRun) -> Claim | None:
+    raise KeyError("norm")
+
+
+def test_a_rule_that_fails_does_not_cost_the_others_and_is_shown(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv(STRICT)
+    monkeypatch.setattr("surefoot.diagnose.rules.RULES", (Rule("lr.too-high", "curve", fails), *RULES))
+    diagnosis = diagnose(facts_of(falling(40), seeds={"numpy": [0]}))
+    assert "repro.unseeded" in order(diagnosis)
+    assert diagnosis.verdict == "unknown"
+    assert "The rule for lr.too-high failed (KeyError: 'norm')" in diagnosis.summary
+    assert [record.getMessage() for record in caplog.records] == ["the rule for lr.too-high failed (KeyError: 'norm')"]
+
+
+def test_a_rule_that_fails_does_not_hide_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(STRICT)
+    found = Rule("lr.too-low", "curve", lambda run: Claim(0.9, "Too low."))
+    monkeypatch.setattr("surefoot.diagnose.rules.RULES", (Rule("lr.too-high", "curve", fails), found))
+    assert diagnose(facts_of()).verdict == "broken"
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_every_test_runs_strictly(monkeypatch: pytest.MonkeyPatch, strict: bool) -> None:
+    monkeypatch.setattr("surefoot.diagnose.rules.RULES", (Rule("lr.too-high", "curve", fails),))
+    with pytest.raises(KeyError, match="norm"):
+        diagnose(facts_of(), strict=strict)
 
 
 def test_a_missing_folder_a_missing_file_and_a_damaged_one_are_told_apart(tmp_path: Any) -> None:
@@ -162,6 +190,10 @@ def test_a_missing_folder_a_missing_file_and_a_damaged_one_are_told_apart(tmp_pa
         load(tmp_path)
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(UsageError, match="damaged"):
+        load(tmp_path)
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "facts.json").write_text('{"steps": 3, "optimizers": [{"number": 0, "type": "SGD", "steps": "many"}]}')
+    with pytest.raises(UsageError, match=r"damaged: facts\.json: optimizers\[0\]\.steps: expected a whole number, got"):
         load(tmp_path)
 
 
@@ -182,4 +214,4 @@ def test_of_several_ranks_the_first_is_read(tmp_path: Any) -> None:
         folder.mkdir()
         (folder / "facts.json").write_text(json.dumps({"steps": rank + 7}))
         (folder / "run.json").write_text("{}")
-    assert load(tmp_path)[0]["steps"] == 7
+    assert load(tmp_path)[0].steps == 7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -99,14 +100,14 @@ def test_a_crash_or_an_interrupt_costs_no_finding(watch: Nursery) -> None:
 
 
 def test_a_run_that_was_killed_or_only_partly_watched_is_unknown(watch: Nursery) -> None:
-    facts, run_facts = watch(START, NET, loop()).loaded
-    killed = diagnose(facts, run_facts | {"exit_code": None})
+    facts, description = watch(START, NET, loop()).loaded
+    killed = diagnose(facts, replace(description, exit_code=None))
     assert killed.verdict == "unknown"
     assert "had not ended" in killed.summary
-    partly = diagnose(facts | {"problems": {"gradients": "TypeError: odd"}}, run_facts)
+    partly = diagnose(replace(facts, problems={"gradients": "TypeError: odd"}), description)
     assert partly.verdict == "unknown"
     assert "stopped watching gradients (TypeError: odd)" in partly.summary
-    assert diagnose(facts | {"problems": {"run log": "OSError: full"}}, run_facts).verdict == "healthy"
+    assert diagnose(replace(facts, problems={"run log": "OSError: full"}), description).verdict == "healthy"
 
 
 def test_every_reader_shows_the_reason(watch: Nursery) -> None:

@@ -6,6 +6,8 @@ import torch
 from doctor_faults import FAULTS
 from surefoot.doctor.examine import examine
 
+pytestmark = pytest.mark.slow
+
 SECONDS = {"rate_too_high": 6, "rate_diverges": 6, "rate_too_low": 6, "summed_loss": 6, "unrelated_labels": 20}
 """What has to be tried out takes steps; all else is seen at once. With more seeds: benchmarks/doctor_sweep.py."""
 

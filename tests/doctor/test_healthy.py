@@ -8,6 +8,8 @@ from doctor_healthy import HEALTHY, build
 from surefoot.doctor.checks import STEPS
 from surefoot.doctor.examine import examine
 
+pytestmark = pytest.mark.slow
+
 LONG = ("mlp", "cnn", "frozen_body")
 """These get time enough for every probe; all of them, with more seeds: benchmarks/doctor_sweep.py."""
 

@@ -11,9 +11,12 @@ import sys
 import typing
 from contextlib import redirect_stdout
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import surefoot
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 WIDTH = "100"
 """Columns of the terminal that the help is made for."""
@@ -58,13 +61,30 @@ def _help(words: tuple[str, ...]) -> str:
 
 
 def public_names() -> str:
-    """Every name of `surefoot.__all__` with its kind and signature, and the public members of its classes."""
-    return "".join(line for name in surefoot.__all__ for line in _described(name, getattr(surefoot, name)))
+    """Every name of `surefoot.__all__` with its kind and signature, and the public members of its classes.
+
+    Then those of the namespaces `build`, `presets` and `types`.
+    """
+    names = {name: getattr(surefoot, name) for name in surefoot.__all__}
+    for space in (surefoot.build, surefoot.presets, surefoot.types):
+        label = space.__name__.rsplit(".", 1)[-1]
+        names |= {f"{label}.{name}": value for name, value in _names_of(space) if name not in surefoot.__all__}
+    return "".join(line for name, value in names.items() for line in _described(name, value))
+
+
+def _names_of(space: ModuleType) -> list[tuple[str, Any]]:
+    listed = getattr(space, "__all__", None) or [
+        name
+        for name, value in vars(space).items()
+        if getattr(value, "__module__", "") == space.__name__ and not name.startswith("_")
+    ]
+    return [(name, getattr(space, name)) for name in sorted(listed)]
 
 
 def _described(name: str, value: Any) -> list[str]:
     if not inspect.isclass(value):
-        kind = "function" if inspect.isfunction(value) else "alias"
+        callable_module = inspect.ismodule(value) and callable(value)
+        kind = "function" if inspect.isfunction(value) or callable_module else "alias"
         return [f"{kind} {name}{_signature(value) if kind == 'function' else f' = {_annotation(value)}'}\n"]
     plain = issubclass(value, BaseException) and "__init__" not in vars(value)
     signature = "" if plain or _kind(value) == "protocol" else _signature(value)

@@ -279,7 +279,7 @@ def make_incident(folder: Path) -> None:
     shutil.rmtree(folder / "unused", ignore_errors=True)
     (place,) = (folder / "incidents").glob("0*")
     facts = json.loads((place / "incident.json").read_text(encoding="utf-8"))
-    name = Path(facts["script"]["path"] or facts["script"]["module"]).name
+    name = Path(facts["script"]["path"] or facts["script"]["module"] or "no script").name  # a worker of xdist has none
     facts["hardware"] |= {"cpu": "a processor", "cpu_count": 2}
     facts["script"] = {"path": "train.py", "module": None, "arguments": [], "redacted": False}
     (place / "incident.json").write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -75,5 +75,7 @@ def test_random_states_continue_where_they_were_read(home):
     assert torch.equal(torch.rand(4, device=home), first)
     noted = generator.get_state()
     second = torch.rand(4, device=home)
-    device.set_random_states(device.with_random_states(device.random_states(), [(index, noted)]))
+    states = device.random_states()
+    device.replace_random_states(states, [(index, noted)])
+    device.set_random_states(states)
     assert torch.equal(torch.rand(4, device=home), second)

@@ -9,6 +9,8 @@ import torch
 
 from loops import MODELS, OPTIMIZERS, differences, everything, train_bare, train_guarded
 
+pytestmark = pytest.mark.slow
+
 STEPS = 200
 """Microbatches: with an accumulation of 4, a quarter as many steps."""
 

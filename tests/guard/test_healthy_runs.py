@@ -5,6 +5,8 @@ import torch
 from healthy_runs import HEALTHY
 from training_loops import same_bits, train_bare, train_guarded
 
+pytestmark = pytest.mark.slow
+
 STEPS = 200
 
 

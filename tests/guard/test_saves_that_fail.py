@@ -199,7 +199,7 @@ def test_a_worker_that_is_killed_costs_no_save_that_was_due(tmp_path: Path, deci
     manager = stabilizer._persistence._checkpoints
     assert manager is not None
     finish = threading.Event()
-    manager.tell_saved = lambda *_: finish.wait(60) and None  # the first save is not over before this
+    manager.events.on_saved = lambda *_: finish.wait(60) and None  # the first save is not over before this
     loader = DataLoader(list(torch.ones(40, 4)), batch_size=2, num_workers=1)  # type: ignore[arg-type]
 
     def train() -> None:

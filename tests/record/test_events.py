@@ -17,7 +17,7 @@ from surefoot.record.messages import Event
 def written(folder, events):
     file = EventFile(folder)
     file.append(events)
-    file.append(file.last_words())
+    file.append(file.final_events())
     return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
 
 
@@ -49,7 +49,7 @@ def test_a_flood_of_events_is_a_few_thousand_lines_with_their_count(tmp_path):
         file.append([skip] * 10_000)
     file.append([other])
     file.append([skip] * 5)
-    file.append(file.last_words())
+    file.append(file.final_events())
     events, bad = parse_events(file.path.read_bytes())
     assert bad == 0
     assert Counter((each.event, each.cause) for each in events) == {

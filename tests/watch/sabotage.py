@@ -229,6 +229,7 @@ def run(path: str, folder: Path, watched: bool, prepare=lambda: None):
 
 def main() -> None:
     torch.set_num_threads(1)
+    bitwise.import_watching()
     only = sys.argv[1] if len(sys.argv) > 1 else ""
     failures = cases = 0
     with tempfile.TemporaryDirectory() as scratch:

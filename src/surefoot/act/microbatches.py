@@ -275,7 +275,7 @@ def _attempt(run: Callable[[], Tensor], kept: _Kept, rows: int, total_rows: int)
         if rows == 1:
             _note(error, f"surefoot: the batch of {total_rows} rows was cut down to one row, and that did not fit.")
             raise
-        _let_go(error)
+        _clear_frames(error)
     else:
         kept.add_back()
         return loss, ""
@@ -290,7 +290,7 @@ def _note(error: BaseException, text: str) -> None:
         error.add_note(text)
 
 
-def _let_go(error: BaseException | None) -> None:
+def _clear_frames(error: BaseException | None) -> None:
     """Empty the frames that a traceback holds, those of earlier errors included."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -312,11 +312,11 @@ class _Kept:
 
     def __init__(self, leaves: Sequence[Tensor], given: Sequence[Tensor], buffers: ChangingBuffers) -> None:
         self._leaves = leaves
-        self._held = [(leaf, leaf.grad) for leaf in leaves if leaf.grad is not None]
+        self._set_aside = [(leaf, leaf.grad) for leaf in leaves if leaf.grad is not None]
         self._given = [(tensor, tensor._version) for tensor in given if not tensor.is_inference()]
         self._streams = read_streams()
         self._put_buffers_back = buffers.copy()
-        for leaf, _ in self._held:
+        for leaf, _ in self._set_aside:
             leaf.grad = None
 
     @property
@@ -328,7 +328,7 @@ class _Kept:
         """As if the piece had never run."""
         for leaf in self._leaves:
             leaf.grad = None
-        for leaf, gradient in self._held:
+        for leaf, gradient in self._set_aside:
             leaf.grad = gradient
         set_streams(self._streams)
         self._put_buffers_back()
@@ -336,7 +336,7 @@ class _Kept:
     @torch.no_grad()
     def add_back(self) -> None:
         """Add what the piece has left to the gradients from before, as autograd would have: in place."""
-        for leaf, before in self._held:
+        for leaf, before in self._set_aside:
             if leaf.grad is None:
                 leaf.grad = before
             elif before.is_sparse and not leaf.grad.is_sparse:
@@ -374,9 +374,9 @@ class ChangingBuffers:
 
         return put_back
 
-    def _may_change(self, slot: tuple[int, str], buffer: Tensor) -> bool:
+    def _may_change(self, place: tuple[int, str], buffer: Tensor) -> bool:
         """Small ones may; a large one is a table or a mask until it has been seen to change."""
         if not is_writable(buffer):
             return False
         now = (id(buffer), buffer._version)
-        return buffer.numel() <= LARGEST_STATISTIC or self._first_seen.setdefault(slot, now) != now
+        return buffer.numel() <= LARGEST_STATISTIC or self._first_seen.setdefault(place, now) != now

@@ -17,10 +17,10 @@ def diagnose(
     from surefoot.diagnose.terminal import as_full_text
     from surefoot.record.run_folder import as_json
 
-    facts, run = load(folder)
-    diagnosis = judge(facts, run)
+    facts, description = load(folder)
+    diagnosis = judge(facts, description)
     typer.echo(as_json(diagnosis.as_json(), indent=2) if json else as_full_text(diagnosis, str(folder)))
-    if not json and "exit_code" in run and run["exit_code"] is None:
+    if not json and description.exit_code is None:
         typer.echo(
             f"  the run did not end (killed, or still going): judged by what was saved at step {diagnosis.steps:,}"
         )

@@ -313,8 +313,9 @@ class RunSession:
             return
         from surefoot.diagnose.engine import diagnose
         from surefoot.diagnose.terminal import as_text
+        from surefoot.record.facts import RunDescription
 
-        diagnosis = diagnose(facts.to_json(), run_facts)
+        diagnosis = diagnose(facts, RunDescription.from_json(run_facts))
         log = self.watcher.events.log
         if log is not None:
             self.watcher.probes.safely("run log", log.end, diagnosis, ending.code)

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
 # ---- which device ---------------------------------------------------------------------------------------------------
@@ -236,25 +236,35 @@ def memory_counters(device: torch.device) -> dict[str, float]:
 # ---- random generators ----------------------------------------------------------------------------------------------
 
 
-def random_states() -> dict[str, Any]:
+class DeviceStreams(TypedDict, total=False):
+    """The states of the generators of devices, as they are stored: one per device, one for MPS."""
+
+    cuda: list[Tensor]
+    xpu: list[Tensor]
+    mps: Tensor | None
+
+
+def random_states() -> DeviceStreams:
     """The states of the generators of all devices in use, as they are stored: a list per kind, one state for MPS."""
-    states: dict[str, Any] = {
+    states: DeviceStreams = {
         "cuda": [],
         "mps": torch.mps.get_rng_state() if torch.backends.mps.is_available() else None,
     }
-    if is_in_use() and _kind() in ("cuda", "xpu"):
-        states[_kind()] = _accelerator().get_rng_state_all()
+    if is_in_use() and _kind() == "cuda":
+        states["cuda"] = _accelerator().get_rng_state_all()
+    elif is_in_use() and _kind() == "xpu":
+        states["xpu"] = _accelerator().get_rng_state_all()
     return states
 
 
-def set_random_states(states: Mapping[str, Any]) -> None:
+def set_random_states(states: DeviceStreams) -> None:
     """Continue the generators from stored states. Devices that are missing here are left alone."""
-    for kind in ("cuda", "xpu"):
-        module = getattr(torch, kind)
-        for index, state in enumerate(states.get(kind, ())[: module.device_count()]):
+    for module, found in ((torch.cuda, states.get("cuda", [])), (torch.xpu, states.get("xpu", []))):
+        for index, state in enumerate(found[: module.device_count()]):
             module.set_rng_state(state.cpu(), index)
-    if states["mps"] is not None and torch.backends.mps.is_available():
-        torch.mps.set_rng_state(states["mps"].cpu())
+    mps = states["mps"]
+    if mps is not None and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(mps.cpu())
 
 
 def default_generators() -> Sequence[torch.Generator]:
@@ -269,32 +279,42 @@ def generators_of(devices: Iterable[torch.device]) -> list[tuple[int, torch.Gene
     return [(index, generators[index]) for index in indices if index < len(generators)]
 
 
-def with_random_states(states: dict[str, Any], replaced: Iterable[tuple[int, Tensor]]) -> dict[str, Any]:
-    """Stored states in which those of some devices are replaced, by index; devices that have none are left out."""
-    own = states.get(_kind())
+def replace_random_states(states: DeviceStreams, replaced: Iterable[tuple[int, Tensor]]) -> None:
+    """Replace the states of some devices among stored ones, by index; devices that have none are left out."""
+    own = states.get("xpu", []) if _kind() == "xpu" else states.get("cuda", [])
     for index, state in replaced:
-        if isinstance(own, list) and index < len(own):
+        if index < len(own):
             own[index] = state
-    return states
 
 
 # ---- what it is -----------------------------------------------------------------------------------------------------
 
 
-def versions() -> dict[str, Any]:
+class DeviceVersions(TypedDict, total=False):
+    """Versions of the libraries that compute on devices."""
+
+    cuda: str | None
+    cudnn: int | None
+    xpu: str | None
+
+
+def versions() -> DeviceVersions:
     """The versions of the libraries that compute on the device."""
     used = is_in_use() and _kind() == "cuda"
-    found = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version() if used else None}  # type: ignore[no-untyped-call]
-    return found | ({"xpu": torch.version.xpu} if getattr(torch.version, "xpu", None) else {})
+    found: DeviceVersions = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version() if used else None}  # type: ignore[no-untyped-call]
+    if getattr(torch.version, "xpu", None):
+        found["xpu"] = torch.version.xpu
+    return found
 
 
-def runtime_version(kind: str, found: Mapping[str, Any]) -> str:
+def runtime_version(kind: str, found: DeviceVersions) -> str:
     """The runtime of a kind of device with its version, from stored `versions()`; empty for a CPU.
 
     >>> runtime_version("cuda", {"cuda": "12.8"}), runtime_version("cpu", {"cuda": "12.8"})
     ('CUDA 12.8', '')
     """
-    return f"{kind.upper()} {found[kind]}" if kind in ("cuda", "xpu") and kind in found else ""
+    version = {"cuda": found.get("cuda"), "xpu": found.get("xpu")}.get(kind)
+    return "" if version is None else f"{kind.upper()} {version}"
 
 
 def name_of(device: torch.device) -> str:

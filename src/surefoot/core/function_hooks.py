@@ -100,9 +100,9 @@ def hear(function: Any, hook: Hook, always: bool = False, listed: str | None = N
         both = tuple(_both(held, hook) if value is held else value for value in code.co_consts)
         function.__code__ = code.replace(co_consts=both)
         return
-    if _words(_compiled(_parsed(function), function)) != _words(code):
-        raise ValueError(f"the source of {function.__qualname__} is not what runs")
     tree = _parsed(function)
+    if _words(_compiled(tree, function)) != _words(code):
+        raise ValueError(f"the source of {function.__qualname__} is not what runs")
     definition = _definition(tree, code.co_name)
     _instrument(definition, "torch" in function.__globals__, always, listed)
     new = _compiled(tree, function)

@@ -7,17 +7,44 @@ them back. Streams of the program's own (`torch.Generator`, `numpy.random.Genera
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from surefoot.core.device import random_states, set_random_states
+from surefoot.core.device import DeviceStreams, random_states, set_random_states
 
 _MT19937_WORDS = 624
 
 
-def read_streams() -> dict[str, Any]:
+class PythonStream(TypedDict):
+    """The state of Python's `random`."""
+
+    version: int
+    words: Tensor
+    gauss: float | None
+
+
+class NumpyStream(TypedDict):
+    """The state of NumPy's global generator."""
+
+    kind: str
+    keys: Tensor
+    position: int
+    has_gauss: int
+    cached: float
+
+
+class RandomStreams(DeviceStreams):
+    """The states of all random streams of the process, as they are stored."""
+
+    python: PythonStream
+    numpy: NumpyStream
+    torch: Tensor
+
+
+def read_streams() -> RandomStreams:
     """The state of every random stream the process has in use."""
     version, words, gauss = random.getstate()
     legacy: Any = np.random.get_state()
@@ -36,7 +63,7 @@ def read_streams() -> dict[str, Any]:
     }
 
 
-def set_streams(state: dict[str, Any]) -> None:
+def set_streams(state: RandomStreams) -> None:
     """Continue every stream where it was read. Raises `ValueError` for a state that is none, before any is changed.
 
     Devices that are missing here, or were not there when the state was read, are left alone.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def check_can_part(models: Sequence[nn.Module]) -> None:
     """Raise `UsageError` for models that need every rank to run the same number of forwards."""
     for model in models:
-        reason = _why_together(model)
+        reason = _why_in_step(model)
         if reason:
             raise UsageError(
                 f"`run_microbatches` lets each rank cut its batch as it must, and {reason}. Use smaller batches with "
@@ -37,7 +37,7 @@ def check_can_part(models: Sequence[nn.Module]) -> None:
             )
 
 
-def _why_together(model: nn.Module) -> str:
+def _why_in_step(model: nn.Module) -> str:
     """What would make ranks wait for each other, or average differently; empty if nothing does."""
     if any(hasattr(parameter, "to_local") for parameter in model.parameters()):
         return "the forward of a sharded model (FSDP2, DTensor) is a collective that all ranks must enter equally often"
@@ -80,9 +80,9 @@ def apart(models: Sequence[nn.Module], group: dist.ProcessGroup | None, average:
             model.require_backward_grad_sync = sync
             model.require_forward_param_sync = average  # as after a forward of DDP's own
         if group is not None and failed:
-            _tell_failure(together)
+            _report_failure(together)
     if group is not None:
-        _meet(together, average)
+        _agree_and_average(together, average)
 
 
 def _broadcast_buffers(model: DistributedDataParallel) -> None:
@@ -105,14 +105,14 @@ def _exchange(model: DistributedDataParallel, failed: bool) -> list[bool]:
     return [bool(flag) for flag in agree(flags, model.process_group).tolist()]
 
 
-def _tell_failure(models: Sequence[DistributedDataParallel]) -> None:
+def _report_failure(models: Sequence[DistributedDataParallel]) -> None:
     try:
         _exchange(models[0], failed=True)
     except RuntimeError:
         return  # the ranks cannot talk any more: the error that is on its way says why
 
 
-def _meet(models: Sequence[DistributedDataParallel], average: bool) -> None:
+def _agree_and_average(models: Sequence[DistributedDataParallel], average: bool) -> None:
     for model in models:
         anyone_failed, *present = _exchange(model, failed=False)
         if anyone_failed:

@@ -68,8 +68,8 @@ class Combined:
 
 def _worst(verdicts: tuple[Verdict, ...], known: bool) -> Severity:
     """The worst severity among the verdicts that are anomalous; among all, where that is not known on the host."""
-    told = [verdict for verdict in verdicts if verdict.anomalous] if known else []
-    return SEVERITIES[max(SEVERITIES.index(verdict.severity) for verdict in told or verdicts)]
+    raised = [verdict for verdict in verdicts if verdict.anomalous] if known else []
+    return SEVERITIES[max(SEVERITIES.index(verdict.severity) for verdict in raised or verdicts)]
 
 
 def any_of(*detectors: Detector) -> Combined:
@@ -102,9 +102,9 @@ class Sustained:
         own, verdict = self.detector.update(state[0], signals)
         xp = library_of(signals)
         run = xp.where(xp.own(verdict.anomalous) > 0, xp.own(state[1]) + 1, 0.0)
-        held = run >= self.steps
-        summary = verdict.summary if xp.device is not None or held else ""
-        return (own, run), replace(verdict, anomalous=held, summary=summary, parts=())
+        lasted = run >= self.steps
+        summary = verdict.summary if xp.device is not None or lasted else ""
+        return (own, run), replace(verdict, anomalous=lasted, summary=summary, parts=())
 
 
 def sustained(detector: Detector, steps: int) -> Sustained:

@@ -132,10 +132,10 @@ class Explosion:
         overflowing = value > OVERFLOW
         anomalous = overflowing | (beyond & (refused < self.patience))
         healthy = xp.is_finite(value) & ~anomalous
-        telling = healthy & (value > 0)
+        informative = healthy & (value > 0)
         next_state = ExplosionState(
-            xp.where(telling, xp.maximum(peak * fade(accepted, self.half_life_steps), value), peak),
-            accepted + telling,
+            xp.where(informative, xp.maximum(peak * fade(accepted, self.half_life_steps), value), peak),
+            accepted + informative,
             # A norm that overflowed is no level that could be accepted, so it does not count towards one.
             xp.where(healthy, forgive(refused, beyond, EXPLOSION_FORGIVEN), refused + (anomalous & ~overflowing)),
         )
@@ -243,14 +243,14 @@ class Spike:
         finite = xp.is_finite(values)
         outlier = (distance > bar) & (accepted >= self.min_steps) & finite
         taken = finite & (~outlier | (refused >= self.patience))
-        telling = taken & (values != 0)
+        informative = taken & (values != 0)
         moved = xp.concatenate([window[:, 1:], values[:, None]], 1)
         kept = fade(accepted, self.half_life_steps)
         next_state = SpikeState(
             xp.where(taken[:, None], moved, window),
-            accepted + telling,
-            xp.where(telling, xp.fmax(furthest * kept, xp.abs(distance)), furthest),  # ignores a NaN median
-            xp.where(telling, xp.fmax(highest * kept, distance), highest),
+            accepted + informative,
+            xp.where(informative, xp.fmax(furthest * kept, xp.abs(distance)), furthest),  # ignores a NaN median
+            xp.where(informative, xp.fmax(highest * kept, distance), highest),
             xp.where(taken, forgive(refused, outlier, SPIKE_FORGIVEN), refused + outlier),
         )
         return next_state, Verdict("spike", (outlier & ~taken).all(), severity="warning")

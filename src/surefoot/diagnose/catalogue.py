@@ -12,7 +12,11 @@ measure the evidence, which live beside what they measure.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 FAMILIES = {
     "data": "what goes in",
@@ -58,14 +62,31 @@ class Cause:
     fixes: tuple[str, ...]
     """What to do, from fast to invasive."""
 
+    cured_by: Mapping[str, str] = field(default_factory=dict)
+    """The changes of `surefoot bisect` that are among the fixes, and the words of the fix that say so."""
+
+    must_cure: tuple[str, ...] = ()
+    """Of those, the ones that cure the run if the cause is the only one. If one of them leaves the failure exactly
+    where it was, that speaks against the cause; if the failure comes later, the change may merely have been too
+    small."""
+
     @property
     def family(self) -> str:
         """The first part of the code."""
         return self.code.split(".")[0]
 
 
-def _cause(code: str, title: str, symptom: str, evidence: str, look_alikes: str, *fixes: str) -> Cause:
-    return Cause(code, title, symptom, evidence, tuple(look_alikes.split()), fixes)
+def _cause(
+    code: str,
+    title: str,
+    symptom: str,
+    evidence: str,
+    look_alikes: str,
+    *fixes: str,
+    cured_by: Mapping[str, str] | None = None,
+    must_cure: tuple[str, ...] = (),
+) -> Cause:
+    return Cause(code, title, symptom, evidence, tuple(look_alikes.split()), fixes, cured_by or {}, must_cure)
 
 
 _CAUSES = (
@@ -81,6 +102,7 @@ _CAUSES = (
         "Check `torch.isfinite` over the whole data set once, when it is built.",
         "Have broken steps refused with `TrainingStabilizer` or `surefoot run --guard`, so that one row costs one "
         "step.",
+        cured_by={"skip-batch": "Have broken steps refused"},
     ),
     _cause(
         "data.unscaled-input",
@@ -103,6 +125,7 @@ _CAUSES = (
         "Look at the rows of that batch, and filter them out.",
         "Clip gradients, so that a single batch cannot throw the weights far.",
         "Use a loss that forgives outliers, such as Huber's.",
+        cured_by={"skip-batch": "filter them out", "clip": "Clip gradients"},
     ),
     _cause(
         "data.unshuffled",
@@ -113,6 +136,7 @@ _CAUSES = (
         "data.repeated-batches lr.too-high lr.schedule-broken",
         "Pass `shuffle=True` to the loader.",
         "For streams, shuffle the shards and keep a buffer of a few thousand rows to draw from.",
+        cured_by={"other-batches": "shuffle=True"},
     ),
     _cause(
         "data.repeated-batches",
@@ -271,6 +295,8 @@ _CAUSES = (
         "Skip batches in which no target counts.",
         "Divide the summed loss by `max(count, 1)`.",
         "Truncate from the side that does not hold the targets.",
+        cured_by={"skip-batch": "Skip batches"},
+        must_cure=("skip-batch",),
     ),
     _cause(
         "loss.sum-reduction",
@@ -280,6 +306,7 @@ _CAUSES = (
         "lr.too-high accum.not-divided model.exploding-gradient",
         'Use `reduction="mean"`, or divide by the number of rows.',
         "If the sum is meant, divide the learning rate by the batch size.",
+        cured_by={"lr-3": "divide the learning rate", "lr-10": "divide the learning rate"},
     ),
     _cause(
         "loss.term-dominates",
@@ -351,6 +378,7 @@ _CAUSES = (
         "Lower the learning rate: one large step is what usually kills them.",
         "Use LeakyReLU, GELU or SiLU.",
         "Initialise again, with biases at 0, and put a normalisation layer before the activation.",
+        cured_by={"lr-3": "Lower the learning rate", "lr-10": "Lower the learning rate"},
     ),
     _cause(
         "model.saturated-units",
@@ -382,6 +410,7 @@ _CAUSES = (
         "Clip the gradient norm at 1.0.",
         "Initialise recurrent weights as orthogonal matrices, or shorten the stretch that is propagated through.",
         "Use gates, residual connections or normalisation.",
+        cured_by={"clip": "Clip the gradient norm at 1.0"},
     ),
     _cause(
         "model.batchnorm-tiny-batch",
@@ -432,6 +461,7 @@ _CAUSES = (
         "Lower the learning rate, and clip gradients.",
         "Normalise queries and keys (QK-norm).",
         "Cap the logits, and keep the softmax in float32.",
+        cured_by={"lr-3": "Lower the learning rate", "lr-10": "Lower the learning rate", "clip": "clip gradients"},
     ),
     # ── lr ───────────────────────────────────────────────────────────────────────────────────────────────────────────
     _cause(
@@ -444,6 +474,13 @@ _CAUSES = (
         "Divide the rate by 3 to 10; `surefoot.find_lr` finds where it breaks.",
         "Warm up over the first few hundred steps.",
         "Clip the gradient norm.",
+        cured_by={
+            "lr-3": "Divide the rate by 3 to 10",
+            "lr-10": "Divide the rate by 3 to 10",
+            "warm-up": "Warm up",
+            "clip": "Clip the gradient norm",
+        },
+        must_cure=("lr-10",),
     ),
     _cause(
         "lr.too-low",
@@ -465,6 +502,8 @@ _CAUSES = (
         "lr.too-high init.too-large optim.epsilon",
         "Warm up over the first 1 to 5 % of the steps (`surefoot.warmup_cosine`).",
         "Use pre-norm blocks, which need it less.",
+        cured_by={"warm-up": "Warm up"},
+        must_cure=("warm-up",),
     ),
     _cause(
         "lr.schedule-broken",
@@ -535,6 +574,7 @@ _CAUSES = (
         "resume.state-missing lr.schedule-broken lr.too-high",
         "Restore the optimizer from the same checkpoint as the model.",
         "If the weights were changed on purpose, clear the state of these parameters and warm up again.",
+        cured_by={"reset-moments": "clear the state"},
     ),
     _cause(
         "optim.epsilon",
@@ -546,6 +586,8 @@ _CAUSES = (
         "Set eps near the low end of the root of the second moment; 1e-8 is the usual start.",
         "In half precision do not go under 1e-7, which rounds to 0 in fp16.",
         "Scale the loss up if gradients are tiny by nature.",
+        cured_by={"eps": "Set eps"},
+        must_cure=("eps",),
     ),
     _cause(
         "optim.weight-decay",
@@ -626,6 +668,8 @@ _CAUSES = (
         "Use bf16, which reaches as far as float32.",
         "Compute this operation in float32: cast before it, or turn autocast off around it.",
         "Find out why the value is large: sums over long axes, squares and attention logits are the usual ones.",
+        cured_by={"bf16": "Use bf16", "fp32": "in float32"},
+        must_cure=("fp32",),
     ),
     _cause(
         "precision.fp16-underflow",
@@ -635,6 +679,8 @@ _CAUSES = (
         "lr.too-low model.vanishing-gradient model.dead-units",
         "Scale the loss with `GradScaler`, or give `precision='fp16'` to the stabilizer.",
         "Use bf16, which has the range of float32.",
+        cured_by={"bf16": "Use bf16", "fp32": "range of float32"},
+        must_cure=("fp32",),
     ),
     _cause(
         "precision.low-precision-weights",
@@ -646,6 +692,8 @@ _CAUSES = (
         "Keep the weights in float32 and use autocast for the arithmetic.",
         "Keep float32 master weights in the optimizer.",
         "Use stochastic rounding.",
+        cured_by={"fp32": "Keep the weights in float32"},
+        must_cure=("fp32",),
     ),
     _cause(
         "precision.scaler-stuck",
@@ -655,6 +703,8 @@ _CAUSES = (
         "precision.fp16-overflow data.nonfinite-input loss.undefined-op",
         "Run one step in float32 and find the first non-finite tensor.",
         "Use bf16 and drop the scaler.",
+        cured_by={"bf16": "Use bf16", "fp32": "in float32"},
+        must_cure=("fp32",),
     ),
     # ── memory, dist, resume, repro ──────────────────────────────────────────────────────────────────────────────────
     _cause(
@@ -705,6 +755,7 @@ _CAUSES = (
         "Save and load optimizer, scheduler and scaler together with the model.",
         "Test it: a run of 20 steps must equal one of 10 that is stopped, restarted and run for 10 more.",
         "If the state is lost, warm up again.",
+        cured_by={"warm-up": "warm up again"},
     ),
     _cause(
         "resume.data-replayed",
@@ -726,6 +777,7 @@ _CAUSES = (
         "Call `surefoot.seed_everything(42)` before building model and data.",
         "Seed loader workers with `surefoot.seed_worker`.",
         "Turn on `torch.use_deterministic_algorithms(True)`.",
+        cured_by={"deterministic": "use_deterministic_algorithms"},
     ),
     # ── rl, gan, hw ──────────────────────────────────────────────────────────────────────────────────────────────────
     _cause(
@@ -737,6 +789,7 @@ _CAUSES = (
         "Raise the KL coefficient, or stop the inner epochs once KL passes a target.",
         "Lower the learning rate.",
         "Take fewer passes over each batch of samples.",
+        cured_by={"lr-3": "Lower the learning rate", "lr-10": "Lower the learning rate"},
     ),
     _cause(
         "rl.entropy-collapse",
@@ -747,6 +800,7 @@ _CAUSES = (
         "Add or raise the entropy bonus.",
         "Lower the learning rate of the policy.",
         "Clip higher upwards than downwards, so that rare actions can grow.",
+        cured_by={"lr-3": "Lower the learning rate", "lr-10": "Lower the learning rate"},
     ),
     _cause(
         "rl.ratio-explosion",

@@ -6,12 +6,13 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from statistics import mean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from surefoot.diagnose.run import number
+from surefoot.diagnose.curves import present
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
+    from surefoot.record.facts import LoaderFacts, LossCall, StepBatch
 
 CLASS_LOSSES = ("cross_entropy", "nll_loss", "nll_loss2d")
 BINARY_LOSSES = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
@@ -24,41 +25,40 @@ def entropy(counts: dict[str, int] | Counter[str]) -> float:
     return -sum(c / total * math.log(c / total) for c in counts.values() if c) if total else 0.0
 
 
-def stream(run: RecordedRun) -> list[dict[str, Any]]:
+def stream(run: RecordedRun) -> list[StepBatch]:
     """What each step was trained on, as far as it is known."""
-    found: list[dict[str, Any]] = run.facts.get("stream", {}).get("notes", [])
-    return found
+    return run.facts.step_data.batches
 
 
-def main_line(run: RecordedRun) -> list[dict[str, Any]]:
+def main_line(run: RecordedRun) -> list[StepBatch]:
     """The notes of the line of the script that called `backward` most often."""
     notes = stream(run)
     if not notes:
         return []
-    line = Counter(note["line"] for note in notes).most_common(1)[0][0]
-    return [note for note in notes if note["line"] == line]
+    line = Counter(note.line for note in notes).most_common(1)[0][0]
+    return [note for note in notes if note.line == line]
 
 
 def label_batches(run: RecordedRun) -> list[Counter[str]]:
     """The labels of each batch that was trained on, in order: from the loss itself, or else from the data loader."""
-    own = [Counter(note["labels"]) for note in main_line(run) if note.get("labels")]
+    own = [Counter(note.labels) for note in main_line(run) if note.labels]
     if len(own) >= 10:
         return own
     loader = training_loader(run)
     if loader is None:
         return own
-    notes = [b for b in run.facts.get("batches", []) if b["loader"] == loader["number"] and b.get("grad")]
-    drawn = [Counter(note["labels"]) for note in notes if note.get("labels")]
+    notes = [b for b in run.facts.batches if b.loader == loader.number and b.grad_mode]
+    drawn = [Counter(note.labels) for note in notes if note.labels]
     return drawn if len(drawn) > len(own) else own
 
 
-def training_loader(run: RecordedRun) -> dict[str, Any] | None:
+def training_loader(run: RecordedRun) -> LoaderFacts | None:
     """The data loader that most batches were drawn from with gradients on."""
-    drawn = Counter(batch["loader"] for batch in run.facts.get("batches", []) if batch.get("grad"))
+    drawn = Counter(batch.loader for batch in run.facts.batches if batch.grad_mode)
     if not drawn:
         return None
     number_of = drawn.most_common(1)[0][0]
-    return next((loader for loader in run.facts["loaders"] if loader["number"] == number_of), None)
+    return next((loader for loader in run.facts.loaders if loader.number == number_of), None)
 
 
 @dataclass(frozen=True)
@@ -76,35 +76,35 @@ class Chance:
 
 def chance(run: RecordedRun) -> Chance | None:
     """The loss of the best constant prediction, when the run trains on one plain loss function."""
-    notes = run.training_losses(*CLASS_LOSSES, *BINARY_LOSSES, "mse_loss")
-    notes = [n for n in notes if n.get("reduction") == "mean" and isinstance(n.get("value"), (int, float))]
-    if not notes or len({(n["op"], n["site"]) for n in notes}) != 1:
+    notes = run.sampled.training_losses(*CLASS_LOSSES, *BINARY_LOSSES, "mse_loss")
+    notes = [n for n in notes if n.reduction == "mean" and n.value is not None]
+    if not notes or len({(n.op, n.site) for n in notes}) != 1:
         return None
     first = notes[0]
-    roots = {look["step"]: look["roots"][0]["value"] for look in run.looks if look.get("roots")}
+    roots = {look.step: look.backward_calls[0].value for look in run.sampled.steps if look.backward_calls}
     for note in notes:
-        total = number(roots.get(note["step"]))
-        if total is not None and abs(total - note["value"]) > 0.05 * abs(total) + 1e-6:
+        total = roots.get(note.step)
+        if total is not None and note.value is not None and abs(total - note.value) > 0.05 * abs(total) + 1e-6:
             return None  # more than this one function is minimised
-    if first["op"] == "mse_loss":
+    if first.op == "mse_loss":
         return _variance_chance(notes)
     counts: Counter[str] = Counter()
-    for labels in label_batches(run) or [Counter(n["labels"]) for n in notes if n.get("labels")]:
+    for labels in label_batches(run) or [Counter(n.labels) for n in notes if n.labels]:
         counts.update(labels)
     if len(counts) < 2:
         return None
     majority = max(counts.values()) / sum(counts.values())
-    return Chance(entropy(counts), "classes" if first["op"] in CLASS_LOSSES else "binary", first["site"], majority)
+    return Chance(entropy(counts), "classes" if first.op in CLASS_LOSSES else "binary", first.site, majority)
 
 
-def _variance_chance(notes: list[dict[str, Any]]) -> Chance | None:
-    means = [v for n in notes if (v := number(n["target"].get("mean"))) is not None]
-    spreads = [v for n in notes if (v := number(n["target"].get("std"))) is not None]
+def _variance_chance(notes: list[LossCall]) -> Chance | None:
+    means = present(n.target.mean for n in notes)
+    spreads = present(n.target.std for n in notes)
     if len(means) < 3:
         return None
     between = sum((m - mean(means)) ** 2 for m in means) / len(means)
     level = mean([s * s for s in spreads]) + between
-    return Chance(level, "variance", notes[0]["site"]) if level > 0 else None
+    return Chance(level, "variance", notes[0].site) if level > 0 else None
 
 
 def at_chance(run: RecordedRun, slack: float = 0.9) -> Chance | None:
@@ -117,7 +117,7 @@ def at_chance(run: RecordedRun, slack: float = 0.9) -> Chance | None:
 
 def weights_moved(run: RecordedRun) -> float:
     """How far the weights travelled, roughly, in units of their own size: ratio of update to weight, times steps."""
-    ratios = run.update_ratios()
+    ratios = run.sampled.update_ratios()
     return median(ratios) * run.steps if ratios else 0.0
 
 

@@ -4,76 +4,91 @@ Each rule is data: a code, the kind of evidence it rests on, a function that fin
 engine runs them all, ranks what they claim (a fact about the wiring outranks a value, a value outranks a curve; a cause
 outranks its consequences), and gives the verdict. It reads nothing but the facts.
 
-A run without a finding is `healthy` only if it could be judged; else it is `unknown`, with the reason (`unjudged`).
+A rule that raises is a defect of ours. It costs no other rule its claim: it is logged, and a run without a finding is
+then `unknown`. With `strict`, or with the environment variable `SUREFOOT_STRICT`, it raises; every test runs so.
+
+A run without a finding is `healthy` only if it could be judged; else it is `unknown`, with the reason (`insufficient`).
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+import logging
+import os
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from surefoot.core.files import read_file
 from surefoot.core.formats import FACTS, RUN
 from surefoot.diagnose.catalogue import CATALOGUE
-from surefoot.diagnose.findings import Diagnosis, Finding, Severity
+from surefoot.diagnose.findings import Diagnosis, Finding
 from surefoot.diagnose.insufficient import why_unknown
 from surefoot.diagnose.run import RecordedRun
 from surefoot.errors import UsageError
+from surefoot.record.facts import RunDescription, RunFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-Kind = Literal["crash", "wiring", "value", "dynamics", "curve", "remark"]
+    from surefoot.diagnose.findings import Outlook
+    from surefoot.diagnose.rule import Claim, Rule
+
+log = logging.getLogger("surefoot")
+STRICT = "SUREFOOT_STRICT"
+"""The environment variable that makes a rule that fails raise."""
 _RANK: dict[str, int] = {"crash": 5, "wiring": 4, "value": 3, "dynamics": 2, "curve": 1, "remark": 0}
 
 
-@dataclass(frozen=True)
-class Claim:
-    """What a rule found."""
+class Claims:
+    """What the rules claim about a run, and which of them failed."""
 
-    confidence: float
-    summary: str
-    step: int | None = None
-    where: tuple[str, ...] = ()
-    evidence: dict[str, Any] = field(default_factory=dict)
-    severity: Severity = "error"
-    fixes: tuple[str, ...] = ()
-    """What to do here in particular; the catalogue's fixes follow."""
+    def __init__(self, run: RecordedRun, strict: bool) -> None:
+        self._run, self._strict = run, strict or bool(os.environ.get(STRICT))
+        self.failed: dict[str, str] = {}
+        """The codes of rules that raised, and what they raised."""
+
+    def of(self, rules: Iterable[Rule]) -> list[tuple[Rule, Claim]]:
+        """Run some rules."""
+        found: list[tuple[Rule, Claim]] = []
+        for rule in rules:
+            claim = self._claim(rule)
+            if claim is not None and claim.step is None and rule.kind == "crash":
+                claim = replace(claim, step=self._run.steps)  # a crash ends the run: that is its step
+            if claim is not None:
+                found.append((rule, claim))
+        return found
+
+    def _claim(self, rule: Rule) -> Claim | None:
+        try:
+            return rule.find(self._run)
+        except Exception as error:
+            if self._strict:
+                raise
+            if rule.code not in self.failed:
+                log.warning("the rule for %s failed (%s: %s)", rule.code, type(error).__name__, error)
+            self.failed[rule.code] = f"{type(error).__name__}: {error}"
+            return None
 
 
-@dataclass(frozen=True)
-class Rule:
-    """How one cause is recognised."""
-
-    code: str
-    kind: Kind
-    find: Callable[[RecordedRun], Claim | None]
-    """Looks for what the cause requires; `None` if something is missing or speaks against it."""
-    explains: tuple[str, ...] = ()
-    """Causes that are mere consequences of this one, if both are claimed. A trailing `*` covers a family."""
-    dated: bool = False
-    """The claim's step is when it happened, not when it was noticed: nothing that came later explains it."""
-
-
-def diagnose(facts: dict[str, Any], run_facts: dict[str, Any] | None = None, strict: bool = False) -> Diagnosis:
-    """Run every rule over the facts of a run and rank what they claim; if strict, a rule that fails is not forgiven."""
+def diagnose(facts: RunFacts, description: RunDescription | None = None, strict: bool = False) -> Diagnosis:
+    """Run every rule over the facts of a run and rank what they claim; if strict, a rule that fails raises."""
     from surefoot.diagnose.rules import RULES
     from surefoot.diagnose.rules.last_resort import LAST_RESORT, steps_left_out
 
-    run = RecordedRun(facts, run_facts or {}, strict)
-    found = _claims(run, RULES)
+    run = RecordedRun(facts, description)
+    claims = Claims(run, strict)
+    found = claims.of(RULES)
     left_out = steps_left_out(run)
     if all(claim.severity == "info" for _, claim in found):
-        found += _claims(run, LAST_RESORT)[:1]
+        found += claims.of(LAST_RESORT)[:1]
         left_out = ""  # that is what the last resort says
     diagnosis = Diagnosis(*_judge(run, found), left_out=left_out)
     if diagnosis.serious:
         return diagnosis
-    if reason := why_unknown(run):
+    if reason := why_unknown(run, claims.failed):
         return replace(diagnosis, verdict="unknown", reason=reason)
-    limit = " The model is compiled: the operations inside it were not watched." if facts.get("compiled") else ""
+    limit = " The model is compiled: the operations inside it were not watched." if facts.compiled else ""
     return replace(diagnosis, reason=f"No fault was found in {run.steps:,} steps.{limit}")
 
 
@@ -85,23 +100,7 @@ def diagnose_folder(folder: str | Path) -> Diagnosis:
     return diagnose(*load(folder))
 
 
-def _claims(run: RecordedRun, rules: Iterable[Rule]) -> list[tuple[Rule, Claim]]:
-    found: list[tuple[Rule, Claim]] = []
-    for rule in rules:
-        try:
-            claim = rule.find(run)
-        except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError, AttributeError):
-            if run.strict:
-                raise
-            continue  # facts that a rule cannot read are no reason to lose the others
-        if claim is not None and claim.step is None and rule.kind == "crash":
-            claim = replace(claim, step=run.steps)  # a crash ends the run: that is its step
-        if claim is not None:
-            found.append((rule, claim))
-    return found
-
-
-def load(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def load(folder: str | Path) -> tuple[RunFacts, RunDescription]:
     """The facts and the description of a run, from its folder."""
     path = Path(folder)
     if not path.is_dir():
@@ -110,12 +109,13 @@ def load(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if not (path / "facts.json").exists() and (inner / "facts.json").exists():
         path = inner
     try:
-        facts = json.loads(read_file(path / "facts.json"))
-        run_facts = json.loads(read_file(path / "run.json"))
+        held = json.loads(read_file(path / "facts.json")), json.loads(read_file(path / "run.json"))
+        facts = RunFacts.from_json(FACTS.read(held[0], str(path / "facts.json"), unmarked=1))
+        description = RunDescription.from_json(RUN.read(held[1], str(path / "run.json"), unmarked=1), "run.json")
     except FileNotFoundError as error:
         if (path / "telemetry").is_dir():
             why = "is the run log of a stabilizer, which records no facts to judge a script by"
-            if "exit_code" in _described(path):  # from the beginning, but only by `surefoot run`
+            if _is_of_run(path):  # from the beginning, but only by `surefoot run`
                 why = "was not recorded to its end (was the process killed, or is it still running?)"
             raise UsageError(
                 f"{path} {why}: there is no diagnosis. `surefoot report {path}` shows what was recorded."
@@ -126,22 +126,18 @@ def load(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} is damaged: {error}. Run the script again with `surefoot run`.") from None
-    if not isinstance(facts, dict) or not isinstance(run_facts, dict):
-        raise UsageError(f"{path} is damaged: facts.json and run.json must hold objects.")
-    facts = FACTS.read(facts, str(path / "facts.json"), unmarked=1)
-    return facts, RUN.read(run_facts, str(path / "run.json"), unmarked=1)
+    return facts, description
 
 
-def _described(path: Path) -> dict[str, Any]:
-    """What `run.json` says; nothing if it cannot be read."""
+def _is_of_run(path: Path) -> bool:
+    """Whether `surefoot run` wrote the folder: its `run.json` has an exit code from the beginning, perhaps null."""
     try:
-        found = json.loads(read_file(path / "run.json"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return "exit_code" in json.loads(read_file(path / "run.json"))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
 
 
-def _judge(run: RecordedRun, found: list[tuple[Rule, Claim]]) -> tuple[Any, int, tuple[Finding, ...]]:
+def _judge(run: RecordedRun, found: list[tuple[Rule, Claim]]) -> tuple[Outlook, int, tuple[Finding, ...]]:
     codes = {rule.code for rule, claim in found if claim.severity != "info"}
     explained: dict[str, str] = {}
     for rule, claim in found:
@@ -162,7 +158,7 @@ def _judge(run: RecordedRun, found: list[tuple[Rule, Claim]]) -> tuple[Any, int,
     ranked.sort(key=lambda item: item[0], reverse=True)
     findings = tuple(finding for _, finding in ranked)
     worst = {finding.severity for finding in findings}
-    verdict = "broken" if "error" in worst else "unstable" if "warning" in worst else "healthy"
+    verdict: Outlook = "broken" if "error" in worst else "unstable" if "warning" in worst else "healthy"
     return verdict, run.steps, findings
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from surefoot.core.formats import FINDINGS
 
 Severity = Literal["error", "warning", "info"]
 Outlook = Literal["healthy", "unstable", "broken", "unknown"]
+Evidence: TypeAlias = "dict[str, Any]"
+"""Numbers, names and steps, by name: whatever JSON can hold."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Finding:
     step: int | None = None
     where: tuple[str, ...] = ()
     """Layers, tensors, and places in the user's code."""
-    evidence: dict[str, Any] = field(default_factory=dict)
+    evidence: Evidence = field(default_factory=dict)
     fixes: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:

@@ -6,21 +6,24 @@ have no finding either. Their verdict is `unknown`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from surefoot.diagnose.run import FEWEST_LOSSES
+from surefoot.diagnose.curves import FEWEST_LOSSES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from surefoot.diagnose.run import RecordedRun
+    from surefoot.record.facts import SampledStep
 
 _NO_EVIDENCE = frozenset({"run log", "incidents", "saving", "left-out steps", "replicas", "crash"})
 """Probes that record or protect: no rule goes by what they see."""
 
 
-def why_unknown(run: RecordedRun) -> str:
-    """The reason in one sentence; empty if the run was judged."""
+def why_unknown(run: RecordedRun, failed: Mapping[str, str] | None = None) -> str:
+    """The reason in one sentence; empty if the run was judged. `failed` are rules that raised, and what."""
     ended, steps = _how_it_ended(run), f"{run.steps:,} step{'s' if run.steps != 1 else ''}"
-    unwatched = {probe: why for probe, why in run.facts.get("problems", {}).items() if probe not in _NO_EVIDENCE}
+    unwatched = {probe: why for probe, why in run.facts.problems.items() if probe not in _NO_EVIDENCE}
     if not run.steps:
         why = ended or next(iter(unwatched.values()), "")
         return f"No training step was seen{f': {why}' if why else ''}."
@@ -36,7 +39,11 @@ def why_unknown(run: RecordedRun) -> str:
         probe, why = next(iter(unwatched.items()))
         more = f" and {len(unwatched) - 1} more" if len(unwatched) > 1 else ""
         return f"surefoot stopped watching {probe}{more} ({why}), so not everything could be judged."
-    if run.looks and not run.facts.get("compiled") and not any(_saw_inside(look) for look in run.looks):
+    if failed:
+        code, why = next(iter(failed.items()))
+        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        return f"The rule for {code}{more} failed ({why}), so not everything could be judged."
+    if run.sampled.steps and not run.facts.compiled and not any(_saw_inside(look) for look in run.sampled.steps):
         return (
             f"No fault was found in {steps}, but the script trains inside a torch mode, so what happens between data "
             "and loss was not watched."
@@ -44,25 +51,25 @@ def why_unknown(run: RecordedRun) -> str:
     return ""
 
 
-def _saw_inside(look: dict[str, Any]) -> bool:
+def _saw_inside(look: SampledStep) -> bool:
     """Whether a look saw what leads from the data to the loss.
 
     Of a compiled model it never does. What goes in and out of the model, the loss, the gradients and the updates are
     still seen, and most rules go by those.
     """
-    return bool(look.get("operations") and look.get("roots"))
+    return bool(look.operations and look.backward_calls)
 
 
 def _how_it_ended(run: RecordedRun) -> str:
     """What ended the run before its time; empty if it came to its own end."""
-    if run.facts.get("experiment", {}).get("ended"):  # `surefoot bisect` had seen enough
+    if run.facts.experiment is not None and run.facts.experiment.ended:  # `surefoot bisect` had seen enough
         return ""
-    code, error = run.run_facts.get("exit_code", 0), run.run_facts.get("error")
+    code, error, crash = run.description.exit_code, run.description.error, run.facts.crash
     if error == "KeyboardInterrupt":
         return "the script was interrupted"
-    if run.crash is not None:
-        message = str(run.crash.get("message", "")).strip().splitlines()
-        return f"the script ended with {run.crash.get('type')}{f': {message[0][:120]}' if message else ''}"
+    if crash is not None:
+        message = crash.message.strip().splitlines()
+        return f"the script ended with {crash.type}{f': {message[0][:120]}' if message else ''}"
     if error:
         return f"the script ended with {error}"
     if code is None:

@@ -47,8 +47,8 @@ def examine_script(path: Path, seconds: float) -> Examination:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         whole = _watch(path, Path(scratch), seconds)
-        facts, run_facts = load(scratch)
-        found = diagnose(facts, run_facts)
+        facts, description = load(scratch)
+        found = diagnose(facts, description)
     notes = [f"the script ran for {found.steps} optimizer steps" + ("" if whole else " and was then interrupted")]
     if found.steps < _ENOUGH_STEPS:
         notes.append(f"fewer than {_ENOUGH_STEPS} steps: what shows later was not seen; give --seconds more")

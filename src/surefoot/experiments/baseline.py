@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from surefoot.diagnose.engine import diagnose, load
 from surefoot.diagnose.run import RecordedRun
@@ -16,6 +16,7 @@ from surefoot.experiments.run_comparison import RunReading, is_numeric, read
 if TYPE_CHECKING:
     from surefoot.diagnose.findings import Diagnosis
     from surefoot.experiments.processes import Child, Children
+    from surefoot.record.facts import RunDescription, RunFacts
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Baseline:
 
     reading: RunReading
     diagnosis: Diagnosis
-    facts: dict[str, Any]
+    facts: RunFacts
     seconds: float
     cut_short: bool
     """It was ended because its share of the budget was over."""
@@ -32,7 +33,7 @@ class Baseline:
     @cached_property
     def run(self) -> RecordedRun:
         """As the rules of the diagnosis see it."""
-        return RecordedRun(self.facts, {})
+        return RecordedRun(self.facts)
 
     @property
     def why_not(self) -> str:
@@ -66,45 +67,46 @@ def run_baseline(children: Children, seconds: float, deadline: float) -> Baselin
     """Run the script; it is told to end after `seconds`, and made to after twice that."""
     child = children.start("baseline", {"change": None, "seconds": seconds})
     children.wait(until=min(deadline, time.monotonic() + 2 * seconds))
-    facts, run_facts = usable_facts(child)
-    diagnosis = diagnose(facts, run_facts)
+    facts, description = usable_facts(child)
+    diagnosis = diagnose(facts, description)
     verdict = diagnosis.verdict if diagnosis.serious else "healthy"  # as far as it was judged
-    reading = _with_findings(read(facts, run_facts, verdict), diagnosis)
-    cut_short = facts["experiment"]["ended"] == "time" or run_facts.get("exit_code") is None
+    reading = _with_findings(read(facts, description, verdict), diagnosis)
+    ended = facts.experiment.ended if facts.experiment is not None else None
+    cut_short = ended == "time" or description.exit_code is None
     return Baseline(reading, diagnosis, facts, child.seconds, cut_short)
 
 
-def usable_facts(child: Child) -> tuple[dict[str, Any], dict[str, Any]]:
+def usable_facts(child: Child) -> tuple[RunFacts, RunDescription]:
     """What the run left. A script that cannot be experimented with is wrong use, with a way out."""
     log = child.folder / "output.txt"
     try:
-        facts, run_facts = load(child.folder)
+        facts, description = load(child.folder)
     except UsageError:
         raise UsageError(
             f"the script showed nothing in {child.seconds:.0f} s: see {log}, or give it a larger --budget."
         ) from None
-    told, crash, code = facts.get("experiment"), facts.get("crash"), run_facts.get("exit_code")
-    if crash and crash.get("type") == UsageError.__name__:  # said by surefoot itself, inside the run
-        raise UsageError(str(crash.get("message", "")))
+    told, crash, code = facts.experiment, facts.crash, description.exit_code
+    if crash is not None and crash.type == UsageError.__name__:  # said by surefoot itself, inside the run
+        raise UsageError(crash.message)
     if told is None:
         raise UsageError(f"the script ended (exit code {code}) without importing torch: see {log}.")
-    if told.get("refused"):
+    if told.refused:
         raise UsageError(
-            f"the script writes to {told['refused']}, which is outside of the working directory and was there before; "
+            f"the script writes to {told.refused}, which is outside of the working directory and was there before; "
             "experiments would change it. Have the script write inside the working directory."
         )
-    if crash and crash.get("type") == "PermissionError":
+    if crash is not None and crash.type == "PermissionError":
         raise UsageError(
-            f"the script ended with PermissionError: {crash.get('message', '')}. Experiments may write only inside the "
+            f"the script ended with PermissionError: {crash.message}. Experiments may write only inside the "
             "working directory, and not to what is shared: have the script write there, or name another folder with "
             "--allow-writes"
         )
-    if told.get("problem"):
-        raise UsageError(str(told["problem"]))
-    if not facts.get("backwards"):
-        why = f"it ended with {crash.get('type')}" if crash else f"exit code {code}"
+    if told.problem:
+        raise UsageError(told.problem)
+    if not facts.backwards:
+        why = f"it ended with {crash.type}" if crash is not None else f"exit code {code}"
         raise UsageError(f"the script never called backward ({why}): see {log}.")
-    return facts, run_facts
+    return facts, description
 
 
 def _with_findings(reading: RunReading, diagnosis: Diagnosis) -> RunReading:

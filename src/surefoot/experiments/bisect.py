@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from surefoot.diagnose.findings import Diagnosis
     from surefoot.experiments.plan import Change
     from surefoot.experiments.results import Answer, Verdict
+    from surefoot.record.facts import RunDescription, RunFacts
 
 
 def bisect(
@@ -127,13 +128,13 @@ class _Bisection:
             order["steps"] = self.baseline.reading.steps
         return order
 
-    def judge(self, row: Row, change: Change, facts: dict[str, Any], run_facts: dict[str, Any]) -> None:
+    def judge(self, row: Row, change: Change, facts: RunFacts, description: RunDescription) -> None:
         if change.name == "other-batches" and _same_data(self.baseline.facts, facts):
             row.verdict, row.why, row.notes = "does not apply", "the batches stay the same", []
             return
-        if change.name == "other-seed" and not facts["experiment"].get("acted"):
+        if change.name == "other-seed" and (facts.experiment is None or not facts.experiment.acted):
             row.notes.append("the script sets no seed of its own")
-        row.reading = read(facts, run_facts)
+        row.reading = read(facts, description)
         if change is REPEAT:
             fails = row.reading.fails or self.baseline.reading.outcome == "slow"
             row.verdict, row.why = ("fails" if fails else "healthy"), row.reading.words
@@ -143,10 +144,10 @@ class _Bisection:
             row.verdict, row.why = compare(self.baseline.reading, row.reading)
 
 
-def _same_data(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def _same_data(one: RunFacts, other: RunFacts) -> bool:
     """Whether two runs were trained on the same batches, as far as their prints show."""
-    notes = [facts.get("stream", {}).get("notes", [])[:40] for facts in (one, other)]
-    prints = [[(note.get("x"), note.get("y")) for note in held] for held in notes]
+    batches = [facts.step_data.batches[:40] for facts in (one, other)]
+    prints = [[(batch.input_print, batch.target_print) for batch in held] for held in batches]
     length = min(len(held) for held in prints)
     known = sum(pair != (None, None) for pair in prints[0][:length])
     return known >= 5 and prints[0][:length] == prints[1][:length]

@@ -1,63 +1,21 @@
-"""Which change is among the fixes of which cause.
-
-Each entry quotes the catalogue: the words that make the change a fix. A test holds the two together.
-"""
+"""Which change is among the fixes of which cause, as the catalogue says, and what experiments do to the findings."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from surefoot.diagnose.catalogue import CATALOGUE
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from surefoot.diagnose.findings import Diagnosis, Finding
 
-FIXES: dict[str, dict[str, str]] = {
-    "data.nonfinite-input": {"skip-batch": "Have broken steps refused"},
-    "data.bad-batch": {"skip-batch": "filter them out", "clip": "Clip gradients"},
-    "data.unshuffled": {"other-batches": "shuffle=True"},
-    "loss.no-valid-targets": {"skip-batch": "Skip batches"},
-    "loss.sum-reduction": {"lr-3": "divide the learning rate", "lr-10": "divide the learning rate"},
-    "model.dead-units": {"lr-3": "Lower the learning rate", "lr-10": "Lower the learning rate"},
-    "model.exploding-gradient": {"clip": "Clip the gradient norm at 1.0"},
-    "model.attention-logit-growth": {
-        "lr-3": "Lower the learning rate",
-        "lr-10": "Lower the learning rate",
-        "clip": "clip gradients",
-    },
-    "lr.too-high": {
-        "lr-3": "Divide the rate by 3 to 10",
-        "lr-10": "Divide the rate by 3 to 10",
-        "warm-up": "Warm up",
-        "clip": "Clip the gradient norm",
-    },
-    "lr.no-warmup": {"warm-up": "Warm up"},
-    "optim.stale-state": {"reset-moments": "clear the state"},
-    "optim.epsilon": {"eps": "Set eps"},
-    "precision.fp16-overflow": {"bf16": "Use bf16", "fp32": "in float32"},
-    "precision.fp16-underflow": {"bf16": "Use bf16", "fp32": "range of float32"},
-    "precision.low-precision-weights": {"fp32": "Keep the weights in float32"},
-    "precision.scaler-stuck": {"bf16": "Use bf16", "fp32": "in float32"},
-    "repro.unseeded": {"deterministic": "use_deterministic_algorithms"},
-    "resume.state-missing": {"warm-up": "warm up again"},
-    "rl.kl-blowup": {"lr-3": "Lower the learning rate", "lr-10": "Lower the learning rate"},
-    "rl.entropy-collapse": {"lr-3": "Lower the learning rate", "lr-10": "Lower the learning rate"},
-}
+FIXES = {cause.code: dict(cause.cured_by) for cause in CATALOGUE.values() if cause.cured_by}
 """Cause, change, and the words of the catalogue's fix."""
-
-MUST: dict[str, tuple[str, ...]] = {
-    "loss.no-valid-targets": ("skip-batch",),
-    "lr.too-high": ("lr-10",),
-    "lr.no-warmup": ("warm-up",),
-    "optim.epsilon": ("eps",),
-    "precision.fp16-overflow": ("fp32",),
-    "precision.fp16-underflow": ("fp32",),
-    "precision.low-precision-weights": ("fp32",),
-    "precision.scaler-stuck": ("fp32",),
-}
-"""Changes that cure the run if the cause is the only one. If one of them leaves the failure exactly where it was, that
-speaks against the cause; if the failure comes later, the change may merely have been too small."""
+MUST = {cause.code: cause.must_cure for cause in CATALOGUE.values() if cause.must_cure}
+"""Changes that cure the run if the cause is the only one."""
 
 _REFUTED = 0.5
 """What is left of the confidence."""

@@ -25,6 +25,7 @@ from surefoot.experiments.after_incident import (
     level_before,
     losses_before,
     read_stretch,
+    told_by,
 )
 from surefoot.experiments.baseline import usable_facts
 from surefoot.experiments.processes import Children, Subject
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from surefoot.experiments.plan import Change
     from surefoot.experiments.run_comparison import RunReading
+    from surefoot.record.facts import RunDescription, RunFacts
 
 LOOP = "surefoot.replay.target_loop"
 MOST_STEPS = 200
@@ -82,13 +84,13 @@ class AppliedAsItWas:
 
     captured: CapturedIncident
     reading: RunReading
-    facts: dict[str, Any]
+    facts: RunFacts
     seconds: float
 
     @property
     def told(self) -> dict[str, Any]:
         """What was seen from inside."""
-        return self.facts["experiment"]  # type: ignore[no-any-return]
+        return told_by(self.facts)
 
     @property
     def why_not(self) -> str:
@@ -135,9 +137,9 @@ def experiment_on(
 def _apply(captured: CapturedIncident, children: Children, seconds: float, deadline: float) -> AppliedAsItWas:
     child = children.start("baseline", captured.order(None, seconds))
     children.wait(until=min(deadline, time.monotonic() + 2 * seconds))
-    facts, run_facts = usable_facts(child)
-    told, log = facts["experiment"], child.folder / "output.txt"
-    reading = read_stretch(facts, run_facts, captured.step, captured.level)
+    facts, description = usable_facts(child)
+    told, log = told_by(facts), child.folder / "output.txt"
+    reading = read_stretch(facts, description, captured.step, captured.level)
     if not told.get("trail") and not told.get("open"):
         crash = f" ({reading.crash})" if reading.crash else ""
         raise UsageError(
@@ -163,7 +165,7 @@ class _Short:
     def __init__(self, baseline: AppliedAsItWas) -> None:
         self.baseline, self.captured = baseline, baseline.captured
         failed = baseline.reading.failed_at
-        self._optimizers: list[dict[str, Any]] = baseline.facts["optimizers"]
+        self._optimizers = baseline.facts.optimizers
         self.failed_after = 0 if failed is None else failed - self.captured.step
 
     def nothing_to_change(self, change: Change) -> str | None:
@@ -182,7 +184,7 @@ class _Short:
             return "what the loss should be then is not known"
         if change.name == "reset-moments" and not baseline.told["seen"].get("has_state", True):
             return "the optimizer keeps no moments"
-        if change.name in ("clip", "skip-batch") and any("closure" in held["series"] for held in self._optimizers):
+        if change.name in ("clip", "skip-batch") and any(held.series.closure for held in self._optimizers):
             return "the optimizer evaluates the loss itself, so that its gradients are out of reach"
         if change.name == "eps" and not self._has_eps():
             return "the optimizer has no eps"
@@ -191,8 +193,7 @@ class _Short:
         return None
 
     def _has_eps(self) -> bool:
-        groups = [group for held in self._optimizers for group in held["settings"]]
-        return any(isinstance(group.get("eps"), float) for group in groups)
+        return any(isinstance(group.eps, float) for held in self._optimizers for group in held.settings)
 
     def order(self, change: Change, seconds_left: float) -> dict[str, Any]:
         seconds = min(seconds_left, max(LEAST_SECONDS, 5 * self.baseline.seconds))
@@ -212,9 +213,9 @@ class _Short:
         further = math.ceil(1.5 * change.slower * self.failed_after) + FOLLOW_STEPS // 2
         return min(MOST_STEPS, max(FOLLOW_STEPS, further + (FOLLOW_STEPS if change.name == "warm-up" else 0)))
 
-    def judge(self, row: Row, change: Change, facts: dict[str, Any], run_facts: dict[str, Any]) -> None:
-        told = facts["experiment"]
-        row.draws = other_draws(told, crash_of(facts, run_facts))
+    def judge(self, row: Row, change: Change, facts: RunFacts, description: RunDescription) -> None:
+        told = told_by(facts)
+        row.draws = other_draws(told, crash_of(facts, description))
         if change.name == "other-seed" and row.draws is not None:
             row.verdict, row.why = told_by_draws(row.draws, told["rows"]["draws"]["random"])
             return
@@ -224,7 +225,7 @@ class _Short:
             return
         # What a loss on noise should be is not known: only what is plain counts there.
         level = None if change.name in ("synthetic-inputs", "shuffled-labels") else self.captured.level
-        row.reading = read_stretch(facts, run_facts, self.captured.step, level)
+        row.reading = read_stretch(facts, description, self.captured.step, level)
         first: dict[str, Any] = next(iter(told.get("trail", [])), {})
         if change is REPEAT:
             row.verdict, row.why = ("fails" if row.reading.fails else "healthy"), row.reading.words

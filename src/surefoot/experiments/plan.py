@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from surefoot.errors import UsageError
+from surefoot.record.facts import OptimizerLoadedEvent
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
@@ -70,26 +71,25 @@ def in_turn(changes: list[Change], first: dict[str, str]) -> list[Change]:
 
 def nothing_to_change(change: Change, run: RecordedRun, baseline: RunReading) -> str | None:
     """Why a change cannot do anything to this script, as far as the baseline shows."""
-    seen: dict[str, Any] = run.facts.get("experiment", {}).get("seen", {})
+    seen = run.facts.experiment.seen if run.facts.experiment is not None else None
     if change.name in ("lr-3", "lr-10", "warm-up", "clip", "reset-moments") and run.main is None:
         return "no optimizer ever stepped"
-    if change.name == "clip" and run.grad_norms and not run.nonfinite and max(run.grad_norms) <= 1.0:
+    if change.name == "clip" and run.grad_norms and not run.nonfinite.seen and max(run.grad_norms) <= 1.0:
         return f"no gradient norm is above 1.0 (largest {max(run.grad_norms):.3g})"
     if change.name == "skip-batch" and not baseline.bad_steps and baseline.outcome != "non-finite":
         return "no single step stands out"
     if change.name == "reset-moments":
-        if not seen.get("has_state", True):
+        if seen is not None and not seen.has_state:
             return "the optimizer keeps no moments"
         known = baseline.failed_at is not None or baseline.suspected_at is not None
-        if not known and not run.events("optimizer-loaded"):
+        if not known and not run.events(OptimizerLoadedEvent):
             return "no step at which it began to fail"
-    if change.name == "eps" and run.main is not None:
-        settings = [group for held in run.optimizers for group in held["settings"]]
-        if not any(isinstance(group.get("eps"), float) for group in settings):
-            return "the optimizer has no eps"
+    has_eps = any(isinstance(group.eps, float) for held in run.optimizers for group in held.settings)
+    if change.name == "eps" and run.main is not None and not has_eps:
+        return "the optimizer has no eps"
     if change.name == "synthetic-inputs" and baseline.outcome in ("stuck", "slow"):
         return "noise cannot be learned, so it says nothing about a run that is stuck"
-    if change.name == "deterministic" and seen.get("devices") == ["cpu"]:
+    if change.name == "deterministic" and seen is not None and seen.devices == ["cpu"]:
         return "everything runs on the CPU"
     return None
 

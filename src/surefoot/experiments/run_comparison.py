@@ -10,14 +10,17 @@ does not count.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from surefoot.diagnose.run import FEWEST_LOSSES, RecordedRun
+from surefoot.diagnose.curves import FEWEST_LOSSES
+from surefoot.diagnose.run import RecordedRun
+from surefoot.record.facts import NonFiniteLossEvent
 
 if TYPE_CHECKING:
-    from surefoot.diagnose.run import LossCurve
+    from surefoot.diagnose.curves import LossCurve
+    from surefoot.record.facts import RunDescription, RunFacts
 
 Outcome = Literal[
     "learned", "slow", "stuck", "diverged", "non-finite", "crashed", "thrown", "too short", "calm", "risen"
@@ -67,13 +70,13 @@ class RunReading:
         return self.outcome not in ("learned", "too short", "calm")
 
 
-def read(facts: dict[str, Any], run_facts: dict[str, Any], verdict: str = "broken") -> RunReading:
+def read(facts: RunFacts, description: RunDescription, verdict: str = "broken") -> RunReading:
     """The reading of a run's facts; `verdict` is the diagnosis of it, or for a changed run that of the baseline."""
-    skipped = set(facts.get("experiment", {}).get("skipped", []))
-    run = RecordedRun(_without(facts, skipped) if skipped else facts, run_facts)
+    skipped = set(facts.experiment.skipped or ()) if facts.experiment is not None else set()
+    run = RecordedRun(_without(facts, skipped) if skipped else facts, description)
     curve = run.curve
     bad = _first_bad(run, curve, forgiving=bool(skipped))
-    crash = crash_of(facts, run_facts)
+    crash = crash_of(facts, description)
     thrown = _worst(curve)
     outcome, failed_at, words = _outcome(run, curve, bad, crash, verdict, thrown)
     every = len(skipped) + len(curve.values)
@@ -83,7 +86,7 @@ def read(facts: dict[str, Any], run_facts: dict[str, Any], verdict: str = "broke
         outcome = "stuck" if many and outcome in ("learned", "too short") else outcome
     return RunReading(
         outcome,
-        steps=max(run.steps, int(facts.get("backwards", 0)) if run.main is None else 0),
+        steps=max(run.steps, facts.backwards if run.main is None else 0),
         failed_at=failed_at,
         start=curve.start,
         end=curve.end,
@@ -97,37 +100,33 @@ def read(facts: dict[str, Any], run_facts: dict[str, Any], verdict: str = "broke
     )
 
 
-def _without(facts: dict[str, Any], skipped: set[int]) -> dict[str, Any]:
+def _without(facts: RunFacts, skipped: set[int]) -> RunFacts:
     """The facts of a run as if the steps that were left out had never been."""
-    kept = []
-    for held in facts.get("optimizers", []):
-        rows = [i for i, step in enumerate(held["series"].get("step", [])) if step not in skipped]
-        series = {key: [column[i] for i in rows] for key, column in held["series"].items()}
-        kept.append({**held, "series": series})
-    return {**facts, "optimizers": kept}
+    return replace(facts, optimizers=[replace(held, series=held.series.without(skipped)) for held in facts.optimizers])
 
 
 def _first_bad(run: RecordedRun, curve: LossCurve, forgiving: bool) -> int | None:
     """The first step at which a loss or a gradient was not finite."""
     if forgiving:
         return curve.first_bad
-    steps = [event["step"] for name in ("nonfinite-loss", "nonfinite-gradient") for event in run.events(name)]
+    steps = [event.step for event in run.events(NonFiniteLossEvent)]
+    steps += [event.step for event in run.nonfinite.gradients]
     if curve.first_bad is not None:
         steps.append(curve.first_bad)
-    if not steps and run.nonfinite:
+    if not steps and run.nonfinite.seen:
         steps.append(run.steps)
     return min(steps, default=None)
 
 
-def crash_of(facts: dict[str, Any], run_facts: dict[str, Any]) -> str:
+def crash_of(facts: RunFacts, description: RunDescription) -> str:
     """What it died of, in words; empty if it ended normally or was ended."""
-    if facts.get("experiment", {}).get("ended"):
+    if facts.experiment is not None and facts.experiment.ended:
         return ""
-    crash = facts.get("crash")
+    crash = facts.crash
     if crash is not None:
-        message = str(crash.get("message", "")).strip().splitlines()
-        return f"{crash.get('type')}: {message[0][:120] if message else ''}".rstrip(": ")
-    code = run_facts.get("exit_code")
+        message = crash.message.strip().splitlines()
+        return f"{crash.type}: {message[0][:120] if message else ''}".rstrip(": ")
+    code = description.exit_code
     return f"exit code {code}" if code else ""
 
 
@@ -190,7 +189,7 @@ def _bad_steps(run: RecordedRun, bad: int | None, thrown: list[int]) -> tuple[in
 
 
 def _travelled(run: RecordedRun, until: int | None) -> float:
-    rates = [value or 0.0 for value in run.column("lr")] if run.main is not None else []
+    rates = [value or 0.0 for value in run.series.lr] if run.main is not None else []
     return math.fsum(rates if until is None else rates[:until])
 
 

@@ -16,12 +16,14 @@ from surefoot.diagnose.engine import load
 from surefoot.errors import UsageError
 from surefoot.experiments.plan import Change
 from surefoot.experiments.results import Row
+from surefoot.record.facts import ExperimentFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from surefoot.experiments.processes import Child, Children
     from surefoot.experiments.results import Verdict
+    from surefoot.record.facts import RunDescription, RunFacts
 
 BASELINE_SHARE = 1 / 3
 """Of the budget, for the first run."""
@@ -69,7 +71,7 @@ class Question(Protocol):
     def order(self, change: Change, seconds_left: float) -> dict[str, Any]:
         """What a run is told."""
 
-    def judge(self, row: Row, change: Change, facts: dict[str, Any], run_facts: dict[str, Any]) -> None:
+    def judge(self, row: Row, change: Change, facts: RunFacts, description: RunDescription) -> None:
         """Put the verdict into the row of a run that came to its end."""
 
 
@@ -123,23 +125,23 @@ class Trials:
         row = _row(change, "not run", "budget")
         row.seconds = child.seconds
         try:
-            facts, run_facts = load(child.folder)
+            facts, description = load(child.folder)
         except UsageError:
             if time.monotonic() < self.deadline:
                 row.verdict, row.why = "cannot tell", f"left no facts: see {child.folder / 'output.txt'}"
             return row
-        told = facts.get("experiment", {})
-        if run_facts.get("exit_code") is None and not told.get("ended"):
+        told = facts.experiment or ExperimentFacts()
+        if description.exit_code is None and not told.ended:
             row.why = "stopped: budget"  # killed on its way; what it had written by then proves nothing
-        elif told.get("problem"):
-            row.verdict, row.why = "does not apply", f"could not be made: {told['problem']}"
-        elif told.get("why_not"):
-            row.verdict, row.why = "does not apply", told["why_not"]
-        elif change.name in NOTHING and not told.get("acted"):
+        elif told.problem:
+            row.verdict, row.why = "does not apply", f"could not be made: {told.problem}"
+        elif why_not := told.found.get("why_not"):
+            row.verdict, row.why = "does not apply", str(why_not)
+        elif change.name in NOTHING and not told.acted:
             row.verdict, row.why = "does not apply", NOTHING[change.name]
         else:
-            row.notes = list(told.get("notes", []))
-            self.question.judge(row, change, facts, run_facts)
+            row.notes = list(told.notes)
+            self.question.judge(row, change, facts, description)
         return row
 
 

@@ -27,6 +27,7 @@ from surefoot.record.run_folder import describe_run, write_json
 if TYPE_CHECKING:
     from surefoot.decide.agreement import Ranks
     from surefoot.guard.model_sampling import ModelSampler
+    from surefoot.keep.checkpoint.storage import SaveFacts
     from surefoot.record.messages import EventName
     from surefoot.types import Incident, LayerStats, Severity, Signals, StepRecord
 
@@ -136,7 +137,7 @@ class LogRows:
             self._write_layers(self._recent.popleft())
         self._all_until = max(self._all_until, incident.step + NEAR_STEPS)
 
-    def saved(self, step: int, folder: Path, facts: dict[str, Any]) -> None:
+    def saved(self, step: int, folder: Path, facts: SaveFacts) -> None:
         """A checkpoint is on the disk. Called by the thread that wrote it."""
         kind = "good" if facts["finite"] and facts["quiet"] else "kept as evidence"
         evidence = {"checkpoint": str(folder), "metric": facts["metric"]}

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from surefoot.core.random_state import read_streams, set_streams
+from surefoot.core.random_state import RandomStreams, read_streams, set_streams
 from surefoot.decide.agreement import copies_of_first
 from surefoot.errors import CheckpointError, SettingError, UsageError
 from surefoot.keep.buffers import infinite_buffers
@@ -167,7 +167,7 @@ class RunPersistence:
         self._quick_streams = QuickStreams() if checkpoints is not None else None
         self.interrupts = StopSignals(checkpoints.signals if checkpoints else ())
         self._waiting: deque[_Waiting] = deque()
-        self._streams: dict[str, Any] | None = None
+        self._streams: RandomStreams | None = None
         self._restored = False
         self._owed: _Owed | None = None
         self._drawer: int | None = None  # the thread that batches are drawn in

@@ -214,7 +214,7 @@ class TrainingStabilizer:
         if self.log is not None and rows is not None:
             self.log.before_close(self._results.report_rest)
             if checkpoints is not None:
-                checkpoints.tell_saved, checkpoints.tell_failing = rows.saved, rows.failing
+                checkpoints.events.on_saved, checkpoints.events.on_failing = rows.saved, rows.failing
 
     # ---- the loop -------------------------------------------------------------------------------------------------
 

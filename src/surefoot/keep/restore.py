@@ -14,7 +14,7 @@ be forged. Other optimizers may keep state of any shape (low-rank or 8-bit momen
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -53,7 +53,22 @@ def plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
-def describe_optimizer(optimizer: Any, modules: Sequence[nn.Module]) -> dict[str, Any]:
+class ParameterFacts(TypedDict):
+    """One parameter of an optimizer."""
+
+    name: str | None
+    shape: list[int]
+    dtype: str
+
+
+class OptimizerFacts(TypedDict):
+    """The class of an optimizer, and its parameters by group."""
+
+    kind: str
+    groups: list[list[ParameterFacts]]
+
+
+def describe_optimizer(optimizer: Any, modules: Sequence[nn.Module]) -> OptimizerFacts:
     """The class of an optimizer, and the name, shape and dtype of the parameter at each position of each group."""
     names: dict[int, str] = {}
     for number, module in enumerate(modules):

@@ -213,7 +213,7 @@ class SnapshotRing:
         self._drop_misfits()
         tree = self._state.tree()
         if self._place is None:
-            self._place = self._choose_place(tree)
+            self._place = _choose_place(tree, self._keep, self._device_bytes)
         moved = self._moved_by(step)
         if len(self._kept) >= self._keep:
             self._spare.append(self._kept.pop(0).staged)
@@ -316,11 +316,12 @@ class SnapshotRing:
         """The run is healthy: what the last return left behind is not needed."""
         self._abandoned = self._at_onset = None
 
-    def _choose_place(self, tree: Any) -> Place:
-        devices = {tensor.device for tensor in tree["tensors"] if has_streams(tensor.device)}
-        if not devices:
-            return "device"
-        limit = self._device_bytes
-        if limit is None:
-            limit = int(SHARE_OF_DEVICE * min(map(total_bytes, devices)))
-        return "device" if self._keep * bytes_of(tree) <= limit else "pinned"
+
+def _choose_place(tree: Any, keep: int, limit: int | None) -> Place:
+    """On the device if all copies fit into `limit` bytes there, by default a share of its memory."""
+    devices = {tensor.device for tensor in tree["tensors"] if has_streams(tensor.device)}
+    if not devices:
+        return "device"
+    if limit is None:
+        limit = int(SHARE_OF_DEVICE * min(map(total_bytes, devices)))
+    return "device" if keep * bytes_of(tree) <= limit else "pinned"

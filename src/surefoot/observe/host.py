@@ -66,8 +66,8 @@ class _Group:
         used = _number(self._current)
         if used is None or self.limit >= host_total:
             return {}
-        held = used - _fields(self._statistics).get(self._reclaimable, 0)
-        return {"host_total": float(self.limit), "host_used": float(max(0, held))}
+        unreclaimable = used - _fields(self._statistics).get(self._reclaimable, 0)
+        return {"host_total": float(self.limit), "host_used": float(max(0, unreclaimable))}
 
 
 def _tightest_group(proc: Path, groups: Path) -> _Group | None:

@@ -67,7 +67,7 @@ class Flood:
             self._silent[kind] = 0
             yield replace(event, evidence={**_evidence(event), "count": count})
 
-    def last_words(self) -> Iterator[Event]:
+    def final_events(self) -> Iterator[Event]:
         """How many there were in the end, where the last ones were not written."""
         for kind, silent in self._silent.items():
             if silent:
@@ -129,9 +129,9 @@ class EventFile:
                 raise
         self._unsaved = []
 
-    def last_words(self) -> Iterator[Event]:
+    def final_events(self) -> Iterator[Event]:
         """What is to be said at the end."""
-        return self._flood.last_words()
+        return self._flood.final_events()
 
     def _read(self) -> list[Event]:
         try:

@@ -54,16 +54,16 @@ class RunLog:
     ) -> None:
         self.folder = Path(folder).absolute()
         self._part = ""
-        held = hold(self.folder, "log", rank_of_process())  # the ranks of a job may share a folder
+        lock = hold(self.folder, "log", rank_of_process())  # the ranks of a job may share a folder
         try:
-            self._writer = Writer(self.folder, tuple(sinks), limits or LogLimits(), held)
+            self._writer = Writer(self.folder, tuple(sinks), limits or LogLimits(), lock)
         except BaseException:
-            held.release()
+            lock.release()
             raise
         self._writer.close_at_exit = close_at_exit
-        self._held = _OpenLog()
+        self._open = _OpenLog()
         """Shared with the parts: when nobody holds it any more, nobody can log, and the log ends."""
-        weakref.finalize(self._held, self._writer.end_soon, EXIT_SECONDS).atexit = False
+        weakref.finalize(self._open, self._writer.end_soon, EXIT_SECONDS).atexit = False
         if device_seconds is not None:
             self.sample(_DeviceReadings(), device_seconds)
         _WRITERS.add(self._writer)
@@ -73,7 +73,7 @@ class RunLog:
     def part(self, name: str) -> RunLog:
         """The same log for one of several optimizers: what it takes carries this name. Closing it closes nothing."""
         log = object.__new__(type(self))
-        log.folder, log._part, log._writer, log._held = self.folder, name, self._writer, self._held
+        log.folder, log._part, log._writer, log._open = self.folder, name, self._writer, self._open
         return log
 
     def take(self, message: StepRow | LayerRows | Histogram | DeviceRow | Event) -> None:
@@ -111,12 +111,12 @@ class RunLog:
         """Say that something happened."""
         self.take(Event(event, step, summary, time.time(), severity, cause, action, self._part, evidence or {}))
 
-    def before_close(self, tell: Callable[[], None]) -> None:
+    def before_close(self, callback: Callable[[], None]) -> None:
         """Call a method before the log is closed: what it has to log is the last that is taken.
 
         The log does not keep the method's object alive. What the method raises is not raised into training.
         """
-        self._writer.last_words.append(weakref.WeakMethod(tell))
+        self._writer.before_close.append(weakref.WeakMethod(callback))
 
     @property
     def closed(self) -> bool:

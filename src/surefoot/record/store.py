@@ -60,15 +60,15 @@ class Store:
         for event in self._events.earlier:
             self._note(event)
         number, around = self._session.number, self._surroundings
-        self._shelves = {table: TableThinning(folder, table, number, limits.of(table), around) for table in TABLES}
+        self._tables = {table: TableThinning(folder, table, number, limits.of(table), around) for table in TABLES}
         self._adopted = adopt(folder, before=number)
         names = [name for name in segments_in(folder) if name.session in self._adopted]
-        for table, shelf in self._shelves.items():
-            shelf.adopt(name for name in names if name.table == table)
+        for table, thinned in self._tables.items():
+            thinned.files.adopt(name for name in names if name.table == table)
         for leftover in (folder / FOLDER).glob(".*.part"):
             if any(f"-{number:03d}-" in leftover.name for number in self._adopted):
                 leftover.unlink(missing_ok=True)
-        self._refused_before, self._told_columns = 0, False
+        self._refused_before, self._warned_columns = 0, False
 
     def vanished(self) -> bool:
         """Whether the folder was deleted, or another was put in its place."""
@@ -87,7 +87,7 @@ class Store:
         }
         losses += [self._write_rows(table, messages) for table, messages in rows.items() if messages]
         refused, self._refused_before = self._encoder.refused - self._refused_before, self._encoder.refused
-        self._tell_columns()
+        self._warn_of_columns()
         error = next((loss.error for loss in losses if loss.error is not None), None)
         return Loss(sum(loss.messages for loss in losses) + refused, error)
 
@@ -100,17 +100,17 @@ class Store:
 
     def close(self) -> Loss:
         """Mark the ends of the files and let go of the session."""
-        loss = self._write_events(list(self._events.last_words()))  # and those that could not be written before
-        for shelf in self._shelves.values():
+        loss = self._write_events(list(self._events.final_events()))  # and those that could not be written before
+        for thinned in self._tables.values():
             with suppress(OSError):
-                shelf.close()
-        self.let_go()
+                thinned.files.close()
+        self.release()
         return loss
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Leave the files as they are, for whoever comes next."""
-        for shelf in self._shelves.values():
-            shelf.abandon()
+        for thinned in self._tables.values():
+            thinned.files.abandon()
         self._session.close()
         for session in self._adopted.values():
             session.close()
@@ -134,7 +134,7 @@ class Store:
             rows = self._encoder.encode(table, messages)
             if rows is not None:
                 self._note_beginning(rows)
-                self._shelves[table].append(rows)
+                self._tables[table].append(rows)
         except Exception as error:  # a full disk, most often; whatever it is must not end the writer
             return Loss(len(messages), error)
         return Loss()
@@ -148,9 +148,9 @@ class Store:
             if len(mine := steps[parts == code]):
                 self._session.began(part, int(mine.min()))
 
-    def _tell_columns(self) -> None:
-        if self._encoder.columns_left_out and not self._told_columns:
-            self._told_columns = True
+    def _warn_of_columns(self) -> None:
+        if self._encoder.columns_left_out and not self._warned_columns:
+            self._warned_columns = True
             log.warning(
                 "More than %d different names of signals were logged: further names are left out. "
                 "Use a few names, and let the step tell the rest.",

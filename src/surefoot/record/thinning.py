@@ -85,18 +85,17 @@ class _Closed:
     size: int
 
 
-class TableThinning:
-    """The segments of one table. Raises `OSError` where the disk fails, and then holds what it held before."""
+class TableFiles:
+    """The files of one table on the disk, by level: those that are closed, and the one that is being written."""
 
-    def __init__(self, folder: Path, table: TableName, session: int, limit: int, events: Surroundings) -> None:
+    def __init__(self, folder: Path, table: TableName, session: int, share: int) -> None:
         self._folder = folder / FOLDER
-        self._table, self._session = table, session
-        self._share = limit // 8
-        self._surroundings = events
+        self._table, self._session, self._share = table, session, share
         self._closed: dict[str, list[_Closed]] = {}
         self._open: dict[str, Segment] = {}
         self._numbers: dict[str, int] = {}
         self._first: SegmentName | None = SegmentName(table, session, "0", 0)
+        """The first segment of the run, which is never thinned."""
 
     def adopt(self, names: Iterable[SegmentName]) -> None:
         """Take over the segments of sessions whose processes are gone, oldest first."""
@@ -106,12 +105,6 @@ class TableThinning:
                 self._closed.setdefault(name.level, []).append(closed)
         if fresh := self._closed.get("0"):
             self._first = fresh[0].name if fresh[0].name.number == 0 else None
-
-    def append(self, rows: pa.RecordBatch) -> None:
-        """Write new rows, and thin out what has become too much."""
-        for piece in self._pieces("0", rows):
-            self._append("0", piece)
-            self._make_room("0")
 
     def close(self) -> None:
         """Mark the end of every open file."""
@@ -125,20 +118,11 @@ class TableThinning:
             segment.abandon()
         self._open.clear()
 
-    def _pieces(self, level: str, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Rows in pieces that are not larger than a segment, and do not cut a step in two where that can be helped."""
-        most = max(1, self._segment_bytes(level) * rows.num_rows // max(rows.nbytes, 1))
-        ends = _step_ends(rows) if self._table in ("layers", "histograms") else None
-        start = 0
-        while start < rows.num_rows:
-            end = start + most
-            if ends is not None and end < rows.num_rows:
-                whole = ends[np.searchsorted(ends, end, side="right") - 1]
-                end = int(whole) if whole > start else end
-            yield rows.slice(start, end - start)
-            start = end
+    def segment_bytes(self, level: str) -> int:
+        """How large a segment of a level may become."""
+        return self._share // 8 if level == EVENTS else self._share // 4
 
-    def _append(self, level: str, rows: pa.RecordBatch) -> None:
+    def append(self, level: str, rows: pa.RecordBatch) -> None:
         """Append rows to the open segment of a level."""
         segment = self._segment(level, rows.schema)
         try:
@@ -147,16 +131,13 @@ class TableThinning:
             del self._open[level]
             self._retire(level, segment)
             raise
-        if segment.size >= self._segment_bytes(level):
-            self._close(level)
-
-    def _segment_bytes(self, level: str) -> int:
-        return self._share // 8 if level == EVENTS else self._share // 4
+        if segment.size >= self.segment_bytes(level):
+            self.close_level(level)
 
     def _segment(self, level: str, schema: pa.Schema) -> Segment:
         segment = self._open.get(level)
         if segment is not None and segment.schema != schema:  # a new signal: a new column
-            self._close(level)
+            self.close_level(level)
             segment = None
         if segment is None:
             number = self._numbers.get(level, 0)
@@ -165,8 +146,11 @@ class TableThinning:
             segment = self._open[level] = Segment(self._folder / str(name), schema, compress=level != "0")
         return segment
 
-    def _close(self, level: str) -> None:
-        segment = self._open.pop(level)
+    def close_level(self, level: str) -> None:
+        """Close the file of a level that is being written, if there is one."""
+        segment = self._open.pop(level, None)
+        if segment is None:
+            return
         try:
             segment.close()
             if level == "0":
@@ -185,63 +169,19 @@ class TableThinning:
             with suppress(OSError):
                 segment.path.unlink()
 
-    def _make_room(self, level: str) -> None:
-        while self._size(level) > self._share and (oldest := self._oldest(level)):
-            if level == str(LAST_LEVEL):
-                self._halve(level)
-                return
-            self._thin(oldest, level)
-            self._make_room(str(int(level) + 1))
+    def closed(self, level: str) -> list[_Closed]:
+        """The closed files of a level, oldest first."""
+        return list(self._closed.get(level, ()))
 
-    def _size(self, level: str) -> int:
-        closed = sum(each.size for each in self._closed.get(level, ()) if each.name != self._first)
-        return closed + (self._open[level].size if level in self._open else 0)
+    def thinnable(self, level: str) -> list[_Closed]:
+        """The closed files of a level without the first of the run."""
+        return [each for each in self._closed.get(level, ()) if each.name != self._first]
 
-    def _oldest(self, level: str) -> _Closed | None:
-        return next((each for each in self._closed.get(level, ()) if each.name != self._first), None)
+    def size(self, level: str) -> int:
+        """The bytes of a level, without the first segment of the run."""
+        return sum(each.size for each in self.thinnable(level)) + (self._open[level].size if level in self._open else 0)
 
-    def _thin(self, closed: _Closed, level: str) -> None:
-        """Move a segment to the next level: every eighth step of it."""
-        rows = self._read(closed, level)
-        if rows is None:
-            return
-        if level == "0":
-            near = self._surroundings.near(numbers(rows, "step"))
-            self._append_table(EVENTS, _taken(rows, near))
-            self._trim_events()
-        self._append_table(str(int(level) + 1), _taken(rows, every_nth_step(rows, FACTOR)))
-        self._forget(closed, level)
-
-    def _halve(self, level: str) -> None:
-        """Thin out the last level in place: every second step of its closed segments, in one new segment."""
-        old = list(self._closed.get(level, ()))
-        if level in self._open:
-            self._close(level)
-            old = list(self._closed[level])
-        for closed in old:
-            rows = self._read(closed, level)
-            if rows is not None:
-                self._append_table(level, _taken(rows, every_nth_step(rows, 2)))
-                self._forget(closed, level)
-
-    def _trim_events(self) -> None:
-        """Keep the first half of the rows near events, and as many of the last ones as fit."""
-        while self._size(EVENTS) > self._share:
-            early = 0
-            for closed in self._closed[EVENTS]:
-                early += closed.size
-                if early > self._share // 2:
-                    self._forget(closed, EVENTS)
-                    break
-            else:
-                return
-
-    def _append_table(self, level: str, rows: pa.Table) -> None:
-        for batch in rows.combine_chunks().to_batches():
-            for piece in self._pieces(level, batch):
-                self._append(level, piece)
-
-    def _read(self, closed: _Closed, level: str) -> pa.Table | None:
+    def read(self, closed: _Closed, level: str) -> pa.Table | None:
         """The rows of a segment. One that cannot be read, or is gone, is not ours to thin any more, nor to delete."""
         try:
             rows, _ = read_segment(self._folder / str(closed.name), self._table)
@@ -252,10 +192,85 @@ class TableThinning:
             return None
         return rows.unify_dictionaries().combine_chunks()
 
-    def _forget(self, closed: _Closed, level: str) -> None:
+    def delete(self, closed: _Closed, level: str) -> None:
+        """Delete a segment."""
         self._closed[level].remove(closed)  # first: what cannot be deleted must not be copied again and again
         with suppress(OSError):
             os.unlink(self._folder / str(closed.name))
+
+
+class TableThinning:
+    """One table, thinned as it grows. Raises `OSError` where the disk fails, and then holds what it held before."""
+
+    def __init__(self, folder: Path, table: TableName, session: int, limit: int, events: Surroundings) -> None:
+        self._table, self._share = table, limit // 8
+        self._surroundings = events
+        self.files = TableFiles(folder, table, session, self._share)
+
+    def append(self, rows: pa.RecordBatch) -> None:
+        """Write new rows, and thin out what has become too much."""
+        for piece in self._pieces("0", rows):
+            self.files.append("0", piece)
+            self._make_room("0")
+
+    def _pieces(self, level: str, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Rows in pieces that are not larger than a segment, and do not cut a step in two where that can be helped."""
+        most = max(1, self.files.segment_bytes(level) * rows.num_rows // max(rows.nbytes, 1))
+        ends = _step_ends(rows) if self._table in ("layers", "histograms") else None
+        start = 0
+        while start < rows.num_rows:
+            end = start + most
+            if ends is not None and end < rows.num_rows:
+                whole = ends[np.searchsorted(ends, end, side="right") - 1]
+                end = int(whole) if whole > start else end
+            yield rows.slice(start, end - start)
+            start = end
+
+    def _make_room(self, level: str) -> None:
+        while self.files.size(level) > self._share and (thinnable := self.files.thinnable(level)):
+            if level == str(LAST_LEVEL):
+                self._halve(level)
+                return
+            self._thin(thinnable[0], level)
+            self._make_room(str(int(level) + 1))
+
+    def _thin(self, closed: _Closed, level: str) -> None:
+        """Move a segment to the next level: every eighth step of it."""
+        rows = self.files.read(closed, level)
+        if rows is None:
+            return
+        if level == "0":
+            near = self._surroundings.near(numbers(rows, "step"))
+            self._append_table(EVENTS, _taken(rows, near))
+            self._trim_events()
+        self._append_table(str(int(level) + 1), _taken(rows, every_nth_step(rows, FACTOR)))
+        self.files.delete(closed, level)
+
+    def _halve(self, level: str) -> None:
+        """Thin out the last level in place: every second step of its closed segments, in one new segment."""
+        self.files.close_level(level)
+        for closed in self.files.closed(level):
+            rows = self.files.read(closed, level)
+            if rows is not None:
+                self._append_table(level, _taken(rows, every_nth_step(rows, 2)))
+                self.files.delete(closed, level)
+
+    def _trim_events(self) -> None:
+        """Keep the first half of the rows near events, and as many of the last ones as fit."""
+        while self.files.size(EVENTS) > self._share:
+            early = 0
+            for closed in self.files.closed(EVENTS):
+                early += closed.size
+                if early > self._share // 2:
+                    self.files.delete(closed, EVENTS)
+                    break
+            else:
+                return
+
+    def _append_table(self, level: str, rows: pa.Table) -> None:
+        for batch in rows.combine_chunks().to_batches():
+            for piece in self._pieces(level, batch):
+                self.files.append(level, piece)
 
 
 def _compact(segment: Segment, table: TableName) -> None:

@@ -65,8 +65,8 @@ class RowSource:
 class Writer:
     """Owns the queue and the thread. Other threads use the public names only."""
 
-    def __init__(self, folder: Path, sinks: Sequence[Sink], limits: LogLimits, held: Hold) -> None:
-        self.folder, self._held = folder, held
+    def __init__(self, folder: Path, sinks: Sequence[Sink], limits: LogLimits, lock: Hold) -> None:
+        self.folder, self._folder_lock = folder, lock
         self.waiting: deque[tuple[str, Any]] = deque()
         """Messages in line, each with the part that took it."""
         self.layer_rows = 0
@@ -77,15 +77,12 @@ class Writer:
         self.close_at_exit = True
         """Off where whoever opened the log has more to write at the end of the program."""
         self.sources: list[RowSource] = []
-        self.last_words: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self.before_close: list[weakref.WeakMethod[Callable[[], None]]] = []
         """Called before the log is closed."""
         self._counting = threading.RLock()  # a signal handler may log as well, in the middle of counting
         self._process = os.getpid()
         self._disk = Disk(folder, limits)
-        self._step: int | None = None
-        self._end_is_told = False
-        self._derived: defaultdict[str, Derived] = defaultdict(Derived)
-        self._told, self._tell_at, self._tell_pause = 0, 0.0, DROPS_SECONDS
+        self._batches = BatchBuilder()
         self._wake, self._ended = threading.Event(), threading.Event()
         self._flushes: deque[threading.Event] = deque()
         self._closing, self._deadline = False, 0.0
@@ -104,7 +101,7 @@ class Writer:
             self._thread.start()
         except RuntimeError as error:  # the machine or the user may have no more threads
             self.room, self._closing = 0, True
-            self._held.release()
+            self._folder_lock.release()
             self._ended.set()
             log.warning("The run log in %s cannot be written (%s); training goes on without it.", self.folder, error)
 
@@ -131,14 +128,14 @@ class Writer:
         self._error = self._error or error
         if not self._is_ours() or self._ended.is_set():
             return
-        self._hear_last_words()
+        self._call_before_close()
         self.end_soon(timeout)
         self._wake.set()
         if threading.current_thread() is not self._thread and not self._ended.wait(timeout):
             log.warning("The run log in %s was not finished within %g s: it may lack its end.", self.folder, timeout)
 
-    def _hear_last_words(self) -> None:
-        callbacks, self.last_words = self.last_words, []
+    def _call_before_close(self) -> None:
+        callbacks, self.before_close = self.before_close, []
         for reference in callbacks:
             callback = reference()
             try:
@@ -176,7 +173,7 @@ class Writer:
             log.warning("The run log in %s has ended (%s); training goes on without it.", self.folder, what)
         finally:
             self.room = 0
-            self._held.release()
+            self._folder_lock.release()
             self._ended.set()
             while self._flushes:
                 self._flushes.popleft().set()
@@ -185,7 +182,8 @@ class Writer:
         due = 0.0
         while True:
             closing, now = self._closing, time.monotonic()
-            if closing or self._flushes or now >= due or self._much_is_waiting():
+            crowded = len(self.waiting) > WAITING_MESSAGES // 4 or self.layer_rows > WAITING_LAYER_ROWS // 4
+            if closing or self._flushes or now >= due or crowded:
                 due = now + CYCLE_SECONDS
                 self._cycle(closing)
             if closing:
@@ -195,49 +193,22 @@ class Writer:
         self._disk.close()
         close_all(self._runners, min(SINK_SECONDS, max(0.1, self._deadline - time.monotonic() - 0.5)))
 
-    def _much_is_waiting(self) -> bool:
-        return len(self.waiting) > WAITING_MESSAGES // 4 or self.layer_rows > WAITING_LAYER_ROWS // 4
-
     def _cycle(self, closing: bool) -> None:
         flushes = [self._flushes.popleft() for _ in range(len(self._flushes))]
         self._ask_sources(closing)
-        batch = self._with_drops(self._drain(), closing)
-        batch = _redacted(self._with_end(batch) if closing else batch)
+        self.layer_rows = 0
+        waiting = [self.waiting.popleft() for _ in range(len(self.waiting))]
+        batch, strangers = self._batches.build(waiting)
+        self.count_drop(strangers)
+        if self._disk.works:
+            batch = self._batches.with_drops(batch, self.dropped, closing)
+        batch = _redacted(self._batches.with_end(batch, self._error) if closing else batch)
         if any((batch.steps, batch.layers, batch.histograms, batch.devices, batch.events)):
             self.count_drop(self._disk.write(batch, patient=not (closing or flushes)))
             for runner in self._runners:
                 runner.offer(batch)
         for done in flushes:
             done.set()
-
-    def _drain(self) -> Batch:
-        found: dict[type, list[Any]] = {kind: [] for kind in _KINDS}
-        self.layer_rows = 0
-        for _ in range(len(self.waiting)):
-            part, message = self.waiting.popleft()
-            kept = found.get(type(message))
-            if kept is None:  # not one of ours
-                self.count_drop()
-                continue
-            if part and kept is not found[DeviceRow] and not message.part:
-                message = replace(message, part=part)
-            kept.append(message)
-        steps, devices = found[StepRow], found[DeviceRow]
-        self._step = steps[-1].step if steps else self._step
-        found[Event] = [*map(self._with_step, found[Event]), *self._derive(steps)]
-        self._end_is_told = self._end_is_told or any(event.event in ("end", "halt") for event in found[Event])
-        found[DeviceRow] = [row if row.step is not None else replace(row, step=self._step) for row in devices]
-        return Batch(*found.values())
-
-    def _with_step(self, event: Event) -> Event:
-        """What a device has to say happened at the step that the run is at."""
-        return replace(event, step=self._step) if event.step is None and event.event == "alarm" else event
-
-    def _derive(self, steps: Sequence[StepRow]) -> list[Event]:
-        try:
-            return [event for row in steps for event in self._derived[row.part].take(row)]
-        except (TypeError, ArithmeticError):  # somebody's own rows, with something else than numbers in them
-            return []
 
     def _ask_sources(self, closing: bool) -> None:
         now = time.monotonic()
@@ -251,24 +222,64 @@ class Writer:
                 self.sources.remove(source)
                 log.warning("%r failed and is not asked again: %s: %s", source.ask, type(error).__name__, error)
 
-    def _with_end(self, batch: Batch) -> Batch:
-        """Whoever reads the log must be able to tell a run that has ended from one that was killed."""
-        if self._step is None or self._end_is_told:
+
+class BatchBuilder:
+    """Puts messages into batches and adds the events that follow from them. Used by the writer's thread alone."""
+
+    def __init__(self) -> None:
+        self._step: int | None = None
+        """The step the run is at."""
+        self._has_end = False
+        self._derived: defaultdict[str, Derived] = defaultdict(Derived)
+        self._reported, self._report_at, self._report_pause = 0, 0.0, DROPS_SECONDS
+
+    def build(self, waiting: Iterable[tuple[str, Any]]) -> tuple[Batch, int]:
+        """A batch of messages, each given with the part that took it; and how many were of no known kind."""
+        found: dict[type, list[Any]] = {kind: [] for kind in _KINDS}
+        strangers = 0
+        for part, message in waiting:
+            kept = found.get(type(message))
+            if kept is None:  # not one of ours
+                strangers += 1
+                continue
+            if part and kept is not found[DeviceRow] and not message.part:
+                message = replace(message, part=part)
+            kept.append(message)
+        steps, devices = found[StepRow], found[DeviceRow]
+        self._step = steps[-1].step if steps else self._step
+        found[Event] = [*map(self._with_step, found[Event]), *self._derive(steps)]
+        self._has_end = self._has_end or any(event.event in ("end", "halt") for event in found[Event])
+        found[DeviceRow] = [row if row.step is not None else replace(row, step=self._step) for row in devices]
+        return Batch(*found.values()), strangers
+
+    def _with_step(self, event: Event) -> Event:
+        """What a device has to say happened at the step that the run is at."""
+        return replace(event, step=self._step) if event.step is None and event.event == "alarm" else event
+
+    def _derive(self, steps: Sequence[StepRow]) -> list[Event]:
+        try:
+            return [event for row in steps for event in self._derived[row.part].take(row)]
+        except (TypeError, ArithmeticError):  # somebody's own rows, with something else than numbers in them
+            return []
+
+    def with_end(self, batch: Batch, error: BaseException | None) -> Batch:
+        """Add the end of the run, if it is not there: it distinguishes a run that ended from one that was killed."""
+        if self._step is None or self._has_end:
             return batch
         summary, severity = "the log was closed", "info"
-        if self._error is not None:
-            what = f"{type(self._error).__name__}: {self._error}"
+        if error is not None:
+            what = f"{type(error).__name__}: {error}"
             summary, severity = f"the program ended with {what}"[:500], "error"
         event = Event("end", self._step, summary, time.time(), severity)  # type: ignore[arg-type]
         return replace(batch, events=[*batch.events, event])
 
-    def _with_drops(self, batch: Batch, closing: bool) -> Batch:
-        """Add an event if messages were dropped since the last one; not too often."""
-        now, lost = time.monotonic(), self.dropped - self._told
-        if lost == 0 or not self._disk.works or (now < self._tell_at and not closing):
+    def with_drops(self, batch: Batch, dropped: int, closing: bool) -> Batch:
+        """Add an event if messages were dropped since the last one, of `dropped` in all; at growing intervals."""
+        now, lost = time.monotonic(), dropped - self._reported
+        if lost == 0 or (now < self._report_at and not closing):
             return batch
-        self._told += lost
-        self._tell_at, self._tell_pause = now + self._tell_pause, min(self._tell_pause * 2, 3600.0)
+        self._reported += lost
+        self._report_at, self._report_pause = now + self._report_pause, min(self._report_pause * 2, 3600.0)
         summary = (
             f"{lost:,} messages did not reach the log: they came faster than they could be written, or the disk failed"
         )
@@ -321,7 +332,7 @@ class Disk:
         from surefoot.record.store import Store
 
         if self._store is not None and self._store.vanished():
-            self._store.let_go()
+            self._store.release()
             self._store = None
             log.warning("The run log in %s has vanished; it is begun anew.", self._folder)
         if self._store is None:

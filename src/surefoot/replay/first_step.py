@@ -219,7 +219,7 @@ class FirstStep:
 
     def prints(self) -> dict[str, Any]:
         """Everything that is compared with the record."""
-        return prints_of(self._window(), None, self.gradients(), {})
+        return dict(prints_of(self._window(), None, self.gradients(), {}))
 
 
 def _equal(one: Any, other: Any) -> bool:

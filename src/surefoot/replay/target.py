@@ -23,7 +23,7 @@ from surefoot.doctor.target import load_function, subject_of
 from surefoot.errors import UsageError
 from surefoot.keep.staging import map_tensors
 from surefoot.observe.parameters import Layout, named_parameters
-from surefoot.record.incidents.fingerprints import print_of
+from surefoot.record.incidents.fingerprints import Print, print_of
 from surefoot.record.incidents.reading import number
 from surefoot.record.incidents.values import decode, tensors_in
 from surefoot.replay.locate.names import Names
@@ -53,7 +53,7 @@ class TargetStep:
         if not self.microbatches:
             raise UsageError(f"the incident {incident.folder} holds no batch: it cannot be replayed with --target")
         self.loss_of: LossOfBatch = how if how is not None else _own_call()
-        self._inputs: list[list[list[dict[str, Any]]]] = []
+        self._inputs: list[list[list[Print]]] = []
         self._losses: list[list[Tensor]] = []
         if isinstance(self.loss_of, _Guessed):
             self.loss_of = self.loss_of.settled(self.batch(self.microbatches[0]))

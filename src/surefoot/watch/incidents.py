@@ -74,7 +74,7 @@ class IncidentWriter:
         """Something is compiled, which depends on the hooks that are there."""
         self._door.shut()
         if self._notes is not None:
-            self._notes.let_go()
+            self._notes.models.detach()
 
     def _open(self) -> None:
         if self._notes is not None and not self._state.compiled:
@@ -88,9 +88,9 @@ class IncidentWriter:
             self._probes.safely("incidents", self._meet, self._notes, module, args, kwargs)
 
     def _meet(self, notes: StepCapture, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if not notes.knows(module):
+        if not notes.models.knows(module):
             if self._parts is None:
-                self._parts = notes.parts()
+                self._parts = notes.models.parts()
             if id(module) in self._parts or not any(each.requires_grad for each in module.parameters()):
                 return
             notes.know([module])

@@ -138,17 +138,17 @@ def read(folder: Path, half: str, truth: str, script: str, seed: int, trouble: s
     if trouble:
         return result
     try:
-        facts, run_facts = load(folder)
+        facts, description = load(folder)
     except UsageError as error:
         result.trouble = str(error)
         return result
-    diagnosis = diagnose(facts, run_facts)
+    diagnosis = diagnose(facts, description)
     serious = [finding for finding in diagnosis.findings if finding.severity != "info"]
     result.named = [finding.cause for finding in serious or diagnosis.findings]
     result.alarms = [f"{f.severity} {f.cause} {f.confidence:.2f}: {f.summary}" for f in serious]
     result.unjudged = diagnosis.summary if diagnosis.verdict == "unknown" else ""
-    result.exit_code = run_facts.get("exit_code")
-    result.unwatched = dict(facts.get("problems") or {})
+    result.exit_code = description.exit_code
+    result.unwatched = dict(facts.problems)
     return result
 
 

@@ -48,8 +48,10 @@ def test_a_validation_set_within_the_training_set_leaks() -> None:
 
 def test_rows_that_all_look_alike_tell_nothing() -> None:
     held = split_run([list(range(180, 240))])
-    for seen in held.looks:
-        seen["passes"][0]["rows"] = [1] * 20
+    for seen in held.sampled.steps:
+        rows = seen.model_calls[0].rows
+        assert rows is not None
+        rows[:] = [1] * 20
     assert data_splits.leakage(held) is None
 
 
@@ -91,6 +93,7 @@ def test_inputs_that_are_not_finite_are_no_other_pipeline(watch: Nursery, bad: s
 
 def test_another_scale_is_named_although_one_feature_is_not_finite() -> None:
     held = split_run([list(range(300, 360))], mean=5.0, std=6.0)
-    for each in held.facts["evaluations"]:
-        each["features"]["mean"][0] = float("nan")
+    for each in held.facts.evaluations:
+        assert each.features is not None
+        each.features.mean[0] = float("nan")
     assert data_splits.split_mismatch(held) is not None

@@ -42,8 +42,8 @@ def test_a_full_restart_is_fine() -> None:
 def test_a_schedule_that_goes_on_after_the_restart_is_fine_and_one_that_begins_anew_is_not() -> None:
     for rate, begins_anew in ((0.004, False), (0.01, True)):
         held = twice(events("optimizer-loaded"), schedulers=[{"type": "ExponentialLR"}])
-        held.optimizers[0]["series"]["lr"] = [0.01] * 30 + [0.007] * 30
-        held.optimizers[1]["series"]["lr"] = [rate] * 60
+        held.optimizers[0].series.lr[:] = [0.01] * 30 + [0.007] * 30
+        held.optimizers[1].series.lr[:] = [rate] * 60
         assert (restart.state_missing(held) is not None) == begins_anew
 
 

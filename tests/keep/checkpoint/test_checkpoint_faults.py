@@ -253,7 +253,8 @@ class Late(Staged):
 
 
 def test_a_slow_failure_is_not_repeated_at_every_step(tmp_path, monkeypatch):
-    monkeypatch.setattr("surefoot.keep.checkpoint.manager.time", Late.clock)
+    for module in ("manager", "writer"):
+        monkeypatch.setattr(f"surefoot.keep.checkpoint.{module}.time", Late.clock)
     manager = CheckpointManager(tmp_path, every_steps=1)
     manager.save(None, 1, staged=Late(state(1)))
     manager.wait()

@@ -268,12 +268,12 @@ def test_a_flood_of_events_is_grouped_without_overlap(open_page, tmp_path):
 
 
 def test_a_histogram_of_another_layer_and_kind_can_be_chosen(page):
-    assert "NaN: up to 7 values, first at step 200" in page.locator("#spreads .odd").inner_text()
-    before = page.locator("#spreads select").input_value()
-    page.locator("#spreads select").select_option(index=1)
-    assert page.locator("#spreads select").input_value() != before
-    page.locator('#spreads [data-kind="gradient"]').click()
-    assert page.locator('#spreads [data-kind="gradient"]').get_attribute("aria-pressed") == "true"
+    assert "NaN: up to 7 values, first at step 200" in page.locator("#histograms .odd").inner_text()
+    before = page.locator("#histograms select").input_value()
+    page.locator("#histograms select").select_option(index=1)
+    assert page.locator("#histograms select").input_value() != before
+    page.locator('#histograms [data-kind="gradient"]').click()
+    assert page.locator('#histograms [data-kind="gradient"]').get_attribute("aria-pressed") == "true"
     assert page.evaluate(INK, "spread")[0] > 0.1
 
 
@@ -286,6 +286,6 @@ def test_events_can_be_narrowed_to_some_kinds(page):
 def test_a_healthy_run_says_so_and_has_no_empty_sections(open_page, tmp_path):
     page = open_page(write_report(report_runs.quiet(tmp_path / "run"))).page
     assert page.locator("h1").inner_text() == "Healthy: nothing to worry about"
-    for section in ("findings", "told", "maps", "spreads", "device", "events"):
+    for section in ("findings", "event_cards", "maps", "histograms", "device", "events"):
         assert not page.locator(f"#{section}").is_visible(), section
     assert "Learning rate 0.001 throughout" in page.locator("#charts").inner_text()

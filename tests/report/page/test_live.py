@@ -51,7 +51,7 @@ def test_the_page_moves_as_the_run_writes_and_keeps_the_zoom(open_page, serving,
         assert page.evaluate("surefoot.view.now") == [50, 80]  # who has zoomed stays
         log.event("skip", 250, "Step 250 was left out.", severity="warning", cause="nonfinite")
         log.flush(HANG_SECONDS)
-        page.wait_for_selector('#told [data-kind="skip"]')
+        page.wait_for_selector('#event_cards [data-kind="skip"]')
     report_runs.describe(tmp_path / "run", exit_code=0)
     page.wait_for_function("() => document.getElementById('live').textContent === 'finished'")
     assert opened.said == []

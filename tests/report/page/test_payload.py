@@ -1,4 +1,4 @@
-"""What the page is told, from real run folders."""
+"""The data of the page, from real run folders."""
 
 import base64
 
@@ -60,7 +60,7 @@ def test_a_number_that_never_changes_is_said_instead_of_drawn(tmp_path):
 def test_what_was_not_recorded_has_no_section(tmp_path):
     found = of(report_runs.quiet(tmp_path / "run"))
     assert found["maps"] == []
-    assert found["spreads"] is None
+    assert found["histograms"] is None
     assert found["device"] == []
     assert {chart["id"] for chart in found["charts"]} == {"loss", "grad_norm", "lr"}
 
@@ -120,11 +120,11 @@ def test_many_steps_share_columns_and_every_column_begins_at_or_before_its_steps
 
 
 def test_histograms_keep_every_value_and_count_what_is_not_finite(rough):
-    spreads = of(rough)["spreads"]
-    item = spreads["items"][0]
+    histograms = of(rough)["histograms"]
+    item = histograms["items"][0]
     cells = np.frombuffer(base64.b64decode(item["cells"]), dtype=np.uint8).reshape(item["bins"], -1)
-    assert len(spreads["edges"][item["kind"]]) == item["bins"] + 1
-    assert sorted(spreads["edges"][item["kind"]]) == spreads["edges"][item["kind"]]
+    assert len(histograms["edges"][item["kind"]]) == item["bins"] + 1
+    assert sorted(histograms["edges"][item["kind"]]) == histograms["edges"][item["kind"]]
     assert np.allclose(cells.sum(axis=0), 255, atol=item["bins"])
     assert item["odd"]["nan"][item["columns"].index(200)] == 7
 
@@ -132,7 +132,7 @@ def test_histograms_keep_every_value_and_count_what_is_not_finite(rough):
 def test_events_speak_where_nobody_diagnosed(rough):
     found = of(rough)
     assert found["findings"] == []
-    assert [card["title"] for card in found["told"]] == ["1 rollback", "3 steps were left out", "1 loss spike"]
+    assert [card["title"] for card in found["event_cards"]] == ["1 rollback", "3 steps were left out", "1 loss spike"]
     assert found["head"]["headline"] == "1 rollback, 3 steps were left out"
     assert found["head"]["tone"] == "unstable"
 

@@ -1,32 +1,25 @@
-"""The rules, one file per kind of trouble."""
+"""The rules, one file per kind of trouble. A module here with a tuple `RULES` is found by itself."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import pkgutil
+from importlib import import_module
+from typing import TYPE_CHECKING, get_args
 
-from surefoot.diagnose.rules import (
-    adversarial,
-    data,
-    losses,
-    numerics,
-    pace,
-    policy,
-    restart,
-    scale,
-    wiring,
-)
+from surefoot.diagnose.rule import Kind
 
 if TYPE_CHECKING:
-    from surefoot.diagnose.engine import Rule
+    from surefoot.diagnose.rule import Rule
 
-RULES: tuple[Rule, ...] = (
-    *losses.RULES,
-    *wiring.RULES,
-    *data.RULES,
-    *scale.RULES,
-    *pace.RULES,
-    *numerics.RULES,
-    *policy.RULES,
-    *adversarial.RULES,
-    *restart.RULES,
-)
+
+def find_rules(path: list[str], package: str) -> tuple[Rule, ...]:
+    """The rules of every module of a package, those with the strongest kind of evidence first.
+
+    Of two causes that explain each other, the first one is taken for the cause.
+    """
+    names = sorted(module.name for module in pkgutil.iter_modules(path))
+    rules = [rule for name in names for rule in getattr(import_module(f"{package}.{name}"), "RULES", ())]
+    return tuple(sorted(rules, key=lambda rule: get_args(Kind).index(rule.kind)))
+
+
+RULES: tuple[Rule, ...] = find_rules(__path__, __name__)

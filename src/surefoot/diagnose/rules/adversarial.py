@@ -5,31 +5,33 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from surefoot.diagnose.curves import present, present_finite
 from surefoot.diagnose.data_summary import DISTANCES, where_of
-from surefoot.diagnose.engine import Claim, Rule
+from surefoot.diagnose.rule import Claim, Rule
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
+    from surefoot.record.facts import OptimizerFacts, SampledStep, TensorSummary
 
 
 @dataclass(frozen=True)
 class Pair:
     """The two optimizers of a GAN, and the models they train."""
 
-    generator: dict[str, Any]
-    discriminator: dict[str, Any]
+    generator: OptimizerFacts
+    discriminator: OptimizerFacts
     generator_models: set[str]
     discriminator_models: set[str]
 
 
 def adversaries(run: RecordedRun) -> Pair | None:
     """Two optimizers of which one trains through the other's model, and the other judges real against made."""
-    active = [held for held in run.optimizers if held["steps"] >= max(10, 0.02 * run.steps)]
+    active = [held for held in run.optimizers if held.steps >= max(10, 0.02 * run.steps)]
     for first in active:
         for second in active:
-            if first["number"] < second["number"]:
+            if first.number < second.number:
                 found = _roles(run, first, second)
                 if found is not None and not _learns_values(run, found[1]):
                     made_by, judged_by = found
@@ -37,22 +39,22 @@ def adversaries(run: RecordedRun) -> Pair | None:
     return None
 
 
-def _owned(run: RecordedRun, optimizer: dict[str, Any]) -> set[int]:
-    return {p["id"] for p in run.parameters.values() if p["optimizers"] == [optimizer["number"]]}
+def _owned(run: RecordedRun, optimizer: OptimizerFacts) -> set[int]:
+    return {p.id for p in run.parameters.values() if p.optimizers == [optimizer.number]}
 
 
-def _models(run: RecordedRun, optimizer: dict[str, Any]) -> set[str]:
-    return {run.parameters[number]["model"] for number in _owned(run, optimizer)} - {""}
+def _models(run: RecordedRun, optimizer: OptimizerFacts) -> set[str]:
+    return {run.parameters[number].model for number in _owned(run, optimizer)} - {""}
 
 
-def _roles(run: RecordedRun, a: dict[str, Any], b: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def _roles(run: RecordedRun, a: OptimizerFacts, b: OptimizerFacts) -> tuple[OptimizerFacts, OptimizerFacts] | None:
     """Generator and discriminator: the generator's loss goes through the discriminator, which also learns alone."""
     own_a, own_b = _owned(run, a), _owned(run, b)
     if not own_a or not own_b:
         return None
     both = only_a = only_b = 0
-    for root in run.roots():
-        reached = set(root["parameters"])
+    for root in run.sampled.backward_calls:
+        reached = set(root.parameters)
         in_a, in_b = bool(reached & own_a), bool(reached & own_b)
         both += in_a and in_b
         only_a += in_a and not in_b
@@ -68,30 +70,29 @@ def _roles(run: RecordedRun, a: dict[str, Any], b: dict[str, Any]) -> tuple[dict
     return _by_passes(run, a, b)
 
 
-def _by_passes(run: RecordedRun, a: dict[str, Any], b: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def _by_passes(run: RecordedRun, a: OptimizerFacts, b: OptimizerFacts) -> tuple[OptimizerFacts, OptimizerFacts] | None:
     """When made samples are never detached: whose outputs are the other's inputs."""
     for first, second in ((a, b), (b, a)):
         makers, judges = _models(run, first), _models(run, second)
-        for look in run.looks:
-            made = {_sign(p["outputs"][0]) for p in look["passes"] if p["model"] in makers and p["outputs"]}
-            if any(_sign(p["inputs"][0]) in made for p in look["passes"] if p["model"] in judges and p["inputs"]):
+        for look in run.sampled.steps:
+            made = {_sign(p.outputs[0]) for p in look.model_calls if p.model in makers and p.outputs}
+            if any(_sign(p.inputs[0]) in made for p in look.model_calls if p.model in judges and p.inputs):
                 return first, second
     return None
 
 
-def _sign(described: dict[str, Any]) -> tuple[Any, ...]:
-    return described.get("mean"), described.get("min"), described.get("max")
+def _sign(described: TensorSummary) -> tuple[float | None, ...]:
+    return described.mean, described.min, described.max
 
 
-def _learns_values(run: RecordedRun, judge: dict[str, Any]) -> bool:
+def _learns_values(run: RecordedRun, judge: OptimizerFacts) -> bool:
     """Whether the other model is a critic of reinforcement learning: it is fitted to targets that vary."""
-    for note in run.training_losses(*DISTANCES):
-        if (note["target"].get("std") or 0.0) > 1e-4:
+    if any((call.target.std or 0.0) > 1e-4 for call in run.sampled.training_losses(*DISTANCES)):
+        return True
+    for call in run.sampled.calls.differences:
+        if (call.target.std or 0.0) > 1e-4 and (call.target.shape or [0])[-1:] in ([], [1]):
             return True
-    for note in run.notes("errors"):
-        if (note["target"].get("std") or 0.0) > 1e-4 and (note["target"].get("shape") or [0])[-1:] in ([], [1]):
-            return True
-    return bool(run.facts.get("policy"))
+    return bool(run.facts.policy_entropies)
 
 
 # ── the discriminator has won ────────────────────────────────────────────────────────────────────────────────────────
@@ -110,7 +111,7 @@ def discriminator_wins(run: RecordedRun) -> Claim | None:
     if middle > 0.08 * judge.start or high > 0.25 * judge.start:
         return None
     since = next((s for s, v in zip(judge.steps, judge.values, strict=True) if v < 0.1 * judge.start), judge.steps[0])
-    norms = [v for v in run.column("grad_norm", pair.generator) if v is not None and math.isfinite(v)]
+    norms = present_finite(pair.generator.series.grad_norm)
     first, last = median(norms[:5]) if norms else math.nan, median(norms[-20:]) if norms else math.nan
     name = "/".join(sorted(pair.discriminator_models)) or "the discriminator"
     other = "/".join(sorted(pair.generator_models)) or "the generator"
@@ -120,7 +121,7 @@ def discriminator_wins(run: RecordedRun) -> Claim | None:
         f"step {since}, while the loss of `{other}` went from {maker.start:.3g} to {maker.end:.3g} and its gradient "
         f"norm from {first:.2g} to {last:.2g}.",
         step=since,
-        where=where_of(name, other, pair.discriminator["site"]),
+        where=where_of(name, other, pair.discriminator.site),
         evidence={
             "discriminator_loss": [judge.start, middle],
             "generator_loss": [maker.start, maker.end],
@@ -130,8 +131,8 @@ def discriminator_wins(run: RecordedRun) -> Claim | None:
     )
 
 
-def _rate(run: RecordedRun, optimizer: dict[str, Any]) -> float | None:
-    rates = [value for value in run.column("lr", optimizer) if value is not None]
+def _rate(run: RecordedRun, optimizer: OptimizerFacts) -> float | None:
+    rates = present(optimizer.series.lr)
     return rates[0] if rates else None
 
 
@@ -143,7 +144,7 @@ def mode_collapse(run: RecordedRun) -> Claim | None:
     pair = adversaries(run)
     if pair is None or discriminator_wins(run) is not None:
         return None
-    late = [look for look in run.looks if look["step"] >= 0.4 * run.steps] or run.looks[-2:]
+    late = [look for look in run.sampled.steps if look.step >= 0.4 * run.steps] or run.sampled.steps[-2:]
     real, batches = _samples(late, pair)
     if len(real) < 24 or not batches or min(map(len, batches)) < 8:
         return None
@@ -156,34 +157,34 @@ def mode_collapse(run: RecordedRun) -> Claim | None:
     name = "/".join(sorted(pair.generator_models)) or "the generator"
     return Claim(
         0.9 if spread < 0.25 else 0.75,
-        f"Samples of `{name}` are alike: from step {late[0]['step']} on their spread is {spread:.1%} of that of the "
+        f"Samples of `{name}` are alike: from step {late[0].step} on their spread is {spread:.1%} of that of the "
         f"real data and they come near {covered:.0%} of the real rows, while the discriminator's loss is "
         f"{judge.end:.3g}, not 0.",
-        step=late[0]["step"],
-        where=where_of(name, pair.generator["site"]),
+        step=late[0].step,
+        where=where_of(name, pair.generator.site),
         evidence={"spread_ratio": spread, "real_rows_covered": covered, "samples_near_real": near}
         | {"discriminator_loss": judge.end, "rows": [len(real), sum(map(len, batches))]},
     )
 
 
-def _samples(looks: list[dict[str, Any]], pair: Pair) -> tuple[list[list[float]], list[list[list[float]]]]:
+def _samples(looks: list[SampledStep], pair: Pair) -> tuple[list[list[float]], list[list[list[float]]]]:
     """Real rows, and each batch of made ones."""
     real: list[list[float]] = []
     made: list[list[list[float]]] = []
     for look in looks:
         outputs = set()
-        for note in look["passes"]:
-            if note["model"] in pair.generator_models and note["outputs"] and note.get("samples"):
-                outputs.add(_sign(note["outputs"][0]))
-                if note["samples"][-1]:
-                    made.append(note["samples"][-1])
-        for note in look["passes"]:
-            if note["model"] not in pair.discriminator_models or not note["inputs"] or not note.get("samples"):
+        for note in look.model_calls:
+            if note.model in pair.generator_models and note.outputs and note.samples:
+                outputs.add(_sign(note.outputs[0]))
+                if note.samples[-1]:
+                    made.append(note.samples[-1])
+        for note in look.model_calls:
+            if note.model not in pair.discriminator_models or not note.inputs or not note.samples:
                 continue
-            given = note["inputs"][0]
-            if given["grad"] or _sign(given) in outputs or _mixed(note["samples"][0], made):
+            given = note.inputs[0]
+            if given.requires_grad or _sign(given) in outputs or _mixed(note.samples[0], made):
                 continue
-            real.extend(note["samples"][0] or [])
+            real.extend(note.samples[0] or [])
     widths = {len(row) for row in real} | {len(row) for batch in made for row in batch}
     return (real[-256:], made[-24:]) if len(widths) == 1 else ([], [])
 

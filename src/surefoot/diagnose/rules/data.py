@@ -7,7 +7,7 @@ import random
 import re
 from collections import Counter
 from statistics import mean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surefoot.diagnose.data_summary import (
     BINARY_LOSSES,
@@ -20,12 +20,13 @@ from surefoot.diagnose.data_summary import (
     weights_moved,
     where_of,
 )
-from surefoot.diagnose.engine import Claim, Rule
-from surefoot.diagnose.rules import data_order, data_splits
-from surefoot.diagnose.run import number
+from surefoot.diagnose.nonfinite import details
+from surefoot.diagnose.rule import Claim, Rule
+from surefoot.record.facts import CrashArguments
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
+    from surefoot.record.facts import CrashFacts, LossCall, NonFiniteLoss, TensorSummary
 
 _CONSEQUENCES = (
     "loss.undefined-op", "lr.too-high", "lr.no-warmup", "init.too-large", "model.exploding-gradient",
@@ -38,17 +39,17 @@ _CONSEQUENCES = (
 
 def nonfinite_input(run: RecordedRun) -> Claim | None:
     """The first tensor that is not finite came from outside the graph."""
-    bad = run.bad_value
-    if bad is not None and bad.get("kind") == "data" and not _half_infinite(bad):
-        inferred = bad.get("tensor") == "the other operand"
-        late = not bad.get("nan") and bad.get("step") != 0  # an infinity may be an overflow once weights have moved
+    bad = run.nonfinite.loss
+    if bad is not None and bad.kind == "data" and not _half_infinite(bad):
+        inferred = bad.tensor == "the other operand"
+        late = not bad.nan and bad.step != 0  # an infinity may be an overflow once weights have moved
         return None if inferred and (late or _overflowed(run)) else _claim_autopsy(bad)
     first_bad = run.curve.first_bad
-    if bad is None and first_bad is None and not run.died_of_nonfinite:
+    if bad is None and first_bad is None and not run.nonfinite.in_crash:
         return None
-    if bad is not None and (bad.get("kind") == "parameter" or bad.get("without_graph") or bad.get("from_model")):
+    if bad is not None and (bad.kind == "parameter" or bad.without_graph or bad.from_model):
         return None
-    step = bad.get("step") if bad is not None else run.steps if first_bad is None else first_bad
+    step = bad.step if bad is not None else run.steps if first_bad is None else first_bad
     if bad is not None and _half_infinite(bad):  # what the graph holds was cast: only the batch itself is a witness
         return _seen_in_pass(run, step)
     return _seen_in_pass(run, step) or _seen_in_stream(run, step)
@@ -60,74 +61,81 @@ def _overflowed(run: RecordedRun) -> bool:
     return bool(late) and max(late) > 1e3 * max(1.0, abs(run.curve.start))
 
 
-def _half_infinite(bad: dict[str, Any]) -> bool:
-    return bad.get("dtype") == "float16" and not bad.get("nan")
+def _half_infinite(bad: NonFiniteLoss) -> bool:
+    return bad.dtype == "float16" and not bad.nan
 
 
-def _claim_autopsy(bad: dict[str, Any]) -> Claim:
-    nan, inf, rows = bad.get("nan", 0), bad.get("inf", 0), bad.get("rows") or []
-    tensor = {"target": "The target", "the other operand": "A data tensor"}.get(bad.get("tensor", ""), "The input")
-    shape = tuple(bad.get("shape", ()))
+_SHOWN = frozenset({"nan", "inf", "shape", "rows", "bad_rows", "op", "tensor", "value"})
+
+
+def _claim_autopsy(bad: NonFiniteLoss) -> Claim:
+    nan, inf, rows = bad.nan or 0, bad.inf or 0, bad.rows or []
+    tensor = {"target": "The target", "the other operand": "A data tensor"}.get(bad.tensor or "", "The input")
+    shape = tuple(bad.shape or ())
     count = f"{nan} NaN" if not inf else f"{inf} Inf" if not nan else f"{nan} NaN and {inf} Inf"
-    listed = f" in {bad.get('bad_rows', len(rows))} of {shape[0]} rows (first: row {rows[0]})" if rows and shape else ""
-    place = f" at {bad['site']}" if bad.get("site") else ""
-    passed = bad.get("passed") or []
+    listed = (
+        f" in {len(rows) if bad.bad_rows is None else bad.bad_rows} of {shape[0]} rows (first: row {rows[0]})"
+        if rows and shape
+        else ""
+    )
+    place = f" at {bad.site}" if bad.site else ""
+    passed = bad.passed or []
     end = ": no operation of the step made them, they came with the data."
     if passed:  # whether it was finite before is not known
         end = f". Whether they came with the data was not seen; on the way: {', '.join(passed[:3])}."
     return Claim(
         0.6 if passed else 0.97,
-        f"{tensor} of shape {shape} that reaches `{bad.get('call') or bad.get('op')}`{place} at step "
-        f"{bad.get('step', 0)} already holds {count}{listed}{end}",
-        step=bad.get("step"),
-        where=where_of(bad.get("site"), bad.get("module")),
-        evidence={k: bad[k] for k in ("nan", "inf", "shape", "rows", "bad_rows", "op", "tensor", "value") if k in bad},
+        f"{tensor} of shape {shape} that reaches `{bad.call or bad.op}`{place} at step "
+        f"{bad.step or 0} already holds {count}{listed}{end}",
+        step=bad.step,
+        where=where_of(bad.site, bad.module),
+        evidence={key: value for key, value in details(bad).items() if key in _SHOWN},
     )
 
 
 def _seen_in_pass(run: RecordedRun, step: int | None) -> Claim | None:
-    for note in run.passes():
-        if step is not None and note["step"] > step:
+    for call in run.sampled.model_calls:
+        if step is not None and call.step > step:
             break
-        for position, given in enumerate(note["inputs"]):
-            if given.get("nonfinite") and note["step"] == step and not _is_mask(given):
+        for position, given in enumerate(call.inputs):
+            if given.nonfinite and call.step == step and not _is_mask(given):
                 return Claim(
                     0.93,
-                    f"Input {position} of `{note['model']}` holds {given['nonfinite']} values that are not finite at "
-                    f"step {note['step']} ({note['site']}), before any layer has run.",
-                    step=note["step"],
-                    where=where_of(note["site"], note["model"]),
-                    evidence={"nonfinite": given["nonfinite"], "shape": given["shape"], "step": note["step"]},
+                    f"Input {position} of `{call.model}` holds {given.nonfinite} values that are not finite at "
+                    f"step {call.step} ({call.site}), before any layer has run.",
+                    step=call.step,
+                    where=where_of(call.site, call.model),
+                    evidence={"nonfinite": given.nonfinite, "shape": given.shape, "step": call.step},
                 )
-    for note in run.training_losses():
-        if note["target"].get("nonfinite") and note["step"] == step:
+    for note in run.sampled.training_losses():
+        if note.target.nonfinite and note.step == step:
             return Claim(
                 0.93,
-                f"The target of `{note['op']}` holds {note['target']['nonfinite']} values that are not finite at step "
-                f"{note['step']} ({note['site']}).",
-                step=note["step"],
-                where=where_of(note["site"]),
-                evidence={"nonfinite": note["target"]["nonfinite"], "shape": note["target"]["shape"]},
+                f"The target of `{note.op}` holds {note.target.nonfinite} values that are not finite at step "
+                f"{note.step} ({note.site}).",
+                step=note.step,
+                where=where_of(note.site),
+                evidence={"nonfinite": note.target.nonfinite, "shape": note.target.shape},
             )
     return None
 
 
-def _is_mask(given: dict[str, Any]) -> bool:
+def _is_mask(given: TensorSummary) -> bool:
     """A float mask: nothing finite in it but zeros."""
-    return given.get("min") == given.get("max") == 0.0 or "min" not in given
+    return given.min == given.max == 0.0 or given.min is None
 
 
 def _seen_in_stream(run: RecordedRun, step: int | None) -> Claim | None:
     for note in stream(run):
-        for key, name in (("x_largest", "input"), ("y_largest", "target")):
-            value = number(note.get(key))
-            if value is not None and not math.isfinite(value) and note["step"] == step:
+        sizes = (("x_largest", "input", note.input_largest), ("y_largest", "target", note.target_largest))
+        for key, name, value in sizes:
+            if value is not None and not math.isfinite(value) and note.step == step:
                 return Claim(
                     0.9,
-                    f"The {name} of the batch at step {note['step']} holds a value of {value}, and the loss of that "
+                    f"The {name} of the batch at step {note.step} holds a value of {value}, and the loss of that "
                     "very step is the first that is not finite.",
-                    step=note["step"],
-                    evidence={key: str(value), "step": note["step"]},
+                    step=note.step,
+                    evidence={key: str(value), "step": note.step},
                 )
     return None
 
@@ -139,34 +147,41 @@ _BOUNDS = re.compile(r"index (-?\d+) is out of bounds for dimension (\d+) with s
 
 def label_crash(run: RecordedRun) -> Claim | None:
     """Labels that name a class there is no output for."""
-    return _label_crash(run.crash) if run.crash is not None else None
+    return _label_crash(run.facts.crash) if run.facts.crash is not None else None
 
 
-def _label_crash(crash: dict[str, Any]) -> Claim | None:
-    given = crash.get("arguments", {})
-    logits, target = given.get("input"), given.get("target")
-    if crash.get("call") in (*CLASS_LOSSES, "nll_loss_nd") and logits and target and "min" in target:
-        classes = logits["shape"][1] if len(logits["shape"]) > 1 else logits["shape"][0]
-        low, high, ignored = target["min"], target["max"], given.get("ignore_index", -100)
-        stated = re.search(r"Target (-?\d+) is out of bounds", crash["message"])
-        if isinstance(low, float) or not (stated or (low < 0 and low != ignored) or high >= classes):
+def _label_crash(crash: CrashFacts) -> Claim | None:
+    given = crash.arguments or CrashArguments()
+    logits, target = given.input, given.target
+    if crash.call in (*CLASS_LOSSES, "nll_loss_nd") and logits and target and target.min is not None:
+        classes = logits.shape[1] if len(logits.shape) > 1 else logits.shape[0]
+        ignored = -100 if given.ignore_index is None else given.ignore_index
+        stated = re.search(r"Target (-?\d+) is out of bounds", crash.message)
+        if "float" in target.dtype:
+            return None
+        low, high = int(target.min), int(target.max or 0)
+        if not (stated or (low < 0 and low != ignored) or high >= classes):
             return None
         return _label_claim(crash, classes, low, high, ignored)
-    if crash.get("call") == "binary_cross_entropy" and target and _beyond_unit(target):
-        return _binary_claim(crash["site"], "binary_cross_entropy", target, None)
-    if "Class values must be" in crash["message"]:
-        label = given.get("input") or given.get("tensor") or {}
+    if crash.call == "binary_cross_entropy" and target and _beyond_unit(target):
+        return _binary_claim(crash.site or "", "binary_cross_entropy", target, None)
+    if "Class values must be" in crash.message:
+        label = given.input or given.tensor
         return Claim(
             0.9,
-            f"`one_hot` at {crash.get('site', '')} was given a label outside its classes"
-            + (f": labels run from {label['min']} to {label['max']}." if "min" in label else f": {crash['message']}"),
-            where=where_of(crash.get("site")),
-            evidence={"message": crash["message"][:300]},
+            f"`one_hot` at {crash.site or ''} was given a label outside its classes"
+            + (
+                f": labels run from {label.min} to {label.max}."
+                if label and label.min is not None
+                else f": {crash.message}"
+            ),
+            where=where_of(crash.site),
+            evidence={"message": crash.message[:300]},
         )
     return _indexed_crash(crash)
 
 
-def _label_claim(crash: dict[str, Any], classes: int, low: int, high: int, ignored: int) -> Claim:
+def _label_claim(crash: CrashFacts, classes: int, low: int, high: int, ignored: int) -> Claim:
     outside = high if high >= classes else low
     fixes = []
     if low == 1 and high == classes:
@@ -175,73 +190,77 @@ def _label_claim(crash: dict[str, Any], classes: int, low: int, high: int, ignor
         fixes.append(f"{outside} is the usual mark for unlabelled: pass `ignore_index={outside}` to the loss.")
     return Claim(
         0.97,
-        f"Labels run from {low} to {high} at {crash.get('site', '')}, but the model has {classes} outputs (labels 0 to "
+        f"Labels run from {low} to {high} at {crash.site or ''}, but the model has {classes} outputs (labels 0 to "
         f"{classes - 1}) and the ignore index is {ignored}.",
-        where=where_of(crash.get("site")),
+        where=where_of(crash.site),
         evidence={"classes": classes, "lowest": low, "highest": high, "ignore_index": ignored},
         fixes=tuple(fixes),
     )
 
 
-def _indexed_crash(crash: dict[str, Any]) -> Claim | None:
+def _indexed_crash(crash: CrashFacts) -> Claim | None:
     """A loss written by hand that picks the output of each label."""
-    stated = _BOUNDS.search(crash["message"])
-    if stated is None or crash.get("call") == "embedding":
+    stated = _BOUNDS.search(crash.message)
+    if stated is None or crash.call == "embedding":
         return None
     index, size = int(stated[1]), int(stated[3])
-    held = crash.get("locals", {})
-    outputs = [n for n, d in held.items() if d.get("grad") and size in d["shape"][1:]]
-    labels = [
-        n for n, d in held.items() if "int" in d["dtype"] and "max" in d and not -size <= d["min"] <= d["max"] < size
-    ]
+    held = crash.locals or {}
+    outputs = [n for n, d in held.items() if d.requires_grad and size in d.shape[1:]]
+    labels = [n for n, d in held.items() if "int" in d.dtype and not _is_within(d, -size, size)]
     if not outputs or not labels:
         return None
     return Claim(
         0.9,
-        f"`{labels[0]}` holds the label {index} at {crash.get('site', '')}, but `{outputs[0]}` has {size} columns "
+        f"`{labels[0]}` holds the label {index} at {crash.site or ''}, but `{outputs[0]}` has {size} columns "
         f"(labels 0 to {size - 1}).",
-        where=where_of(crash.get("site"), labels[0]),
+        where=where_of(crash.site, labels[0]),
         evidence={"label": index, "classes": size, "labels": labels[0], "outputs": outputs[0]},
     )
 
 
-def _beyond_unit(target: dict[str, Any]) -> bool:
-    low, high = number(target.get("min")), number(target.get("max"))
+def _is_within(tensor: TensorSummary, low: int, size: int) -> bool:
+    """Whether all values index something of this size; what could not be read is taken to."""
+    return tensor.min is None or tensor.max is None or low <= tensor.min <= tensor.max < size
+
+
+def _beyond_unit(target: TensorSummary) -> bool:
+    low, high = target.min, target.max
     return low is not None and high is not None and (low < -1e-3 or high > 1 + 1e-3)
 
 
 def label_beyond_binary(run: RecordedRun) -> Claim | None:
     """A binary loss whose targets are no probabilities."""
-    for note in run.training_losses(*BINARY_LOSSES):
-        if _beyond_unit(note["target"]):
-            return _binary_claim(note["site"], note["op"], note["target"], note["step"])
+    for note in run.sampled.training_losses(*BINARY_LOSSES):
+        if _beyond_unit(note.target):
+            return _binary_claim(note.site, note.op, note.target, note.step)
     return None
 
 
-def _binary_claim(site: str, op: str, target: dict[str, Any], step: int | None) -> Claim:
+def _binary_claim(site: str, op: str, target: TensorSummary, step: int | None) -> Claim:
     return Claim(
         0.9,
-        f"The targets of `{op}` at {site} run from {target['min']:g} to {target['max']:g}; it is only defined for "
+        f"The targets of `{op}` at {site} run from {target.min:g} to {target.max:g}; it is only defined for "
         "labels of 0 and 1 (or probabilities between).",
         step=step,
         where=where_of(site),
-        evidence={"lowest": target["min"], "highest": target["max"]},
+        evidence={"lowest": target.min, "highest": target.max},
     )
 
 
 def token_crash(run: RecordedRun) -> Claim | None:
     """Ids the embedding table has no row for."""
-    crash = run.crash
+    crash = run.facts.crash
     if crash is None:
         return None
-    if crash.get("call") in ("embedding", "embedding_bag"):
-        ids, table = crash["arguments"].get("input"), crash["arguments"].get("weight")
-        if ids and table and "max" in ids and not 0 <= ids["min"] <= ids["max"] < table["shape"][0]:
-            return _ids_claim(crash.get("site", ""), ids["min"], ids["max"], table["shape"][0])
+    if crash.call in ("embedding", "embedding_bag") and crash.arguments is not None:
+        ids, table = crash.arguments.input, crash.arguments.weight
+        if ids and table and not _is_within(ids, 0, table.shape[0]):
+            return _ids_claim(crash.site or "", ids, table.shape[0])
     return _lookup_crash(crash)
 
 
-def _ids_claim(site: str, low: int, high: int, rows: int) -> Claim:
+def _ids_claim(site: str, ids: TensorSummary, rows: int) -> Claim:
+    low, high = int(ids.min or 0), int(ids.max or 0)
     return Claim(
         0.97,
         f"Ids run from {low} to {high} at {site}, but the embedding has {rows} rows (ids 0 to {rows - 1}).",
@@ -251,37 +270,37 @@ def _ids_claim(site: str, low: int, high: int, rows: int) -> Claim:
     )
 
 
-def _lookup_crash(crash: dict[str, Any]) -> Claim | None:
+def _lookup_crash(crash: CrashFacts) -> Claim | None:
     """A table looked up by hand, with ids beyond its rows."""
-    stated = _BOUNDS.search(crash["message"])
+    stated = _BOUNDS.search(crash.message)
     if stated is None or int(stated[2]) != 0:
         return None
-    size, held = int(stated[3]), crash.get("locals", {})
-    tables = [n for n, d in held.items() if d.get("grad") and d["shape"][:1] == [size] and len(d["shape"]) == 2]
-    ids = [(n, d) for n, d in held.items() if "int" in d["dtype"] and "max" in d and d["max"] >= size]
-    return _ids_claim(crash.get("site", ""), ids[0][1]["min"], ids[0][1]["max"], size) if tables and ids else None
+    size, held = int(stated[3]), crash.locals or {}
+    tables = [n for n, d in held.items() if d.requires_grad and d.shape[:1] == [size] and len(d.shape) == 2]
+    ids = [d for d in held.values() if "int" in d.dtype and d.max is not None and d.max >= size]
+    return _ids_claim(crash.site or "", ids[0], size) if tables and ids else None
 
 
 def token_forced(run: RecordedRun) -> Claim | None:
     """Ids from the data that were clamped, or folded, to the rows of a table."""
-    tables = {(note["step"], note["rows"]) for note in run.notes("embeddings")}
+    tables = {(note.step, note.rows) for note in run.sampled.calls.embeddings}
     hits = [
         note
-        for note in run.notes("folded_ids")
-        if (note["step"], note["kept"] + 1) in tables and note.get("source") is None and note["changed"] > 0.005
+        for note in run.sampled.calls.folded_ids
+        if (note.step, note.kept + 1) in tables and note.source is None and note.changed > 0.005
     ]
-    clamped = [note for note in hits if note["op"] in ("clamp", "clip")]
-    folded = [note for note in hits if note["op"] not in ("clamp", "clip") and note["highest"] < 4 * note["kept"]]
+    clamped = [note for note in hits if note.op in ("clamp", "clip")]
+    folded = [note for note in hits if note.op not in ("clamp", "clip") and note.highest < 4 * note.kept]
     if not clamped and not folded:
         return None
-    note = max(clamped or folded, key=lambda item: item["changed"])
+    note = max(clamped or folded, key=lambda item: item.changed)
     return Claim(
         0.85 if clamped else 0.6,
-        f"{note['changed']:.1%} of the ids reach beyond the {note['kept'] + 1} rows of the embedding (up to "
-        f"{note['highest']}) and are forced into it by `{note['op']}` at {note['site']}: different tokens become one.",
-        step=note["step"],
-        where=where_of(note["site"]),
-        evidence={"changed": note["changed"], "highest": note["highest"], "rows": note["kept"] + 1},
+        f"{note.changed:.1%} of the ids reach beyond the {note.kept + 1} rows of the embedding (up to "
+        f"{note.highest}) and are forced into it by `{note.op}` at {note.site}: different tokens become one.",
+        step=note.step,
+        where=where_of(note.site),
+        evidence={"changed": note.changed, "highest": note.highest, "rows": note.kept + 1},
         severity="error" if clamped else "warning",
     )
 
@@ -291,11 +310,11 @@ def token_forced(run: RecordedRun) -> Claim | None:
 
 def unscaled_input(run: RecordedRun) -> Claim | None:
     """Inputs far from unit scale before the first update, in a run that goes wrong."""
-    note = next((n for n in run.passes(grad=True) if n.get("features") and n["step"] <= 1), None)
-    if note is None or note["inputs"][0].get("nonfinite") or _normalised_first(run):
+    note = next((n for n in run.sampled.trained_model_calls if n.features is not None and n.step <= 1), None)
+    if note is None or note.features is None or note.inputs[0].nonfinite or _normalised_first(run):
         return None
-    features = note["features"]
-    sizes = [math.hypot(m, s) for m, s in zip(features["mean"], features["std"], strict=True)]
+    features = note.features
+    sizes = [math.hypot(m, s) for m, s in zip(features.mean, features.std, strict=True)]
     size = math.sqrt(mean([v * v for v in sizes])) if sizes else 0.0
     if size == 0 or not math.isfinite(size) or 0.02 < size < 15:
         return None
@@ -314,14 +333,14 @@ def unscaled_input(run: RecordedRun) -> Claim | None:
         end += f" (always giving the same answer would cost {stuck.level:.3g})"
     return Claim(
         min(0.92, 0.55 + 0.15 * reach),
-        f"The input of `{note['model']}` has a typical size of {size:.3g} at step {note['step']}, before any update "
-        f"(feature {worst}: mean {features['mean'][worst]:.3g}, spread {features['std'][worst]:.3g}), and {end}.",
-        step=note["step"],
-        where=where_of(note["site"], note["model"]),
+        f"The input of `{note.model}` has a typical size of {size:.3g} at step {note.step}, before any update "
+        f"(feature {worst}: mean {features.mean[worst]:.3g}, spread {features.std[worst]:.3g}), and {end}.",
+        step=note.step,
+        where=where_of(note.site, note.model),
         evidence={
             "size": size,
-            "largest_feature": {"index": worst, "mean": features["mean"][worst], "std": features["std"][worst]},
-            "range": [note["inputs"][0].get("min"), note["inputs"][0].get("max")],
+            "largest_feature": {"index": worst, "mean": features.mean[worst], "std": features.std[worst]},
+            "range": [note.inputs[0].min, note.inputs[0].max],
             "first_loss": curve.start,
             "last_loss": curve.end,
             "chance": stuck.level if stuck is not None else None,
@@ -337,15 +356,14 @@ def _blown_start(run: RecordedRun) -> bool:
 
 def _normalised_first(run: RecordedRun) -> bool:
     """Whether the first layer normalises, so that the scale of the input does not matter."""
-    for look in run.looks[:1]:
-        notes = look.get("notes", {})
-        norms = [n["index"] for n in notes.get("norms", [])]
-        layers = [n["index"] for n in notes.get("layers", [])]
-        tables = [n["index"] for n in notes.get("embeddings", [])]
+    for look in run.sampled.steps[:1]:
+        norms = [call.index for call in look.calls.normalizations]
+        layers = [call.index for call in look.calls.layers]
+        tables = look.calls.embeddings
         if norms and min(norms) < min(layers, default=math.inf) and not tables:
             return True
         # A convolution or linear layer followed at once by batch norm does not care for the scale either.
-        if layers and any(n["op"] == "batch_norm" and n["index"] <= min(layers) + 2 for n in notes.get("norms", [])):
+        if layers and any(n.op == "batch_norm" and n.index <= min(layers) + 2 for n in look.calls.normalizations):
             return True
     return False
 
@@ -355,17 +373,17 @@ def _normalised_first(run: RecordedRun) -> bool:
 
 def class_collapse(run: RecordedRun) -> Claim | None:
     """Rare classes that are never predicted, to the end of the run."""
-    notes = run.training_losses(*CLASS_LOSSES, *BINARY_LOSSES)
-    late = [n for n in notes if n["step"] >= 0.4 * run.steps]
-    late = late if len({n["step"] for n in late}) >= 2 else notes[-4:]
-    if run.steps < 30 or run.adversarial or run.nonfinite or len(late) < 2:
+    notes = run.sampled.training_losses(*CLASS_LOSSES, *BINARY_LOSSES)
+    late = [n for n in notes if n.step >= 0.4 * run.steps]
+    late = late if len({n.step for n in late}) >= 2 else notes[-4:]
+    if run.steps < 30 or run.adversarial or run.nonfinite.seen or len(late) < 2:
         return None
     labels: Counter[str] = Counter()
     predicted: Counter[str] = Counter()
     for note in late:
-        if not note.get("labels"):
+        if not note.labels:
             return None
-        labels.update({str(int(float(label))): count for label, count in note["labels"].items()})
+        labels.update({str(int(float(label))): count for label, count in note.labels.items()})
         predicted.update(_predictions(note))
     total = sum(labels.values())
     if not predicted:
@@ -382,10 +400,10 @@ def class_collapse(run: RecordedRun) -> Claim | None:
         return None
     return Claim(
         0.85,
-        f"Since step {late[0]['step']} class {common} is predicted for {shown:.1%} of the rows at {late[0]['site']}, "
+        f"Since step {late[0].step} class {common} is predicted for {shown:.1%} of the rows at {late[0].site}, "
         f"although {rare} of {total} rows have another label; in training {share:.1%} of the labels are {common}.",
-        step=late[0]["step"],
-        where=where_of(late[0]["site"]),
+        step=late[0].step,
+        where=where_of(late[0].site),
         evidence={
             "predicted": dict(predicted),
             "labels": dict(labels),
@@ -397,20 +415,20 @@ def class_collapse(run: RecordedRun) -> Claim | None:
     )
 
 
-def _predictions(note: dict[str, Any]) -> dict[str, int]:
-    if note.get("predicted"):
-        return {str(label): count for label, count in note["predicted"].items()}
-    if note.get("predicted_share") is None:
+def _predictions(note: LossCall) -> dict[str, int]:
+    if note.predicted:
+        return {str(label): count for label, count in note.predicted.items()}
+    if note.predicted_share is None:
         return {}
-    count = sum(note["labels"].values())
-    ones = round(note["predicted_share"] * count)
+    count = sum((note.labels or {}).values())
+    ones = round(note.predicted_share * count)
     return {"1": ones, "0": count - ones}
 
 
 def labels_uninformative(run: RecordedRun) -> Claim | None:
     """Stuck at chance although the weights move, and no label can be told from its input by other means either."""
     stuck = at_chance(run, 0.8)
-    if stuck is None or run.nonfinite or run.adversarial or run.steps < 30:
+    if stuck is None or run.nonfinite.seen or run.adversarial or run.steps < 30:
         return None
     moved = weights_moved(run)
     if moved < 0.2 or _never_spread(run):
@@ -419,7 +437,7 @@ def labels_uninformative(run: RecordedRun) -> Claim | None:
     if len(pairs) < 60:
         return None
     verdict = predictability(pairs, stuck.kind == "variance")
-    if verdict is None or verdict["score"] > 3.0:
+    if verdict is None or verdict.score > 3.0:
         return None
     curve = run.curve
     what = "variance of the targets" if stuck.kind == "variance" else "entropy of the labels"
@@ -427,7 +445,7 @@ def labels_uninformative(run: RecordedRun) -> Claim | None:
         0.8 if run.curve.end > 0.9 * stuck.level else 0.65,
         f"The loss ends at {curve.end:.3g}, where chance is {stuck.level:.3g} (the {what}), although the weights moved "
         f"by about {moved:.1f} times their size; among {len(pairs)} rows the nearest neighbours share a label no more "
-        f"often than after shuffling the labels ({verdict['found']:.3f} against {verdict['shuffled']:.3f}).",
+        f"often than after shuffling the labels ({verdict.found:.3f} against {verdict.shuffled:.3f}).",
         step=0,
         where=where_of(stuck.site),
         evidence={
@@ -435,28 +453,38 @@ def labels_uninformative(run: RecordedRun) -> Claim | None:
             "chance": stuck.level,
             "weights_moved": moved,
             "rows": len(pairs),
-            "neighbours": verdict,
+            "neighbours": verdict._asdict(),
         },
     )
 
 
 def _never_spread(run: RecordedRun) -> bool:
     """Whether the outputs are the same for every row: then the model, not the labels, is to blame."""
-    spreads = [n["unit_spread"] for n in run.training_losses() if n.get("unit_spread") is not None]
+    spreads = [n.unit_spread for n in run.sampled.training_losses() if n.unit_spread is not None]
     return bool(spreads) and median(spreads[-5:]) < 1e-4
 
 
 def _pairs(run: RecordedRun) -> list[tuple[list[float], float]]:
     seen: dict[tuple[float, ...], float] = {}
-    for root in run.roots():
-        held = root.get("pairs")
+    for root in run.sampled.backward_calls:
+        held = root.pairs
         if held:
-            for row, label in zip(held["x"], held["y"], strict=True):
+            for row, label in zip(held.inputs, held.targets, strict=True):
                 seen.setdefault(tuple(row), float(label))
     return [(list(row), label) for row, label in list(seen.items())[:600]]
 
 
-def predictability(pairs: list[tuple[list[float], float]], continuous: bool) -> dict[str, float] | None:
+class Predictability(NamedTuple):
+    """How well the nearest neighbours of a row foretell its label."""
+
+    found: float
+    shuffled: float
+    """With the labels shuffled."""
+    score: float
+    """The difference, in spreads of the shuffled ones; the better of two ways to foretell."""
+
+
+def predictability(pairs: list[tuple[list[float], float]], continuous: bool) -> Predictability | None:
     """How much better the nearest neighbours of a row foretell its label than with the labels shuffled."""
     import numpy as np
 
@@ -499,7 +527,7 @@ def predictability(pairs: list[tuple[list[float], float]], continuous: bool) -> 
     for position in (0, 1):
         values = [other[position] for other in others]
         scores.append((found[position] - mean(values)) / (float(np.std(values)) + 1e-9))
-    return {"found": found[0], "shuffled": mean(other[0] for other in others), "score": max(scores)}
+    return Predictability(found[0], mean(other[0] for other in others), max(scores))
 
 
 RULES: tuple[Rule, ...] = (
@@ -530,6 +558,4 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("data.class-collapse", "dynamics", class_collapse),
     Rule("data.labels-uninformative", "dynamics", labels_uninformative, explains=("lr.too-low", "data.class-collapse")),
-    *data_order.RULES,
-    *data_splits.RULES,
 )

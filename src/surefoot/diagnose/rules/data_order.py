@@ -6,14 +6,18 @@ import random
 from collections import Counter
 from itertools import pairwise
 from statistics import mean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from surefoot.diagnose.data_summary import entropy, label_batches, main_line, stream, training_loader, where_of
-from surefoot.diagnose.engine import Claim, Rule
-from surefoot.diagnose.run import number
+from surefoot.diagnose.rule import Claim, Rule
+from surefoot.record.facts import SpikeEvent
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from surefoot.diagnose.findings import Evidence
     from surefoot.diagnose.run import RecordedRun
+    from surefoot.record.facts import LoaderFacts
 
 
 # ── sorted rows ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -39,7 +43,7 @@ def unshuffled(run: RecordedRun) -> Claim | None:
         return None
     curve = run.curve
     loader = training_loader(run)
-    where = where_of(loader["site"] if loader is not None and loader["sampler"] == "SequentialSampler" else None)
+    where = where_of(loader.site if loader is not None and loader.sampler == "SequentialSampler" else None)
     kinds = mean(len(batch) for batch in batches)
     return Claim(
         0.93,
@@ -85,21 +89,33 @@ def _mixed_entropy(batches: list[Counter[str]]) -> float:
     return mean(found)
 
 
+class BatchTargets(NamedTuple):
+    """The targets of one batch."""
+
+    fingerprint: int | None
+    mean: float
+    std: float
+
+
 def _sorted_targets(run: RecordedRun) -> Claim | None:
     """Targets of a regression that rise (or fall) from batch to batch through the whole epoch."""
-    notes = [note for note in main_line(run) if isinstance(note.get("y_mean"), float)]
+    notes = [
+        BatchTargets(note.input_print or note.target_print, note.target_mean, note.target_std or 0.0)
+        for note in main_line(run)
+        if note.target_mean is not None
+    ]
     loader = training_loader(run)
     if len(notes) < 10 and loader is not None:
         notes = [
-            {"y_mean": b["target_mean"], "y_std": b["target_std"], "x": b["print"]}
-            for b in run.facts["batches"]
-            if b["loader"] == loader["number"] and isinstance(b.get("target_mean"), float) and b.get("grad")
+            BatchTargets(b.fingerprint, b.target_mean, b.target_std or 0.0)
+            for b in run.facts.batches
+            if b.loader == loader.number and b.target_mean is not None and b.grad_mode
         ]
-    period = _period([note.get("x") or note.get("y") for note in notes]) or len(notes)
+    period = _period([note.fingerprint for note in notes]) or len(notes)
     epoch = notes[:period]
     if len(epoch) < 8:
         return None
-    means, spreads = [note["y_mean"] for note in epoch], [note["y_std"] for note in epoch]
+    means, spreads = [note.mean for note in epoch], [note.std for note in epoch]
     between = mean([(m - mean(means)) ** 2 for m in means])
     share = between / (between + mean([s * s for s in spreads]) + 1e-12)
     rising = mean([float(b > a) for a, b in pairwise(means)])
@@ -111,7 +127,7 @@ def _sorted_targets(run: RecordedRun) -> Claim | None:
         f"{means[-1]:.3g}, {'rising' if rising > 0.5 else 'falling'} in {max(rising, 1 - rising):.0%} of the steps, "
         f"and {share:.0%} of the variance lies between batches instead of within them.",
         step=0,
-        where=where_of(loader["site"] if loader is not None else None),
+        where=where_of(loader.site if loader is not None else None),
         evidence={"first_mean": means[0], "last_mean": means[-1], "share_between": share, "batches": len(epoch)},
     )
 
@@ -128,25 +144,25 @@ def repeated_batches(run: RecordedRun) -> Claim | None:
 
 def _first_batch_for_ever(run: RecordedRun) -> Claim | None:
     """`next(iter(loader))`: every step opens the loader again and takes its first batch."""
-    for loader in run.facts.get("loaders", []):
-        notes = [b for b in run.facts["batches"] if b["loader"] == loader["number"] and b.get("grad")]
-        opened = {b["iteration"] for b in notes}
-        if loader.get("batches") == 1 or len(notes) < 6 or len(notes) > 1.2 * len(opened):
+    for loader in run.facts.loaders:
+        notes = [b for b in run.facts.batches if b.loader == loader.number and b.grad_mode]
+        opened = {b.iteration for b in notes}
+        if loader.batches == 1 or len(notes) < 6 or len(notes) > 1.2 * len(opened):
             continue
-        kinds = Counter(b["print"] for b in notes)
+        kinds = Counter(b.fingerprint for b in notes)
         if len(opened) < 0.5 * run.steps or len(kinds) > max(1, 0.1 * len(notes)):
             continue
-        size = notes[0]["size"]
-        known = loader["rows"]
+        size = notes[0].size
+        known = loader.rows
         rows = f"{size * len(kinds)} of {known:,} rows" if known else f"{len(kinds)} batch{'es' * (len(kinds) > 1)}"
         return Claim(
             0.96,
-            f"The loader at {loader['site']} was opened {loader['iterations']} times and gave {loader['drawn']} "
+            f"The loader at {loader.site} was opened {loader.iterations} times and gave {loader.drawn} "
             f"batches, {len(kinds)} of them different: every step takes the first batch again, and only {rows} are "
             "ever trained on.",
             step=1,
-            where=where_of(loader["site"]),
-            evidence={"opened": loader["iterations"], "drawn": loader["drawn"], "different": len(kinds)},
+            where=where_of(loader.site),
+            evidence={"opened": loader.iterations, "drawn": loader.drawn, "different": len(kinds)},
             fixes=("Make the iterator once, before the loop, and call `next` on it; begin anew when it ends.",),
         )
     return None
@@ -154,25 +170,25 @@ def _first_batch_for_ever(run: RecordedRun) -> Claim | None:
 
 def _same_within_epoch(run: RecordedRun) -> Claim | None:
     """Batches that come several times within one pass over a loader, as when each worker reads the whole stream."""
-    for loader in run.facts.get("loaders", []):
-        first = [b for b in run.facts["batches"] if b["loader"] == loader["number"] and b["iteration"] == 1]
-        if len(first) < 6 or not any(b.get("grad") for b in first):
+    for loader in run.facts.loaders:
+        first = [b for b in run.facts.batches if b.loader == loader.number and b.iteration == 1]
+        if len(first) < 6 or not any(b.grad_mode for b in first):
             continue
-        counts = Counter(b["print"] for b in first)
+        counts = Counter(b.fingerprint for b in first)
         again = sum(count for count in counts.values() if count > 1)
         # A sampler that gives each row once can only repeat what the data repeat, or a dataset that ignores its index.
-        each_once = loader["rows"] is not None and loader.get("sampler") in ("RandomSampler", "SequentialSampler")
+        each_once = loader.rows is not None and loader.sampler in ("RandomSampler", "SequentialSampler")
         most = max(1, 0.02 * len(first)) if each_once else 0.6 * len(first)
         if again < 0.6 * len(first) or len(counts) > most:
             continue
-        workers = f" by {loader['workers']} workers" if loader["workers"] > 1 else ""
+        workers = f" by {loader.workers} workers" if loader.workers > 1 else ""
         return Claim(
             0.9,
-            f"Within one pass over the loader at {loader['site']}, {len(first)} batches were drawn{workers} and only "
+            f"Within one pass over the loader at {loader.site}, {len(first)} batches were drawn{workers} and only "
             f"{len(counts)} of them differ.",
-            step=first[0]["step"],
-            where=where_of(loader["site"]),
-            evidence={"drawn": len(first), "different": len(counts), "workers": loader["workers"]},
+            step=first[0].step,
+            where=where_of(loader.site),
+            evidence={"drawn": len(first), "different": len(counts), "workers": loader.workers},
             fixes=("Give each worker its own share with `torch.utils.data.get_worker_info()`.",) if workers else (),
         )
     return None
@@ -182,10 +198,10 @@ def _same_shuffle(run: RecordedRun) -> Claim | None:
     """Every epoch has the same batches in the same order, and something that should have mixed them did not."""
     loader = training_loader(run)
     if loader is not None:
-        drawn = [b for b in run.facts["batches"] if b["loader"] == loader["number"] and b.get("grad")]
-        prints = [b["print"] for b in drawn]
+        drawn = [b for b in run.facts.batches if b.loader == loader.number and b.grad_mode]
+        prints = [b.fingerprint for b in drawn]
     else:
-        prints = [hash((note.get("x"), note.get("y"))) for note in main_line(run)]
+        prints = [hash((note.input_print, note.target_print)) for note in main_line(run)]
     period = _period(prints)
     if period is None or len(prints) < 2 * period:
         return None
@@ -195,15 +211,15 @@ def _same_shuffle(run: RecordedRun) -> Claim | None:
     epochs = len(prints) // period
     return Claim(
         0.92,
-        f"The same {period} batches come in the same order {epochs} times over: {cause['text']}.",
+        f"The same {period} batches come in the same order {epochs} times over: {cause.text}.",
         step=period,
-        where=where_of(cause.get("where")),
-        evidence={"period": period, "epochs": epochs} | cause["evidence"],
-        fixes=cause.get("fixes", ()),
+        where=where_of(cause.where),
+        evidence={"period": period, "epochs": epochs} | cause.evidence,
+        fixes=cause.fixes,
     )
 
 
-def _period(prints: list[Any]) -> int | None:
+def _period(prints: Sequence[int | None]) -> int | None:
     """After how many batches the sequence repeats itself exactly; `None` if it does not."""
     if len(prints) < 4:
         return None
@@ -216,44 +232,53 @@ def _period(prints: list[Any]) -> int | None:
     return None
 
 
-def _reason(run: RecordedRun, loader: dict[str, Any] | None, period: int) -> dict[str, Any] | None:
+class Unmixed(NamedTuple):
+    """What should have mixed the batches and did not."""
+
+    text: str
+    where: str | None
+    evidence: Evidence
+    fixes: tuple[str, ...]
+
+
+_SET_EPOCH = ("Call `sampler.set_epoch(epoch)` on a distributed sampler, and do not reseed its generator.",)
+
+
+def _reason(run: RecordedRun, loader: LoaderFacts | None, period: int) -> Unmixed | None:
     """What should have mixed the batches: a shuffle that was drawn again, or a seed that was set again."""
-    for key, steps in run.facts.get("reseeds", {}).items():
+    for key, steps in run.facts.reseeds.items():
         times = len(set(steps))
         own = key.startswith(("random.Random", "numpy.random.default_rng"))
-        ordered = loader is not None and loader["sampler"] == "SequentialSampler" and loader.get("rows") is not None
+        ordered = loader is not None and loader.sampler == "SequentialSampler" and loader.rows is not None
         if times >= 3 and (own or not ordered) and (period > 1 or times > 0.5 * run.steps):
             call, _, site = key.partition(" at ")
-            return {
-                "text": f"{call} at {site} starts the random numbers over {len(steps)} times during training",
-                "where": site,
-                "evidence": {"reseeded_at": sorted(set(steps))[:8], "call": call},
-                "fixes": ("Seed once, before the first epoch, or add the epoch to the seed.",),
-            }
+            return Unmixed(
+                f"{call} at {site} starts the random numbers over {len(steps)} times during training",
+                site,
+                {"reseeded_at": sorted(set(steps))[:8], "call": call},
+                ("Seed once, before the first epoch, or add the epoch to the seed.",),
+            )
     if period < 2:
         return None
-    if loader is not None and loader.get("shuffles"):
-        times = loader["iterations"]
-        return {
-            "text": f"the {loader['sampler']} of the loader drew the same order {times} times",
-            "where": loader["site"],
-            "evidence": {"same_order": times, "sampler": loader["sampler"]},
-            "fixes": ("Call `sampler.set_epoch(epoch)` on a distributed sampler, and do not reseed its generator.",),
-        }
-    shuffles = Counter((p["length"], p["print"]) for p in run.facts.get("permutations", []))
+    if loader is not None and loader.shuffles:
+        times = loader.iterations
+        return Unmixed(
+            f"the {loader.sampler} of the loader drew the same order {times} times",
+            loader.site,
+            {"same_order": times, "sampler": loader.sampler},
+            _SET_EPOCH,
+        )
+    shuffles = Counter((p.length, p.fingerprint) for p in run.facts.permutations)
     for (length, print_), times in shuffles.most_common(3):
-        steps = sorted({p["step"] for p in run.facts["permutations"] if p["print"] == print_})
+        steps = sorted({p.step for p in run.facts.permutations if p.fingerprint == print_})
         if times >= 3 and len(steps) >= 2:
-            site = loader["site"] if loader is not None else None
-            return {
-                "text": f"the same permutation of {length:,} rows was drawn at least {times} times (in use at steps "
+            return Unmixed(
+                f"the same permutation of {length:,} rows was drawn at least {times} times (in use at steps "
                 f"{', '.join(map(str, steps[:4]))})",
-                "where": site,
-                "evidence": {"same_permutation": times, "steps": steps[:8]},
-                "fixes": (
-                    "Call `sampler.set_epoch(epoch)` on a distributed sampler, and do not reseed its generator.",
-                ),
-            }
+                loader.site if loader is not None else None,
+                {"same_permutation": times, "steps": steps[:8]},
+                _SET_EPOCH,
+            )
     return None
 
 
@@ -262,16 +287,18 @@ def _reason(run: RecordedRun, loader: dict[str, Any] | None, period: int) -> dic
 
 def bad_batch(run: RecordedRun) -> Claim | None:
     """Losses that stand out together with the data they came from."""
-    spikes = run.events("spike")
+    spikes = run.events(SpikeEvent)
     if not spikes or run.adversarial:
         return None
     return _outlying_data(run, spikes) or _recurring_batch(run, spikes)
 
 
-def _outlying_data(run: RecordedRun, spikes: list[dict[str, Any]]) -> Claim | None:
-    at = {spike["backward"] for spike in spikes}
-    for key, name in (("y_largest", "target"), ("x_largest", "input")):
-        sizes = [(n["backward"], v) for n in main_line(run) if (v := number(n.get(key))) is not None and v < 1e30]
+def _outlying_data(run: RecordedRun, spikes: list[SpikeEvent]) -> Claim | None:
+    at = {spike.backward for spike in spikes}
+    line = main_line(run)
+    targets, inputs = [(n.backward, n.target_largest) for n in line], [(n.backward, n.input_largest) for n in line]
+    for name, known in (("target", targets), ("input", inputs)):
+        sizes = [(at_backward, size) for at_backward, size in known if size is not None and size < 1e30]
         if len(sizes) < 20:
             continue
         usual = median(v for _, v in sizes)
@@ -290,41 +317,41 @@ def _outlying_data(run: RecordedRun, spikes: list[dict[str, Any]]) -> Claim | No
 def _claim_outlier(
     run: RecordedRun,
     name: str,
-    spikes: list[dict[str, Any]],
+    spikes: list[SpikeEvent],
     hits: list[int],
     usual: float,
     worst: float,
     next_largest: float,
 ) -> Claim:
-    first = next(spike for spike in spikes if spike["backward"] == hits[0])
-    steps = [spike["step"] for spike in spikes if spike["backward"] in hits]
-    row = next((d["worst_row"] for d in first["data"] if d.get("row_ratio", 0) > 8), None)
+    first = next(spike for spike in spikes if spike.backward == hits[0])
+    steps = [spike.step for spike in spikes if spike.backward in hits]
+    row = next((d.worst_row for d in first.data if (d.row_ratio or 0) > 8), None)
     times = f"{len(steps)} times, always with such a batch" if len(steps) > 1 else "once"
     return Claim(
         0.92 if len(steps) > 1 else 0.85,
-        f"At step {first['step']} the loss jumps from {first['level']:.3g} to {first['value']:.3g} ({times}): the "
+        f"At step {first.step} the loss jumps from {first.level:.3g} to {first.value:.3g} ({times}): the "
         f"{name} of that batch reaches {worst:.3g}, where batches usually reach {usual:.3g} and no other more than "
         f"{next_largest:.3g}" + (f"; row {row} of the batch stands out." if row is not None else "."),
-        step=first["step"],
-        evidence={"loss": first["value"], "level": first["level"], "steps": steps[:20], "largest": worst}
+        step=first.step,
+        evidence={"loss": first.value, "level": first.level, "steps": steps[:20], "largest": worst}
         | {"usual": usual, "next_largest": next_largest, "tensor": name, "row": row},
     )
 
 
-def _outlying_row(run: RecordedRun, spikes: list[dict[str, Any]]) -> Claim | None:
+def _outlying_row(run: RecordedRun, spikes: list[SpikeEvent]) -> Claim | None:
     """For data the stream does not know: a row far out of its own batch, at most of the spikes."""
     usual = [
         abs(v)
-        for note in run.passes(grad=True)
-        for given in note["inputs"][:1]
-        for key in ("min", "max")
-        if (v := number(given.get(key))) is not None and "float" in given["dtype"]
+        for note in run.sampled.trained_model_calls
+        for given in note.inputs[:1]
+        for v in (given.min, given.max)
+        if v is not None and "float" in given.dtype
     ]
     hits = []
     for spike in spikes:
-        for data in spike["data"]:
-            reach = max(abs(data.get("min", 0.0)), abs(data.get("max", 0.0)))
-            if data.get("row_ratio", 0) > 20 and (not usual or reach > 8 * median(usual)):
+        for data in spike.data:
+            reach = max(abs(data.min or 0.0), abs(data.max or 0.0))
+            if (data.row_ratio or 0) > 20 and (not usual or reach > 8 * median(usual)):
                 hits.append((spike, data, reach))
                 break
     if len(hits) < 0.6 * len(spikes):
@@ -332,33 +359,33 @@ def _outlying_row(run: RecordedRun, spikes: list[dict[str, Any]]) -> Claim | Non
     spike, data, reach = hits[0]
     return Claim(
         0.8,
-        f"At step {spike['step']} the loss jumps from {spike['level']:.3g} to {spike['value']:.3g}: row "
-        f"{data['worst_row']} of the data that reaches `{data['op']}` goes up to {reach:.3g}, {data['row_ratio']:.0f} "
+        f"At step {spike.step} the loss jumps from {spike.level:.3g} to {spike.value:.3g}: row "
+        f"{data.worst_row} of the data that reaches `{data.op}` goes up to {reach:.3g}, {data.row_ratio:.0f} "
         "times as far as the rows around it.",
-        step=spike["step"],
-        evidence={"loss": spike["value"], "level": spike["level"], "row": data["worst_row"], "largest": reach},
+        step=spike.step,
+        evidence={"loss": spike.value, "level": spike.level, "row": data.worst_row, "largest": reach},
     )
 
 
-def _recurring_batch(run: RecordedRun, spikes: list[dict[str, Any]]) -> Claim | None:
+def _recurring_batch(run: RecordedRun, spikes: list[SpikeEvent]) -> Claim | None:
     """The same batch each time, and each time it comes."""
-    prints = {note["backward"]: hash((note.get("x"), note.get("y"))) for note in stream(run)}
+    prints = {note.backward: hash((note.input_print, note.target_print)) for note in stream(run)}
     if len(set(prints.values())) < 4:
         return None
-    at = Counter(prints[spike["backward"]] for spike in spikes if spike["backward"] in prints)
+    at = Counter(prints[spike.backward] for spike in spikes if spike.backward in prints)
     if not at:
         return None
     print_, times = at.most_common(1)[0]
-    came = sorted(n["step"] for n in stream(run) if prints[n["backward"]] == print_ and n["backward"] > 20)
+    came = sorted(n.step for n in stream(run) if prints[n.backward] == print_ and n.backward > 20)
     if times < 2 or times < 0.6 * len(came) or sum(at.values()) > 2 * times:
         return None
-    first = next(spike for spike in spikes if prints.get(spike["backward"]) == print_)
+    first = next(spike for spike in spikes if prints.get(spike.backward) == print_)
     return Claim(
         0.9,
-        f"The loss jumps from {first['level']:.3g} to {first['value']:.3g} at step {first['step']}, and {times} times "
+        f"The loss jumps from {first.level:.3g} to {first.value:.3g} at step {first.step}, and {times} times "
         f"in all: each time it is the same batch (steps {', '.join(map(str, came[:5]))}).",
-        step=first["step"],
-        evidence={"loss": first["value"], "level": first["level"], "spikes": times, "batch_came_at": came[:20]},
+        step=first.step,
+        evidence={"loss": first.value, "level": first.level, "spikes": times, "batch_came_at": came[:20]},
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from surefoot.diagnose.data_summary import where_of
-from surefoot.diagnose.engine import Claim, Rule
+from surefoot.diagnose.rule import Claim, Rule
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
+    from surefoot.record.facts import FeatureScales, ModelCall
 
 
 @dataclass(frozen=True)
@@ -23,31 +24,36 @@ class Known:
     """Which share of all training rows these are, roughly; 0 if it cannot be told."""
 
 
+def _rows(call: ModelCall) -> list[int]:
+    """Fingerprints of the rows of a model call; none if they were not taken."""
+    return call.rows or []
+
+
 def trained_rows(run: RecordedRun, model: str) -> Known:
     """The rows a model was trained on: those of the lines whose gradients its optimizer took, and of the looks."""
-    optimizers = {n for p in run.parameters.values() if p["model"] == model for n in p["trained_by"]}
-    lines = {str(line) for held in run.optimizers if held["number"] in optimizers for line in held.get("lines", [])}
-    held = [entry for line, entry in run.facts.get("stream", {}).get("rows", {}).items() if line in lines]
-    first = {row: at for entry in held for row, at in zip(entry["prints"], entry["first"], strict=True)}
-    passes = [n for n in run.passes(grad=True) if n["model"] == model and n.get("rows")]
-    alike = [sum(row in first for row in note["rows"]) / len(note["rows"]) for note in passes]
+    optimizers = {n for p in run.parameters.values() if p.model == model for n in p.trained_by}
+    lines = {str(line) for held in run.optimizers if held.number in optimizers for line in held.backward_lines}
+    held = [entry for line, entry in run.facts.step_data.rows.items() if line in lines]
+    first = {row: at for entry in held for row, at in zip(entry.prints, entry.first, strict=True)}
+    passes = [n for n in run.sampled.trained_model_calls if n.model == model and _rows(n)]
+    alike = [sum(row in first for row in _rows(note)) / len(_rows(note)) for note in passes]
     if held and alike and median(alike) > 0.95:
-        whole = all(entry["whole"] for entry in held)
+        whole = all(entry.whole for entry in held)
         return Known(set(first), 1.0 if whole else _recapture(passes, first))
     rows: dict[int, int] = {}
     shares = []
     for position, note in enumerate(passes):
-        shares.append(sum(row in rows for row in note["rows"]) / len(note["rows"]))
-        for row in note["rows"]:
+        shares.append(sum(row in rows for row in _rows(note)) / len(_rows(note)))
+        for row in _rows(note):
             rows.setdefault(row, position)
     return Known(set(rows), median(shares[-4:]) if len(shares) > 6 else 0.0)
 
 
-def _recapture(passes: list[dict[str, Any]], first: dict[int, int]) -> float:
+def _recapture(passes: list[ModelCall], first: dict[int, int]) -> float:
     """Which share of the rows of late batches had come before: how much of the set is known."""
     last = max(first.values(), default=0)
-    later = [note for note in passes if note["step"] > last] or passes[-4:]
-    return median(sum(first.get(r, math.inf) <= last for r in n["rows"]) / len(n["rows"]) for n in later)
+    later = [note for note in passes if note.step > last] or passes[-4:]
+    return median(sum(first.get(r, math.inf) <= last for r in _rows(n)) / len(_rows(n)) for n in later)
 
 
 # ── leakage ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -60,9 +66,9 @@ def leakage(run: RecordedRun) -> Claim | None:
     """
     if run.adversarial:
         return None
-    for model in {note["model"] for note in run.evaluations()}:
+    for model in dict.fromkeys(note.model for note in run.evaluations()):
         known = trained_rows(run, model)
-        passes = _distinct([n for n in run.evaluations() if n["model"] == model and not n["grad_mode"]])
+        passes = _distinct([n for n in run.evaluations() if n.model == model and not n.grad_mode])
         if len(known.rows) < 16 or known.coverage < 0.3 or not passes or not _rows_differ(run, model):
             continue
         claim = _part_known(model, passes, known) or _held_within(run, model, passes, known)
@@ -71,68 +77,66 @@ def leakage(run: RecordedRun) -> Claim | None:
     return None
 
 
-def _distinct(notes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _distinct(notes: list[ModelCall]) -> list[ModelCall]:
     """Passes with enough rows, each set of rows once."""
     found = {}
     for note in notes:
-        rows = note.get("rows") or []
-        if len(rows) >= 8 and note["step"] > 0:
-            found[(note["site"], tuple(rows[:8]))] = note
+        rows = _rows(note)
+        if len(rows) >= 8 and note.step > 0:
+            found[(note.site, tuple(rows[:8]))] = note
     return list(found.values())
 
 
-def _shared(note: dict[str, Any], known: Known) -> float:
-    return sum(row in known.rows for row in note["rows"]) / len(note["rows"])
+def _shared(note: ModelCall, known: Known) -> float:
+    return sum(row in known.rows for row in _rows(note)) / len(_rows(note))
 
 
-def _part_known(model: str, passes: list[dict[str, Any]], known: Known) -> Claim | None:
+def _part_known(model: str, passes: list[ModelCall], known: Known) -> Claim | None:
     # A few rows in a hundred coincide where inputs are short sequences, or where a pool is used up little by little.
     touched = [(note, share) for note in passes if (share := _shared(note, known)) > 0.1]
     mixed = []
     for note, share in touched:
-        count, cover = len(note["rows"]), known.coverage
+        count, cover = len(_rows(note)), known.coverage
         chance = 3 * math.sqrt(cover * (1 - cover) / count)
         if share * count >= 4 and share < min(0.9, 0.85 * cover) and share < cover - chance:
             mixed.append((note, share))
-    if not mixed or sum(len(n["rows"]) for n, _ in mixed) < 0.5 * sum(len(n["rows"]) for n, _ in touched):
+    if not mixed or sum(len(_rows(n)) for n, _ in mixed) < 0.5 * sum(len(_rows(n)) for n, _ in touched):
         return None
-    note, share = max(mixed, key=lambda item: len(item[0]["rows"]))
+    note, share = max(mixed, key=lambda item: len(_rows(item[0])))
     return _claim_leak(model, note, share, known, 0.92 if share > 0.1 else 0.8)
 
 
-def _held_within(run: RecordedRun, model: str, passes: list[dict[str, Any]], known: Known) -> Claim | None:
+def _held_within(run: RecordedRun, model: str, passes: list[ModelCall], known: Known) -> Claim | None:
     """All evaluated rows were trained on, and they are but a part of the training set, from a source of their own."""
     shares = [_shared(note, known) for note in passes]
     if min(shares) < 0.97 or known.coverage < 0.9 or _same_loader(run):
         return None
-    cut = any(note["inputs"][0]["shape"][0] > len(note["rows"]) for note in passes)
-    many = any(note.get("block_passes", 1) > 16 for note in passes)
-    rows = {row for note in passes for row in note["rows"]}
+    cut = any(note.inputs[0].shape[0] > len(_rows(note)) for note in passes)
+    many = any((note.block_calls or 1) > 16 for note in passes)
+    rows = {row for note in passes for row in _rows(note)}
     if cut or many or len(rows) > 0.7 * len(known.rows) or len(rows) < 16:
         return None
-    note = max(passes, key=lambda item: len(item["rows"]))
+    note = max(passes, key=lambda item: len(_rows(item)))
     return _claim_leak(model, note, 1.0, known, 0.8)
 
 
-def _claim_leak(model: str, note: dict[str, Any], share: float, known: Known, confidence: float) -> Claim:
-    both = round(share * len(note["rows"]))
+def _claim_leak(model: str, note: ModelCall, share: float, known: Known, confidence: float) -> Claim:
+    both = round(share * len(_rows(note)))
     return Claim(
         confidence,
-        f"{both} of {len(note['rows'])} rows that `{model}` is evaluated on at {note['site']} ({share:.0%}) are, value "
+        f"{both} of {len(_rows(note))} rows that `{model}` is evaluated on at {note.site} ({share:.0%}) are, value "
         f"for value, among the {len(known.rows):,} rows it is trained on.",
-        step=note["step"],
-        where=where_of(note["site"], model),
-        evidence={"shared": both, "evaluated": len(note["rows"]), "trained": len(known.rows)}
+        step=note.step,
+        where=where_of(note.site, model),
+        evidence={"shared": both, "evaluated": len(_rows(note)), "trained": len(known.rows)}
         | {"training_rows_known": known.coverage},
     )
 
 
 def _rows_differ(run: RecordedRun, model: str) -> bool:
     """Whether two different rows would look different: not so for a few kinds of tokens or discrete states."""
-    batches = [n["rows"] for n in run.passes(grad=True) if n["model"] == model and len(n.get("rows") or ()) > 7]
-    sizes = [
-        math.prod(n["inputs"][0]["shape"][1:]) for n in run.passes(grad=True) if n["model"] == model and n["inputs"]
-    ]
+    batches = [_rows(n) for n in run.sampled.trained_model_calls if n.model == model and len(_rows(n)) > 7]
+    sizes = [math.prod(n.inputs[0].shape[1:]) for n in run.sampled.trained_model_calls if n.model == model and n.inputs]
     if not sizes or median(sizes) < 4:
         return False  # points of a grid coincide
     return bool(batches) and median(len(set(rows)) / len(rows) for rows in batches) > 0.9
@@ -140,8 +144,8 @@ def _rows_differ(run: RecordedRun, model: str) -> bool:
 
 def _same_loader(run: RecordedRun) -> bool:
     """Whether the loader that training draws from is also drawn from without gradients."""
-    with_grad = {b["loader"] for b in run.facts.get("batches", []) if b.get("grad")}
-    without = {b["loader"] for b in run.facts.get("batches", []) if not b.get("grad")}
+    with_grad = {b.loader for b in run.facts.batches if b.grad_mode}
+    without = {b.loader for b in run.facts.batches if not b.grad_mode}
     return bool(without) and without <= with_grad
 
 
@@ -153,25 +157,26 @@ def split_mismatch(run: RecordedRun) -> Claim | None:
     if run.adversarial:
         return None
     best: Claim | None = None
-    for model in {note["model"] for note in run.evaluations()}:
-        train = [n for n in run.passes(grad=True) if n["model"] == model and n.get("features")]
-        others = [n for n in run.evaluations() if n["model"] == model and n.get("features") and not n["grad_mode"]]
-        if len(train) < 3 or any(n["inputs"][0]["grad"] for n in train):
+    for model in dict.fromkeys(note.model for note in run.evaluations()):
+        seen = [n for n in run.sampled.trained_model_calls if n.model == model]
+        train = [n.features for n in seen if n.features is not None]
+        others = [n for n in run.evaluations() if n.model == model and n.features is not None and not n.grad_mode]
+        if len(train) < 3 or any(n.inputs[0].requires_grad for n in seen if n.features is not None):
             continue  # too little seen, or the inputs themselves are being optimised
-        for place in dict.fromkeys((n["site"], n["inputs"][0]["shape"][0]) for n in others):
-            group = [n for n in others if (n["site"], n["inputs"][0]["shape"][0]) == place]
+        for place in dict.fromkeys((n.site, n.inputs[0].shape[0]) for n in others):
+            group = [n for n in others if (n.site, n.inputs[0].shape[0]) == place]
             claim = _compare(model, train, group)
             if claim is not None and (best is None or claim.confidence > best.confidence):
                 best = claim
     return best
 
 
-def _pool(notes: list[dict[str, Any]], width: int) -> tuple[list[float], list[float], int]:
+def _pool(held: list[FeatureScales], width: int) -> tuple[list[float], list[float], int]:
     """Mean and spread of each feature over all passes."""
-    held = [note["features"] for note in notes if len(note["features"]["mean"]) == width]
-    count = sum(f["count"] for f in held)
-    means = [sum(f["mean"][i] * f["count"] for f in held) / count for i in range(width)]
-    squares = [sum((f["std"][i] ** 2 + f["mean"][i] ** 2) * f["count"] for f in held) / count for i in range(width)]
+    held = [features for features in held if len(features.mean) == width]
+    count = sum(f.count for f in held)
+    means = [sum(f.mean[i] * f.count for f in held) / count for i in range(width)]
+    squares = [sum((f.std[i] ** 2 + f.mean[i] ** 2) * f.count for f in held) / count for i in range(width)]
     return means, [math.sqrt(max(0.0, s - m * m)) for s, m in zip(squares, means, strict=True)], count
 
 
@@ -180,13 +185,15 @@ def _is_finite(*values: float) -> bool:
     return all(abs(value) < 1e38 for value in values)
 
 
-def _compare(model: str, train: list[dict[str, Any]], held: list[dict[str, Any]]) -> Claim | None:
-    width = len(train[0]["features"]["mean"])
-    held = [n for n in held if len(n["features"]["mean"]) == width]
+def _compare(model: str, train: list[FeatureScales], calls: list[ModelCall]) -> Claim | None:
+    width = len(train[0].mean)
+    held = [call for call in calls if call.features is not None and len(call.features.mean) == width]
     if not held:
         return None
     means, spreads, count = _pool(train, width)
-    other_means, other_spreads, other_count = _pool(held, width)
+    other_means, other_spreads, other_count = _pool(
+        [call.features for call in held if call.features is not None], width
+    )
     if count < 32 or other_count < 16:
         return None
     known = [i for i in range(width) if _is_finite(means[i], spreads[i], other_means[i], other_spreads[i])]
@@ -210,12 +217,12 @@ def _compare(model: str, train: list[dict[str, Any]], held: list[dict[str, Any]]
     confidence = 0.9 if shift > 3 or scale > math.log(4) or max(shifts) > 6 else 0.75
     return Claim(
         confidence,
-        f"`{model}` is evaluated at {held[0]['site']} on inputs unlike those it is trained on: {far:.0%} of the "
+        f"`{model}` is evaluated at {held[0].site} on inputs unlike those it is trained on: {far:.0%} of the "
         f"features differ in mean by over 2 spreads or in spread by over 3 times; feature {worst} has mean "
         f"{other_means[worst]:.3g} and spread {other_spreads[worst]:.3g} there, {means[worst]:.3g} and "
         f"{spreads[worst]:.3g} in training.",
-        step=held[0]["step"],
-        where=where_of(held[0]["site"], model),
+        step=held[0].step,
+        where=where_of(held[0].site, model),
         evidence={
             "shift_in_spreads": shift,
             "largest_shift": max(shifts),

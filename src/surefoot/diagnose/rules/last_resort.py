@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from surefoot.diagnose.engine import Claim, Rule
+from surefoot.diagnose.nonfinite import details
+from surefoot.diagnose.rule import Claim, Rule
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
@@ -27,21 +28,20 @@ def _ended_badly(run: RecordedRun) -> bool:
 
 def steps_left_out(run: RecordedRun) -> str:
     """How many steps `--guard` left out, in one sentence; empty if none."""
-    guarded = run.facts.get("guarded") or {}
-    count, checked = guarded.get("left_out", 0), guarded.get("checked", 0)
-    if not count:
+    guard = run.facts.guard
+    if guard is None or not guard.skipped:
         return ""
-    when = f"{'' if count == 1 else 'the first '}at step {guarded['first']}"
+    count, checked = guard.skipped, guard.checked
+    when = f"{'' if count == 1 else 'the first '}at step {guard.first}"
     return f"`--guard` left out {count:,} of {checked:,} steps, {when}."
 
 
 def left_out(run: RecordedRun) -> Claim | None:
     """`--guard` left steps out, whose gradients would have gone into the weights."""
-    guarded = run.facts.get("guarded") or {}
-    count, checked = guarded.get("left_out", 0), guarded.get("checked", 0)
-    if not count:
+    guard = run.facts.guard
+    if guard is None or not guard.skipped:
         return None
-    names = guarded.get("parameters", [])
+    count, checked, names = guard.skipped, guard.checked, guard.parameters
     some = f"the gradient of {', '.join(names[:_NAMED])} was" if len(names) == 1 else "the result was"
     if len(names) > 1:
         some = f"the gradients of {', '.join(names[:_NAMED])} were"
@@ -50,9 +50,9 @@ def left_out(run: RecordedRun) -> Claim | None:
         0.5,
         f"{steps_left_out(run)[:-1]}: {some} not finite. "
         f"The weights are as if {'that step' if one else 'those steps'} had not been made.",
-        step=guarded["first"],
+        step=guard.first,
         where=tuple(names[:_NAMED]),
-        evidence=guarded,
+        evidence=guard.to_json(),
         severity="error" if count > 0.5 * checked else "warning",
         fixes=(_REPLAY,),
     )
@@ -60,39 +60,39 @@ def left_out(run: RecordedRun) -> Claim | None:
 
 def broken_gradient(run: RecordedRun) -> Claim | None:
     """A finite loss had a gradient that was not, and the weights took it."""
-    events = run.events("nonfinite-gradient")
-    if not _ended_badly(run) or not events or not events[0].get("loss_finite"):
+    events = run.nonfinite.gradients
+    if not _ended_badly(run) or not events or not events[0].loss_finite:
         return None
     event = events[0]
-    hit, spared = event["parameters"], event.get("finite", [])
+    hit, spared = event.parameters, event.finite
     some = "every parameter" if not spared else f"{', '.join(hit[:_NAMED])}, and not of {', '.join(spared[:_NAMED])}"
     return Claim(
         0.5,
-        f"The loss at step {event['step']} was finite, but not the gradient of {some}: some operation of that step has "
+        f"The loss at step {event.step} was finite, but not the gradient of {some}: some operation of that step has "
         "no finite derivative where it was called. The update made the weights non-finite, and every loss since.",
-        step=event["step"],
+        step=event.step,
         where=tuple(hit[:_NAMED]),
-        evidence=event,
+        evidence=event.to_json(),
         fixes=(_REPLAY,),
     )
 
 
 def broken_weights(run: RecordedRun) -> Claim | None:
     """Weights were not finite, though no gradient before had been bad."""
-    bad = run.bad_value
-    if not _ended_badly(run) or bad is None or bad.get("kind") != "parameter":
+    bad = run.nonfinite.loss
+    if not _ended_badly(run) or bad is None or bad.kind != "parameter":
         return None
-    if any(event["step"] < bad.get("step", 0) for event in run.events("nonfinite-gradient")):
+    if any(event.step < (bad.step or 0) for event in run.nonfinite.gradients):
         return None
-    named = ", ".join(bad.get("parameters", [])[:_NAMED])
-    hold = "hold" if bad.get("count", 1) > 1 else "holds"
+    named = ", ".join((bad.parameters or [])[:_NAMED])
+    hold = "hold" if (bad.count or 1) > 1 else "holds"
     return Claim(
         0.4,
-        f"{named} {hold} values that are not finite at step {bad.get('step')}, "
+        f"{named} {hold} values that are not finite at step {bad.step}, "
         "although every gradient before it was finite: something other than a step wrote to them.",
-        step=bad.get("step"),
-        where=tuple(bad.get("parameters", [])[:_NAMED]),
-        evidence=bad,
+        step=bad.step,
+        where=tuple((bad.parameters or [])[:_NAMED]),
+        evidence=bad.to_json(),
         fixes=("Look for code that writes to the weights: `copy_`, `load_state_dict`, an average, a custom update.",),
     )
 
@@ -101,16 +101,16 @@ def broken_loss(run: RecordedRun) -> Claim | None:
     """The loss was not finite, and what made it so was not seen."""
     if not _ended_badly(run):
         return None
-    step, bad = run.curve.first_bad, run.bad_value or {}
-    if bad.get("from_model"):
+    step, bad = run.curve.first_bad, run.nonfinite.loss
+    if bad is not None and bad.from_model:
         return Claim(
             0.5,
-            f"What `{bad.get('call') or bad.get('op')}` at {bad.get('site') or 'the loss'} was given at step "
-            f"{bad.get('step')} is not finite, and a model made it without gradients, as target networks and frozen "
+            f"What `{bad.call or bad.op}` at {bad.site or 'the loss'} was given at step "
+            f"{bad.step} is not finite, and a model made it without gradients, as target networks and frozen "
             "parts do: its weights or its inputs are not finite.",
-            step=bad.get("step"),
-            where=(str(bad.get("site") or ""),),
-            evidence={key: value for key, value in bad.items() if key != "event"},
+            step=bad.step,
+            where=(str(bad.site or ""),),
+            evidence=details(bad),
             fixes=("Check the weights of the model that runs without gradients, and what it is given.", _REPLAY),
         )
     return Claim(
@@ -118,7 +118,7 @@ def broken_loss(run: RecordedRun) -> Claim | None:
         f"The loss is not finite from step {step} on, and neither the data nor the weights that were looked at were: "
         "an operation between them and the loss made it so.",
         step=step,
-        evidence={"step": step, "seen": (run.bad_value or {}).get("kind")},
+        evidence={"step": step, "seen": bad.kind if bad is not None else None},
         fixes=(_REPLAY,),
     )
 

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import math
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from surefoot.diagnose.engine import Claim, Rule
+from surefoot.diagnose.curves import present
+from surefoot.diagnose.data_summary import DISTANCES
+from surefoot.diagnose.nonfinite import details
+from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.run import weighs_by_reward
+from surefoot.record.facts import LossCall
 
 if TYPE_CHECKING:
-    from surefoot.diagnose.run import RecordedRun
+    from collections.abc import Iterable
 
+    from surefoot.diagnose.run import RecordedRun
+    from surefoot.record.facts import (
+        BackwardCall,
+        CallSite,
+        DifferenceCall,
+        LossTerm,
+        NonFiniteGradientEvent,
+        NonFiniteLoss,
+        SampledCall,
+    )
+
+_Call = TypeVar("_Call", bound="SampledCall")
 BOUNDS: dict[str, tuple[float, float]] = {
     "sigmoid": (0, 1), "sigmoid_": (0, 1), "tanh": (-1, 1), "tanh_": (-1, 1), "softmax": (0, 1),
     "hardtanh": (-1, 1), "relu": (0, math.inf), "relu_": (0, math.inf), "relu6": (0, 6),
@@ -21,44 +37,55 @@ BOUNDS: dict[str, tuple[float, float]] = {
 """What an operation's results cannot leave."""
 
 
-def _source(note: dict[str, Any]) -> str:
-    """Where the values came from, if the tape saw it."""
-    return str((note.get("producer") or {}).get("site") or "")
+class Made(Protocol):
+    """A call whose first operand was made by another call."""
+
+    @property
+    def site(self) -> str:
+        """The line of the script."""
+
+    @property
+    def producer(self) -> CallSite | None:
+        """That other call, if it was recorded."""
 
 
-def _maker(note: dict[str, Any]) -> str:
-    producer = note.get("producer") or {}
-    return str(producer.get("module") or producer.get("op") or "the model")
+def _source(call: Made) -> str:
+    """Where the values came from, if it was recorded."""
+    return call.producer.site if call.producer is not None else ""
+
+
+def _maker(call: Made) -> str:
+    return (call.producer.module or call.producer.op) if call.producer is not None else "the model"
 
 
 def softmax_before_cross_entropy(run: RecordedRun) -> Claim | None:
     """Every row that reaches cross-entropy is non-negative and sums to one."""
-    for site, notes in _by_site(run.training_losses("cross_entropy")).items():
-        seen = [n["distribution"] for n in notes if n.get("distribution") and n["distribution"]["classes"] > 1]
+    for site, notes in _by_site(run.sampled.training_losses("cross_entropy")).items():
+        seen = [n.distribution for n in notes if n.distribution and n.distribution.classes > 1]
         if len(seen) < min(2, max(1, run.steps)) or not seen:
             continue
-        slack = 2e-2 if notes[0]["input"]["dtype"] in ("float16", "bfloat16") else 1e-4
-        if not all(d["min"] >= 0 and d["max"] <= 1 + slack and d["sum_error"] <= slack for d in seen):
+        slack = 2e-2 if notes[0].input.dtype in ("float16", "bfloat16") else 1e-4
+        if not all(d.min >= 0 and d.max <= 1 + slack and d.sum_error <= slack for d in seen):
             continue
-        rows, classes = sum(d["rows"] for d in seen), seen[0]["classes"]
+        rows, classes = sum(d.rows for d in seen), seen[0].classes
         floor = math.log(math.e + classes - 1) - 1
         fix = _drop("softmax", notes[0])
         return Claim(
             0.97,
             f"`{_maker(notes[0])}` returns probabilities (every row sums to 1 ± "
-            f"{max(d['sum_error'] for d in seen):.0e}, all ≥ 0) and they go into cross_entropy, which applies "
+            f"{max(d.sum_error for d in seen):.0e}, all ≥ 0) and they go into cross_entropy, which applies "
             f"log-softmax itself: the loss cannot fall under {floor:.3f} = ln(e+{classes - 1})-1 with {classes} "
             f"classes; it is at {run.curve.end:.3f}.",
-            step=notes[0]["step"],
+            step=notes[0].step,
             where=(site, _source(notes[0])),
             evidence={
                 "rows": rows,
                 "classes": classes,
-                "lowest": min(d["min"] for d in seen),
-                "largest_sum_error": max(d["sum_error"] for d in seen),
+                "lowest": min(d.min for d in seen),
+                "largest_sum_error": max(d.sum_error for d in seen),
                 "floor": floor,
                 "loss": run.curve.end,
-                "steps": [n["step"] for n in notes],
+                "steps": [n.step for n in notes],
             },
             fixes=fix,
         )
@@ -67,15 +94,17 @@ def softmax_before_cross_entropy(run: RecordedRun) -> Claim | None:
 
 def _softmax_twice(run: RecordedRun) -> Claim | None:
     """The same by hand: log-softmax of something that already is a distribution."""
-    for site, notes in _by_site([n for n in run.notes("softmaxes") if n["op"] == "log_softmax" and n["grad"]]).items():
-        if len(notes) >= 2 and all(n.get("is_distribution") for n in notes):
+    for site, notes in _by_site(
+        [n for n in run.sampled.calls.softmaxes if n.op == "log_softmax" and n.trained_on]
+    ).items():
+        if len(notes) >= 2 and all(n.is_distribution for n in notes):
             return Claim(
                 0.9,
                 f"log_softmax at {site} is given rows that already are probabilities (all ≥ 0, sums of 1): "
                 "the softmax is applied twice.",
-                step=notes[0]["step"],
+                step=notes[0].step,
                 where=(site, _source(notes[0])),
-                evidence={"calls": len(notes), "shape": notes[0]["shape"]},
+                evidence={"calls": len(notes), "shape": notes[0].shape},
                 fixes=_drop("softmax", notes[0]),
             )
     return None
@@ -83,21 +112,21 @@ def _softmax_twice(run: RecordedRun) -> Claim | None:
 
 def sigmoid_before_bce_logits(run: RecordedRun) -> Claim | None:
     """Everything that reaches BCE-with-logits lies between 0 and 1."""
-    for site, notes in _by_site(run.training_losses("binary_cross_entropy_with_logits")).items():
-        spread = [n for n in notes if (n["input"].get("std") or 0) > 0]
-        if not spread or any(n.get("inside_unit", 0) < 1 for n in notes):
+    for site, notes in _by_site(run.sampled.training_losses("binary_cross_entropy_with_logits")).items():
+        spread = [n for n in notes if (n.input.std or 0) > 0]
+        if not spread or any((n.inside_unit or 0) < 1 for n in notes):
             continue
-        made = (notes[0].get("producer") or {}).get("op")
+        made = notes[0].producer.op if notes[0].producer is not None else None
         sure = made in ("sigmoid", "sigmoid_", "softmax", "hardsigmoid")
         if not sure and (len(spread) < 5 or made in ("relu", "relu_", "clamp")):
             continue
-        low, high = min(n["input"]["min"] for n in notes), max(n["input"]["max"] for n in notes)
+        low, high = min(present(n.input.min for n in notes)), max(present(n.input.max for n in notes))
         return Claim(
             0.97 if sure else 0.8,
             f"`{_maker(notes[0])}` returns values between {low:.3g} and {high:.3g}, never outside (0, 1), and they go "
             f"into binary_cross_entropy_with_logits, which applies the sigmoid itself; the loss is at "
             f"{run.curve.end:.3f}.",
-            step=notes[0]["step"],
+            step=notes[0].step,
             where=(site, _source(notes[0])),
             evidence={"lowest": low, "highest": high, "calls": len(notes), "made_by": made, "loss": run.curve.end},
             fixes=_drop("sigmoid", notes[0]),
@@ -107,48 +136,48 @@ def sigmoid_before_bce_logits(run: RecordedRun) -> Claim | None:
 
 def logits_into_probability_loss(run: RecordedRun) -> Claim | None:
     """A loss for (log-)probabilities is given something else."""
-    crash = run.crash or {}
-    if crash.get("call") == "binary_cross_entropy" and "between 0 and 1" in crash["message"]:
-        given = crash["arguments"].get("input", {})
-        if not given.get("nonfinite"):
+    crash = run.facts.crash
+    if crash is not None and crash.call == "binary_cross_entropy" and "between 0 and 1" in crash.message:
+        given = crash.arguments.input if crash.arguments is not None else None
+        if given is not None and not given.nonfinite:
             return Claim(
                 0.97,
-                f"binary_cross_entropy at {crash.get('site')} was given values from {given.get('min', 0):.3g} to "
-                f"{given.get('max', 0):.3g}; it takes probabilities.",
+                f"binary_cross_entropy at {crash.site} was given values from {given.min or 0:.3g} to "
+                f"{given.max or 0:.3g}; it takes probabilities.",
                 step=run.steps,
-                where=(str(crash.get("site")),),
-                evidence={"lowest": given.get("min"), "highest": given.get("max")},
+                where=(str(crash.site),),
+                evidence={"lowest": given.min, "highest": given.max},
                 fixes=("Use binary_cross_entropy_with_logits, or put a sigmoid before it.",),
             )
-    for site, notes in _by_site(run.training_losses("nll_loss", "nll_loss2d")).items():
-        seen = [n["distribution"] for n in notes if n.get("distribution") and n["distribution"]["classes"] > 1]
-        if seen and all(d["log_sum_error"] > 0.05 for d in seen):
-            probabilities = all(d["min"] >= 0 and d["sum_error"] < 1e-2 for d in seen)
+    for site, notes in _by_site(run.sampled.training_losses("nll_loss", "nll_loss2d")).items():
+        seen = [n.distribution for n in notes if n.distribution and n.distribution.classes > 1]
+        if seen and all(d.log_sum_error > 0.05 for d in seen):
+            probabilities = all(d.min >= 0 and d.sum_error < 1e-2 for d in seen)
             kind = "probabilities, not their logarithms" if probabilities else "raw scores, not log-probabilities"
             return Claim(
                 0.97,
-                f"nll_loss at {site} is given {kind}: values from {min(d['min'] for d in seen):.3g} to "
-                f"{max(d['max'] for d in seen):.3g}, whose exponentials do not sum to 1. The loss went to "
+                f"nll_loss at {site} is given {kind}: values from {min(d.min for d in seen):.3g} to "
+                f"{max(d.max for d in seen):.3g}, whose exponentials do not sum to 1. The loss went to "
                 f"{run.curve.end:.3g}.",
-                step=notes[0]["step"],
+                step=notes[0].step,
                 where=(site, _source(notes[0])),
                 evidence={
-                    "largest_value": max(d["max"] for d in seen),
-                    "log_sum_error": min(d["log_sum_error"] for d in seen),
+                    "largest_value": max(d.max for d in seen),
+                    "log_sum_error": min(d.log_sum_error for d in seen),
                     "loss": run.curve.end,
                 },
                 fixes=("Put log_softmax before nll_loss, or use cross_entropy.",),
             )
-    for site, notes in _by_site(run.training_losses("kl_div")).items():
-        seen = [n["distribution"] for n in notes if n.get("distribution") and n["distribution"]["classes"] > 1]
-        if seen and all(d["log_sum_error"] > 0.05 for d in seen):
+    for site, notes in _by_site(run.sampled.training_losses("kl_div")).items():
+        seen = [n.distribution for n in notes if n.distribution and n.distribution.classes > 1]
+        if seen and all(d.log_sum_error > 0.05 for d in seen):
             return Claim(
                 0.9,
                 f"kl_div at {site} is given values that are no log-probabilities (up to "
-                f"{max(d['max'] for d in seen):.3g}).",
-                step=notes[0]["step"],
+                f"{max(d.max for d in seen):.3g}).",
+                step=notes[0].step,
                 where=(site, _source(notes[0])),
-                evidence={"log_sum_error": min(d["log_sum_error"] for d in seen)},
+                evidence={"log_sum_error": min(d.log_sum_error for d in seen)},
             )
     return None
 
@@ -157,33 +186,32 @@ def sign_flipped(run: RecordedRun) -> Claim | None:
     """What is minimised is the negative of a loss."""
     if run.adversarial:
         return None
-    roots = [root for root in run.roots() if root.get("sign") and (root["sign"].get("factor") or 0) < 0]
-    total = sum(1 for _ in run.roots())
-    if roots and len(roots) >= 0.5 * total and not (run.curve.learned and run.curve.end > 0):
-        sign = roots[0]["sign"]
+    calls = run.sampled.backward_calls
+    flipped = [(call, call.sign) for call in calls if call.sign and (call.sign.factor or 0) < 0]
+    if flipped and len(flipped) >= 0.5 * len(calls) and not (run.curve.learned and run.curve.end > 0):
+        root, sign = flipped[0]
         return Claim(
             0.95,
-            f"backward at {roots[0]['site']} runs on minus {sign['function']} (called at {sign['site']}): the loss "
+            f"backward at {root.site} runs on minus {sign.function} (called at {sign.site}): the loss "
             f"goes from {run.curve.start:.3g} to {run.curve.end:.3g}, and the fit gets worse with it.",
-            step=roots[0]["step"],
-            where=(roots[0]["site"], sign["site"]),
-            evidence={"factor": sign["factor"], "first": run.curve.start, "last": run.curve.end},
+            step=root.step,
+            where=(root.site, sign.site),
+            evidence={"factor": sign.factor, "first": run.curve.start, "last": run.curve.end},
             fixes=("Remove the minus sign.",),
         )
     curve = run.curve
-    if curve.count < 10 or any(True for _ in run.notes("ratios")) or run.facts.get("policy") or _has_advantages(run):
+    if curve.count < 10 or run.sampled.calls.ratios or run.facts.policy_entropies or _has_advantages(run):
         return None
     falling = curve.start < 0 and curve.end < 10 * curve.start and curve.end < -10 and not _settles(curve.finite)
     plunging = curve.end < -1e3 * max(1.0, abs(curve.start))
     if falling or plunging:
-        root = next(iter(run.roots()), {})
         return Claim(
             0.85,
             f"The loss starts at {curve.start:.3g} and runs to {curve.end:.3g} without a bound: what is minimised, or "
             "a part of it, is the negative of what should be.",
             step=0,
-            where=(str(root.get("site", "")),),
-            evidence={"first": curve.start, "last": curve.end, "operations": root.get("operations", [])[:6]},
+            where=(calls[0].site,) if calls else (),
+            evidence={"first": curve.start, "last": curve.end, "operations": calls[0].operations[:6] if calls else []},
         )
     return None
 
@@ -197,34 +225,27 @@ def _settles(losses: list[float]) -> bool:
 
 
 def _has_advantages(run: RecordedRun) -> bool:
-    return any(weighs_by_reward(n) for n in run.notes("products"))
+    return any(weighs_by_reward(n) for n in run.sampled.calls.products)
 
 
 def broadcast(run: RecordedRun) -> Claim | None:
     """Prediction and target have different shapes and grow into each other."""
-    found = [
-        (n, n["input"]["shape"], n["target"]["shape"])
-        for n in run.training_losses("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
-        if not n["same_shape"]
-    ]
-    found += [
-        (n, n["input"]["shape"], n["target"]["shape"])
-        for n in run.notes("errors")
-        if n["grown"] and _same_but_for_ones(n["input"]["shape"], n["target"]["shape"])
-    ]
-    for note, given, target in found:
+    found: list[LossCall | DifferenceCall] = [n for n in run.sampled.training_losses(*DISTANCES) if not n.same_shape]
+    found += [n for n in run.sampled.calls.differences if n.grown and _same_but_for_ones(n.input.shape, n.target.shape)]
+    for note in found:
+        given, target = note.input.shape, note.target.shape
         out = _broadcast_shape(given, target)
         if out is None or math.prod(out) <= max(math.prod(given), math.prod(target)):
             continue
-        if not _same_but_for_ones(given, target) and note.get("op") == "sub":
+        if not _same_but_for_ones(given, target) and note.op == "sub":
             continue
         return Claim(
             0.97,
-            f"At {note['site']} a prediction of shape {tuple(given)} meets a target of shape {tuple(target)}: they "
+            f"At {note.site} a prediction of shape {tuple(given)} meets a target of shape {tuple(target)}: they "
             f"broadcast to {tuple(out)}, so every prediction is compared with every target, and the best constant is "
             f"the target's mean. The loss is at {run.curve.end:.3g}.",
-            step=note["step"],
-            where=(note["site"], _source(note)),
+            step=note.step,
+            where=(note.site, _source(note)),
             evidence={"prediction": given, "target": target, "broadcast": out, "loss": run.curve.end},
             fixes=(
                 f"Give both the same shape: `.squeeze(-1)` on {tuple(given)} or `.unsqueeze(-1)` on {tuple(target)}.",
@@ -235,25 +256,25 @@ def broadcast(run: RecordedRun) -> Claim | None:
 
 def bounded_output(run: RecordedRun) -> Claim | None:
     """Targets lie where the last operation can never go."""
-    notes = run.training_losses("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
-    notes += [n for n in run.notes("errors") if not n["grown"]]
+    notes: list[LossCall | DifferenceCall] = [*run.sampled.training_losses(*DISTANCES)]
+    notes += [n for n in run.sampled.calls.differences if not n.grown]
     for site, group in _by_site(notes).items():
         first = group[0]
-        op = (first.get("producer") or {}).get("op")
-        if op not in BOUNDS or "min" not in first["target"] or _learned_target(first):
+        op = first.producer.op if first.producer is not None else ""
+        if op not in BOUNDS or first.target.min is None or _learned_target(first):
             continue
         low, high = BOUNDS[op]
-        goals = (min(n["target"]["min"] for n in group), max(n["target"]["max"] for n in group))
+        goals = (min(present(n.target.min for n in group)), max(present(n.target.max for n in group)))
         room = 0.05 * max(1e-9, goals[1] - goals[0])
         over = goals[1] > high + room or goals[0] < low - room
-        share = median(max(n.get("above", 0), n.get("below", 0)) for n in group)
+        share = median(max(n.above or 0.0, n.below or 0.0) for n in group)
         if over and share > 0.02 and len(group) >= min(3, run.steps):
             return Claim(
                 0.95,
                 f"The prediction at {site} comes out of {op} and stays within [{low:g}, {high:g}], but targets go from "
                 f"{goals[0]:.3g} to {goals[1]:.3g}; {share:.0%} of them are out of reach. The loss is at "
                 f"{run.curve.end:.3g}.",
-                step=first["step"],
+                step=first.step,
                 where=(site, _source(first)),
                 evidence={"operation": op, "bounds": [low, high], "targets": list(goals), "out_of_reach": share},
                 fixes=(f"Leave out the {op} at {_source(first)}, or scale the targets into [{low:g}, {high:g}].",),
@@ -261,83 +282,85 @@ def bounded_output(run: RecordedRun) -> Claim | None:
     return None
 
 
-def _learned_target(note: dict[str, Any]) -> bool:
+def _learned_target(note: LossCall | DifferenceCall) -> bool:
     """Whether the target was computed by a model: a codebook, a teacher, a bootstrapped value."""
-    made = set(note.get("target_history") or ())
-    return bool(note.get("target_from_model") or made & {"linear", "conv2d", "embedding", "matmul", "index_select"})
+    if isinstance(note, LossCall):
+        return note.target_from_model
+    return bool(set(note.target_history) & {"linear", "conv2d", "embedding", "matmul", "index_select"})
 
 
 def undefined_op(run: RecordedRun) -> Claim | None:
     """The first non-finite value was made by an operation outside its domain, forward or backward."""
-    bad = run.bad_value
+    bad = run.nonfinite.loss
     step = _bad_step(run)
-    if bad is not None and bad.get("without_graph"):
+    if bad is not None and bad.without_graph:
         return _before_the_graph(bad, step)
-    if bad is not None and bad.get("kind") == "operation" and bad.get("dtype") not in ("float16",):
-        op = str(bad.get("op"))
-        special = bad.get("masked_rows") or bad.get("all_ignored") or bad.get("empty_count")
-        if not special and (bad.get("undefined_at") or op.lower() in _DOMAIN) and not _blown_up(run, bad):
-            at = bad.get("undefined_at") or "values it is not defined for"
-            ranges = "; ".join(f"{k} from {v[0]:.3g} to {v[1]:.3g}" for k, v in (bad.get("inputs") or {}).items())
-            place = bad.get("site") or "the loss"
+    if bad is not None and bad.kind == "operation" and bad.dtype not in ("float16",):
+        op = str(bad.op)
+        special = bad.masked_rows or bad.all_ignored or bad.empty_count
+        if not special and (bad.undefined_at or op.lower() in _DOMAIN) and not _blown_up(run, bad):
+            at = bad.undefined_at or "values it is not defined for"
+            ranges = "; ".join(f"{k} from {v[0]:.3g} to {v[1]:.3g}" for k, v in (bad.inputs or {}).items())
+            place, count = bad.site or "the loss", (bad.nan or 0) if bad.bad is None else bad.bad
             return Claim(
                 0.93,
-                f"{bad.get('call') or op.lower()} at {place} made the first non-finite value, at step {step}: it was "
-                f"given {at} ({bad.get('bad', bad.get('nan', 0))} of them{'; ' + ranges if ranges else ''}).",
+                f"{bad.call or op.lower()} at {place} made the first non-finite value, at step {step}: it was "
+                f"given {at} ({count} of them{'; ' + ranges if ranges else ''}).",
                 step=step,
-                where=(str(bad.get("site") or ""), str(bad.get("module") or "")),
-                evidence={k: v for k, v in bad.items() if k not in ("event",)},
-                fixes=(_domain_fix(str(bad.get("call") or op.lower()), str(at)),),
+                where=(str(bad.site or ""), str(bad.module or "")),
+                evidence=details(bad),
+                fixes=(_domain_fix(str(bad.call or op.lower()), str(at)),),
             )
-    events = run.events("nonfinite-gradient")
-    if events and events[0].get("loss_finite"):
+    events = run.nonfinite.gradients
+    if events and events[0].loss_finite:
         event = events[0]
-        exact = event.get("backward")
-        if exact and _blown_up(run, {}):
+        exact = event.node
+        if exact and _blown_up(run, None):
             return None  # an overflow: where it showed first says nothing
         if exact:
             return Claim(
                 0.95,
-                f"The loss at step {event['step']} was finite, but the backward of "
-                f"{exact.get('call') or exact['op'].lower()} at {exact.get('site') or 'the loss'} turned finite "
-                f"gradients into non-finite ones ({len(event['parameters'])} parameters hit).",
-                step=event["step"],
-                where=(exact.get("site") or "", *event["parameters"][:3]),
-                evidence=event,
+                f"The loss at step {event.step} was finite, but the backward of "
+                f"{exact.call or exact.op.lower()} at {exact.site or 'the loss'} turned finite "
+                f"gradients into non-finite ones ({len(event.parameters)} parameters hit).",
+                step=event.step,
+                where=(exact.site or "", *event.parameters[:3]),
+                evidence=event.to_json(),
                 fixes=("Add an eps inside the root, norm or division, so that its derivative stays finite at 0.",),
             )
         return _likely_backward(run, event)
     return None
 
 
-def _before_the_graph(bad: dict[str, Any], step: int | None) -> Claim:
+def _before_the_graph(bad: NonFiniteLoss, step: int | None) -> Claim:
     """The data was finite, and an operation on its way to the model made it otherwise."""
-    made, taken = bad.get("made_by") or {}, f"`{bad.get('call') or str(bad.get('op')).lower()}`"
-    nan, inf = bad.get("nan", 0), bad.get("inf", 0)
+    made, taken = bad.made_by, f"`{bad.call or str(bad.op).lower()}`"
+    nan, inf, rows = bad.nan or 0, bad.inf or 0, bad.rows or []
     count = f"{nan} NaN" if not inf else f"{inf} Inf" if not nan else f"{nan} NaN and {inf} Inf"
-    count += f" in row {bad['rows'][0]}" if len(bad.get("rows") or []) == 1 else ""
-    place = f" at {bad['site']}" if bad.get("site") else ""
-    others = [words for words in bad.get("passed", []) if words != f"{made.get('call')} at {made.get('site')}"]
-    if bad["exact"]:
-        low = f" (lowest {made['lowest']:.3g})" if made.get("lowest") is not None else ""
+    count += f" in row {rows[0]}" if len(rows) == 1 else ""
+    place = f" at {bad.site}" if bad.site else ""
+    named = f"{made.call} at {made.site}" if made is not None else ""
+    others = [words for words in bad.passed or [] if words != named]
+    if bad.exact and made is not None:
+        low = f" (lowest {made.lowest:.3g})" if made.lowest is not None else ""
         words = (
-            f"{made['call']} at {made['site']} made the first non-finite value, at step {step}: {count} from finite "
+            f"{named} made the first non-finite value, at step {step}: {count} from finite "
             f"values{low}. It runs outside of autograd, before {taken}{place} takes its result."
         )
     else:
-        names = f"{made['call']} at {made['site']}" if made else "which one was not seen"
+        names = named or "which one was not seen"
         more = f"; or {', or '.join(others[:3])}" if others else ""
         words = (
             f"What {taken}{place} was given at step {step} holds {count}, and the data it was made from is finite: an "
             f"operation outside of autograd made them ({names}{more})."
         )
-    call = str(made.get("call") or "the operation").rstrip("_")
+    call = (made.call if made is not None else "the operation").rstrip("_")
     return Claim(
-        0.95 if bad["exact"] else 0.85 if made else 0.7,
+        0.95 if bad.exact else 0.85 if made is not None else 0.7,
         words,
         step=step,
-        where=(str(made.get("site") or ""), str(bad.get("site") or "")),
-        evidence={k: v for k, v in bad.items() if k != "event"},
+        where=(made.site if made is not None else "", bad.site or ""),
+        evidence=details(bad),
         fixes=(_domain_fix(call, ""),) if made else (),
     )
 
@@ -358,40 +381,41 @@ _EDGES = {"sqrt", "norm", "pow", "div", "log", "acos", "asin", "where", "std", "
           "log10"}  # fmt: skip
 
 
-def _likely_backward(run: RecordedRun, event: dict[str, Any]) -> Claim | None:
+def _likely_backward(run: RecordedRun, event: NonFiniteGradientEvent) -> Claim | None:
     """No look was on at that step: name the operations whose derivative has an edge, the one nearest to it first."""
-    risky = [n for n in run.notes("risky") if n["op"] in _EDGES and n.get("nearest_zero") is not None]
+    risky = [n for n in run.sampled.calls.risky if n.op in _EDGES and n.nearest_zero is not None]
     if not risky:
         return None
     by_site: dict[str, float] = {}
     names: dict[str, str] = {}
     for note in risky:
-        near = 1 - (note["highest"] or 0) if note["op"] in ("acos", "asin") else note["nearest_zero"]
-        by_site[note["site"]] = min(by_site.get(note["site"], math.inf), abs(near))
-        names[note["site"]] = note["op"]
+        near = 1 - (note.highest or 0) if note.op in ("acos", "asin") else note.nearest_zero or 0.0
+        by_site[note.site] = min(by_site.get(note.site, math.inf), abs(near))
+        names[note.site] = note.op
     site = min(by_site, key=lambda key: by_site[key])
     if run.curve.rose and run.curve.peak > 1e6:
         return None
     return Claim(
         0.8,
-        f"The loss at step {event['step']} was finite but its gradient was not: {names[site]} at {site} has a "
+        f"The loss at step {event.step} was finite but its gradient was not: {names[site]} at {site} has a "
         f"derivative that is not defined at its edge, and came within {by_site[site]:.2g} of it.",
-        step=event["step"],
-        where=(site, *event["parameters"][:3]),
-        evidence={"edges": dict(sorted(by_site.items(), key=lambda item: item[1])[:5]), **event},
+        step=event.step,
+        where=(site, *event.parameters[:3]),
+        evidence={"edges": dict(sorted(by_site.items(), key=lambda item: item[1])[:5]), **event.to_json()},
     )
 
 
 def _bad_step(run: RecordedRun) -> int | None:
-    bad = run.bad_value
-    if bad is not None and bad.get("step") is not None:
-        return int(bad["step"])
+    bad = run.nonfinite.loss
+    if bad is not None and bad.step is not None:
+        return int(bad.step)
     return run.curve.first_bad if run.curve.first_bad is not None else run.steps
 
 
-def _blown_up(run: RecordedRun, bad: dict[str, Any]) -> bool:
+def _blown_up(run: RecordedRun, bad: NonFiniteLoss | None) -> bool:
     """Whether values had already grown beyond reason: then the operation is only where it ended."""
-    ranges = [abs(v) for pair in (bad.get("inputs") or {}).values() for v in pair]
+    inputs = bad.inputs if bad is not None else None
+    ranges = [abs(v) for pair in (inputs or {}).values() for v in pair]
     huge = bool(ranges) and max(ranges) > 1e10
     late = [abs(v) for v in run.curve.finite[-6:]]
     return huge or (bool(late) and max(late) > 1e3 * max(1.0, abs(run.curve.start)))
@@ -399,66 +423,64 @@ def _blown_up(run: RecordedRun, bad: dict[str, Any]) -> bool:
 
 def no_valid_targets(run: RecordedRun) -> Claim | None:
     """A batch in which nothing is left to learn from."""
-    bad = run.bad_value or {}
-    if bad.get("all_ignored"):
+    bad = run.nonfinite.loss
+    if bad is not None and bad.all_ignored:
         return Claim(
             0.97,
-            f"At step {_bad_step(run)} every target is the ignore index ({bad.get('ignore_index')}): the mean over no "
+            f"At step {_bad_step(run)} every target is the ignore index ({bad.ignore_index}): the mean over no "
             "targets is 0/0.",
             step=_bad_step(run),
-            where=(str(bad.get("site") or ""),),
-            evidence={k: v for k, v in bad.items() if k != "event"},
+            where=(str(bad.site or ""),),
+            evidence=details(bad),
         )
-    if bad.get("empty_count"):
+    if bad is not None and bad.empty_count:
         return Claim(
             0.85,
-            f"At step {_bad_step(run)} the loss was divided by a count of 0 at {bad.get('site') or 'the loss'}: no "
+            f"At step {_bad_step(run)} the loss was divided by a count of 0 at {bad.site or 'the loss'}: no "
             "element of the batch was left after masking.",
             step=_bad_step(run),
-            where=(str(bad.get("site") or ""),),
-            evidence={k: v for k, v in bad.items() if k != "event"},
+            where=(str(bad.site or ""),),
+            evidence=details(bad),
         )
-    empty = [n for n in run.training_losses("cross_entropy", "nll_loss") if n.get("targets") and n.get("valid") == 0]
+    empty = [n for n in run.sampled.training_losses("cross_entropy", "nll_loss") if n.targets and n.valid == 0]
     if empty:
         return Claim(
             0.9,
-            f"At step {empty[0]['step']} all {empty[0]['targets']} targets of {empty[0]['op']} at {empty[0]['site']} "
-            f"are the ignore index ({empty[0]['ignore_index']}).",
-            step=empty[0]["step"],
-            where=(empty[0]["site"],),
-            evidence={"targets": empty[0]["targets"], "value": empty[0].get("value")},
+            f"At step {empty[0].step} all {empty[0].targets} targets of {empty[0].op} at {empty[0].site} "
+            f"are the ignore index ({empty[0].ignore_index}).",
+            step=empty[0].step,
+            where=(empty[0].site,),
+            evidence={"targets": empty[0].targets, "value": empty[0].value},
         )
     return None
 
 
 def sum_reduction(run: RecordedRun) -> Claim | None:
     """A loss summed over the batch, in a run that does badly."""
-    if run.curve.learned and not run.nonfinite:
+    if run.curve.learned and not run.nonfinite.seen:
         return None
-    for note in run.training_losses():
-        count = math.prod(note["target"]["shape"] or [1])
-        if note["reduction"] == "sum" and count > 4 and _is_root(run, note):
-            return _summed(run, note["site"], note["op"], count, note["step"])
-    for root in run.roots():
-        ops = root.get("operations") or []
-        made = root.get("made_from") or []
-        if ops[:1] == ["Sum"] and len(made) > 1 and math.prod(made[1].get("shape") or [1]) > 4:
-            return _summed(run, made[0]["site"], "sum", math.prod(made[1]["shape"]), root["step"])
+    for note in run.sampled.training_losses():
+        count = math.prod(note.target.shape or [1])
+        if note.reduction == "sum" and count > 4 and _is_root(run, note):
+            return _summed(run, note.site, note.op, count, note.step)
+    for root in run.sampled.backward_calls:
+        made = root.made_from or []
+        count = math.prod(made[1].shape or [1]) if len(made) > 1 else 0
+        if root.operations[:1] == ["Sum"] and count > 4:
+            return _summed(run, made[0].site, "sum", count, root.step)
     return None
 
 
-def _is_root(run: RecordedRun, note: dict[str, Any]) -> bool:
+def _is_root(run: RecordedRun, note: LossCall) -> bool:
     """Whether a loss goes into backward undivided."""
-    return any(
-        (root.get("sign") or {}).get("site") == note["site"] and (root["sign"].get("factor") or 0) == 1
-        for root in run.roots()
-    )
+    signs = [root.sign for root in run.sampled.backward_calls if root.sign is not None]
+    return any(sign.site == note.site and (sign.factor or 0) == 1 for sign in signs)
 
 
 def _summed(run: RecordedRun, site: str, op: str, count: int, step: int) -> Claim | None:
     norms = run.grad_norms[:8]
-    pushed = max(run.update_ratios()[:8], default=0.0) > 0.02
-    if not norms or not (run.nonfinite or run.curve.rose or run.curve.peak > 3 * abs(run.curve.start) or pushed):
+    pushed = max(run.sampled.update_ratios()[:8], default=0.0) > 0.02
+    if not norms or not (run.nonfinite.seen or run.curve.rose or run.curve.peak > 3 * abs(run.curve.start) or pushed):
         return None
     return Claim(
         0.85,
@@ -474,113 +496,122 @@ def _summed(run: RecordedRun, site: str, op: str, count: int, step: int) -> Clai
 
 def term_dominates(run: RecordedRun) -> Claim | None:
     """One term of the loss brings nearly all of the gradient, and another one does not improve."""
-    looked = [root for root in run.roots() if root.get("terms")]
+    looked = [root for root in run.sampled.backward_calls if root.terms]
     if not looked:
         return None
-    last = looked[-1]
-    total = sum(term["norm"] for term in last["terms"])
+    last, terms = looked[-1], looked[-1].terms or []
+    total = sum(term.norm for term in terms)
     if not total or not math.isfinite(total):
         return None
-    strongest = max(last["terms"], key=lambda term: term["norm"])
+    strongest = max(terms, key=lambda term: term.norm)
     if not all(_share(root) > 0.985 for root in looked):
         return None
-    for term in last["terms"]:
-        if term is strongest or term["loss"] is None:
+    for term in terms:
+        if term is strongest or term.loss is None:
             continue
-        notes = [n for n in run.training_losses() if n["site"] == term["loss_site"] and n.get("value")]
-        values = [n["value"] for n in notes]
-        if any(n.get("target_from_model") for n in notes):
+        notes = [n for n in run.sampled.training_losses() if n.site == term.loss_site and n.value]
+        values = present(n.value for n in notes)
+        if any(n.target_from_model for n in notes):
             continue  # what it asks for moves with the model: its level says nothing
-        if term["loss"] == strongest["loss"] and _same_prediction(run, last, term, strongest):
+        if term.loss == strongest.loss and _same_prediction(run, last, term, strongest):
             continue  # one prediction asked for two targets, as mixup does with random weights
         if len(values) >= 4 and _is_stuck(notes):
             return Claim(
                 0.85,
-                f"{strongest['norm'] / total:.1%} of the gradient comes from the term at {strongest['site']}; the term "
-                f"{term['loss']} at {term['loss_site']} brings {term['norm'] / total:.2%} and stays at "
+                f"{strongest.norm / total:.1%} of the gradient comes from the term at {strongest.site}; the term "
+                f"{term.loss} at {term.loss_site} brings {term.norm / total:.2%} and stays at "
                 f"{median(values[-3:]):.3g} (it began at {median(values[:3]):.3g}).",
-                step=last["step"],
-                where=(strongest["site"], term["loss_site"]),
-                evidence={"terms": last["terms"], "first": median(values[:3]), "last": median(values[-3:])},
+                step=last.step,
+                where=(strongest.site, term.loss_site or ""),
+                evidence={
+                    "terms": [each.to_json() for each in terms],
+                    "first": median(values[:3]),
+                    "last": median(values[-3:]),
+                },
             )
     return None
 
 
-def _same_prediction(run: RecordedRun, root: dict[str, Any], one: dict[str, Any], other: dict[str, Any]) -> bool:
+def _same_prediction(run: RecordedRun, root: BackwardCall, one: LossTerm, other: LossTerm) -> bool:
     """Whether two terms judge the same tensor."""
-    look = next((look for look in run.looks if root in look.get("roots", [])), {})
-    made = {n["index"]: (n.get("producer") or {}).get("index") for n in look.get("notes", {}).get("losses", [])}
-    return made.get(one["loss_index"]) is not None and made.get(one["loss_index"]) == made.get(other["loss_index"])
+    look = next((look for look in run.sampled.steps if root in look.backward_calls), None)
+    losses = look.calls.losses if look is not None else []
+    made = {call.index: call.producer.index for call in losses if call.producer is not None}
+    if one.loss_index not in made or other.loss_index not in made:
+        return False
+    return made[one.loss_index] == made[other.loss_index]
 
 
-def _is_stuck(notes: list[dict[str, Any]]) -> bool:
+def _is_stuck(notes: list[LossCall]) -> bool:
     """Whether a loss ends where it began, or no better than the best constant answer."""
-    values = [n["value"] for n in notes]
+    values = present(n.value for n in notes)
     last = median(values[-3:])
-    spread = [n["target_variance"] for n in notes if n.get("target_variance") is not None]
-    if notes[0]["op"] == "mse_loss" and spread:
+    spread = present(n.target_variance for n in notes)
+    if notes[0].op == "mse_loss" and spread:
         return bool(last > 0.85 * median(spread))
     return bool(last > 0.85 * median(values[:3]) and last > 1e-3)
 
 
-def _share(root: dict[str, Any]) -> float:
-    norms = [term["norm"] for term in root["terms"]]
+def _share(root: BackwardCall) -> float:
+    norms = [term.norm for term in root.terms or []]
     return max(norms) / sum(norms) if sum(norms) else 0.0
 
 
 def fully_masked_row(run: RecordedRun) -> Claim | None:
     """A row of attention in which every key is masked."""
-    bad = run.bad_value or {}
-    if bad.get("masked_rows"):
+    bad = run.nonfinite.loss
+    if bad is not None and bad.masked_rows:
         return Claim(
             0.95,
-            f"At step {_bad_step(run)} {bad['masked_rows']} rows of the softmax at {bad.get('site') or bad.get('op')} "
+            f"At step {_bad_step(run)} {bad.masked_rows} rows of the softmax at {bad.site or bad.op} "
             "have every key masked: softmax over nothing is 0/0.",
             step=_bad_step(run),
-            where=(str(bad.get("site") or ""), str(bad.get("module") or "")),
-            evidence={k: v for k, v in bad.items() if k != "event"},
+            where=(str(bad.site or ""), str(bad.module or "")),
+            evidence=details(bad),
         )
-    if run.nonfinite:
-        notes = [n for n in run.notes("softmaxes") if n.get("fully_masked_rows")]
+    if run.nonfinite.seen:
+        notes = [n for n in run.sampled.calls.softmaxes if n.fully_masked_rows]
         if notes:
             note = notes[0]
             return Claim(
                 0.93,
-                f"At step {note['step']} {note['fully_masked_rows']} rows that reach {note['op']} at {note['site']} "
+                f"At step {note.step} {note.fully_masked_rows} rows that reach {note.op} at {note.site} "
                 "have every key masked, and a non-finite loss follows.",
-                step=note["step"],
-                where=(note["site"], note["module"]),
-                evidence={"rows": note["fully_masked_rows"], "shape": note["shape"]},
+                step=note.step,
+                where=(note.site, note.module),
+                evidence={"rows": note.fully_masked_rows, "shape": note.shape},
             )
     return None
 
 
 def leaks_future(run: RecordedRun) -> Claim | None:
     """In a next-token model, an earlier output depends on a later input."""
-    for root in run.roots():
-        facts = root.get("causality") or {}
-        if facts.get("applies") and facts["from_future"] > 1e-6 * max(facts["from_past"], 1e-30):
+    for root in run.sampled.backward_calls:
+        facts = root.causality
+        if facts is None or facts.from_future is None or facts.from_past is None:
+            continue
+        if facts.applies and facts.from_future > 1e-6 * max(facts.from_past, 1e-30):
             return Claim(
                 0.97,
-                f"Targets are the inputs one token later, and outputs of the first half of `{facts['model']}`'s "
-                f"{facts['positions']} positions depend on inputs of the second half (gradient "
-                f"{facts['from_future']:.2g}, against {facts['from_past']:.2g} from the first half): it sees what it "
+                f"Targets are the inputs one token later, and outputs of the first half of `{facts.model}`'s "
+                f"{facts.positions} positions depend on inputs of the second half (gradient "
+                f"{facts.from_future:.2g}, against {facts.from_past:.2g} from the first half): it sees what it "
                 f"is asked to predict. The loss is at {run.curve.end:.3g}.",
-                step=root["step"],
-                where=(facts["model"], facts["site"]),
-                evidence=facts,
+                step=root.step,
+                where=(facts.model, facts.site),
+                evidence=facts.to_json(),
             )
     return None
 
 
-def _by_site(notes: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    groups: dict[str, list[dict[str, Any]]] = {}
+def _by_site(notes: Iterable[_Call]) -> dict[str, list[_Call]]:
+    groups: dict[str, list[_Call]] = {}
     for note in notes:
-        groups.setdefault(note["site"], []).append(note)
+        groups.setdefault(note.site, []).append(note)
     return groups
 
 
-def _drop(what: str, note: dict[str, Any]) -> tuple[str, ...]:
+def _drop(what: str, note: Made) -> tuple[str, ...]:
     source = _source(note)
     return (f"Pass the logits: drop the {what} at {source}.",) if source else ()
 

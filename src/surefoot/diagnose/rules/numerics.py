@@ -5,116 +5,129 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from surefoot.diagnose.engine import Claim, Rule
-from surefoot.diagnose.run import number
+from surefoot.diagnose.nonfinite import details
+from surefoot.diagnose.rule import Claim, Rule
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
+    from surefoot.record.facts import BackwardCall, SampledStep
 
 
 def _uses(run: RecordedRun, dtype: str) -> bool:
     """Whether models run in a type, by autocast or by their weights."""
-    if any(note.get("autocast") == dtype for note in run.passes()):
+    if any(note.autocast == dtype for note in run.sampled.model_calls):
         return True
-    return any(p["dtype"] == dtype and p["in_graph"] for p in run.parameters.values())
+    return any(p.dtype == dtype and p.in_graph for p in run.parameters.values())
 
 
 def fp16_overflow(run: RecordedRun) -> Claim | None:
     """The first infinite value appeared in a half-precision tensor."""
-    notes = list(run.notes("overflows"))
-    harmless = {note["site"] for note in notes if _did_no_harm(run, note["step"])}
-    notes = [note for note in notes if note["site"] not in harmless]
-    often = len({n["step"] for n in notes}) >= max(2, 0.3 * len(run.looks))
+    notes = run.sampled.calls.overflows
+    harmless = {note.site for note in notes if _did_no_harm(run, note.step)}
+    notes = [note for note in notes if note.site not in harmless]
+    often = len({n.step for n in notes}) >= max(2, 0.3 * len(run.sampled.steps))
     if notes and (often or not run.curve.learned):
         note = notes[0]
         return Claim(
             0.93,
-            f"{note['op']} at {note['site']} overflows in fp16 at step {note['step']}: {note['infinite']} of "
-            f"{note['of']} results are infinite (limit 65504) from finite inputs of up to {note['largest_in']:.3g}.",
-            step=note["step"],
-            where=(note["site"], note["module"]),
-            evidence={"overflows": notes[:5]},
+            f"{note.op} at {note.site} overflows in fp16 at step {note.step}: {note.infinite} of "
+            f"{note.of} results are infinite (limit 65504) from finite inputs of up to {note.largest_in:.3g}.",
+            step=note.step,
+            where=(note.site, note.module),
+            evidence={"overflows": [{"step": call.step, **call.to_json()} for call in notes[:5]]},
         )
-    bad = run.bad_value or {}
-    if bad.get("without_graph") or (not _uses(run, "float16") and bad.get("dtype") != "float16"):
+    return _overflowed_loss(run) or _overflowed_gradient(run)
+
+
+def _overflowed_loss(run: RecordedRun) -> Claim | None:
+    """A loss that is not finite in half precision."""
+    bad = run.nonfinite.loss
+    if bad is None or bad.without_graph or not (_uses(run, "float16") or bad.dtype == "float16"):
         return None
-    event = (run.events("nonfinite-gradient") or [{}])[0]
-    scaler = run.facts.get("scaler") or {}
-    if bad.get("kind") == "operation" and bad.get("dtype") == "float16":
+    call, place = bad.call or bad.op, bad.site or "the model"
+    step = run.steps if bad.step is None else bad.step
+    where = (bad.site or "", bad.module or "")
+    if bad.kind == "operation" and bad.dtype == "float16":
         return Claim(
             0.93,
-            f"{bad.get('call') or bad.get('op')} at {bad.get('site') or 'the model'} overflowed at step "
-            f"{bad.get('step', run.steps)}: its fp16 result went beyond 65504 ({bad.get('inf', 0)} infinite, "
-            f"{bad.get('nan', 0)} NaN).",
-            step=bad.get("step"),
-            where=(str(bad.get("site") or ""), str(bad.get("module") or "")),
-            evidence={k: v for k, v in bad.items() if k != "event"},
+            f"{call} at {place} overflowed at step {step}: its fp16 result went beyond 65504 ({bad.inf or 0} infinite, "
+            f"{bad.nan or 0} NaN).",
+            step=bad.step,
+            where=where,
+            evidence=details(bad),
         )
-    if bad.get("kind") == "data" and bad.get("dtype") == "float16" and not bad.get("nan"):
+    if bad.kind == "data" and bad.dtype == "float16" and not bad.nan:
         return Claim(
             0.8,
-            f"What {bad.get('call') or bad.get('op')} at {bad.get('site') or 'the model'} was given in fp16 at step "
-            f"{bad.get('step', run.steps)} holds {bad.get('inf', 0)} infinite values. The batch was not seen to hold "
-            "any: values beyond 65504 become infinite in the cast.",
-            step=bad.get("step"),
-            where=(str(bad.get("site") or ""), str(bad.get("module") or "")),
-            evidence={k: v for k, v in bad.items() if k != "event"},
+            f"What {call} at {place} was given in fp16 at step {step} holds {bad.inf or 0} infinite values. The batch "
+            "was not seen to hold any: values beyond 65504 become infinite in the cast.",
+            step=bad.step,
+            where=where,
+            evidence=details(bad),
             fixes=("Scale the inputs, or keep this layer in float32: fp16 ends at 65504.",),
         )
-    if bad and bad.get("kind") != "data":
-        peak = _largest_half(run)
-        if bad.get("kind") in ("unknown", "operation") or peak > 3e4:
-            return Claim(
-                0.75,
-                f"The loss became {bad.get('value', 'non-finite')} at step {bad.get('step', run.steps)} in fp16; the "
-                f"largest activation seen in it is {peak:.3g} (limit 65504).",
-                step=bad.get("step"),
-                where=(str(bad.get("site") or ""),),
-                evidence={"largest": peak, **{k: v for k, v in bad.items() if k != "event"}},
-            )
-    if event.get("loss_finite") and not scaler.get("enabled"):
+    peak = _largest_half(run)
+    if bad.kind in ("unknown", "operation") or (bad.kind != "data" and peak > 3e4):
         return Claim(
             0.75,
-            f"Gradients overflowed in fp16 at step {event['step']} while the loss was finite "
-            f"({', '.join(event['parameters'][:3])}).",
-            step=event["step"],
-            where=tuple(event["parameters"][:4]),
-            evidence=event,
+            f"The loss became {bad.value} at step {step} in fp16; the largest activation seen in it is {peak:.3g} "
+            "(limit 65504).",
+            step=bad.step,
+            where=(bad.site or "",),
+            evidence={"largest": peak, **details(bad)},
         )
     return None
 
 
+def _overflowed_gradient(run: RecordedRun) -> Claim | None:
+    """A finite loss whose gradients are not, in half precision."""
+    bad, event = run.nonfinite.loss, next(iter(run.nonfinite.gradients), None)
+    halved = _uses(run, "float16") or (bad is not None and bad.dtype == "float16")
+    if event is None or not halved or (bad is not None and bad.without_graph):
+        return None
+    if not event.loss_finite or run.facts.loss_scaler.enabled:
+        return None
+    return Claim(
+        0.75,
+        f"Gradients overflowed in fp16 at step {event.step} while the loss was finite "
+        f"({', '.join(event.parameters[:3])}).",
+        step=event.step,
+        where=tuple(event.parameters[:4]),
+        evidence=event.to_json(),
+    )
+
+
 def _did_no_harm(run: RecordedRun, step: int) -> bool:
     """Whether the step was taken with a finite loss, by a run that learned or broke elsewhere: the -inf of a mask."""
-    curve, skipped = run.curve, (run.facts.get("scaler") or {}).get("skip_steps", [])
+    curve, skipped = run.curve, run.facts.loss_scaler.skip_steps
     loss = dict(zip(curve.steps, curve.values, strict=True)).get(step, math.nan)
-    broke = any(event["step"] == step for event in run.events("nonfinite-gradient"))
+    broke = any(event.step == step for event in run.nonfinite.gradients)
     taken = math.isfinite(loss) and step not in skipped and not broke
     return taken and (curve.learned or curve.first_bad is not None)
 
 
 def _largest_half(run: RecordedRun) -> float:
-    values = [number(n.get("out_largest")) for n in run.notes("layers") if n.get("dtype") == "float16"]
-    return max((v for v in values if v is not None and math.isfinite(v)), default=0.0)
+    values = [call.out_largest for call in run.sampled.calls.layers if call.dtype == "float16"]
+    return max(filter(math.isfinite, values), default=0.0)
 
 
 def fp16_underflow(run: RecordedRun) -> Claim | None:
     """Gradients in fp16 that are exactly zero, with no loss scaling."""
-    if not _uses(run, "float16") or (run.facts.get("scaler") or {}).get("enabled") or run.curve.learned:
+    if not _uses(run, "float16") or run.facts.loss_scaler.enabled or run.curve.learned:
         return None
-    zeros = [row["zeros"] for _, row in run.updates() if row.get("zeros") is not None]
+    zeros = [row.zeros for _, row in run.sampled.weight_updates() if row.zeros is not None]
     if not zeros or median(zeros) < 0.3:
         return None
-    sizes = [row["largest"] for _, row in run.updates() if number(row.get("largest"))]
+    sizes = [row.largest for _, row in run.sampled.weight_updates() if row.largest]
     return Claim(
         0.9,
         f"{median(zeros):.0%} of the gradient's entries are exactly 0 in fp16, without loss scaling; the largest are "
         f"{median(sizes) if sizes else 0:.1e} (fp16 ends at 6e-8). The loss moved from {run.curve.start:.4g} to "
         f"{run.curve.end:.4g}.",
         step=0,
-        where=tuple(run.label(row["id"]) for _, row in list(run.updates())[:3]),
+        where=tuple(run.label(row.parameter) for _, row in list(run.sampled.weight_updates())[:3]),
         evidence={"zeros": median(zeros), "largest": median(sizes) if sizes else 0},
     )
 
@@ -123,20 +136,20 @@ def low_precision_weights(run: RecordedRun) -> Claim | None:
     """Weights in 16 bits on which most updates round to nothing."""
     stuck: list[float] = []
     names: list[str] = []
-    for _, row in run.updates():
-        p = run.parameters[row["id"]]
-        if p["dtype"] in ("bfloat16", "float16") and row.get("stuck") is not None and row.get("grad"):
-            stuck.append(row["stuck"])
-            names.append(p["label"])
+    for _, row in run.sampled.weight_updates():
+        p = run.parameters[row.parameter]
+        if p.dtype in ("bfloat16", "float16") and row.stuck is not None and row.grad:
+            stuck.append(row.stuck)
+            names.append(p.label)
     if len(stuck) < 3 or median(stuck) < 0.6:
         return None
     weak = not run.curve.learned or run.curve.drop < 0.3
     return Claim(
         0.92 if median(stuck) > 0.85 else 0.75,
-        f"{median(stuck):.0%} of the weights in {run.parameters[0]['dtype'] if 0 in run.parameters else '16 bits'} "
+        f"{median(stuck):.0%} of the weights in {run.parameters[0].dtype if 0 in run.parameters else '16 bits'} "
         f"stay the same bit for bit at a step although their gradient is not 0: the updates round to nothing (loss "
         f"{run.curve.start:.4g} to {run.curve.end:.4g}).",
-        step=run.looks[0]["step"],
+        step=run.sampled.steps[0].step,
         where=tuple(dict.fromkeys(names))[:4],
         evidence={"unchanged": median(stuck), "rows": len(stuck)},
         severity="error" if weak else "warning" if median(stuck) > 0.85 else "info",
@@ -145,15 +158,14 @@ def low_precision_weights(run: RecordedRun) -> Claim | None:
 
 def scaler_stuck(run: RecordedRun) -> Claim | None:
     """Every step is skipped, for ever."""
-    scaler = run.facts.get("scaler") or {}
-    attempts, skips = scaler.get("attempts", 0), scaler.get("skips", 0)
-    steps = scaler.get("skip_steps", [])
+    scaler = run.facts.loss_scaler
+    attempts, skips, steps = scaler.attempts, scaler.skips, scaler.skip_steps
     tail = 0
     while tail < len(steps) and steps[-1 - tail] == attempts - 1 - tail:
         tail += 1
     if attempts < 10 or tail < 10 or tail < 0.3 * attempts:
         return None
-    trace = scaler.get("trace") or [0.0]
+    trace = scaler.trace or [0.0]
     return Claim(
         0.93,
         f"The last {tail} of {attempts} steps were all skipped by the gradient scaler; its scale fell from "
@@ -166,33 +178,33 @@ def scaler_stuck(run: RecordedRun) -> Claim | None:
 
 def clip_before_unscale(run: RecordedRun) -> Claim | None:
     """Gradients were clipped while still multiplied by the loss scale."""
-    scaler = run.facts.get("scaler") or {}
-    count = scaler.get("clipped_scaled", 0)
-    if count < 2 or (scaler.get("scale") or 1.0) <= 1.0:
+    scaler = run.facts.loss_scaler
+    count, scale = scaler.clipped_scaled, scaler.scale or 1.0
+    if count < 2 or scale <= 1.0:
         return None
     return Claim(
         0.97,
-        f"Clipping at {scaler.get('clip_site')} ran {count} times on gradients that still carry the loss scale of "
-        f"{scaler['scale']:.3g}: the limit means {1 / scaler['scale']:.2g} of what it says.",
+        f"Clipping at {scaler.clip_site} ran {count} times on gradients that still carry the loss scale of "
+        f"{scale:.3g}: the limit means {1 / scale:.2g} of what it says.",
         step=0,
-        where=(str(scaler.get("clip_site") or ""),),
-        evidence={"clipped": count, "scale": scaler["scale"]},
+        where=(str(scaler.clip_site or ""),),
+        evidence={"clipped": count, "scale": scale},
         fixes=("Call `scaler.unscale_(optimizer)` before clipping.",),
     )
 
 
-def _windows(run: RecordedRun) -> list[list[dict[str, Any]]]:
+def _windows(run: RecordedRun) -> list[list[BackwardCall]]:
     """The backwards of each step that was looked at, in order."""
-    return [look["roots"] for look in run.looks if look.get("roots") and look.get("steps")]
+    return [look.backward_calls for look in run.sampled.steps if look.backward_calls and look.updates]
 
 
 def accum_not_divided(run: RecordedRun) -> Claim | None:
     """Several backwards per step, each with a whole loss."""
     if run.adversarial or not run.main:
         return None
-    counts = [int(v) for v in run.column("backwards") if v]
-    closures = [v for v in run.column("closure") if v]
-    sites = [int(v) for v in run.column("roots") if v]
+    counts = [int(v) for v in run.series.backwards if v]
+    closures = [v for v in run.series.closure if v]
+    sites = [int(v) for v in run.series.roots if v]
     if len(counts) < 3 or median(counts) < 2 or closures or not sites or max(sites) > 1:
         return None
     size = int(median(counts))
@@ -204,41 +216,41 @@ def accum_not_divided(run: RecordedRun) -> Claim | None:
     if divided:
         return None
     return Claim(
-        0.9 if all(root.get("sign") for root in roots) else 0.75,
-        f"backward runs {size} times per step at {roots[0]['site']}, each time on a loss that is not divided by "
+        0.9 if all(root.sign for root in roots) else 0.75,
+        f"backward runs {size} times per step at {roots[0].site}, each time on a loss that is not divided by "
         f"{size}: the gradient is {size} times that of the batch.",
         step=0,
-        where=(roots[0]["site"], run.main["site"]),
-        evidence={"backwards_per_step": size, "steps": len(counts), "values": [r["value"] for r in roots[:size]]},
+        where=(roots[0].site, run.main.site),
+        evidence={"backwards_per_step": size, "steps": len(counts), "values": [r.value for r in roots[:size]]},
         severity="error" if run.failing else "warning",
         fixes=(f"Divide the loss by {size} before backward.",),
     )
 
 
-def _same_weights(window: list[dict[str, Any]]) -> bool:
-    return all(root["parameters"] == window[0]["parameters"] for root in window)
+def _same_weights(window: list[BackwardCall]) -> bool:
+    return all(root.parameters == window[0].parameters for root in window)
 
 
-def _is_divided(root: dict[str, Any]) -> bool:
-    return root.get("factor", 1.0) != 1.0 or (root.get("operations") or [""])[0] in ("Div", "Mul")
+def _is_divided(root: BackwardCall) -> bool:
+    return root.factor not in (None, 1.0) or (root.operations or [""])[0] in ("Div", "Mul")
 
 
 def accum_uneven(run: RecordedRun) -> Claim | None:
     """Microbatches of unequal size that count the same."""
     uneven = []
     total = 0
-    for look in run.looks:
-        roots = look.get("roots") or []
-        if len(roots) < 2 or not _same_weights(roots) or not look.get("steps") or len({r["site"] for r in roots}) > 1:
+    for look in run.sampled.steps:
+        roots = look.backward_calls
+        if len(roots) < 2 or not _same_weights(roots) or not look.updates or len({r.site for r in roots}) > 1:
             continue
         sizes = _sizes(look)
-        factors = [abs(root.get("factor") or 0.0) for root in roots]
-        if len(sizes) != len(roots) or min(factors) == 0 or "Sum" in (roots[0].get("operations") or [])[:2]:
+        factors = [abs(root.factor or 0.0) for root in roots]
+        if len(sizes) != len(roots) or min(factors) == 0 or "Sum" in (roots[0].operations or [])[:2]:
             continue
         total += 1
         weights = [factor / size for factor, size in zip(factors, sizes, strict=True)]  # what one target counts
         if max(weights) > 1.3 * min(weights):
-            uneven.append((look["step"], sizes, roots[0]["site"]))
+            uneven.append((look.step, sizes, roots[0].site))
     if total < 3 or len(uneven) < 0.5 * total:
         return None
     step, sizes, site = uneven[0]
@@ -255,22 +267,22 @@ def accum_uneven(run: RecordedRun) -> Claim | None:
     )
 
 
-def _sizes(look: dict[str, Any]) -> list[int]:
+def _sizes(look: SampledStep) -> list[int]:
     """How many targets each backward of a step averages over."""
-    losses = [n for n in look.get("notes", {}).get("losses", []) if n.get("grad")]
-    if len(losses) == len(look["roots"]):
-        if any(n["reduction"] != "mean" for n in losses):
+    losses = [n for n in look.calls.losses if n.trained_on]
+    if len(losses) == len(look.backward_calls):
+        if any(n.reduction != "mean" for n in losses):
             return []
-        return [n.get("valid") or math.prod(n["target"]["shape"] or [1]) for n in losses]
-    passes = [n for n in look.get("passes", []) if n["grad"] and n["inputs"]]
-    if losses or len(passes) != len(look["roots"]):
+        return [n.valid or math.prod(n.target.shape or [1]) for n in losses]
+    passes = [n for n in look.model_calls if n.trained_on and n.inputs]
+    if losses or len(passes) != len(look.backward_calls):
         return []
-    return [n["inputs"][0]["shape"][0] for n in passes]
+    return [n.inputs[0].shape[0] for n in passes]
 
 
 def graph_retained(run: RecordedRun) -> Claim | None:
     """Graphs of past steps that something still holds."""
-    counts = run.facts.get("retained", [])
+    counts = run.facts.retained_graphs
     if len(counts) < 3:
         return None
     held = [alive / max(1, total - 8) for _, alive, total in counts]
@@ -283,8 +295,12 @@ def graph_retained(run: RecordedRun) -> Claim | None:
         f"The graphs of {alive} of {total} backward calls were still held at step {last_step}, one more with every "
         "step: something keeps the loss (or a tensor made from it) with its graph.",
         step=counts[0][0],
-        where=tuple(dict.fromkeys(root["site"] for root in run.roots()))[:1],
-        evidence={"held": alive, "backwards": total, "trace": counts[:: max(1, len(counts) // 10)]},
+        where=tuple(dict.fromkeys(root.site for root in run.sampled.backward_calls))[:1],
+        evidence={
+            "held": alive,
+            "backwards": total,
+            "trace": [list(each) for each in counts[:: max(1, len(counts) // 10)]],
+        },
         severity="warning",
         fixes=("Keep `loss.item()` or `loss.detach()`, not `loss`.",),
     )

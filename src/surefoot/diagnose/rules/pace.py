@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from surefoot.diagnose.engine import Claim, Rule
-from surefoot.diagnose.run import number
+from surefoot.diagnose.curves import present, present_finite
+from surefoot.diagnose.rule import Claim, Rule
+from surefoot.record.facts import ModelLoadedEvent, OptimizerLoadedEvent
 
 if TYPE_CHECKING:
-    from surefoot.diagnose.run import LossCurve, RecordedRun
+    from surefoot.diagnose.curves import LossCurve
+    from surefoot.diagnose.findings import Evidence
+    from surefoot.diagnose.run import RecordedRun
+    from surefoot.record.facts import OptimizerFacts, SchedulerFacts
 
 CYCLES = {"CosineAnnealingWarmRestarts", "OneCycleLR", "CyclicLR"}
 """Schedules that rise on purpose."""
@@ -26,12 +30,14 @@ def too_high(run: RecordedRun) -> Claim | None:
     curve = run.curve
     if run.adversarial or not run.main:
         return None
-    ratios = run.update_ratios(before=max(8, (curve.first_bad or 0) + 1) if curve.first_bad is not None else None)
+    ratios = run.sampled.update_ratios(
+        before=max(8, (curve.first_bad or 0) + 1) if curve.first_bad is not None else None
+    )
     if not ratios:
         return None
     early = max(ratios[:8])
     before = curve.before_bad
-    blown = _climbed(run, early) if run.nonfinite else curve.rose
+    blown = _climbed(run, early) if run.nonfinite.seen else curve.rose
     shaken = before.peak > 1.5 * abs(before.start) + 1e-9 or _restless(before) or early > 0.1
     noisy = early < 0.1 and before.fell_through_noise  # small steps, and the jumps are those of the batches
     stalled = not before.learned and not noisy and shaken and before.count >= 8
@@ -44,11 +50,11 @@ def too_high(run: RecordedRun) -> Claim | None:
     moved = f"{early:.0%} of" if early < 10 else f"{early:.2g} times"
     return Claim(
         confidence,
-        f"At a learning rate of {max(run.lr or [rate]):.3g} one step of {run.main['type']} changes the weights by up "
+        f"At a learning rate of {max(run.lr or [rate]):.3g} one step of {run.main.type} changes the weights by up "
         f"to {moved} their norm in the first looks (1 % is large), and the loss, {curve.start:.3g} at first, "
         f"peaks at {curve.peak:.3g} and {ends}.",
         step=curve.first_bad if curve.first_bad is not None else 0,
-        where=(run.main["site"],),
+        where=(run.main.site,),
         evidence={"update_to_weight": early, "lr": rate, "first": curve.start, "peak": curve.peak, "last": curve.end},
         severity="error" if blown or stalled else "warning",
         fixes=(f"Divide the learning rate by 3 to 10: {rate / 10:.1g} to {rate / 3:.1g}.",) if rate == rate else (),
@@ -61,11 +67,11 @@ def _climbed(run: RecordedRun, early: float) -> bool:
     A NaN by itself says nothing about the learning rate. Where it comes so early that nothing can be seen to grow, an
     update that is larger than the weights has to do.
     """
-    bad = run.first_nonfinite
+    bad = run.nonfinite.first_step
     bad = run.steps if bad is None else bad
     before = run.curve.before_bad
     losses = [value for step, value in zip(before.steps, before.values, strict=True) if step <= bad]
-    norms = [v for v in run.column("grad_norm")[: bad + 1] if v is not None and math.isfinite(v)]
+    norms = [v for v in run.series.grad_norm[: bad + 1] if v is not None and math.isfinite(v)]
     if bad <= _AT_ONCE and early > 1.0:
         return True
     if losses and max(losses[-_LAST:]) > 2 * abs(before.start) + 2 * before.noise:
@@ -78,8 +84,8 @@ def _climbed(run: RecordedRun, early: float) -> bool:
 def _weights_grew(run: RecordedRun, until: int) -> bool:
     """Whether the weights, taken together, became several times as large as they were at the first look."""
     sizes: dict[int, float] = {}
-    for step, row in run.updates():
-        size = number(row.get("weight"))
+    for step, row in run.sampled.weight_updates():
+        size = row.weight
         if step <= until and size is not None and math.isfinite(size):
             sizes[step] = math.hypot(sizes.get(step, 0.0), size)
     return bool(sizes) and max(sizes.values()) > 5 * sizes[min(sizes)]
@@ -97,8 +103,8 @@ def _restless(curve: LossCurve) -> bool:
 def too_low(run: RecordedRun) -> Claim | None:
     """Steady gradients, and steps too small to get anywhere."""
     curve = run.curve
-    ratios = run.update_ratios()
-    if run.adversarial or not run.main or curve.count < 20 or curve.learned or run.nonfinite or not ratios:
+    ratios = run.sampled.update_ratios()
+    if run.adversarial or not run.main or curve.count < 20 or curve.learned or run.nonfinite.seen or not ratios:
         return None
     if curve.rose or not run.grad_norms or median(run.grad_norms) == 0:
         return None
@@ -108,11 +114,11 @@ def too_low(run: RecordedRun) -> Claim | None:
         return None
     return Claim(
         0.85 if typical < 1e-5 else 0.7,
-        f"One step of {run.main['type']} at a learning rate of {median(run.lr):.2g} changes the weights by "
+        f"One step of {run.main.type} at a learning rate of {median(run.lr):.2g} changes the weights by "
         f"{typical:.1e} of their norm, {travelled:.1e} over all {curve.count} steps; gradients are steady (norm "
         f"{median(run.grad_norms):.3g}) and the loss moved from {curve.start:.4g} to {curve.end:.4g}.",
         step=0,
-        where=(run.main["site"],),
+        where=(run.main.site,),
         evidence={"update_to_weight": typical, "lr": median(run.lr), "grad_norm": median(run.grad_norms),
                   "first": curve.start, "last": curve.end},
         fixes=(f"Multiply the learning rate by 10 to 100: {median(run.lr) * 10:.1g} to {median(run.lr) * 100:.1g}.",),
@@ -124,20 +130,18 @@ def no_warmup(run: RecordedRun) -> Claim | None:
     curve = run.curve
     if run.adversarial or not run.main or not run.lr or curve.count < 8:
         return None
-    attention = any(len(n["shape"]) >= 3 for n in run.notes("softmaxes") if n["op"] != "log_softmax") or any(
-        "Attention" in part["type"] or "Transformer" in part["type"]
-        for model in run.facts.get("models", [])
-        for part in model["modules"]
+    attention = any(len(n.shape) >= 3 for n in run.sampled.calls.softmaxes if n.op != "log_softmax") or any(
+        "Attention" in part.type or "Transformer" in part.type for model in run.facts.models for part in model.modules
     )
     if not attention or run.lr[0] < 0.9 * max(run.lr):
         return None
     early = curve.finite[: max(10, min(60, curve.count // 3))]
-    ratios = run.update_ratios()[:8]
+    ratios = run.sampled.update_ratios()[:8]
     jumped = max(early) > 1.3 * abs(curve.start) + 0.2 or (curve.first_bad is not None and curve.first_bad < 100)
     if not ratios or max(ratios) < 0.03 or curve.learned or not (jumped or max(ratios) > 0.1):
         return None
     decays = run.lr[-1] < 0.5 * run.lr[0]
-    if not decays and max(run.lr) > (2e-2 if run.main["type"].startswith(ADAPTIVE) else 0.5):
+    if not decays and max(run.lr) > (2e-2 if run.main.type.startswith(ADAPTIVE) else 0.5):
         return None  # too high for later steps as well
     return Claim(
         0.8,
@@ -145,7 +149,7 @@ def no_warmup(run: RecordedRun) -> Claim | None:
         f"weights by {max(ratios):.1%} of their norm each, the loss jumps from {curve.start:.3g} to {max(early):.3g} "
         f"within {len(early)} steps, and ends at {curve.end:.3g}.",
         step=early.index(max(early)),
-        where=(run.main["site"],),
+        where=(run.main.site,),
         evidence={"lr": run.lr[:10], "update_to_weight": ratios, "peak": max(early), "last": curve.end},
         fixes=("Warm the learning rate up over the first few hundred steps (surefoot.warmup_cosine does).",),
     )
@@ -160,15 +164,15 @@ def schedule_broken(run: RecordedRun) -> Claim | None:
     return None
 
 
-def _schedule(run: RecordedRun, held: dict[str, Any]) -> Claim | None:
-    rates = [v for v in run.column("lr", held) if v is not None]
-    schedulers = [s for s in run.facts.get("schedulers", []) if s.get("optimizer") == held["number"]]
-    kinds = {s["type"] for s in schedulers}
+def _schedule(run: RecordedRun, held: OptimizerFacts) -> Claim | None:
+    rates = present(held.series.lr)
+    schedulers = [s for s in run.facts.schedulers if s.optimizer == held.number]
+    kinds = {s.type for s in schedulers}
     if len(rates) < 10 or kinds & CYCLES:
         return None
     top, count = max(rates), len(rates)
-    base = number(held["settings"][0].get("initial_lr")) or number(held["settings"][0].get("lr")) or rates[0]
-    place = (schedulers[-1]["site"] if schedulers else held["site"],)
+    base = held.first_group.initial_lr or held.first_group.lr or rates[0]
+    place = (schedulers[-1].site if schedulers else held.site,)
     shown = {"lr_first": rates[0], "lr_highest": top, "lr_last": rates[-1], "schedulers": sorted(kinds), "steps": count}
     if schedulers and 0 < top < 0.03 * base and not run.curve.learned:
         return _broken(
@@ -195,13 +199,13 @@ def _schedule(run: RecordedRun, held: dict[str, Any]) -> Claim | None:
                 first_tiny, place, shown,
             )  # fmt: skip
     for s in schedulers:
-        period = number((s.get("settings") or {}).get("T_max"))
-        if s["type"] == "CosineAnnealingLR" and period and s["last_epoch"] > 1.05 * period and _rebounds(rates):
+        period = s.cosine_period
+        if s.type == "CosineAnnealingLR" and period and s.last_epoch > 1.05 * period and _rebounds(rates):
             return _broken(
                 0.93,
-                f"CosineAnnealingLR was made for {period:.0f} steps and stepped {s['last_epoch']} times: the learning "
+                f"CosineAnnealingLR was made for {period:.0f} steps and stepped {s.last_epoch} times: the learning "
                 f"rate reaches its floor and climbs back to {_after_floor(rates):.3g}.",
-                rates.index(min(rates)), (s["site"],), shown | {"T_max": period, "stepped": s["last_epoch"]},
+                rates.index(min(rates)), (s.site,), shown | {"T_max": period, "stepped": s.last_epoch},
             )  # fmt: skip
     jump = next((i for i in range(max(2, count // 20), count) if rates[i] > 5 * rates[i - 1] > 0), None)
     if jump is not None and (run.failing or _worse_after(run, jump)):
@@ -220,14 +224,14 @@ def _schedule(run: RecordedRun, held: dict[str, Any]) -> Claim | None:
     return None
 
 
-def _broken(confidence: float, words: str, step: int, where: tuple[str, ...], evidence: dict[str, Any]) -> Claim:
+def _broken(confidence: float, words: str, step: int, where: tuple[str, ...], evidence: Evidence) -> Claim:
     return Claim(confidence, words, step=step, where=where, evidence=evidence)
 
 
-def _per_step(schedulers: list[dict[str, Any]], count: int) -> str:
+def _per_step(schedulers: list[SchedulerFacts], count: int) -> str:
     for s in schedulers:
-        if s["steps"] >= 0.9 * count and s["type"] in ("StepLR", "MultiStepLR", "ExponentialLR"):
-            return f"; {s['type']} is stepped once per batch, {s['steps']} times"
+        if s.steps >= 0.9 * count and s.type in ("StepLR", "MultiStepLR", "ExponentialLR"):
+            return f"; {s.type} is stepped once per batch, {s.steps} times"
     return ""
 
 
@@ -250,41 +254,40 @@ def epsilon(run: RecordedRun) -> Claim | None:
     """Adam's eps outweighs the root of the second moment, or is too small to help."""
     if not run.main:
         return None
-    eps = number(run.main["settings"][0].get("eps"))
+    eps = run.main.first_group.eps
     if eps is None:
         return None
     roots = [
         value
-        for look in run.looks[1:8]
-        for step in look.get("steps", [])
-        if step["optimizer"] == run.main["number"]
-        for row in step["rows"]
-        if (value := number(row.get("root_second_moment"))) is not None and value > 0
-        and len(run.parameters[row["id"]]["shape"]) >= 2
-    ]  # fmt: skip
+        for update in run.sampled.optimizer_updates(run.main.number, first=1, last=8)
+        for row in update.rows
+        if (value := row.root_second_moment) is not None and value > 0 and run.sampled.is_matrix(row.parameter)
+    ]
     ratio = eps / median(roots) if roots else 0.0
     slow = ratio > 10 and run.curve.drop < 0.7 and not run.blind
     if eps > 1e-7 and ((ratio > 2 and not run.curve.learned) or (eps >= 1e-3 and (slow or ratio > 100))):
         return Claim(
             0.9,
-            f"eps={eps:g} of {run.main['type']} is {eps / median(roots):.3g} times the root of the second moment "
+            f"eps={eps:g} of {run.main.type} is {eps / median(roots):.3g} times the root of the second moment "
             f"({median(roots):.2g}): updates are that much smaller than the learning rate says, and the loss moved "
             f"from {run.curve.start:.4g} to {run.curve.end:.4g}.",
             step=1,
-            where=(run.main["site"],),
+            where=(run.main.site,),
             evidence={"eps": eps, "root_second_moment": median(roots), "ratio": eps / median(roots)},
             fixes=(f"Lower eps under {median(roots) / 10:.0e}; the default is 1e-8.",),
         )
-    bad = run.bad_value or {}
-    earlier = [event for event in run.events("nonfinite-gradient") if event["step"] < (bad.get("step") or 0)]
-    if eps < 1e-14 and bad.get("kind") == "parameter" and not earlier:
+    bad = run.nonfinite.loss
+    if bad is None or bad.kind != "parameter":
+        return None
+    names, earlier = bad.parameters or [], [e for e in run.nonfinite.gradients if e.step < (bad.step or 0)]
+    if eps < 1e-14 and not earlier:
         return Claim(
             0.85,
-            f"eps={eps:g} of {run.main['type']}: where a second moment is 0 the update is 0/0. "
-            f"{bad['count']} parameters became non-finite though no gradient was ({', '.join(bad['parameters'][:3])}).",
-            step=bad.get("step"),
-            where=(run.main["site"], *bad["parameters"][:3]),
-            evidence={"eps": eps, "parameters": bad["parameters"]},
+            f"eps={eps:g} of {run.main.type}: where a second moment is 0 the update is 0/0. "
+            f"{bad.count} parameters became non-finite though no gradient was ({', '.join(names[:3])}).",
+            step=bad.step,
+            where=(run.main.site, *names[:3]),
+            evidence={"eps": eps, "parameters": names},
         )
     return None
 
@@ -293,27 +296,22 @@ def weight_decay(run: RecordedRun) -> Claim | None:
     """Decay outweighs the gradient and the weights shrink away."""
     if not run.main or (run.curve.learned and run.curve.drop > 0.6):
         return None
-    decay = max((number(group.get("weight_decay")) or 0.0) for group in run.main["settings"])
+    decay = max((group.weight_decay or 0.0) for group in run.main.settings or [run.main.first_group])
     if decay <= 0:
         return None
-    decoupled = run.main["type"] in ("AdamW", "SGDW", "Lion")
+    decoupled = run.main.type in ("AdamW", "SGDW", "Lion")
     shares, shrink = [], []
-    for look in run.looks[3:]:
-        for step in look.get("steps", []):
-            if step["optimizer"] != run.main["number"]:
+    for update in run.sampled.optimizer_updates(run.main.number, first=3):
+        rate = update.lr[0] if update.lr else 0.0
+        for row in update.rows:
+            sizes = present_finite((row.weight, row.grad, row.update))
+            if not run.sampled.is_matrix(row.parameter) or len(sizes) < 3 or not all(sizes):
                 continue
-            rate = step["lr"][0] if step["lr"] else 0.0
-            for row in step["rows"]:
-                sizes = [row.get("weight"), row.get("grad"), row.get("update")]
-                if len(run.parameters[row["id"]]["shape"]) < 2 or not all(v and math.isfinite(v) for v in sizes):
-                    continue
-                if decoupled:
-                    shares.append(rate * decay * row["weight"] / row["update"])
-                else:
-                    shares.append(decay * row["weight"] / row["grad"])
+            weight, grad, change = sizes
+            shares.append(rate * decay * weight / change if decoupled else decay * weight / grad)
     for p in run.parameters.values():
-        if len(p["shape"]) >= 2 and p["first"].get("norm") and p["last"].get("norm") is not None and p["optimizers"]:
-            shrink.append(p["last"]["norm"] / p["first"]["norm"])
+        if len(p.shape) >= 2 and p.first.norm and p.last.norm is not None and p.optimizers:
+            shrink.append(p.last.norm / p.first.norm)
     if not shares or not shrink or median(shrink) > 0.6 or median(shares) < 0.3:
         return None
     return Claim(
@@ -321,8 +319,8 @@ def weight_decay(run: RecordedRun) -> Claim | None:
         f"weight_decay={decay:g} outweighs the gradient ({median(shares):.2g} times its update at the looks) and the "
         f"weights shrink to {median(shrink):.0%} of their first norm; the loss is at {run.curve.end:.4g} (first "
         f"{run.curve.start:.4g}).",
-        step=run.looks[-1]["step"] if run.looks else None,
-        where=(run.main["site"],),
+        step=run.sampled.steps[-1].step if run.sampled.steps else None,
+        where=(run.main.site,),
         evidence={"weight_decay": decay, "decay_to_gradient": median(shares), "norm_left": median(shrink)},
         fixes=(f"Lower weight_decay to {decay / 100:.0e} or less.",),
     )
@@ -333,39 +331,39 @@ def stale_state(run: RecordedRun) -> Claim | None:
     emptied = _emptied_moments(run)
     if emptied is not None:
         return emptied
-    loaded = [held for held in run.facts.get("optimizers", []) if held.get("loaded_at") is not None]
+    loaded = [held for held in run.facts.optimizers if held.state_loaded_at_step is not None]
     for held in loaded:
-        when = next((e["step"] for e in run.events("optimizer-loaded") if e["optimizer"] == held["number"]), 0)
-        looks = [look for look in run.looks if look["step"] >= when][:3]
+        when = next((e.step for e in run.events(OptimizerLoadedEvent) if e.optimizer == held.number), 0)
+        looks = [look for look in run.sampled.steps if look.step >= when][:3]
         ratios = []
         for look in looks:
-            for step in look.get("steps", []):
-                for row in step["rows"] if step["optimizer"] == held["number"] else []:
-                    size = math.sqrt(max(1, math.prod(run.parameters[row["id"]]["shape"])))
-                    grad, root = number(row.get("grad")), number(row.get("root_second_moment"))
-                    if grad and root and len(run.parameters[row["id"]]["shape"]) >= 2:
+            for step in look.updates:
+                for row in step.rows if step.optimizer == held.number else []:
+                    size = math.sqrt(max(1, math.prod(run.parameters[row.parameter].shape)))
+                    grad, root = row.grad, row.root_second_moment
+                    if grad and root and len(run.parameters[row.parameter].shape) >= 2:
                         ratios.append(root * size / grad)
-        mine = [p for p in run.parameters.values() if held["number"] in p["optimizers"]]
-        known = run.events("model-loaded") or any(p["loaded"] or p.get("rewritten") for p in mine)
-        fresh = not known and (held.get("loaded_age") or 0) > 1
+        mine = [p for p in run.parameters.values() if held.number in p.optimizers]
+        known = run.events(ModelLoadedEvent) or any(p.loaded or p.rewritten for p in mine)
+        fresh = not known and (held.loaded_state_steps or 0) > 1
         if ratios and (median(ratios) > 30 or median(ratios) < 1 / 30):
             return Claim(
                 0.9,
-                f"The moments loaded into {held['type']} (age {held.get('loaded_age') or 0:.0f} steps) do not fit the "
+                f"The moments loaded into {held.type} (age {held.loaded_state_steps or 0:.0f} steps) do not fit the "
                 f"gradients they meet at step {when}: the root of the second moment is {median(ratios):.3g} times the "
                 "gradient's entries.",
                 step=when,
-                where=(held["site"],),
-                evidence={"moment_to_gradient": median(ratios), "age": held.get("loaded_age")},
+                where=(held.site,),
+                evidence={"moment_to_gradient": median(ratios), "age": held.loaded_state_steps},
             )
         if fresh:
             return Claim(
                 0.8,
-                f"{held['type']} was given the state of an optimizer {held['loaded_age']:.0f} steps old, and the model "
-                "was never loaded: the moments belong to other weights.",
+                f"{held.type} was given the state of an optimizer {held.loaded_state_steps:.0f} steps old, and the "
+                "model was never loaded: the moments belong to other weights.",
                 step=when,
-                where=(held["site"],),
-                evidence={"age": held["loaded_age"], "model_loaded": False},
+                where=(held.site,),
+                evidence={"age": held.loaded_state_steps, "model_loaded": False},
             )
     return None
 
@@ -375,21 +373,21 @@ def _emptied_moments(run: RecordedRun) -> Claim | None:
     before: dict[int, tuple[float, float]] = {}
     fallen: dict[int, list[str]] = {}
     worst = 1.0
-    for look in run.looks:
-        for step in look.get("steps", []):
-            held = next(o for o in run.facts["optimizers"] if o["number"] == step["optimizer"])
-            beta = (held["settings"][0].get("betas") or [0.9, 0.999])[1]
-            for row in step["rows"]:
-                second, age = number(row.get("second_moment")), number(row.get("age"))
+    for look in run.sampled.steps:
+        for step in look.updates:
+            held = next(o for o in run.facts.optimizers if o.number == step.optimizer)
+            beta = (held.first_group.betas or [0.9, 0.999])[1]
+            for row in step.rows:
+                second, age = row.second_moment, row.age
                 if second is None or age is None:
                     continue
-                if row["id"] in before:
-                    was, then = before[row["id"]]
+                if row.parameter in before:
+                    was, then = before[row.parameter]
                     least = was * beta ** ((age - then) / 2)
                     if age > then and least > 0 and second < 0.3 * least:
-                        fallen.setdefault(look["step"], []).append(run.label(row["id"]))
+                        fallen.setdefault(look.step, []).append(run.label(row.parameter))
                         worst = min(worst, second / least)
-                before[row["id"]] = (second, age)
+                before[row.parameter] = (second, age)
     for at, names in fallen.items():
         if len(names) >= 2:
             return Claim(
@@ -411,7 +409,7 @@ def clip_saturated(run: RecordedRun) -> Claim | None:
         return None
     pairs = [
         (norm, limit)
-        for norm, limit in zip(run.column("clip_norm"), run.column("clip_limit"), strict=False)
+        for norm, limit in zip(run.series.clip_norm, run.series.clip_limit, strict=False)
         if norm is not None and limit is not None and limit > 0 and math.isfinite(norm)
     ]
     if len(pairs) < 10:
@@ -420,8 +418,8 @@ def clip_saturated(run: RecordedRun) -> Claim | None:
     hard = sum(e > 5 for e in excess) / len(excess)
     if hard < 0.9 or median(excess) < 10:
         return None
-    clips = run.facts.get("clips", [])
-    site = clips[0]["site"] if clips else ""
+    clips = run.facts.clippings
+    site = clips[0].site if clips else ""
     return Claim(
         0.85,
         f"{hard:.0%} of the steps are clipped, to {1 / median(excess):.1e} of the gradient (norm "

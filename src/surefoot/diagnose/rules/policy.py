@@ -4,53 +4,56 @@ from __future__ import annotations
 
 import math
 from statistics import mean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from surefoot.diagnose.data_summary import DISTANCES, where_of
-from surefoot.diagnose.engine import Claim, Rule
-from surefoot.diagnose.run import number
+from surefoot.diagnose.rule import Claim, Rule
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
+    from surefoot.record.facts import DifferenceCall, LossCall, ProductCall
 
 _LOGS = {"log_prob", "log_softmax", "gather", "logsumexp"}
 
 
-def advantages(run: RecordedRun) -> list[dict[str, Any]]:
+def advantages(run: RecordedRun) -> list[ProductCall]:
     """What log-probabilities, or importance ratios, were multiplied with."""
-    return [
-        n for n in run.notes("products") if n["other"].get("std") is not None and set(n["history"]) & (_LOGS | {"exp"})
-    ]
+    return [n for n in run.sampled.calls.products if n.other.std is not None and set(n.history) & (_LOGS | {"exp"})]
 
 
 def is_policy(run: RecordedRun) -> bool:
     """Whether the script trains a policy: log-probabilities of drawn actions, weighted by what they brought."""
-    if run.facts.get("policy") or any(True for _ in run.notes("ratios")):
+    if run.facts.policy_entropies or run.sampled.calls.ratios:
         return True
-    return any(not n["other_binary"] or n["other"].get("max") == 0 for n in advantages(run)) and not any(
-        n["op"] in ("cross_entropy", "nll_loss") for n in run.training_losses()
+    return any(not n.other_binary or n.other.max == 0 for n in advantages(run)) and not any(
+        n.op in ("cross_entropy", "nll_loss") for n in run.sampled.training_losses()
     )
 
 
 def returns(run: RecordedRun) -> list[tuple[int, float, float]]:
     """Step, mean and spread of the returns: targets of the value function, or weights that are not centred."""
     found = [
-        (n["step"], float(n["target"]["mean"]), float(n["target"]["std"]))
-        for n in [*run.training_losses(*DISTANCES), *_value_errors(run)]
-        if number(n["target"].get("mean")) is not None and number(n["target"].get("std")) is not None
+        (n.step, n.target.mean, n.target.std)
+        for n in _fitted_values(run)
+        if n.target.mean is not None and n.target.std is not None
     ]
     if len(found) >= 4:
         return sorted(found)
-    raw = [(n["step"], float(n["other"]["mean"]), float(n["other"]["std"])) for n in advantages(run)]
+    raw = [(n.step, n.other.mean or 0.0, n.other.std or 0.0) for n in advantages(run)]
     centred = mean(abs(m) < 0.05 * s + 1e-6 for _, m, s in raw) > 0.5 if raw else True
     return [] if centred else sorted(raw)
 
 
-def _value_errors(run: RecordedRun) -> list[dict[str, Any]]:
+def _fitted_values(run: RecordedRun) -> list[LossCall | DifferenceCall]:
+    """Predictions that are fitted to numbers, by a loss function or by hand."""
+    return [*run.sampled.training_losses(*DISTANCES), *_value_errors(run)]
+
+
+def _value_errors(run: RecordedRun) -> list[DifferenceCall]:
     """Predictions minus returns, by hand: differences that are not between log-probabilities."""
-    densities = {n["site"] for n in run.notes("ratios")}  # an action minus its mean, inside a log-probability
-    errors = [n for n in run.notes("errors") if n["site"] not in densities]
-    return [n for n in errors if not set(n.get("target_history", ())) & _LOGS]
+    densities = {n.site for n in run.sampled.calls.ratios}  # an action minus its mean, inside a log-probability
+    errors = [n for n in run.sampled.calls.differences if n.site not in densities]
+    return [n for n in errors if not set(n.target_history) & _LOGS]
 
 
 def gain(run: RecordedRun) -> float | None:
@@ -66,18 +69,12 @@ def gain(run: RecordedRun) -> float | None:
 
 def entropies(run: RecordedRun) -> list[tuple[int, float]]:
     """Step and entropy of the policy, as a share of the largest it could have."""
-    own = [
-        (p["step"], p["entropy"] / math.log(p["actions"]))
-        for p in run.facts.get("policy", [])
-        if p["actions"] > 1 and isinstance(p["entropy"], (int, float))
-    ]
+    own = [(p.step, p.entropy / math.log(p.actions)) for p in run.facts.policy_entropies if p.actions > 1]
     if own or not is_policy(run):
         return own
-    notes = [
-        n for n in run.notes("softmaxes") if n.get("entropy") is not None and n.get("grad") and n["op"] == "log_softmax"
-    ]
-    wide = [(n["step"], n["entropy"], n["shape"][-1]) for n in notes if n["shape"] and n["shape"][-1] > 1]
-    return [(step, value / math.log(kinds)) for step, value, kinds in wide if number(value) is not None]
+    notes = [n for n in run.sampled.calls.softmaxes if n.entropy is not None and n.trained_on and n.op == "log_softmax"]
+    wide = [(n.step, n.entropy, n.shape[-1]) for n in notes if n.shape and n.shape[-1] > 1]
+    return [(step, value / math.log(kinds)) for step, value, kinds in wide if value is not None]
 
 
 # ── the rules ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -90,57 +87,56 @@ def zero_advantage(run: RecordedRun) -> Claim | None:
         return None
     by_step: dict[int, float] = {}
     for note in notes:
-        largest = max(abs(note["other"]["min"]), abs(note["other"]["max"]))
-        by_step[note["step"]] = max(by_step.get(note["step"], 0.0), largest)
+        largest = max(abs(note.other.min or 0.0), abs(note.other.max or 0.0))
+        by_step[note.step] = max(by_step.get(note.step, 0.0), largest)
     empty = [step for step, largest in by_step.items() if largest < 1e-6]
     if len(by_step) < 3 or len(empty) < 0.7 * len(by_step):
         return None
-    first = next(note for note in notes if note["step"] == empty[0])
+    first = next(note for note in notes if note.step == empty[0])
     return Claim(
         0.94,
         f"In {len(empty)} of {len(by_step)} steps looked at, every advantage is 0 (largest "
-        f"{max(by_step[s] for s in empty):.1g}) where it meets the log-probabilities at {first['site']}: no reward "
+        f"{max(by_step[s] for s in empty):.1g}) where it meets the log-probabilities at {first.site}: no reward "
         "tells the samples apart, and the policy gets no gradient.",
         step=empty[0],
-        where=where_of(first["site"]),
-        evidence={"steps_without": len(empty), "steps": len(by_step), "values": first["other"]["shape"]},
+        where=where_of(first.site),
+        evidence={"steps_without": len(empty), "steps": len(by_step), "values": first.other.shape},
     )
 
 
 def ratio_explosion(run: RecordedRun) -> Claim | None:
     """Importance ratios of which a few are orders of magnitude above the rest."""
-    notes = [n for n in run.notes("ratios") if number(n["largest"]) is not None and n["count"] > 1]
-    wild = [n for n in notes if not float(n["largest"]) < 10]
-    if len(wild) < 2 or all(float(n["largest"]) < 20 for n in wild):
+    notes = [n for n in run.sampled.calls.ratios if n.count > 1]
+    wild = [n for n in notes if not n.largest < 10]
+    if len(wild) < 2 or all(n.largest < 20 for n in wild):
         return None
-    worst = max(wild, key=lambda n: float(n["largest"]) if math.isfinite(float(n["largest"])) else math.inf)
+    worst = max(wild, key=lambda n: n.largest if math.isfinite(n.largest) else math.inf)
     return Claim(
         0.92,
-        f"The importance ratio at {worst['site']} reaches {float(worst['largest']):.3g} at step {worst['step']} "
-        f"where its mean is {float(worst['mean']):.3g}; it is above 10 in {len(wild)} of {len(notes)} batches, "
-        f"first at step {wild[0]['step']}: a few samples outweigh all others.",
-        step=wild[0]["step"],
-        where=where_of(worst["site"]),
-        evidence={"largest": worst["largest"], "mean": worst["mean"], "batches_above_10": len(wild), "of": len(notes)},
+        f"The importance ratio at {worst.site} reaches {worst.largest:.3g} at step {worst.step} "
+        f"where its mean is {worst.mean:.3g}; it is above 10 in {len(wild)} of {len(notes)} batches, "
+        f"first at step {wild[0].step}: a few samples outweigh all others.",
+        step=wild[0].step,
+        where=where_of(worst.site),
+        evidence={"largest": worst.largest, "mean": worst.mean, "batches_above_10": len(wild), "of": len(notes)},
     )
 
 
 def divergences(run: RecordedRun) -> tuple[list[tuple[int, float]], str]:
     """Step and KL divergence from the old or reference policy, and where it was taken."""
-    ratios = [(n["step"], float(n["kl"]), n["site"]) for n in run.notes("ratios") if number(n.get("kl")) is not None]
+    ratios = [(n.step, n.kl, n.site) for n in run.sampled.calls.ratios]
     apart = [
-        (n["step"], n["input"]["mean"] - n["target"]["mean"], n["site"])
-        for n in run.notes("errors")
-        if set(n.get("target_history", ())) & _LOGS
-        and (n["input"].get("max") or 0) < 1e-3
-        and (n["target"].get("max") or 0) < 1e-3
-        and number(n["input"].get("mean")) is not None
-        and n["input"]["mean"] < 0
+        (n.step, n.input.mean - n.target.mean, n.site)
+        for n in run.sampled.calls.differences
+        if set(n.target_history) & _LOGS
+        and (n.input.max or 0) < 1e-3
+        and (n.target.max or 0) < 1e-3
+        and n.input.mean is not None
+        and n.target.mean is not None
+        and n.input.mean < 0
     ]
-    stated = [(n["step"], n["kl"], n["site"]) for n in run.facts.get("divergences", []) if number(n["kl"]) is not None]
-    divided = [
-        (n["step"], float(n["value"]), n["site"]) for n in run.notes("losses") if n["op"] == "kl_div" and n["value"]
-    ]
+    stated = [(n.step, n.kl, n.site) for n in run.facts.policy_divergences]
+    divided = [(n.step, n.value, n.site) for n in run.sampled.calls.losses if n.op == "kl_div" and n.value]
     chosen = max(
         (stated, ratios, apart, divided), key=lambda found: (len(found) > 5, max((v for _, v, _ in found), default=0))
     )
@@ -150,10 +146,10 @@ def divergences(run: RecordedRun) -> tuple[list[tuple[int, float]], str]:
 
 def kl_blowup(run: RecordedRun) -> Claim | None:
     """The policy moves away from the one it is measured against, further and further."""
-    if not is_policy(run) and not run.facts.get("divergences"):
+    if not is_policy(run) and not run.facts.policy_divergences:
         return None
     found, site = divergences(run)
-    own = any(note["site"] == site for note in run.notes("ratios"))  # from the policy that drew the samples
+    own = any(note.site == site for note in run.sampled.calls.ratios)  # from the policy that drew the samples
     if len(found) < 6:
         return None
     third = len(found) // 3
@@ -227,23 +223,21 @@ def reward_scale(run: RecordedRun) -> Claim | None:
     """Returns far from unit scale, a value loss that drowns the policy's, and a policy that does not get better."""
     if not is_policy(run):
         return None
-    known = [
-        n for n in [*run.training_losses(*DISTANCES), *_value_errors(run)] if number(n["target"].get("std")) is not None
-    ]
-    sizes = [math.hypot(n["target"]["mean"], n["target"]["std"]) for n in known]
-    raw = [math.hypot(n["other"]["mean"], n["other"]["std"]) for n in advantages(run)]
+    known = [n for n in _fitted_values(run) if n.target.std is not None]
+    sizes = [math.hypot(n.target.mean or 0.0, n.target.std or 0.0) for n in known]
+    raw = [math.hypot(n.other.mean or 0.0, n.other.std or 0.0) for n in advantages(run)]
     scale, weights = (median(sizes) if sizes else 0.0), (median(raw) if raw else 0.0)
     if max(scale, weights) < 30:
         return None
     share = _value_share(run)
-    losses = [abs(value) for root in run.roots() if (value := number(root["value"])) is not None]
+    losses = [abs(value) for root in run.sampled.backward_calls if (value := root.value) is not None]
     dominated = share > 0.95 if share is not None else median(losses or [0.0]) > 30
     if weights < 30 and not dominated:
         return None
     rise = gain(run)
     moved = entropies(run)
     learning = rise is not None and rise > 0.3
-    site = known[0]["site"] if known else advantages(run)[0]["site"]
+    site = known[0].site if known else advantages(run)[0].site
     told = f"; the value loss brings {share:.1%} of the gradient" if share is not None else ""
     size = (
         f"returns have a typical size of {scale:.3g}"
@@ -253,7 +247,7 @@ def reward_scale(run: RecordedRun) -> Claim | None:
     return Claim(
         0.85 if not learning else 0.5,
         f"At {site} {size}{told}; over the run the returns rose by {rise or 0.0:.2f} of their spread.",
-        step=known[0]["step"] if known else 0,
+        step=known[0].step if known else 0,
         where=where_of(site),
         evidence={"returns": scale, "advantages": weights, "value_share": share, "gain_of_returns": rise}
         | {"entropy": [moved[0][1], moved[-1][1]] if moved else None},
@@ -264,12 +258,12 @@ def reward_scale(run: RecordedRun) -> Claim | None:
 def _value_share(run: RecordedRun) -> float | None:
     """Which part of the gradient comes from terms that fit values."""
     shares = []
-    for root in run.roots():
-        terms = root.get("terms") or []
-        total = sum(term["norm"] for term in terms)
-        value = sum(term["norm"] for term in terms if term.get("loss") in DISTANCES)
+    for root in run.sampled.backward_calls:
+        terms = root.terms or []
+        total = sum(term.norm for term in terms)
+        value = sum(term.norm for term in terms if term.loss in DISTANCES)
         if len(terms) > 1 and total > 0:
-            shares.append((value or max(term["norm"] for term in terms)) / total)
+            shares.append((value or max(term.norm for term in terms)) / total)
     return median(shares) if shares else None
 
 

@@ -4,40 +4,44 @@ from __future__ import annotations
 
 import math
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from surefoot.diagnose.engine import Claim, Rule
-from surefoot.diagnose.run import number
+from surefoot.diagnose.curves import present
+from surefoot.diagnose.rule import Claim, Rule
+from surefoot.record.facts import SpikeEvent, WeightScale
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
+    from surefoot.record.facts import ActivationCall, LayerCall, NormalizationCall, SampledStep
 
 HEALTHY_GAIN = (0.1, 3.0)
 """std(weight) x sqrt(fan-in): 1.4 after He, 1 after Xavier, 0.58 by torch's default."""
 
 
-def _chain(run: RecordedRun) -> list[dict[str, Any]]:
+def _chain(run: RecordedRun) -> list[LayerCall]:
     """The weight layers of the first step, in the order they ran, before anything was updated."""
-    if not run.looks or run.looks[0]["step"] > (0 if run.main else 1):  # a loop without optimizer is seen from step 1
+    if not run.sampled.steps or run.sampled.steps[0].step > (
+        0 if run.main else 1
+    ):  # a loop without optimizer is seen from step 1
         return []
-    layers = run.looks[0].get("notes", {}).get("layers", [])
-    seen: set[Any] = set()
+    layers = run.sampled.steps[0].calls.layers
+    seen: set[object] = set()
     chain = []
     for note in layers:
-        if note.get("grad") and note.get("out_std") is not None and note.get("parameter") not in seen:
-            seen.add(note["parameter"] if note["parameter"] is not None else object())
+        if note.trained_on and note.out_std is not None and note.parameter not in seen:
+            seen.add(note.parameter if note.parameter is not None else object())
             chain.append(note)
     return chain
 
 
-def _gains(run: RecordedRun, chain: list[dict[str, Any]]) -> list[float]:
+def _gains(run: RecordedRun, chain: list[LayerCall]) -> list[float]:
     """Gain of each layer's weight as it was at first sight."""
     found = []
     for note in chain:
-        first = run.parameters[note["parameter"]]["first"] if note["parameter"] is not None else {}
-        fan_in = note.get("fan_in") or first.get("fan_in")
-        if first.get("std") is not None and fan_in:
-            found.append(first["std"] * math.sqrt(fan_in))
+        first = run.parameters[note.parameter].first if note.parameter is not None else WeightScale()
+        fan_in = note.fan_in or first.fan_in
+        if first.std is not None and fan_in:
+            found.append(first.std * math.sqrt(fan_in))
     return found
 
 
@@ -47,8 +51,8 @@ def init_too_large(run: RecordedRun) -> Claim | None:
     gains = _gains(run, chain)
     if len(chain) < 2 or not gains:
         return None
-    entering = number(chain[0].get("in_std"))
-    first, last = chain[0]["out_std"] or 0.0, max(note["out_std"] or 0.0 for note in chain)
+    entering = chain[0].in_std
+    first, last = chain[0].out_std or 0.0, max(note.out_std or 0.0 for note in chain)
     if entering is not None and entering > 10:
         return None  # the data is what is large
     worst = max(gains)
@@ -57,7 +61,7 @@ def init_too_large(run: RecordedRun) -> Claim | None:
     extreme = large and last > 100 * max(1.0, entering or 1.0)  # nothing that starts there starts well
     if not (large or grows) or not (_badly(run) or extreme):
         return None
-    names = [run.label(n["parameter"]) for n in chain if n["parameter"] is not None]
+    names = [run.label(n.parameter) for n in chain if n.parameter is not None]
     return Claim(
         0.9 if worst > 2 * HEALTHY_GAIN[1] else 0.75,
         f"Before the first update activations grow from a spread of {entering or first:.3g} to {last:.3g} over "
@@ -75,15 +79,15 @@ def init_too_small(run: RecordedRun) -> Claim | None:
     gains = _gains(run, chain)
     if len(chain) < 2 or not gains or run.curve.before_bad.learned:
         return None
-    entering = number(chain[0].get("in_std")) or 1.0
+    entering = chain[0].in_std or 1.0
     inner = chain[:-1]
-    last = min(chain[-1]["out_std"] or 0.0, number(chain[-1].get("in_std")) or 0.0)  # a bias may hide the death
-    if any(run.parameters[n["parameter"]]["first"].get("rows_equal") for n in inner if n["parameter"] is not None):
+    last = min(chain[-1].out_std or 0.0, chain[-1].in_std or 0.0)  # a bias may hide the death
+    if any(run.parameters[n.parameter].first.rows_equal for n in inner if n.parameter is not None):
         return None
-    notes = run.looks[0].get("notes", {}).get("activations", [])
-    if any(note.get("units") and note["dead"] > 0.7 * note["units"] for note in notes):
+    notes = run.sampled.steps[0].calls.activations
+    if any(note.units and (note.dead or 0) > 0.7 * note.units for note in notes):
         return None  # the units are dead, whatever the scale
-    if any(note.get("saturated", 0) > 0.6 for note in notes):
+    if any((note.saturated or 0) > 0.6 for note in notes):
         return None  # a closed gate lets nothing through, whatever the scale
     small = median(gains[:-1] or gains) < 3 * HEALTHY_GAIN[0] and last < 1e-2 * entering
     # Biases differ from unit to unit and are all that is left; what passes of the input is the product of the gains.
@@ -93,7 +97,7 @@ def init_too_small(run: RecordedRun) -> Claim | None:
     dies = last < 1e-4 * entering and median(gains) < 0.7
     if not (small or dies):
         return None
-    names = [run.label(n["parameter"]) for n in chain if n["parameter"] is not None]
+    names = [run.label(n.parameter) for n in chain if n.parameter is not None]
     return Claim(
         0.88,
         f"Before the first update activations die from a spread of {entering:.3g} to {last:.2g} over {len(chain)} "
@@ -114,99 +118,96 @@ def init_symmetric(run: RecordedRun) -> Claim | None:
     alike = [
         p
         for p in run.parameters.values()
-        if p["first"].get("rows_equal")
-        and p["last"].get("rows_equal")
-        and p["requires_grad"]
-        and p["optimizers"]
-        and p["looked"] >= 3
-        and p["in_graph"]
-        and p["shape"][0] > 1
-        and "Embedding" not in p["module_type"]
-        and "Norm" not in p["module_type"]
+        if p.first.rows_equal
+        and p.last.rows_equal
+        and p.requires_grad
+        and p.optimizers
+        and p.sampled >= 3
+        and p.in_graph
+        and p.shape[0] > 1
+        and "Embedding" not in p.module_type
+        and "Norm" not in p.module_type
     ]
     if not alike:
         return None
-    names = [p["label"] for p in alike]
+    names = [p.label for p in alike]
     p = alike[0]
     return Claim(
         0.95,
-        f"All {p['shape'][0]} rows of `{names[0]}` are equal at the start and still equal at the end: its units "
+        f"All {p.shape[0]} rows of `{names[0]}` are equal at the start and still equal at the end: its units "
         f"compute the same thing, get the same gradient, and learn as one"
         f"{f' (also {chr(44).join(names[1:4])})' if len(names) > 1 else ''}.",
         step=0,
         where=tuple(names[:6]),
-        evidence={"parameters": names[:20], "units": p["shape"][0], "largest_weight": p["first"].get("largest")},
+        evidence={"parameters": names[:20], "units": p.shape[0], "largest_weight": p.first.largest},
     )
 
 
 def dead_units(run: RecordedRun) -> Claim | None:
     """Units that are zero on every input."""
-    worst: tuple[float, int, tuple[str, str], list[dict[str, Any]]] | None = None
+    worst: tuple[float, int, tuple[str, str], list[ActivationCall]] | None = None
     for (module, site, _, units), notes in _rectified(run).items():
         late = notes[len(notes) // 2 :] if len(notes) > 4 else notes
         if len(late) < 2 or units < 4:
             continue
-        silent = set(late[0]["dead_units"])
+        silent = set(late[0].dead_units or ())
         for note in late:
-            silent &= set(note["dead_units"])
+            silent &= set(note.dead_units or ())
         share = len(silent) / units
         if worst is None or share > worst[0]:
             worst = (share, units, (module, site), notes)
     if worst is None or worst[0] < 0.4:
         return None
     share, units, (module, site), notes = worst
-    at_start = notes[0]["dead"] / units
+    at_start = (notes[0].dead or 0) / units
     bad = share >= 0.95 or (share >= 0.6 and (not run.curve.learned or at_start > 0.5)) or not run.curve.learned
     return Claim(
         0.85 if at_start > 0.4 else 0.7,
         f"{share:.0%} of the {units} units after `{module or site}` are zero on every input of the last "
-        f"{len(notes) - len(notes) // 2} looks ({at_start:.0%} at step {notes[0]['step']}): they get no gradient and "
+        f"{len(notes) - len(notes) // 2} looks ({at_start:.0%} at step {notes[0].step}): they get no gradient and "
         "cannot come back.",
-        step=notes[-1]["step"],
+        step=notes[-1].step,
         where=(module, site),
         evidence={"share": share, "units": units, "share_at_start": at_start, "looks": len(notes)},
         severity="error" if bad and share >= 0.8 else "warning" if bad else "info",
     )
 
 
-def _rectified(run: RecordedRun) -> dict[tuple[str, str, int, int], list[dict[str, Any]]]:
+def _rectified(run: RecordedRun) -> dict[tuple[str, str, int, int], list[ActivationCall]]:
     """Notes of rectified layers: by module, line, place among the calls of that line, and width.
 
     A line that runs often in one step, as a recurrence does, is one layer.
     """
-    groups: dict[tuple[str, str, int, int], list[dict[str, Any]]] = {}
-    for look in run.looks:
+    groups: dict[tuple[str, str, int, int], list[ActivationCall]] = {}
+    for look in run.sampled.steps:
         seen: dict[tuple[str, str], int] = {}
-        notes = [n for n in look.get("notes", {}).get("activations", []) if n.get("units") and n["rows"] >= 4]
+        notes = [n for n in look.calls.activations if n.units and (n.rows or 0) >= 4]
         for note in notes:
-            line = (note["module"], note["site"])
-            often = sum((n["module"], n["site"]) == line for n in notes) > 4
+            line = (note.module, note.site)
+            often = sum((n.module, n.site) == line for n in notes) > 4
             seen[line] = seen.get(line, -1) + 1
-            groups.setdefault((*line, 0 if often else seen[line], note["units"]), []).append(
-                {"step": look["step"], **note}
-            )
+            groups.setdefault((*line, 0 if often else seen[line], note.units or 0), []).append(note)
     return groups
 
 
 def saturated_units(run: RecordedRun) -> Claim | None:
     """Hidden sigmoid or tanh units that sit at their bounds."""
-    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for look in run.looks:
-        notes = look.get("notes", {})
-        last_layer = max((n["index"] for n in notes.get("layers", [])), default=-1)
-        for note in notes.get("activations", []):
-            if "saturated" in note and note["index"] < last_layer:
-                groups.setdefault((note["module"], note["site"], note["op"]), []).append({"step": look["step"], **note})
+    groups: dict[tuple[str, str, str], list[ActivationCall]] = {}
+    for look in run.sampled.steps:
+        last_layer = max((n.index for n in look.calls.layers), default=-1)
+        for note in look.calls.activations:
+            if note.saturated is not None and note.index < last_layer:
+                groups.setdefault((note.module, note.site, note.op), []).append(note)
     for (module, site, op), found in groups.items():
-        shares = [n["saturated"] for n in found]
+        shares = present(n.saturated for n in found)
         from_start = median(shares[:3]) > 0.6
         well = run.curve.learned and run.curve.drop > 0.5
         if len(shares) >= 3 and median(shares) > 0.6 and (from_start or not well):
             return Claim(
                 0.85,
                 f"{median(shares):.0%} of the outputs of {op} at {site} are at its bounds, where its derivative is "
-                f"near 0 ({shares[0]:.0%} already at step {found[0]['step']}).",
-                step=found[0]["step"],
+                f"near 0 ({shares[0]:.0%} already at step {found[0].step}).",
+                step=found[0].step,
                 where=(module, site),
                 evidence={"saturated": median(shares), "at_start": shares[0], "looks": len(shares)},
                 severity="warning" if well else "error",
@@ -214,30 +215,30 @@ def saturated_units(run: RecordedRun) -> Claim | None:
     return None
 
 
-def _depth_profile(run: RecordedRun, looks: list[dict[str, Any]]) -> list[tuple[int, float]]:
+def _depth_profile(run: RecordedRun, looks: list[SampledStep]) -> list[tuple[int, float]]:
     """Weight layers from first to last with the typical size of their gradient's entries, relative to the weights."""
-    if not run.looks:
+    if not run.sampled.steps:
         return []
     order: list[int] = []
-    for look in run.looks:
-        for note in look.get("notes", {}).get("layers", []):
-            number_ = note.get("parameter")
+    for look in run.sampled.steps:
+        for note in look.calls.layers:
+            number_ = note.parameter
             if number_ is not None and number_ not in order:
                 order.append(number_)
     sizes: dict[int, list[float]] = {}
     for look in looks:
-        for step in look.get("steps", []):
-            for row in step["rows"]:
-                grad = number(row.get("grad"))
-                if row["id"] in order and grad is not None and math.isfinite(grad):
-                    count = math.prod(run.parameters[row["id"]]["shape"])
-                    sizes.setdefault(row["id"], []).append(grad / math.sqrt(count))
+        for step in look.updates:
+            for row in step.rows:
+                grad = row.grad
+                if row.parameter in order and grad is not None and math.isfinite(grad):
+                    count = math.prod(run.parameters[row.parameter].shape)
+                    sizes.setdefault(row.parameter, []).append(grad / math.sqrt(count))
     return [(i, median(sizes[i])) for i in order if i in sizes]
 
 
 def vanishing_gradient(run: RecordedRun) -> Claim | None:
     """The gradient dies on its way back to the first layers."""
-    early = run.looks[:6]
+    early = run.sampled.steps[:6]
     profile = _depth_profile(run, early)
     if len(profile) < 4:
         return None
@@ -251,7 +252,7 @@ def vanishing_gradient(run: RecordedRun) -> Claim | None:
         f"The gradient of `{run.label(profile[0][0])}` is {first / last:.1e} times that of "
         f"`{run.label(profile[-1][0])}` ({first:.2g} against {last:.2g} per weight): it dies on its way back through "
         f"{len(profile)} layers, and the first ones do not learn.",
-        step=early[0]["step"] if early else 0,
+        step=early[0].step if early else 0,
         where=(run.label(profile[0][0]), run.label(profile[-1][0])),
         evidence={"ratio": first / last, "layers": len(profile), "profile": [s for _, s in profile][:40]},
         severity="error" if slow else "info",
@@ -260,10 +261,10 @@ def vanishing_gradient(run: RecordedRun) -> Claim | None:
 
 def exploding_gradient(run: RecordedRun) -> Claim | None:
     """The gradient grows on its way back, or with the length of a sequence."""
-    early = run.looks[:4]
+    early = run.sampled.steps[:4]
     profile = _depth_profile(run, early)
     norms = run.grad_norms
-    bad = run.nonfinite or run.curve.rose or run.curve.blew_up or _spiky(run)
+    bad = run.nonfinite.seen or run.curve.rose or run.curve.blew_up or _spiky(run)
     if not norms or not bad:
         return None
     recurrent = _recurrent(run)
@@ -279,7 +280,7 @@ def exploding_gradient(run: RecordedRun) -> Claim | None:
                 where=(run.label(profile[0][0]), run.label(profile[-1][0])),
                 evidence={"ratio": first / last, "profile": [s for _, s in profile][:40]},
             )
-    thrown = max(run.update_ratios()[:3], default=0.0) > 0.3  # the learning rate did it
+    thrown = max(run.sampled.update_ratios()[:3], default=0.0) > 0.3  # the learning rate did it
     if recurrent and (norms[0] > 100 or (max(norms) > 100 * median(norms) and not thrown)):
         return Claim(
             0.85,
@@ -294,14 +295,14 @@ def exploding_gradient(run: RecordedRun) -> Claim | None:
 
 def _recurrent(run: RecordedRun) -> str:
     """The name of a recurrent part: an RNN module, or a layer that runs many times per step."""
-    for look in run.looks[:3]:
-        for note in look.get("notes", {}).get("layers", []):
-            if note["op"].startswith(("rnn", "lstm", "gru")):
-                return str(note["module"] or note["op"])
-        counts: dict[Any, int] = {}
-        for note in look.get("notes", {}).get("layers", []):
-            if note.get("parameter") is not None and note.get("in_grad"):
-                counts[note["parameter"]] = counts.get(note["parameter"], 0) + 1
+    for look in run.sampled.steps[:3]:
+        for note in look.calls.layers:
+            if note.op.startswith(("rnn", "lstm", "gru")):
+                return str(note.module or note.op)
+        counts: dict[int, int] = {}
+        for note in look.calls.layers:
+            if note.parameter is not None and note.input_requires_grad:
+                counts[note.parameter] = counts.get(note.parameter, 0) + 1
         busiest = max(counts, key=lambda key: counts[key], default=None)
         if busiest is not None and counts[busiest] >= 8:
             return run.label(busiest)
@@ -309,40 +310,54 @@ def _recurrent(run: RecordedRun) -> str:
 
 
 def _spiky(run: RecordedRun) -> bool:
-    return len(run.events("spike")) >= 3
+    return len(run.events(SpikeEvent)) >= 3
 
 
 def batchnorm_tiny_batch(run: RecordedRun) -> Claim | None:
     """Batch norm computes its statistics over almost nothing."""
-    notes = [n for n in run.notes("norms") if n["op"] == "batch_norm" and n.get("training") and n["grad"]]
-    tiny = [n for n in notes if n["per_statistic"] <= 4 or (n["shape"][0] <= 2 and n["per_statistic"] <= 8)]
+    notes = [n for n in run.sampled.calls.normalizations if n.op == "batch_norm" and n.training and n.trained_on]
+    tiny = [n for n in notes if _is_tiny(n)]
     if not notes or len(tiny) < 0.5 * len(notes):
         return None
     note = tiny[0]
     return Claim(
         0.88,
-        f"`{note['module']}` normalises with {note['per_statistic']} value{'s' * (note['per_statistic'] != 1)} per "
-        f"statistic (batch of {note['shape'][0]}): mean and variance of so few are noise in training, and differ from "
+        f"`{note.module}` normalises with {note.per_statistic} value{'s' * (note.per_statistic != 1)} per "
+        f"statistic (batch of {note.shape[0]}): mean and variance of so few are noise in training, and differ from "
         "the running ones used in evaluation.",
-        step=note["step"],
-        where=(note["module"], note["site"]),
-        evidence={"per_statistic": note["per_statistic"], "batch": note["shape"][0], "calls": len(notes)},
+        step=note.step,
+        where=(note.module, note.site),
+        evidence={"per_statistic": note.per_statistic, "batch": note.shape[0], "calls": len(notes)},
         severity="warning",
     )
 
 
+def _is_tiny(call: NormalizationCall) -> bool:
+    count = call.per_statistic
+    return count is not None and (count <= 4 or (call.shape[0] <= 2 and count <= 8))
+
+
+class AttentionLogits(NamedTuple):
+    """One attention at one step."""
+
+    step: int
+    largest: float
+    entropy: float
+
+
 def attention_logit_growth(run: RecordedRun) -> Claim | None:
     """Attention logits climb until the softmax is one-hot."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for note in run.notes("softmaxes"):
-        if note.get("largest") is not None and note.get("entropy") is not None and note.get("attends", True):
-            groups.setdefault((note["module"], note["site"]), []).append(note)
+    groups: dict[tuple[str, str], list[AttentionLogits]] = {}
+    for note in run.sampled.calls.softmaxes:
+        if note.largest is not None and note.entropy is not None and note.attends is not False:
+            growth = AttentionLogits(note.step, note.largest, note.entropy)
+            groups.setdefault((note.module, note.site), []).append(growth)
     for (module, site), notes in groups.items():
         if len(notes) < 5:
             continue
-        first, last = median(n["largest"] for n in notes[:3]), max(n["largest"] for n in notes[-3:])
-        calm, sharp = median(n["entropy"] for n in notes[:3]), min(n["entropy"] for n in notes[-3:])
-        soon = [n["largest"] for n in notes if n["step"] <= max(8, 0.1 * run.steps)]
+        first, last = median(n.largest for n in notes[:3]), max(n.largest for n in notes[-3:])
+        calm, sharp = median(n.entropy for n in notes[:3]), min(n.entropy for n in notes[-3:])
+        soon = [n.largest for n in notes if n.step <= max(8, 0.1 * run.steps)]
         gradual = max(soon, default=0.0) < 0.4 * last
         extreme = last > 200 and last > 30 * max(first, 1e-6)
         poor = _badly(run) or run.curve.drop < 0.6 or extreme
@@ -351,7 +366,7 @@ def attention_logit_growth(run: RecordedRun) -> Claim | None:
                 0.85,
                 f"The largest attention logit at {site} climbs from {first:.3g} to {last:.3g} while the entropy of the "
                 f"heads falls from {calm:.3g} to {sharp:.3g}.",
-                step=notes[-1]["step"],
+                step=notes[-1].step,
                 where=(module, site),
                 evidence={"first": first, "last": last, "entropy_first": calm, "entropy_last": sharp},
                 severity="error" if _badly(run) else "warning",
@@ -361,7 +376,7 @@ def attention_logit_growth(run: RecordedRun) -> Claim | None:
 
 def _badly(run: RecordedRun) -> bool:
     """Whether the run went wrong: not finite, risen, spiky, or never clearly fallen."""
-    return run.nonfinite or run.curve.rose or run.curve.blew_up or not run.curve.learned or _spiky(run)
+    return run.nonfinite.seen or run.curve.rose or run.curve.blew_up or not run.curve.learned or _spiky(run)
 
 
 RULES = (

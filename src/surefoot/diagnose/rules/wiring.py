@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import math
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from surefoot.diagnose.engine import Claim, Rule
+from surefoot.diagnose.curves import present
+from surefoot.diagnose.rule import Claim, Rule
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
+    from surefoot.record.facts import GraphBreak, ModelCall, OptimizerFacts, ParameterFacts
 
 
 def missing_zero_grad(run: RecordedRun) -> Claim | None:
     """Each backward starts with the gradient the last step already used."""
-    for held in [*run.optimizers, None]:
-        left = [v for v in run.column("leftover", held)[1:] if v is not None] if held or not run.optimizers else []
+    everyone: list[OptimizerFacts | None] = [*run.optimizers] or [None]
+    for held in everyone:
+        left = present((held.series if held is not None else run.facts.backward_series).leftover[1:])
         if len(left) >= 2 and sum(v > 0.5 for v in left) >= 0.8 * len(left):
             norms = run.grad_norms
-            site = next((root["site"] for root in run.roots()), "")
-            name = held["type"] if held else "the loop"
+            site = next((root.site for root in run.sampled.backward_calls), "")
+            name = held.type if held else "the loop"
             return Claim(
                 0.97,
                 f"At {len(left)} of {len(left)} steps looked at, {median(left):.0%} of the parameters of {name} still "
@@ -28,7 +31,7 @@ def missing_zero_grad(run: RecordedRun) -> Claim | None:
                 if norms
                 else f"Gradients were never cleared between steps ({name}).",
                 step=1,
-                where=(site, held["site"] if held else ""),
+                where=(site, held.site if held else ""),
                 evidence={"share_left": median(left), "steps_looked_at": len(left), "norms": norms[:8]},
             )
     return None
@@ -36,82 +39,82 @@ def missing_zero_grad(run: RecordedRun) -> Claim | None:
 
 def no_update(run: RecordedRun) -> Claim | None:
     """Gradients exist, and the parameters stay as they are."""
-    if (run.facts.get("scaler") or {}).get("skips"):
+    if run.facts.loss_scaler.skips:
         return None
-    made = run.facts.get("optimizers", [])
-    compiled = run.facts.get("compiled")  # a compiled `step` is not seen
-    if made and not run.optimizers and not compiled and run.facts.get("backwards", 0) >= 5:
-        if run.curve.learned or any(p["moved_alone"] for p in run.parameters.values()):
+    made = run.facts.optimizers
+    compiled = run.facts.compiled  # a compiled `step` is not seen
+    if made and not run.optimizers and not compiled and run.facts.backwards >= 5:
+        if run.curve.learned or any(p.moved_alone for p in run.parameters.values()):
             return None  # something else moves them
         return Claim(
             0.95,
-            f"backward ran {run.facts['backwards']} times, but `step` of the {made[0]['type']} made at "
-            f"{made[0]['site']} was never called: the loss stays at {run.curve.end:.3g}.",
+            f"backward ran {run.facts.backwards} times, but `step` of the {made[0].type} made at "
+            f"{made[0].site} was never called: the loss stays at {run.curve.end:.3g}.",
             step=0,
-            where=(made[0]["site"],),
-            evidence={"backwards": run.facts["backwards"], "steps": 0},
+            where=(made[0].site,),
+            evidence={"backwards": run.facts.backwards, "steps": 0},
             fixes=("Call `optimizer.step()` after backward.",),
         )
     if not made:
         return _never_moved(run)
     for held in run.optimizers:
-        if held["zeroed_before_step"] >= max(2, 0.5 * held["steps"]):
+        if held.zeroed_before_step >= max(2, 0.5 * held.steps):
             return Claim(
                 0.97,
-                f"zero_grad ran between backward and step at {held['zeroed_before_step']} of {held['steps']} steps of "
-                f"{held['type']}: it steps on nothing.",
+                f"zero_grad ran between backward and step at {held.zeroed_before_step} of {held.steps} steps of "
+                f"{held.type}: it steps on nothing.",
                 step=0,
-                where=(held["zero_site"], held["site"]),
-                evidence={"zeroed_before_step": held["zeroed_before_step"], "steps": held["steps"]},
+                where=(held.zero_site, held.site),
+                evidence={"zeroed_before_step": held.zeroed_before_step, "steps": held.steps},
                 fixes=("Order them: zero_grad, backward, step.",),
             )
-        mine = [p for p in run.parameters.values() if held["number"] in p["optimizers"] and p["looked"]]
-        trainable = [p for p in mine if p["requires_grad"]]
-        if not trainable or any(p["changed"] for p in trainable) or held["steps"] < 3:
+        mine = [p for p in run.parameters.values() if held.number in p.optimizers and p.sampled]
+        trainable = [p for p in mine if p.requires_grad]
+        if not trainable or any(p.changed for p in trainable) or held.steps < 3:
             continue
-        if (run.facts.get("guarded") or {}).get("left_out") and not any(p["unchanged"] for p in trainable):
+        if run.facts.guard is not None and run.facts.guard.skipped and not any(p.unchanged for p in trainable):
             continue  # every step that was looked at had been left out
-        rates = [v for v in run.column("lr", held) if v is not None]
+        rates = present(held.series.lr)
         if rates and max(rates) == 0:
             return _silent(run, held, trainable, f"its learning rate is {rates[0]:g} throughout", 0.9)
-        if any(p["in_graph"] for p in trainable) and not any(p["with_grad"] for p in trainable):
+        if any(p.in_graph for p in trainable) and not any(p.with_grad for p in trainable):
             return _silent(run, held, trainable, "their gradients were gone by the time of the step", 0.9)
-        if not any(p["in_graph"] or p["with_grad"] for p in trainable):
+        if not any(p.in_graph or p.with_grad for p in trainable):
             return _silent(run, held, trainable, "the loss does not depend on any of them", 0.9)
-        if all(p["zero_grad"] < p["with_grad"] for p in trainable):
+        if all(p.zero_grad < p.with_grad for p in trainable):
             return _silent(run, held, trainable, "although they have gradients", 0.8)
     return None
 
 
 def _never_moved(run: RecordedRun) -> Claim | None:
     """A loop without an optimizer, whose parameters stay where they are."""
-    mine = [run.parameters[n] for n in run.facts.get("manual", []) if n is not None]
-    looked = [p for p in mine if p["in_graph"] >= 3]
+    mine = [run.parameters[n] for n in run.facts.updated_by_hand if n is not None]
+    looked = [p for p in mine if p.in_graph >= 3]
     norms = run.grad_norms
-    if run.facts.get("backwards", 0) < 20 or not looked or any(p["moved_alone"] for p in mine):
+    if run.facts.backwards < 20 or not looked or any(p.moved_alone for p in mine):
         return None
     if not norms or median(norms) == 0 or not run.curve.count:
         return None
-    site = next((root["site"] for root in run.roots()), "")
+    site = next((root.site for root in run.sampled.backward_calls), "")
     return Claim(
         0.85,
-        f"backward ran {run.facts['backwards']} times at {site}, with gradients (norm {median(norms):.3g}), and "
-        f"{', '.join(p['label'] for p in looked[:4])} never changed by a bit: the updates do not reach them.",
+        f"backward ran {run.facts.backwards} times at {site}, with gradients (norm {median(norms):.3g}), and "
+        f"{', '.join(p.label for p in looked[:4])} never changed by a bit: the updates do not reach them.",
         step=0,
-        where=(site, *[p["label"] for p in looked[:4]]),
-        evidence={"backwards": run.facts["backwards"], "parameters": [p["label"] for p in looked], "changed": 0},
+        where=(site, *[p.label for p in looked[:4]]),
+        evidence={"backwards": run.facts.backwards, "parameters": [p.label for p in looked], "changed": 0},
         fixes=("Update in place: `p -= lr * p.grad` under no_grad; `p = p - …` only binds a new name.",),
     )
 
 
-def _silent(run: RecordedRun, held: dict[str, Any], mine: list[dict[str, Any]], why: str, confidence: float) -> Claim:
+def _silent(run: RecordedRun, held: OptimizerFacts, mine: list[ParameterFacts], why: str, confidence: float) -> Claim:
     return Claim(
         confidence,
-        f"{held['type']} (made at {held['site']}) stepped {held['steps']} times and none of its {len(mine)} "
+        f"{held.type} (made at {held.site}) stepped {held.steps} times and none of its {len(mine)} "
         f"parameters changed by a bit: {why}.",
         step=0,
-        where=(held["site"], *[p["label"] for p in mine[:3]]),
-        evidence={"steps": held["steps"], "parameters": len(mine), "changed": 0},
+        where=(held.site, *[p.label for p in mine[:3]]),
+        evidence={"steps": held.steps, "parameters": len(mine), "changed": 0},
     )
 
 
@@ -119,100 +122,108 @@ def parameters_missing(run: RecordedRun) -> Claim | None:
     """A parameter the loss depends on that no optimizer was given."""
     if not run.optimizers:
         return None
-    given = [p for p in run.parameters.values() if p["optimizers"]]
-    mine = any(p["model"] and p["in_graph"] for p in given)
-    if not mine and any(p["in_graph"] or p["with_grad"] for p in given):
+    given = [p for p in run.parameters.values() if p.optimizers]
+    mine = any(p.model and p.in_graph for p in given)
+    if not mine and any(p.in_graph or p.with_grad for p in given):
         return None  # inputs are being optimised, or copies of the weights
     lost = [
         p
         for p in run.parameters.values()
-        if p["in_graph"]
-        and p["registered"]
-        and p["model"]
-        and not p["optimizers"]
-        and p["requires_grad"]
-        and not p["loaded"]
-        and not p["moved_alone"]
+        if p.in_graph
+        and p.registered
+        and p.model
+        and not p.optimizers
+        and p.requires_grad
+        and not p.loaded
+        and not p.moved_alone
     ]
     if not lost:
         return None
-    all_of = [p for p in run.parameters.values() if p["requires_grad"] and p["registered"] and p["model"]]
+    all_of = [p for p in run.parameters.values() if p.requires_grad and p.registered and p.model]
     share = _numel(lost) / max(1, _numel(all_of))
-    site = run.optimizers[-1]["site"]
-    names = [p["label"] for p in lost]
+    site = run.optimizers[-1].site
+    names = [p.label for p in lost]
     return Claim(
         0.95,
         f"{len(lost)} parameters ({share:.0%} of all weights) get a gradient but are in no optimizer: "
         f"{', '.join(names[:4])}{' …' if len(names) > 4 else ''}. They never change.",
         step=0,
         where=(site, *names[:6]),
-        evidence={"parameters": names[:50], "share": share, "optimizer": run.optimizers[-1]["type"]},
+        evidence={"parameters": names[:50], "share": share, "optimizer": run.optimizers[-1].type},
         fixes=(f"Pass them to the optimizer made at {site}.",),
     )
 
 
 def frozen_parameters(run: RecordedRun) -> Claim | None:
     """Most of what the optimizer was given cannot change."""
-    mine = [p for p in run.parameters.values() if p["optimizers"] and p["model"]]
-    frozen = [p for p in mine if not p["requires_grad"] and not p["trained_by"] and not p["loaded"]]
+    mine = [p for p in run.parameters.values() if p.optimizers and p.model]
+    frozen = [p for p in mine if not p.requires_grad and not p.trained_by and not p.loaded]
     share = _numel(frozen) / max(1, _numel(mine))
     if share < 0.5 or not run.optimizers or _look_trained(frozen):
         return None
     weak = not run.curve.learned or run.curve.drop < 0.5
     return Claim(
         0.9 if weak else 0.5,
-        f"{share:.0%} of the weights given to {run.optimizers[-1]['type']} have requires_grad=False and were neither "
-        f"loaded nor trained before: {', '.join(p['label'] for p in frozen[:4])}. The loss went from "
+        f"{share:.0%} of the weights given to {run.optimizers[-1].type} have requires_grad=False and were neither "
+        f"loaded nor trained before: {', '.join(p.label for p in frozen[:4])}. The loss went from "
         f"{run.curve.start:.3g} to {run.curve.end:.3g}.",
         step=0,
-        where=(run.optimizers[-1]["site"], *[p["label"] for p in frozen[:6]]),
-        evidence={"share": share, "frozen": [p["label"] for p in frozen[:50]], "drop": run.curve.drop},
+        where=(run.optimizers[-1].site, *[p.label for p in frozen[:6]]),
+        evidence={"share": share, "frozen": [p.label for p in frozen[:50]], "drop": run.curve.drop},
         severity="error" if weak else "info",
         fixes=("Set requires_grad=True on them, or leave them out of the optimizer if they are frozen on purpose.",),
     )
 
 
-def _look_trained(parameters: list[dict[str, Any]]) -> bool:
+def _look_trained(parameters: list[ParameterFacts]) -> bool:
     """Whether weights have left the values that layers begin with: then they were learned before, and read from a file.
 
     Layers of normalization begin with ones and zeros. Without those, weights tell by their tails: the largest of n
     values drawn at random stays near sqrt(2 ln n) times their spread.
     """
-    norms = [p for p in parameters if "norm" in p["module_type"].lower() and p["first"].get("norm") is not None]
+    norms = [p for p in parameters if "norm" in p.module_type.lower() and p.first.norm is not None]
     if norms:
-        constant = [math.isclose(p["first"]["norm"], p["first"]["largest"] * math.sqrt(_numel([p])), rel_tol=1e-4)
-                    for p in norms]  # fmt: skip
+        constant = [_is_constant(p) for p in norms]
         return sum(constant) < 0.5 * len(constant)
-    matrices = [p for p in parameters if p["first"].get("std") and _numel([p]) > 1]
-    tails = [p["first"]["largest"] / p["first"]["std"] - math.sqrt(2 * math.log(_numel([p]))) for p in matrices]
+    tails = [
+        p.first.largest / p.first.std - math.sqrt(2 * math.log(_numel([p])))
+        for p in parameters
+        if p.first.std and p.first.largest is not None and _numel([p]) > 1
+    ]
     return bool(tails) and median(tails) > 2
+
+
+def _is_constant(p: ParameterFacts) -> bool:
+    """Whether all entries of a parameter had the same size at first."""
+    norm, largest = p.first.norm or 0.0, p.first.largest or 0.0
+    return math.isclose(norm, largest * math.sqrt(_numel([p])), rel_tol=1e-4)
 
 
 def detached_graph(run: RecordedRun) -> Claim | None:
     """Parameters take part in the forward, and no gradient finds its way back to them."""
-    crash = run.crash or {}
-    if "does not require grad and does not have a grad_fn" in str(crash.get("message")):
+    crash = run.facts.crash
+    if crash is not None and "does not require grad and does not have a grad_fn" in crash.message:
         cuts = _cuts_of_last_root(run)
-        at = cuts[-1]["site"] if cuts else crash.get("site")
+        at = cuts[-1].site if cuts else crash.site
         return Claim(
             0.95,
-            f"backward at {crash.get('site')} was called on a tensor without a graph"
-            + (f"; it was cut off by {cuts[-1]['op']} at {at}." if cuts else "."),
+            f"backward at {crash.site} was called on a tensor without a graph"
+            + (f"; it was cut off by {cuts[-1].op} at {at}." if cuts else "."),
             step=run.steps,
-            where=(str(crash.get("site")), str(at)),
-            evidence={"message": crash["message"], "cuts": cuts[-3:]},
+            where=(str(crash.site), str(at)),
+            evidence={"message": crash.message, "cuts": [cut.to_json() for cut in cuts[-3:]]},
         )
     dead = [
         p
         for p in run.parameters.values()
-        if p["optimizers"] and p["requires_grad"] and p["looked"] >= 2 and p["used"] and not p["in_graph"]
-        and not p["with_grad"] and not p["moved_alone"]
+        if p.optimizers and p.requires_grad and p.sampled >= 2 and p.used and not p.in_graph
+        and not p.with_grad and not p.moved_alone
     ]  # fmt: skip
     if not dead:
         return None
     cut = _cut_behind(run, dead)
-    names = [p["label"] for p in dead]
-    share = _numel(dead) / max(1, _numel([p for p in run.parameters.values() if p["optimizers"]]))
+    names = [p.label for p in dead]
+    share = _numel(dead) / max(1, _numel([p for p in run.parameters.values() if p.optimizers]))
     if cut is None:
         if share < 0.05:
             return None
@@ -226,70 +237,70 @@ def detached_graph(run: RecordedRun) -> Claim | None:
             severity="info",
         )
     return Claim(
-        0.95 if cut["reaches_loss"] else 0.85,
+        0.95 if cut.reaches_loss else 0.85,
         f"{len(dead)} parameters ({', '.join(names[:4])}{' …' if len(names) > 4 else ''}) take part in the forward and "
-        f"never get a gradient: {_cut_words(cut)} at {cut['site']} cuts the graph behind them.",
+        f"never get a gradient: {_cut_words(cut)} at {cut.site} cuts the graph behind them.",
         step=0,
-        where=(cut["site"], *names[:6]),
-        evidence={"parameters": names[:50], "cut": cut, "share": share},
-        fixes=(f"Let the graph through at {cut['site']}.",),
+        where=(cut.site, *names[:6]),
+        evidence={"parameters": names[:50], "cut": cut.to_json(), "share": share},
+        fixes=(f"Let the graph through at {cut.site}.",),
     )
 
 
-def _cut_behind(run: RecordedRun, dead: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _cut_behind(run: RecordedRun, dead: list[ParameterFacts]) -> GraphBreak | None:
     """The cut between parameters and the loss they are trained for; other losses may be cut off from them on purpose.
 
     A discriminator's loss leaves the generator alone: it is not the one that the generator's optimizer steps for.
     """
-    lost = {p["id"] for p in dead}
-    owners = {number for p in dead for number in p["optimizers"]}
+    lost = {p.id for p in dead}
+    owners = {number for p in dead for number in p.optimizers}
     best, found = (False, False, 0, 0), None
-    for look in run.looks:
-        own = {number for number, root in enumerate(look.get("roots", [])) if owners & set(root.get("for", ()))}
-        for b in look.get("breaks", []):
-            hit = len(lost & set(b["parameters"]))
-            under = own & set(b.get("roots", ()))
-            rank = (bool(under), b["reaches_loss"], hit, max(under, default=0))
+    for look in run.sampled.steps:
+        own = {number for number, root in enumerate(look.backward_calls) if owners & set(root.optimizers)}
+        for b in look.breaks:
+            hit = len(lost & set(b.parameters))
+            under = own & set(b.backward_calls)
+            rank = (bool(under), b.reaches_loss, hit, max(under, default=0))
             if hit and rank > best:
                 best, found = rank, b
     return found
 
 
-def _cuts_of_last_root(run: RecordedRun) -> list[dict[str, Any]]:
+def _cuts_of_last_root(run: RecordedRun) -> list[GraphBreak]:
     """Where the tensor that backward was last called on was cut off; all cuts of the run if that is not known."""
-    looks = [look for look in run.looks if look.get("roots")]
-    last = len(looks[-1]["roots"]) - 1 if looks else 0
-    cuts = [b for b in looks[-1].get("breaks", []) if last in b.get("roots", ())] if looks else []
-    return cuts or [b for look in run.looks for b in look.get("breaks", [])]
+    looks = [look for look in run.sampled.steps if look.backward_calls]
+    last = len(looks[-1].backward_calls) - 1 if looks else 0
+    cuts = [b for b in looks[-1].breaks if last in b.backward_calls] if looks else []
+    return cuts or [b for look in run.sampled.steps for b in look.breaks]
 
 
-def _cut_words(cut: dict[str, Any]) -> str:
-    return "running without gradients (no_grad)" if cut["op"] == "no_grad" else f"`{cut['op']}`"
+def _cut_words(cut: GraphBreak) -> str:
+    return "running without gradients (no_grad)" if cut.op == "no_grad" else f"`{cut.op}`"
 
 
 def unregistered_parameters(run: RecordedRun) -> Claim | None:
     """Weights in a plain list or attribute, where `parameters()` does not see them."""
-    lost = [p for p in run.parameters.values() if not p["registered"] and p["in_graph"] and not p["optimizers"]]
-    lost = [p for p in lost if not p["moved_alone"]]
+    lost = [p for p in run.parameters.values() if not p.registered and p.in_graph and not p.optimizers]
+    lost = [p for p in lost if not p.moved_alone]
     if not lost or not run.optimizers:
         return None
-    names = [p["label"] for p in lost]
+    names = [p.label for p in lost]
     return Claim(
         0.96,
-        f"{len(lost)} tensors with a gradient sit in plain attributes of `{lost[0]['model']}` where parameters() does "
+        f"{len(lost)} tensors with a gradient sit in plain attributes of `{lost[0].model}` where parameters() does "
         f"not see them: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}. No optimizer has them.",
         step=0,
-        where=(*names[:6], run.optimizers[-1]["site"]),
+        where=(*names[:6], run.optimizers[-1].site),
         evidence={"tensors": names[:50], "weights": _numel(lost)},
     )
 
 
 def eval_mode_training(run: RecordedRun) -> Claim | None:
     """Steps are taken while dropout and batch norm are switched off."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for note in run.passes(grad=True):
-        groups.setdefault(note["model"], []).append(note)
-    trained = {p["model"] for p in run.parameters.values() if p["changed"]}
+    groups: dict[str, list[ModelCall]] = {}
+    for note in run.sampled.trained_model_calls:
+        groups.setdefault(note.model, []).append(note)
+    trained = {p.model for p in run.parameters.values() if p.changed}
     for model, notes in groups.items():
         if model not in trained:
             continue
@@ -297,66 +308,66 @@ def eval_mode_training(run: RecordedRun) -> Claim | None:
         late = notes[-max(2, len(notes) // 4) :]
         if len(off) >= max(2, 0.2 * len(notes)) and all(_switched_off(n) for n in late):
             first = off[0]
-            parts = [f"{first['dropouts']} dropouts"] * bool(first["dropouts"])
-            parts += [f"{first['batchnorms']} batch norms"] * bool(first["batchnorms"])
+            parts = [f"{first.dropouts} dropouts"] * bool(first.dropouts)
+            parts += [f"{first.batchnorms} batch norms"] * bool(first.batchnorms)
             return Claim(
                 0.95,
                 f"`{model}` is in eval mode (training=False) on steps that update its weights, from step "
-                f"{first['step']} on: its {' and '.join(parts)} are inactive in {len(off)} of {len(notes)} passes "
+                f"{first.step} on: its {' and '.join(parts)} are inactive in {len(off)} of {len(notes)} passes "
                 "looked at.",
-                step=first["step"],
-                where=(model, first["site"]),
-                evidence={"passes": len(notes), "in_eval_mode": len(off), "dropouts": first["dropouts"],
-                          "batchnorms": first["batchnorms"]},
+                step=first.step,
+                where=(model, first.site),
+                evidence={"passes": len(notes), "in_eval_mode": len(off), "dropouts": first.dropouts,
+                          "batchnorms": first.batchnorms},
                 fixes=("Call `model.train()` before the training steps, and again after each evaluation.",),
             )  # fmt: skip
     return None
 
 
-def _switched_off(note: dict[str, Any]) -> bool:
-    if note["training"]:
+def _switched_off(note: ModelCall) -> bool:
+    if note.training:
         return False
-    norms = note["batchnorms"] - note["batchnorms_frozen"]
-    return bool((note["dropouts"] + norms) > 0 and note["dropouts_on"] == 0 and note["batchnorms_on"] == 0)
+    norms = note.batchnorms - note.batchnorms_frozen
+    return bool((note.dropouts + norms) > 0 and note.dropouts_on == 0 and note.batchnorms_on == 0)
 
 
 def train_mode_eval(run: RecordedRun) -> Claim | None:
     """Evaluation passes with dropout, or batch statistics, switched on."""
-    if run.adversarial or run.facts.get("policy") or run.facts.get("evaluation_blocks", 0) >= 0.5 * max(1, run.steps):
+    if run.adversarial or run.facts.policy_entropies or run.facts.evaluation_blocks >= 0.5 * max(1, run.steps):
         return None  # samples and rollouts are drawn without gradients, in training mode, on purpose
-    trained = {p["model"] for p in run.parameters.values() if p["changed"]}
-    notes = [n for n in run.facts.get("evaluations", []) if n["model"] in trained and not n["grad_mode"]]
-    hot = [n for n in notes if n["training"] and (n["dropouts_on"] or n["batchnorms_on"])]
+    trained = {p.model for p in run.parameters.values() if p.changed}
+    notes = [n for n in run.facts.evaluations if n.model in trained and not n.grad_mode]
+    hot = [n for n in notes if n.training and (n.dropouts_on or n.batchnorms_on)]
     if not hot or len(hot) < 0.5 * len(notes) or _repeats_rows(hot):
         return None
     first = hot[0]
-    parts = [f"{first['dropouts_on']} dropouts"] * bool(first["dropouts_on"])
-    parts += [f"{first['batchnorms_on']} batch norms"] * bool(first["batchnorms_on"])
+    parts = [f"{first.dropouts_on} dropouts"] * bool(first.dropouts_on)
+    parts += [f"{first.batchnorms_on} batch norms"] * bool(first.batchnorms_on)
     return Claim(
         0.9,
-        f"`{first['model']}` was evaluated without gradients at {first['site']} but in training mode: "
+        f"`{first.model}` was evaluated without gradients at {first.site} but in training mode: "
         f"{' and '.join(parts)} were active in {len(hot)} of {len(notes)} such passes, so the figures are noisy"
-        f"{' and the running statistics take in evaluation data' if first['batchnorms_on'] else ''}.",
-        step=first["step"],
-        where=(first["model"], first["site"]),
-        evidence={"passes": len(notes), "in_training_mode": len(hot), "dropouts": first["dropouts_on"],
-                  "batchnorms": first["batchnorms_on"]},
+        f"{' and the running statistics take in evaluation data' if first.batchnorms_on else ''}.",
+        step=first.step,
+        where=(first.model, first.site),
+        evidence={"passes": len(notes), "in_training_mode": len(hot), "dropouts": first.dropouts_on,
+                  "batchnorms": first.batchnorms_on},
         severity="warning",
         fixes=("Call `model.eval()` before evaluating and `model.train()` after.",),
     )  # fmt: skip
 
 
-def _repeats_rows(notes: list[dict[str, Any]]) -> bool:
+def _repeats_rows(notes: list[ModelCall]) -> bool:
     """The same rows several times in one block: an ensemble of dropout masks, on purpose."""
-    seen: dict[tuple[Any, ...], int] = {}
+    seen: dict[tuple[int | None, ...], int] = {}
     for note in notes:
-        key = (note.get("block"), *(note.get("rows") or [])[:4])
+        key = (note.block, *(note.rows or [])[:4])
         seen[key] = seen.get(key, 0) + 1
     return max(seen.values(), default=0) > 2
 
 
-def _numel(parameters: list[dict[str, Any]]) -> int:
-    return sum(math.prod(p["shape"]) for p in parameters)
+def _numel(parameters: list[ParameterFacts]) -> int:
+    return sum(math.prod(p.shape) for p in parameters)
 
 
 RULES = (

@@ -29,7 +29,7 @@ class FailedSaves:
         """What the last save failed of; `None` after one that worked."""
         self.failures = 0
         """How many saves in a row have failed."""
-        self._told: set[Any] = set()
+        self._logged: set[Any] = set()
         self._next, self._pause, self._again_at = GROWTH, FIRST_PAUSE_SECONDS, 0.0
 
     def failed(self, error: Exception, step: int, place: object, age: Callable[[], str]) -> str | None:
@@ -37,11 +37,11 @@ class FailedSaves:
         self.last_error = error
         self.failures += 1
         kind = (type(error), getattr(error, "errno", None))
-        if kind in self._told and self.failures < self._next and time.monotonic() < self._again_at:
+        if kind in self._logged and self.failures < self._next and time.monotonic() < self._again_at:
             return None
-        if kind in self._told:
+        if kind in self._logged:
             self._next, self._pause = self.failures * GROWTH, self._pause * 2
-        self._told.add(kind)
+        self._logged.add(kind)
         self._again_at = time.monotonic() + self._pause
         many = f"; {self.failures:,} saves in a row have failed" if self.failures > 1 else ""
         message = (
@@ -51,10 +51,10 @@ class FailedSaves:
         log.warning(message, exc_info=None if isinstance(error, OSError) else error)
         return message
 
-    def tell(self, kind: Any, message: str) -> None:
-        """Say something once, until a save has worked again."""
-        if kind not in self._told:
-            self._told.add(kind)
+    def warn_once(self, kind: str, message: str) -> None:
+        """Log a warning once, until a save has worked again."""
+        if kind not in self._logged:
+            self._logged.add(kind)
             log.warning(message)
 
     def works_again(self, step: int) -> str | None:
@@ -64,6 +64,6 @@ class FailedSaves:
             message = f"checkpoints can be written again: step {step} is on the disk."
             log.info(message)
         self.last_error, self.failures = None, 0
-        self._told.clear()
+        self._logged.clear()
         self._next, self._pause, self._again_at = GROWTH, FIRST_PAUSE_SECONDS, 0.0
         return message

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from surefoot.errors import CheckpointError
 from surefoot.keep.checkpoint.storage import Manifest, read_manifest
@@ -120,28 +120,28 @@ class CheckpointListing:
         return self.first.facts.get("metric_given") is not False
 
 
-def _number(manifest: Manifest, name: str, otherwise: int) -> int:
+def _number(manifest: Manifest, name: Literal["rank", "world_size", "number"], otherwise: int) -> int:
     found: Any = manifest.facts.get(name)
     return found if type(found) is int else otherwise
 
 
-def look(folder: Path) -> list[CheckpointListing]:
+def list_checkpoints(folder: Path) -> list[CheckpointListing]:
     """Every step in a folder, the highest first. Reads manifests, no tensors. Raises `OSError`."""
     steps: dict[tuple[int, bool], CheckpointListing] = {}
     for path in folder.iterdir():
         if found := _NAME.fullmatch(path.name):
             key = int(found["step"]), found["aside"] is not None
             steps.setdefault(key, CheckpointListing(*key)).paths[int(found["rank"] or 0)] = path
-    for shelved in steps.values():
+    for listing in steps.values():
         faults = {}
-        for rank, path in sorted(shelved.paths.items()):
+        for rank, path in sorted(listing.paths.items()):
             try:
-                shelved.manifests[rank] = _checked(path, shelved.step, rank)
+                listing.manifests[rank] = _checked(path, listing.step, rank)
             except CheckpointError as error:
                 faults[rank] = str(error)
-        shelved.set_orphans_apart()
-        shelved.faults = [fault for rank, fault in faults.items() if rank in shelved.paths]
-    return sorted(steps.values(), key=lambda shelved: (-shelved.step, shelved.aside))
+        listing.set_orphans_apart()
+        listing.faults = [fault for rank, fault in faults.items() if rank in listing.paths]
+    return sorted(steps.values(), key=lambda listing: (-listing.step, listing.aside))
 
 
 def _checked(path: Path, step: int, rank: int) -> Manifest:
@@ -157,7 +157,7 @@ def _checked(path: Path, step: int, rank: int) -> Manifest:
 def last_number(folder: Path) -> int:
     """The number of the last save in a folder; 0 if there is none."""
     try:
-        return max((each.order[0] for each in look(folder) if each.manifests), default=0)
+        return max((each.order[0] for each in list_checkpoints(folder) if each.manifests), default=0)
     except OSError:
         return 0
 

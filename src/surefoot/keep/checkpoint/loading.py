@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import CheckpointError
-from surefoot.keep.checkpoint.listing import CheckpointListing, by_metric, look, part_name, whole_ones
+from surefoot.keep.checkpoint.listing import CheckpointListing, by_metric, list_checkpoints, part_name, whole_ones
 from surefoot.keep.checkpoint.storage import read, verify
 
 if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
+
+    from surefoot.keep.checkpoint.storage import SaveFacts
 
 log = logging.getLogger("surefoot")
 
@@ -33,7 +35,7 @@ class Loaded:
     """The folder; of several processes, the part of this one."""
     tree: Any
     """The state as it was saved, its tensors on the CPU."""
-    facts: dict[str, Any]
+    facts: SaveFacts
     """What the manifest tells: `finite`, `quiet`, `reasons`, `metric`, versions."""
 
 
@@ -45,7 +47,7 @@ def load_path(path: Path) -> Loaded:
 
 def load_step(place: Path, step: int, rank: int, world_size: int) -> Loaded:
     """One step and no other. Raises `CheckpointError`."""
-    steps = {each.step: each for each in reversed(shelves(place))}  # evidence beside a good one gives way to it
+    steps = {each.step: each for each in reversed(listed_steps(place))}  # evidence beside a good one gives way to it
     if step not in steps:
         raise CheckpointError(f"there is no checkpoint of step {step} in {place}; there are {sorted(steps)}.")
     if fault := steps[step].fault:
@@ -55,7 +57,7 @@ def load_step(place: Path, step: int, rank: int, world_size: int) -> Loaded:
 
 def load_first(place: Path, which: str, rank: int, world_size: int, without: Collection[int] = ()) -> Loaded | None:
     """The first that is whole of those asked for; `None` if there is none, `CheckpointError` if all are damaged."""
-    steps = [each for each in shelves(place) if each.step not in without and not each.aside]
+    steps = [each for each in listed_steps(place) if each.step not in without and not each.aside]
     faults = {each.step: each.fault for each in steps if each.fault is not None}
     passed_over = []
     for each in _candidates(whole_ones(steps), which):
@@ -77,10 +79,10 @@ def load_first(place: Path, which: str, rank: int, world_size: int, without: Col
     return None
 
 
-def shelves(place: Path) -> list[CheckpointListing]:
+def listed_steps(place: Path) -> list[CheckpointListing]:
     """The steps in a folder, none if it is not there. Raises `CheckpointError`."""
     try:
-        return look(place)
+        return list_checkpoints(place)
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -93,14 +95,14 @@ def _candidates(newest_first: list[CheckpointListing], which: str) -> list[Check
     return [each for each in newest_first if (each.good if which == "good" else each.finite)]
 
 
-def _load(shelved: CheckpointListing, rank: int, world_size: int) -> Loaded:
-    count = len(shelved.manifests)
+def _load(listing: CheckpointListing, rank: int, world_size: int) -> Loaded:
+    count = len(listing.manifests)
     if count != world_size:
         raise CheckpointError(
-            f"{part_name(shelved.step, 0)}: it was saved by {count} process(es) and this run has {world_size}; "
+            f"{part_name(listing.step, 0)}: it was saved by {count} process(es) and this run has {world_size}; "
             "run as many, or load a single part by its path."
         )
-    for other, path in shelved.paths.items():
+    for other, path in listing.paths.items():
         if other != rank:
             verify(path)
-    return load_path(shelved.paths[rank])
+    return load_path(listing.paths[rank])

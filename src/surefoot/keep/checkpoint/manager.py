@@ -1,15 +1,14 @@
 """`CheckpointManager`: when to save, in the background, what to keep, and what to load.
 
 A save copies the state (training waits for that alone) and hands it to a short-lived thread, which writes one folder
-(`storage.py`) and then deletes what is no longer needed (`shelf.py`). The thread is not a daemon: a script
-that ends waits for its last checkpoint. There is one at a time.
+(`storage.py`) and then deletes what is no longer needed (`listing.py`). `writer.py` has that thread, `loading.py` the
+way back.
 
-A checkpoint is good when it is finite and the detectors were quiet. One that is not is kept apart as evidence: it is
-never the best, `load("good")` never gives it, and it never takes the place of a good one of the same step.
+A checkpoint is good when it is finite and the detectors were quiet. One that is not is kept separately as evidence: it
+is never the best, `load("good")` never returns it, and it never replaces a good one of the same step.
 
-Watching never kills: at a full disk or a vanished folder training goes on, the save stays due, and a warning says so,
-again and again at growing intervals (`troubles.py`). Only a state that cannot be saved at all raises, in the caller, at
-the first save.
+With a full disk or a vanished folder training continues, the save stays due, and a warning is logged at growing
+intervals (`failed_saves.py`). Only a state that cannot be saved at all raises, in the caller, at the first save.
 
 Of two processes that would save into one folder the second is refused (`folder_lock.py`): a `TrainingStabilizer` when
 it is made, a manager alone at its first save. Loading needs no lock.
@@ -27,34 +26,20 @@ import signal
 import threading
 import time
 import weakref
-from contextlib import suppress
+from collections import deque
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch.distributed as dist
 
-from surefoot.core.folder_lock import Hold, hold, rank_of_process
-from surefoot.errors import FolderInUse, UsageError, require
-from surefoot.keep.checkpoint.due import Due
-from surefoot.keep.checkpoint.failed_saves import FailedSaves
-from surefoot.keep.checkpoint.folders import discard, sweep
-from surefoot.keep.checkpoint.listing import (
-    CheckpointListing,
-    by_metric,
-    last_number,
-    look,
-    part_name,
-    rank_of,
-    to_discard,
-    whole_ones,
-)
-from surefoot.keep.checkpoint.loading import Loaded, load_first, load_path, load_step, shelves
-from surefoot.keep.checkpoint.storage import Manifest, write_flat
+from surefoot.core.folder_lock import rank_of_process
+from surefoot.errors import UsageError, require
+from surefoot.keep.checkpoint.listing import CheckpointListing, by_metric, whole_ones
+from surefoot.keep.checkpoint.loading import Loaded, listed_steps, load_first, load_path, load_step
 from surefoot.keep.checkpoint.tree import Flattened
+from surefoot.keep.checkpoint.writer import CheckpointWriter, FolderClaim, SaveJob, newest_good_age
 from surefoot.keep.position.workers import worker_died
 from surefoot.keep.staging import Staged, stage
 
@@ -62,17 +47,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from types import TracebackType
 
+    from surefoot.keep.checkpoint.storage import SaveFacts
+
 log = logging.getLogger("surefoot")
 
 Which = Literal["latest", "good", "best"]
-
-HEAD_START_SECONDS = 0.003
-"""A new thread holds the interpreter for up to 5 ms while the one that started it waits; so it begins by letting go."""
-SLOW_SECONDS = 1.0
-"""A save in vain that took longer than this is tried again only after ten times as long, or training would crawl."""
-
-_WRITERS: WeakValueDictionary[str, CheckpointManager] = WeakValueDictionary()
-"""Which manager of this process saved what: two in one folder, as for a GAN, would undo each other's work unseen."""
 
 _CLOCKS_DIFFER = (
     "`every_minutes` cannot be used with several processes: their clocks would have them save different steps, and "
@@ -101,17 +80,71 @@ class CheckpointInfo:
     bytes: int
 
 
-class _Job(NamedTuple):
-    """One state on its way to the disk."""
+class Due:
+    """Counts which steps are saved, and so when the next checkpoint is due.
 
-    step: int
-    staged: Staged
-    flattened: Flattened | None
-    """Made by the writer if it was not made before."""
-    unchecked: Collection[str]
-    facts: dict[str, Any]
-    started: float
-    line: int
+    That is at every multiple of `every_steps`, and when `every_minutes` have passed. A save that failed, or was not
+    good, leaves it due, so that the next step is tried. When training goes back to an earlier step, so does the count.
+
+    Several processes must save the same steps or none is whole. What only one of them knows (its clock, a writer that
+    is still busy, a full disk) must not count then: a save is due at the multiples and nowhere else.
+    """
+
+    def __init__(self, every_steps: int | None, every_minutes: float | None) -> None:
+        self._every_steps, self._every_minutes = every_steps, every_minutes
+        self._saved = self._asked = 0
+        self._under_way: int | None = None  # alone: being written
+        self._begun: int | None = None  # together: saved, or tried to
+        self._saved_at = time.monotonic()
+        self._line = 0
+        # What the thread that writes reports; only the thread that trains changes the counts, so no lock is needed.
+        self._ended: deque[tuple[int, int, bool, float]] = deque()
+
+    def at(self, step: int, together: bool) -> bool:
+        """Whether a save is due after this step; `together` with other processes, or alone."""
+        self._take_in()
+        if step < self._asked:
+            self._go_back(min(self._saved, step), step)
+        self._asked = step
+        every = self._every_steps
+        if together:
+            return every is not None and step > 0 and step % every == 0 and step != self._begun
+        saved = self._saved if self._under_way is None else self._under_way
+        if every is not None and step // every > saved // every:
+            return True
+        if self._every_minutes is None or self._under_way is not None:
+            return False
+        return time.monotonic() - self._saved_at >= 60 * self._every_minutes
+
+    def begin(self, step: int) -> int:
+        """A save of this step starts; gives what `end` must be told."""
+        self._take_in()
+        self._under_way = self._begun = step
+        return self._line
+
+    def end(self, step: int, line: int, good: bool) -> None:
+        """The save is over; may be called from another thread."""
+        self._ended.append((step, line, good, time.monotonic()))
+
+    def restart(self, step: int) -> None:
+        """The state of this step was loaded: it is as good as saved."""
+        self._go_back(step, step)
+        self._begun = step
+        self._saved_at = time.monotonic()
+
+    def _take_in(self) -> None:
+        while self._ended:
+            step, line, good, when = self._ended.popleft()
+            if line != self._line:  # training has gone back meanwhile: it does not count
+                continue
+            if good:
+                self._saved, self._saved_at = step, when
+            self._under_way = None
+
+    def _go_back(self, saved: int, step: int) -> None:
+        self._line += 1
+        self._saved, self._asked = saved, step
+        self._under_way = self._begun = None
 
 
 class CheckpointManager:
@@ -154,32 +187,24 @@ class CheckpointManager:
         """
         _check_settings(every_steps, every_minutes, keep_last, keep_evidence, rank, world_size)
         self.folder = Path(folder)
+        self._place = self.folder / "checkpoints"
         self.every_steps, self.every_minutes = every_steps, every_minutes
         self.keep_last, self.keep_evidence = keep_last, keep_evidence
         self.signals = tuple(signals)
         self.postponed = 0
         """Saves that were not made when asked for, because another was being written or had just failed."""
-        self.tell_saved: Callable[[int, Path, dict[str, Any]], None] = lambda step, path, facts: None
-        """Who else wants to know of a checkpoint that is on the disk; called by the thread that wrote it."""
-        self.tell_failing: Callable[[int, str, dict[str, Any]], None] = lambda step, message, evidence: None
-        """Who else wants to know that checkpoints cannot be written, or can be again; called by the same thread."""
         self._given = (rank, world_size)
         require(every_minutes is None or self.world_size == 1, _CLOCKS_DIFFER)
         self._due = Due(every_steps, every_minutes)
-        self._troubles = FailedSaves()
         self._process = os.getpid()
         self._lock = threading.RLock()
-        self._writer: threading.Thread | None = None
-        self._not_before = 0.0
-        self._saved_before = self._broken_told = False
-        self._there = self._place.is_dir()
-        self._alone_told = self._sharing_told = False
         self._owner: Callable[[], object | None] = lambda: None
-        self._holds: dict[int, Hold] = {}
-        """The locks on the folder, by rank."""
-        weakref.finalize(self, _release, self._holds).atexit = False  # the end of the process does it
-        if self._there:
-            self._sweep()
+        self._claim = FolderClaim(self.folder)
+        self._writer = CheckpointWriter(self._place, self._claim)
+        self.events = self._writer.events
+        """What is called when a checkpoint is on the disk, and when checkpoints cannot be written."""
+        if self._place.is_dir():
+            self._claim.sweep(self._place, self.rank)
 
     @property
     def rank(self) -> int:
@@ -196,12 +221,12 @@ class CheckpointManager:
     @property
     def last_error(self) -> BaseException | None:
         """What the last save failed of; `None` after one that worked."""
-        return self._troubles.last_error
+        return self._writer.failed_saves.last_error
 
     @property
     def busy(self) -> bool:
         """Whether a save would be put off, since another is being written. Several processes wait instead."""
-        return self.world_size == 1 and self._writer is not None and self._writer.is_alive()
+        return self.world_size == 1 and self._writer.is_busy
 
     def belong_to(self, owner: object) -> None:
         """What is saved is the state of this owner from here on; `check_owner` refuses an earlier one."""
@@ -222,21 +247,7 @@ class CheckpointManager:
         Ranks of one job share it. Where they are not known to torch.distributed yet, what started them tells.
         """
         known = self._given[0] is not None or _distributed()
-        self._hold(self.rank if known else rank_of_process())
-
-    def _hold(self, rank: int) -> None:
-        if rank not in self._holds or not self._holds[rank].stands:
-            self._holds[rank] = hold(self.folder, "checkpoints", rank)
-
-    def _sweep(self) -> None:
-        """Remove what dead processes left half done, unless a process is at work that may be on another machine."""
-        try:
-            held = hold(self.folder, "checkpoints", self.rank)
-        except (FolderInUse, OSError):
-            return
-        with suppress(OSError):  # trouble that the first save will tell about
-            sweep(self._place, lambda name: rank_of(name) == self.rank)
-        held.release()
+        self._claim.hold(self.rank if known else rank_of_process())
 
     # ---- saving -----------------------------------------------------------------------------------------------------
 
@@ -270,48 +281,48 @@ class CheckpointManager:
             unchecked: keys of `tree` whose tensors may hold NaN and Inf, or paths in it as "models.0.mask".
             staged: a copy of the state that was taken already; then `tree` is not looked at.
         """
-        self._check(step)
-        self._hold(self.rank)
+        _check_save(step, self._process, self.every_minutes, self.world_size)
+        self._claim.hold(self.rank)
         with self._lock:
-            if not self._free(wait=blocking or self.world_size > 1):
+            if not self._writer.is_ready(wait=blocking or self.world_size > 1):
                 self.postponed += 1
                 return False
             started, line = time.monotonic(), self._due.begin(step)
             try:
                 staged = stage(tree) if staged is None else staged
-                facts = self._facts(quiet, reasons, metric, metric_given)
+                facts = _facts(quiet, reasons, metric, metric_given, self.rank, self.world_size)
                 # The first one is made here, so that a state that cannot be saved raises where it was handed in.
-                flattened = None if self._saved_before else Flattened(staged.tree)
-                job = _Job(step, staged, flattened, tuple(unchecked), facts, started, line)
+                flattened = None if self._writer.has_saved else Flattened(staged.tree)
+                done = partial(self._due.end, step, line)
+                keep = self.keep_last, self.keep_evidence
+                job = SaveJob(step, staged, flattened, tuple(unchecked), facts, *keep, started, done)
             except BaseException as error:
                 self._due.end(step, line, good=False)
                 if isinstance(error, UsageError) or not isinstance(error, Exception) or worker_died(error):
                     raise
-                self._failed(error, step)  # no memory for a copy, say: training must go on
+                self._writer.failed(error, step)  # no memory for a copy, say: training must go on
                 return False
-            self._start(job, blocking)
+            self._writer.start(job, blocking)
         return self.last_error is None if blocking else True
 
     def wait(self) -> None:
         """Return when nothing is being written any more."""
-        writer = self._writer
-        if writer is not None and writer is not threading.current_thread():
-            writer.join()
+        self._writer.wait()
 
     def __enter__(self) -> CheckpointManager:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.wait()
-        _release(self._holds)
+        self._claim.release()
 
     # ---- what there is ----------------------------------------------------------------------------------------------
 
     def checkpoints(self) -> list[CheckpointInfo]:
         """Those that are whole as far as manifests and sizes tell, newest first."""
-        newest_first = whole_ones(shelves(self._place))
+        newest_first = whole_ones(listed_steps(self._place))
         best = by_metric(newest_first)[:1]
-        return [self._info(each, each in best) for each in newest_first if self.rank in each.paths]
+        return [_info(each, self.rank, each in best) for each in newest_first if self.rank in each.paths]
 
     def load(self, which: Which | int | os.PathLike[str] = "latest", *, without: Collection[int] = ()) -> Loaded | None:
         """Read a state back, every byte verified. Waits for one that is being written.
@@ -337,184 +348,9 @@ class CheckpointManager:
             self._due.restart(loaded.step)
         return loaded
 
-    def _info(self, shelved: CheckpointListing, best: bool) -> CheckpointInfo:
-        manifest = shelved.manifests[self.rank]
-        return CheckpointInfo(
-            step=shelved.step,
-            path=shelved.paths[self.rank],
-            good=shelved.good,
-            finite=shelved.finite,
-            quiet=shelved.quiet,
-            best=best,
-            metric=shelved.metric,
-            reasons=tuple(str(reason) for reason in manifest.facts.get("reasons") or ()),
-            saved_at=manifest.saved_at,
-            bytes=manifest.bytes,
-        )
-
-    # ---- writing ----------------------------------------------------------------------------------------------------
-
-    @property
-    def _place(self) -> Path:
-        return self.folder / "checkpoints"
-
-    def _check(self, step: int) -> None:
-        if os.getpid() != self._process:
-            raise UsageError(
-                "this CheckpointManager was made in another process, before a fork, and two would write the same "
-                "files. Make it in the process that saves."
-            )
-        if type(step) is not int or not 0 <= step < 10**18:
-            raise UsageError(f"`step` must be a whole number of at least 0; got {step!r}.")
-        if self.every_minutes is not None and self.world_size > 1:
-            raise UsageError(_CLOCKS_DIFFER)
-
-    def _free(self, wait: bool) -> bool:
-        """Whether a save can start now."""
-        if wait:
-            self.wait()
-            return True
-        if self._writer is not None and self._writer.is_alive():
-            log.debug("a checkpoint was due, but the one before is still being written: it is saved after that.")
-            return False
-        return time.monotonic() >= self._not_before
-
-    def _facts(self, quiet: bool, reasons: Sequence[str], metric: float | None, given: bool) -> dict[str, Any]:
-        number = None if metric is None else float(metric)
-        return {
-            "quiet": bool(quiet),
-            "reasons": [str(reason) for reason in reasons],
-            "metric": number if number is None or math.isfinite(number) else repr(number),
-            "metric_given": bool(given),
-            "rank": self.rank,
-            "world_size": self.world_size,
-        }
-
-    def _start(self, job: _Job, blocking: bool) -> None:
-        # When the main thread is over, at exit, nobody waits for new threads any more.
-        if blocking or not threading.main_thread().is_alive():
-            self._write(job)
-            return
-        self._writer = threading.Thread(target=self._write_later, args=(job,), name="surefoot-checkpoint", daemon=False)
-        try:
-            self._writer.start()
-        except RuntimeError:  # no more threads are to be had
-            self._writer = None
-            self._write(job)
-
-    def _write_later(self, job: _Job) -> None:
-        time.sleep(HEAD_START_SECONDS)
-        self._write(job)
-
-    def _write(self, job: _Job) -> None:
-        good = finite = False
-        try:
-            job.staged.wait()
-            flattened = Flattened(job.staged.tree) if job.flattened is None else job.flattened
-            self._saved_before = True
-            self._notice_vanished()
-            job.facts["number"] = 1 + last_number(self._place)
-            self._notice_sharing(self._place / part_name(job.step, job.facts["rank"]))
-            manifest, place = self._written(job, flattened)
-            finite = manifest.facts["finite"]
-            good = finite and job.facts["quiet"]
-            self._there = True
-            self._tell_broken(job.step, manifest.facts)
-            works_again = self._troubles.works_again(job.step)
-            if works_again is not None:
-                self.tell_failing(job.step, works_again, {"failures": 0})
-            self.tell_saved(job.step, place, manifest.facts)
-            self._discard_old(job)
-        except Exception as error:  # whatever it is, training must go on
-            self._failed(error, job.step)
-        finally:
-            now = time.monotonic()
-            took = now - job.started
-            self._not_before = now + 10 * took if not finite and took > SLOW_SECONDS else 0.0
-            self._due.end(job.step, job.line, good)
-
-    def _written(self, job: _Job, flattened: Flattened) -> tuple[Manifest, Path]:
-        """Write a state in its place; where a good one of the same step is there and this one is not, beside it.
-
-        Ranks must choose alike. Whether the step was quiet, all know; whether one's part is finite, it knows alone.
-        """
-        rank, several = job.facts["rank"], job.facts["world_size"] > 1
-        place = self._place / part_name(job.step, rank)
-
-        def choose(finite: bool) -> Path:
-            nonlocal place
-            broken = not job.facts["quiet"] or not (finite or several)
-            if broken and any(each.step == job.step and each.whole and each.good for each in look(self._place)):
-                place = self._place / part_name(job.step, rank, aside=True)
-            return place
-
-        options: Any = {"step": job.step, "unchecked": job.unchecked, "choose": choose}
-        return write_flat(place, flattened, job.facts, **options), place
-
-    def _failed(self, error: Exception, step: int) -> None:
-        message = self._troubles.failed(error, step, self._place, lambda: self.newest_good_age(step))
-        if message is not None:
-            evidence = {"failures": self._troubles.failures, "error": f"{type(error).__name__}: {error}"}
-            self.tell_failing(step, message, evidence)
-
     def newest_good_age(self, step: int) -> str:
         """A sentence on how old the newest good checkpoint is, at this step: what a crash would cost."""
-        try:
-            good = [each for each in whole_ones(look(self._place)) if each.good]
-        except OSError:
-            good = []
-        if not good:
-            return "There is no good checkpoint: a restart begins anew."
-        saved_at = datetime.fromisoformat(good[0].first.saved_at)
-        seconds = max(0.0, (datetime.now(timezone.utc) - saved_at).total_seconds())
-        steps = f"{step - good[0].step:,} steps and " if step > good[0].step else ""
-        return f"The newest good checkpoint is of step {good[0].step}, {steps}{duration(seconds)} ago."
-
-    def _tell_broken(self, step: int, facts: dict[str, Any]) -> None:
-        """Say once that what is saved is of no use, until it is again: the run itself may not notice."""
-        if not facts["finite"] and not self._broken_told:
-            log.warning(
-                "surefoot: the checkpoint of step %d is not finite (%s) and is kept as evidence: a restart goes back "
-                "to an older one. Later ones that are not are not told.",
-                step,
-                ", ".join(facts["broken"][:3]),
-            )
-        self._broken_told = not facts["finite"]
-
-    def _notice_vanished(self) -> None:
-        if self._there and not self._place.exists():
-            self._troubles.tell("vanished", f"{self._place} has vanished with the checkpoints in it; it is made anew.")
-
-    def _notice_sharing(self, place: Path) -> None:
-        other = _WRITERS.get(str(place.absolute()))
-        _WRITERS[str(place.absolute())] = self
-        if other is not None and other is not self and not self._sharing_told:
-            self._sharing_told = True
-            log.warning(
-                "%s was saved by another CheckpointManager of this process and is overwritten. Give each its own "
-                "folder, or save both states in one tree.",
-                place,
-            )
-
-    def _discard_old(self, job: _Job) -> None:
-        rank, world_size = job.facts["rank"], job.facts["world_size"]
-        try:
-            steps = look(self._place)
-            for path in to_discard(steps, rank, world_size, self.keep_last, self.keep_evidence):
-                discard(path)
-        except OSError as error:
-            self._troubles.tell("discard", f"an old checkpoint could not be deleted: {error}.")
-            return
-        lacking = [each for each in steps if each.missing]
-        if rank == 0 and len(lacking) > 2 and len(lacking) == len(steps) and not self._alone_told:
-            self._alone_told = True
-            self._troubles.tell(
-                "alone",
-                f"no checkpoint is whole: the parts of ranks {lacking[0].missing[:8]} never came. Every rank must call "
-                "`save`; where rank 0 alone saves, give the CheckpointManager `rank=0, world_size=1`.",
-            )
-
-    # ---- copies -----------------------------------------------------------------------------------------------------
+        return newest_good_age(self._place, step)
 
     def __reduce__(self) -> Any:
         """A copy has the settings, and no writer."""
@@ -553,20 +389,46 @@ def _check_settings(
     )
 
 
-def _release(holds: dict[int, Hold]) -> None:
-    while holds:
-        holds.popitem()[1].release()
+def _check_save(step: int, process: int, every_minutes: float | None, world_size: int) -> None:
+    if os.getpid() != process:
+        raise UsageError(
+            "this CheckpointManager was made in another process, before a fork, and two would write the same "
+            "files. Make it in the process that saves."
+        )
+    if type(step) is not int or not 0 <= step < 10**18:
+        raise UsageError(f"`step` must be a whole number of at least 0; got {step!r}.")
+    if every_minutes is not None and world_size > 1:
+        raise UsageError(_CLOCKS_DIFFER)
 
 
-def duration(seconds: float) -> str:
-    """A span of time as a person would give it.
+def _info(listing: CheckpointListing, rank: int, best: bool) -> CheckpointInfo:
+    manifest = listing.manifests[rank]
+    return CheckpointInfo(
+        step=listing.step,
+        path=listing.paths[rank],
+        good=listing.good,
+        finite=listing.finite,
+        quiet=listing.quiet,
+        best=best,
+        metric=listing.metric,
+        reasons=tuple(str(reason) for reason in manifest.facts.get("reasons") or ()),
+        saved_at=manifest.saved_at,
+        bytes=manifest.bytes,
+    )
 
-    >>> duration(42.4), duration(600), duration(20_000)
-    ('42 s', '10 min', '5.6 h')
-    """
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+def _facts(
+    quiet: bool, reasons: Sequence[str], metric: float | None, given: bool, rank: int, world_size: int
+) -> SaveFacts:
+    number = None if metric is None else float(metric)
+    return {
+        "quiet": bool(quiet),
+        "reasons": [str(reason) for reason in reasons],
+        "metric": number if number is None or math.isfinite(number) else repr(number),
+        "metric_given": bool(given),
+        "rank": rank,
+        "world_size": world_size,
+    }
 
 
 def _distributed() -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import re
 from collections import Counter, OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ from surefoot.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+Marked: TypeAlias = dict[str, Any]
+"""A JSON object that stands for something JSON does not have: its kind under `MARK`, and what belongs to it."""
 MARK = "$"
 """The key by which an object is known to stand for something that JSON does not have."""
 
@@ -68,23 +70,23 @@ class _Reader:
     def _items(self, plain: Any, depth: int) -> list[Any]:
         return [self.value(inner, depth + 1) for inner in _expect(plain, list)]
 
-    def _pairs(self, plain: dict[str, Any], depth: int) -> list[tuple[Any, Any]]:
+    def _pairs(self, plain: Marked, depth: int) -> list[tuple[Any, Any]]:
         pairs = [_expect(pair, list) for pair in _expect(plain["items"], list)]
         found = [(self.value(key, depth + 1), self.value(inner, depth + 1)) for key, inner in pairs]
         if any(isinstance(key, Tensor) for key, _ in found):
             raise CheckpointError("the state has a tensor as a key.")
         return found
 
-    def ordered(self, plain: dict[str, Any], depth: int) -> OrderedDict[Any, Any]:
+    def ordered(self, plain: Marked, depth: int) -> OrderedDict[Any, Any]:
         found: Any = OrderedDict(self._pairs(plain, depth))
         if "metadata" in plain:
             found._metadata = self.value(plain["metadata"], depth + 1)
         return found  # type: ignore[no-any-return]
 
-    def counter(self, plain: dict[str, Any], depth: int) -> Counter[Any]:
+    def counter(self, plain: Marked, depth: int) -> Counter[Any]:
         return Counter(dict(self._pairs(plain, depth)))
 
-    def tensor(self, plain: dict[str, Any], depth: int) -> Tensor:
+    def tensor(self, plain: Marked, depth: int) -> Tensor:
         name, notes = plain["name"], (plain.get("as"), plain.get("shape"))
         if name in self._made and self._made[name][0] == notes:
             return self._made[name][1]
@@ -96,7 +98,7 @@ class _Reader:
         self._made[name] = (notes, tensor)
         return tensor
 
-    def array(self, plain: dict[str, Any], depth: int) -> np.ndarray:
+    def array(self, plain: Marked, depth: int) -> np.ndarray:
         dtype, stored = _numpy_dtype(plain["dtype"]), self._stored(plain["name"]).numpy()
         if stored.dtype != dtype:
             stored = np.frombuffer(bytearray(_expect_bytes(stored)), dtype=dtype)
@@ -142,7 +144,7 @@ def _numpy_dtype(value: Any) -> np.dtype[Any]:
     return dtype
 
 
-def _scalar(plain: dict[str, Any]) -> Any:
+def _scalar(plain: Marked) -> Any:
     return np.frombuffer(bytes.fromhex(_expect(plain["hex"], str)), dtype=_numpy_dtype(plain["dtype"])).reshape(())[()]
 
 
@@ -156,7 +158,7 @@ def _read_part(reader: _Reader, value: Any, depth: int) -> float:
     return float(_expect(reader.value(value, depth + 1), float))
 
 
-_KINDS: dict[str, Callable[[_Reader, dict[str, Any], int], Any]] = {
+_KINDS: dict[str, Callable[[_Reader, Marked, int], Any]] = {
     "tuple": lambda reader, plain, depth: tuple(reader._items(plain["items"], depth)),
     "set": lambda reader, plain, depth: set(reader._items(plain["items"], depth)),
     "frozenset": lambda reader, plain, depth: frozenset(reader._items(plain["items"], depth)),

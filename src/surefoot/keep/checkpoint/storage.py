@@ -22,7 +22,7 @@ import stat
 import sys
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from torch import Tensor
 from surefoot.core.formats import CHECKPOINT
 from surefoot.errors import CheckpointError
 from surefoot.keep.checkpoint.folders import new_folder
-from surefoot.keep.checkpoint.tensor_file import CHUNK_BYTES, HashedFile, write_tensors
+from surefoot.keep.checkpoint.tensor_file import CHUNK_BYTES, FileFacts, HashedFile, write_tensors
 from surefoot.keep.checkpoint.tree import Flattened, unflatten
 
 if TYPE_CHECKING:
@@ -42,10 +42,33 @@ LARGEST_MANIFEST = 64 << 20
 """Bytes beyond which a file is no manifest: it is read into memory before anything is known about it."""
 
 
+class SaveFacts(TypedDict, total=False):
+    """What the manifest tells about a checkpoint. Whoever writes one adds the first group; writing adds the second."""
+
+    quiet: bool
+    """Whether no detector reported anything at that step."""
+    reasons: list[str]
+    """What the detectors reported."""
+    metric: float | str | None
+    """What the best checkpoint is chosen by; one that is not finite is stored as text."""
+    metric_given: bool
+    """Whether the user chose the metric."""
+    rank: int
+    world_size: int
+    number: int
+    """Saves are numbered: after a rollback, a lower step is the newer one."""
+
+    finite: bool
+    broken: list[str]
+    """The names of tensors that are not finite."""
+    surefoot: str
+    torch: str
+
+
 class Contents(NamedTuple):
     """What a checkpoint holds, before it is put together again: what a migration takes and returns."""
 
-    facts: dict[str, Any]
+    facts: SaveFacts
     plain: Any
     tensors: dict[str, Tensor]
 
@@ -59,9 +82,9 @@ class Manifest:
     step: int
     saved_at: str
     """When, in UTC, as ISO 8601."""
-    facts: dict[str, Any]
+    facts: SaveFacts
     """`finite`, `broken` (names), `surefoot` and `torch` versions, and what the writer added."""
-    files: dict[str, dict[str, Any]]
+    files: dict[str, FileFacts]
     """Bytes and SHA-256 of each file."""
 
     @property
@@ -73,7 +96,7 @@ class Manifest:
 # ---- writing ------------------------------------------------------------------------------------------------------
 
 
-def write(folder: Path, tree: Any, facts: dict[str, Any], *, step: int, unchecked: Collection[str] = ()) -> Manifest:
+def write(folder: Path, tree: Any, facts: SaveFacts, *, step: int, unchecked: Collection[str] = ()) -> Manifest:
     """Write a state as the checkpoint `folder`, at once or not at all.
 
     What `unchecked` names may hold NaN and Inf: keys of the tree, or paths in it as "models.0.mask".
@@ -84,7 +107,7 @@ def write(folder: Path, tree: Any, facts: dict[str, Any], *, step: int, unchecke
 def write_flat(
     folder: Path,
     flattened: Flattened,
-    facts: dict[str, Any],
+    facts: SaveFacts,
     *,
     step: int,
     unchecked: Collection[str] = (),
@@ -105,9 +128,9 @@ def write_flat(
         with HashedFile(hidden / STATE) as file:
             file.write((json.dumps(flattened.plain, allow_nan=False) + "\n").encode())
             files[STATE] = file.facts
-        found = {"finite": not broken, "broken": broken, **_versions()}
+        found: SaveFacts = {**facts, "finite": not broken, "broken": broken, **_versions()}
         saved_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        manifest = Manifest(CHECKPOINT.version, step, saved_at, {**facts, **found}, files)
+        manifest = Manifest(CHECKPOINT.version, step, saved_at, found, files)
         with HashedFile(hidden / MANIFEST) as file:
             file.write(_rendered(vars(manifest)))
     return manifest
@@ -117,7 +140,7 @@ def _within(path: Sequence[str], unchecked: Collection[str]) -> bool:
     return any(".".join(path[:depth]) in unchecked for depth in range(1, len(path) + 1))
 
 
-def _versions() -> dict[str, str]:
+def _versions() -> SaveFacts:
     return {"surefoot": str(sys.modules["surefoot"].__version__), "torch": str(torch.__version__)}
 
 
@@ -168,7 +191,7 @@ def verify(folder: Path) -> Manifest:
 def read(folder: Path) -> tuple[Manifest, Any]:
     """The manifest and the state, verified. Raises `CheckpointError` with the file and the fault."""
     manifest = verify(folder)
-    contents = Contents(dict(manifest.facts), _read_state(folder / STATE), _read_tensors(folder / TENSORS))
+    contents = Contents(manifest.facts.copy(), _read_state(folder / STATE), _read_tensors(folder / TENSORS))
     try:
         contents = CHECKPOINT.migrate(contents, manifest.schema)
         tree = unflatten(contents.plain, contents.tensors)

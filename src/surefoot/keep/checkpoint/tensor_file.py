@@ -15,7 +15,7 @@ import hashlib
 import json
 import math
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 CHUNK_BYTES = 16 << 20
+
+
+class FileFacts(TypedDict):
+    """Size and checksum of one file."""
+
+    bytes: int
+    sha256: str
 
 
 class HashedFile:
@@ -48,7 +55,7 @@ class HashedFile:
             rest = rest[os.write(self._descriptor, rest) :]
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> FileFacts:
         """Size and checksum so far, as the manifest has them."""
         return {"bytes": self.size, "sha256": self._hash.hexdigest()}
 
@@ -69,14 +76,14 @@ def write_tensors(file: HashedFile, tensors: Mapping[str, Tensor], judged: set[s
     # Widest first, as the library does: then every tensor is aligned to its own width.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     file.write(_header(order, tensors))
-    broken, ferries = [], dict[torch.device, _ChunkCopier]()
+    broken, copiers = [], dict[torch.device, _ChunkCopier]()
     for name in order:
-        look = FiniteCheck() if name in judged and tensors[name].is_floating_point() else None
-        for chunk in _host_chunks(tensors[name], ferries):
+        check = FiniteCheck() if name in judged and tensors[name].is_floating_point() else None
+        for chunk in _host_chunks(tensors[name], copiers):
             file.write(chunk.view(torch.uint8).numpy())
-            if look is not None:
-                look.add(chunk)
-        if look is not None and look.broken:
+            if check is not None:
+                check.add(chunk)
+        if check is not None and check.broken:
             broken.append(name)
     return broken
 
@@ -130,14 +137,14 @@ class FiniteCheck:
 # ---- from wherever a tensor is ------------------------------------------------------------------------------------
 
 
-def _host_chunks(tensor: Tensor, ferries: dict[torch.device, _ChunkCopier]) -> Iterator[Tensor]:
+def _host_chunks(tensor: Tensor, copiers: dict[torch.device, _ChunkCopier]) -> Iterator[Tensor]:
     """The values in order, in host memory, a few megabytes at a time; each is valid until the next is asked for."""
     if tensor.numel() == 0:
         return
     if has_streams(tensor.device):
-        if tensor.device not in ferries:
-            ferries[tensor.device] = _ChunkCopier(tensor.device)
-        yield from ferries[tensor.device].chunks(tensor)
+        if tensor.device not in copiers:
+            copiers[tensor.device] = _ChunkCopier(tensor.device)
+        yield from copiers[tensor.device].chunks(tensor)
         return
     for piece in _pieces(tensor):
         yield piece.cpu().contiguous()  # of one value expanded, every piece is a view of that value
@@ -172,14 +179,14 @@ class _ChunkCopier:
             yield self._receive(*waiting)
 
     def _send(self, piece: Tensor) -> tuple[int, Tensor]:
-        slot = self._turn
-        self._turn = 1 - slot
-        host = self._buffers[slot][: piece.numel() * piece.element_size()].view(piece.dtype)
+        index = self._turn
+        self._turn = 1 - index
+        host = self._buffers[index][: piece.numel() * piece.element_size()].view(piece.dtype)
         with on_stream(self._stream):
             host.copy_(piece, non_blocking=True)
-            self._arrived[slot].record(self._stream)
-        return slot, host
+            self._arrived[index].record(self._stream)
+        return index, host
 
-    def _receive(self, slot: int, host: Tensor) -> Tensor:
-        self._arrived[slot].synchronize()
+    def _receive(self, index: int, host: Tensor) -> Tensor:
+        self._arrived[index].synchronize()
         return host

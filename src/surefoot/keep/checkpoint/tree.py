@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from surefoot.errors import UsageError
-from surefoot.keep.checkpoint.plain import DEEPEST, MARK, NUMPY_DTYPE, unflatten
+from surefoot.keep.checkpoint.plain import DEEPEST, MARK, NUMPY_DTYPE, Marked, unflatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -94,7 +94,7 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.detach() if tensor.requires_grad or type(tensor) is not Tensor else tensor
 
 
-def _marked(kind: str, **content: Any) -> dict[str, Any]:
+def _marked(kind: str, **content: Any) -> Marked:
     return {MARK: kind, **content}
 
 
@@ -140,14 +140,14 @@ class Flattened:
         """The tensors by name, each as it is stored."""
         self.owners: dict[str, set[Path]] = {}
         """For every name the paths under which it is found."""
-        self._found: list[tuple[Tensor, Path, dict[str, Any]]] = []
+        self._found: list[tuple[Tensor, Path, Marked]] = []
         self._used: dict[str, int] = {"__metadata__": 0}  # a word of the file format
         self.plain = self._plain(tree, ())
         """The JSON value. Its tensors have their names in it after `name_tensors`."""
 
     def name_tensors(self) -> None:
         """Give every tensor its name; those that are one get one."""
-        seen: dict[tuple[Any, ...], dict[str, Any]] = {}
+        seen: dict[tuple[Any, ...], Marked] = {}
         for tensor, path, marked in self._found:
             view = same_view(tensor)
             first = seen.get(view) if view is not None else None
@@ -205,7 +205,7 @@ class Flattened:
         inside = (*path, str(key))
         return [self._plain(key, inside), self._plain(value, inside)]
 
-    def _tensor(self, value: Tensor, path: Path) -> dict[str, Any]:
+    def _tensor(self, value: Tensor, path: Path) -> Marked:
         tensor = local_part(value)
         if odd := odd_kind(tensor):
             raise UsageError(f"{_spell(path)} is a tensor of the kind {odd}; save the dense tensors it is made of.")
@@ -213,7 +213,7 @@ class Flattened:
         self._found.append((tensor, path, marked))
         return marked
 
-    def _numpy(self, value: np.ndarray | np.generic, path: Path) -> dict[str, Any]:
+    def _numpy(self, value: np.ndarray | np.generic, path: Path) -> Marked:
         dtype = value.dtype
         if dtype.hasobject or not NUMPY_DTYPE.fullmatch(dtype.str) or np.dtype(dtype.str) != dtype:
             raise UsageError(f"{_spell(path)} is a NumPy array of {dtype}, which is not plain numbers or text.")
@@ -259,7 +259,7 @@ def odd_kind(tensor: Tensor) -> str | None:
     return "nested" if tensor.is_nested else "meta" if tensor.is_meta else None
 
 
-def _storable(tensor: Tensor) -> tuple[Tensor, dict[str, Any]]:
+def _storable(tensor: Tensor) -> tuple[Tensor, Marked]:
     """The tensor in a dtype that the file format has, and what to note so that it comes back."""
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()

@@ -22,22 +22,36 @@ from __future__ import annotations
 
 import logging
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from surefoot.core.formats import DATA_POSITION
 from surefoot.core.nested import equal
-from surefoot.core.random_state import read_streams
+from surefoot.core.random_state import RandomStreams, read_streams
 from surefoot.errors import SettingError, require
-from surefoot.keep.position.epochs import EpochLoops
+from surefoot.keep.position.epochs import EpochLoops, LoopsState
 from surefoot.keep.position.generators import find_generators
-from surefoot.keep.position.loader_state import GeneratorState, WorkerState
+from surefoot.keep.position.loader_state import EntriesState, GeneratorState, WorkerState
 from surefoot.keep.position.loaders import loader_kind, plain
-from surefoot.keep.position.passes import LoaderPass, begin, take_up
+from surefoot.keep.position.passes import LoaderPass, PassState, begin, take_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 log = logging.getLogger("surefoot")
+
+
+class PositionState(TypedDict):
+    """What is stored about the position in the data."""
+
+    schema: int
+    started: int
+    """How many passes have begun."""
+    open: list[PassState]
+    quiet: bool
+    """Whether no random number was drawn since the last pass ended."""
+    loops: LoopsState
+    generators: EntriesState
+    workers: EntriesState
 
 
 class DataPosition:
@@ -50,8 +64,8 @@ class DataPosition:
         self._loops = EpochLoops()
         self._generators = GeneratorState()
         self._workers = WorkerState()
-        self._streams_at_end: dict[str, Any] | None = None
-        self._target: dict[str, Any] | None = None
+        self._streams_at_end: RandomStreams | None = None
+        self._target: PositionState | None = None
         self._waiting: set[int] = set()
 
     @property
@@ -94,7 +108,7 @@ class DataPosition:
         finally:
             loops.leave(self._next, finished)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> PositionState:
         """Tensors and plain values. Valid at any moment inside the loop body, and between passes."""
         if self._target is not None:
             return self._target
@@ -109,7 +123,7 @@ class DataPosition:
             "workers": self._workers.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: PositionState) -> None:
         """Find the saved place again; the loop starts from its top after this."""
         state = DATA_POSITION.read(state, "the data position", SettingError)
         self._next, self._started = 0, state["started"]
@@ -167,13 +181,13 @@ class DataPosition:
         saved = None if target is None else self._saved(number)
         again = target is not None and number < target["started"]
         self._generators.meet(number, find_generators(loader), self._loops.done)
-        slot = self._workers.meet(number, loader, loader_kind(loader), self._loops.done)
+        entry = self._workers.meet(number, loader, loader_kind(loader), self._loops.done)
         if again and saved is None:
             self._pass_over(number, after_positioning)
             return None
         if not again and target is not None:
             self._reach(after_positioning)
-        workers = self._workers.take(slot)
+        workers = self._workers.take(entry)
         current, iterator = begin(loader, number, workers) if saved is None else take_up(loader, saved)
         self._started = max(self._started, number + 1)
         self._open[number] = _Open(current, owner, loader)
@@ -189,7 +203,7 @@ class DataPosition:
             del self._open[current.number]
             self._streams_at_end = read_streams()
 
-    def _saved(self, number: int) -> dict[str, Any] | None:
+    def _saved(self, number: int) -> PassState | None:
         assert self._target is not None
         return next((saved for saved in self._target["open"] if saved["number"] == number), None)
 

@@ -1,19 +1,28 @@
 """How far the loops over `epochs()` are, so that finished epochs are not entered again after a restart.
 
-Loops are told apart by their order. One that was broken out of counts as ended once something new begins; until then
+Loops are distinguished by their order. One that was broken out of counts as ended once something new begins; until then
 it is still under way, since the reason may be that the program is being stopped. A loop inside a loop is a plain
 `range`: the passes in it find their place by themselves.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
+
+
+class LoopsState(TypedDict):
+    """What is stored about the loops."""
+
+    ends: list[int]
+    done: int
+    first_pass: int
+    under_way: bool
 
 
 class EpochLoops:
     """The loops over epochs of a run: those that ended, and the one under way."""
 
-    def __init__(self, state: dict[str, Any] | None = None) -> None:
+    def __init__(self, state: LoopsState | None = None) -> None:
         self._ends: list[int] = [] if state is None else list(state["ends"])
         """The number of the pass after each loop that has ended."""
         self._done = 0 if state is None else state["done"]
@@ -26,7 +35,7 @@ class EpochLoops:
     @property
     def done(self) -> int:
         """Epochs that the loop under way has behind it."""
-        return int(self._done)
+        return self._done
 
     def settle(self) -> None:
         """Something new begins: a loop that was broken out of has ended."""
@@ -65,7 +74,7 @@ class EpochLoops:
         if finished:
             self.settle()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> LoopsState:
         """Plain values."""
         under_way = self._alive or self._resumed or self._left_at is not None
         return {"ends": list(self._ends), "done": self._done, "first_pass": self._first_pass, "under_way": under_way}

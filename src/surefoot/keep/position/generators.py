@@ -17,7 +17,7 @@ import random
 import sys
 from collections import deque
 from types import FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -34,17 +34,22 @@ LARGEST = 64
 _VISITS, _DEPTH = 2_000, 8
 _WORDS = 624
 _LEAVES = (str, bytes, int, float, complex, type(None), type, ModuleType, Tensor, np.ndarray, np.generic)
+Generator: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+Generators: TypeAlias = dict[str, Generator]
+"""Generators by their path in what was searched."""
+GeneratorStates: TypeAlias = dict[str, list[Any]]
+"""Their states as plain values, by the same paths."""
 _KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
-def process_generators() -> dict[str, Any]:
+def process_generators() -> Generators:
     """The process's own streams on the CPU, as generator objects."""
     return {"python": random._inst, "numpy": np.random.mtrand._rand, "torch": torch.default_generator}
 
 
-def find_generators(root: Any) -> dict[str, Any]:
+def find_generators(root: Any) -> Generators:
     """Every random generator reachable from `root`, by path."""
-    found: dict[str, Any] = {}
+    found: Generators = {}
     seen: dict[int, Any] = {id(each): each for each in process_generators().values()}  # also keeps temporaries alive
     queue = deque([("", root, 0)])
     while queue and len(seen) < _VISITS:
@@ -105,7 +110,7 @@ def _in_globals(names: Mapping[str, Any], seen: dict[int, Any]) -> Iterator[tupl
     yield from ((f"globals.{name}", value) for name, value in list(names.items()) if isinstance(value, _KINDS))
 
 
-def read_generator(generator: Any) -> Any:
+def read_generator(generator: Generator) -> list[Any]:
     """The state of a generator as plain values; equal exactly when the generators would go on alike."""
     if isinstance(generator, torch.Generator):
         return ["torch", generator.get_state().numpy().tobytes()]
@@ -129,7 +134,7 @@ def _bits(state: Any) -> tuple[str, bytes, str]:
     return rest["bit_generator"], words, json.dumps(rest, default=lambda each: each.tolist())
 
 
-def set_generator(generator: Any, state: Any) -> None:
+def set_generator(generator: Generator, state: list[Any]) -> None:
     """Continue a generator where it was read. Raises `ValueError` for a state of another kind of generator."""
     kind = state[0]
     if kind == "torch" and isinstance(generator, torch.Generator):
@@ -162,12 +167,12 @@ def _with_arrays(state: dict[str, Any]) -> dict[str, Any]:
     return {**state, **changed, **nested}
 
 
-def read_generators(generators: Mapping[str, Any]) -> dict[str, Any]:
+def read_generators(generators: Mapping[str, Generator]) -> GeneratorStates:
     """The states of several generators, by path."""
     return {path: read_generator(each) for path, each in generators.items()}
 
 
-def set_generators(generators: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+def set_generators(generators: Mapping[str, Generator], states: GeneratorStates) -> None:
     """Continue those generators whose states are known and of the same kind; the others stay as they are."""
     for path, state in states.items():
         if path in generators and state[0] == read_generator(generators[path])[0]:

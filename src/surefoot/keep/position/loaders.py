@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from torch import Tensor
@@ -12,15 +12,36 @@ from torch.utils.data import DataLoader, dataloader
 
 from surefoot.errors import UsageError
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 log = logging.getLogger("surefoot")
 _ITERATION = ("__iter__", "_get_iterator")
 _SETTINGS = ("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn")
 
 
-def describe(loader: Any) -> dict[str, Any]:
+class LoaderFacts(TypedDict):
+    """What a loader must have in common with another for its batches to be the same."""
+
+    kind: str
+    """See `loader_kind`."""
+    type: str
+    length: int | None
+    batch_size: int | None
+    workers: int
+    in_order: bool
+
+
+def describe(loader: Any) -> LoaderFacts:
     """What a loader must have in common with another for its batches to be the same. Runs none of the user's code."""
-    facts: dict[str, Any] = {"kind": loader_kind(loader), "type": type(loader).__name__}
-    facts |= {"length": None, "batch_size": None, "workers": 0, "in_order": True}
+    facts: LoaderFacts = {
+        "kind": loader_kind(loader),
+        "type": type(loader).__name__,
+        "length": None,
+        "batch_size": None,
+        "workers": 0,
+        "in_order": True,
+    }
     if isinstance(loader, DataLoader):
         facts["batch_size"], facts["workers"] = loader.batch_size, loader.num_workers
         facts["in_order"] = bool(getattr(loader, "in_order", True))
@@ -54,30 +75,32 @@ def draws_once(loader: Any) -> bool:
     return all(type(each).__module__ in known for each in samplers)
 
 
-def tell_difference(now: dict[str, Any], then: dict[str, Any], saved: dict[str, Any]) -> int:
+def warn_of_differences(
+    now: LoaderFacts, then: LoaderFacts, count: int, untracked_workers: bool, shared: Sequence[str]
+) -> int:
     """One warning about everything that will not be exact; how many batches to move past."""
     said: list[str] = []
-    count = int(saved["count"])
-    different = [name for name in now if now[name] != then.get(name)]
+    here, there = dict(now), dict(then)
+    different = [name for name in here if here[name] != there.get(name)]
     skip = count
     if different:
-        both = [", ".join(f"{name}={facts.get(name)!r}" for name in different) for facts in (now, then)]
+        both = [", ".join(f"{name}={facts.get(name)!r}" for name in different) for facts in (here, there)]
         said.append(f"the loader differs from the one the state was saved with: {both[0]}; saved: {both[1]}")
     if now["batch_size"] and then["batch_size"] and now["batch_size"] != then["batch_size"]:
         skip = count * then["batch_size"] // now["batch_size"]
         said.append(f"going on after {skip} batches of the new size, about the same number of samples")
     if now["workers"] != then["workers"]:
         said.append("the random streams of the workers start anew")
-    elif saved["untracked_workers"]:
+    elif untracked_workers:
         said.append(
             "the workers were started before `resume(loader)` was first called, so random numbers drawn in them do not "
             "go on exactly; call it before any other iteration over a loader with persistent workers"
         )
     if not now["in_order"] and now["workers"] > 0:
         said.append("with in_order=False it is not known which batches are out: some may come twice or never")
-    if saved["shared"]:
+    if shared:
         said.append(
-            f"what yields the data and the training loop drew from the same stream ({', '.join(saved['shared'])}) in "
+            f"what yields the data and the training loop drew from the same stream ({', '.join(shared)}) in "
             "turns; if the order depends on that, it is another one from here on: give the sampler or the data set a "
             "generator of its own"
         )

@@ -19,20 +19,38 @@ import logging
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from surefoot.core.random_state import read_streams, set_streams
-from surefoot.keep.position.generators import find_generators, read_generators, set_generators
-from surefoot.keep.position.loaders import describe, draws_once, tell_difference
+from surefoot.core.random_state import RandomStreams, read_streams, set_streams
+from surefoot.keep.position.generators import GeneratorStates, find_generators, read_generators, set_generators
+from surefoot.keep.position.loaders import LoaderFacts, describe, draws_once, warn_of_differences
 from surefoot.keep.position.samplers import FollowedIndices, FollowedSampler, StreamWatch
-from surefoot.keep.position.workers import FollowedWorkers, WorkerPlan, replaced, workers_followed
+from surefoot.keep.position.workers import FollowedWorkers, WorkerPlan, WorkerStreams, replaced, workers_followed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from surefoot.keep.position.generators import Generators
+
 log = logging.getLogger("surefoot")
 SLOW_SECONDS = 5.0
 """A fast-forward that takes longer than this is told with its time."""
+
+
+class PassState(TypedDict):
+    """What is stored about a pass that is under way."""
+
+    number: int
+    count: int
+    loader: LoaderFacts
+    streams: RandomStreams
+    generators: GeneratorStates
+    workers: WorkerStreams
+    base_seed: int | None
+    untracked_workers: bool
+    shared: list[str]
+    own: Any
+    """The state of a loader that has one of its own."""
 
 
 @dataclass
@@ -40,11 +58,11 @@ class LoaderPass:
     """Where one pass over one loader is, and where it began."""
 
     number: int
-    loader: dict[str, Any]
+    loader: LoaderFacts
     """What kind of loader it is: see `describe`."""
-    streams: dict[str, Any] = field(default_factory=read_streams)
+    streams: RandomStreams = field(default_factory=read_streams)
     """The process's random streams as the pass began."""
-    generators: dict[str, Any] = field(default_factory=dict)
+    generators: GeneratorStates = field(default_factory=dict)
     """The states of the loader's own generators as the pass began."""
     count: int = 0
     """Batches handed out."""
@@ -55,7 +73,7 @@ class LoaderPass:
     """The workers were started in an earlier pass (`persistent_workers`)."""
     untracked_workers: bool = False
     """The workers were started by somebody else, and their streams are not known."""
-    workers_at_start: dict[int, dict[str, Any]] | None = None
+    workers_at_start: WorkerStreams | None = None
     """The workers' streams as the pass began, for a loader whose batches have to be loaded again."""
     watch: StreamWatch | None = None
     shared: list[str] = field(default_factory=list)
@@ -66,14 +84,14 @@ class LoaderPass:
         self.count += 1 + self.failed
         self.failed = 0
 
-    def state_dict(self, own: Any) -> dict[str, Any]:
+    def state_dict(self, own: Any) -> PassState:
         """Tensors and plain values; `own` is the state of a loader that has one."""
         plan = self.plan or WorkerPlan()
         watched = self.watch.shared if self.watch else set()
         return {
             "number": self.number,
             "count": self.count,
-            "loader": dict(self.loader),
+            "loader": self.loader.copy(),
             "streams": self.streams,
             "generators": dict(self.generators),
             "workers": plan.plain_states() if self.workers_at_start is None else self.workers_at_start,
@@ -95,10 +113,10 @@ def begin(loader: Any, number: int, workers: WorkerPlan | None = None) -> tuple[
     return current, _iterate(loader, current, 0)
 
 
-def take_up(loader: Any, saved: dict[str, Any]) -> tuple[LoaderPass, Iterator[Any]]:
+def take_up(loader: Any, saved: PassState) -> tuple[LoaderPass, Iterator[Any]]:
     """Take a pass up again where it was saved. The global streams are left wherever that takes them."""
     now, then = describe(loader), saved["loader"]
-    skip = tell_difference(now, then, saved)
+    skip = warn_of_differences(now, then, int(saved["count"]), saved["untracked_workers"], saved["shared"])
     current = LoaderPass(
         saved["number"], now, saved["streams"], saved["generators"], skip, shared=list(saved["shared"])
     )
@@ -118,19 +136,19 @@ def take_up(loader: Any, saved: dict[str, Any]) -> tuple[LoaderPass, Iterator[An
     return current, _fast_forward(loader, current, skip)
 
 
-def _put_back(current: LoaderPass, generators: dict[str, Any]) -> None:
+def _put_back(current: LoaderPass, generators: Generators) -> None:
     """The streams as they were when the pass began."""
     set_streams(current.streams)
     set_generators(generators, current.generators)
 
 
-def _go_on(current: LoaderPass, workers: WorkerPlan, generators: dict[str, Any]) -> None:
+def _go_on(current: LoaderPass, workers: WorkerPlan, generators: Generators) -> None:
     """These workers had been started in an earlier pass, so this one must not be seen to draw their seed."""
     current.plan, current.reused_workers = workers, True
     workers.before_first_pass = lambda: _put_back(current, generators)
 
 
-def _by_worker(saved: dict[str, Any]) -> dict[int, dict[str, Any]]:
+def _by_worker(saved: PassState) -> WorkerStreams:
     return {int(worker): dict(states) for worker, states in saved["workers"].items()}
 
 

@@ -8,7 +8,7 @@ Orders that draw only as they begin, or from a stream nobody else uses, are repe
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from surefoot.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from torch import Tensor
 
 
 class StreamWatch:
@@ -29,7 +31,7 @@ class StreamWatch:
         self.shared: set[str] = set()
         self._calls = 0
         self._moved_outside: set[str] = set()
-        self._after: dict[str, Any] | None = None
+        self._after: _Glance | None = None
 
     def next(self, iterator: Iterator[Any]) -> Any:
         """The next entry of what is watched."""
@@ -47,15 +49,23 @@ class StreamWatch:
         return entry
 
 
-def _glance() -> dict[str, Any]:
-    return {"random": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+class _Glance(NamedTuple):
+    """The global streams at one moment."""
+
+    random: tuple[Any, ...]
+    numpy: Any
+    torch: Tensor
 
 
-def _moved(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
+def _glance() -> _Glance:
+    return _Glance(random.getstate(), np.random.get_state(), torch.get_rng_state())
+
+
+def _moved(before: _Glance, after: _Glance) -> set[str]:
     equal = {
-        "random": before["random"] == after["random"],
-        "numpy": before["numpy"][2:] == after["numpy"][2:] and np.array_equal(before["numpy"][1], after["numpy"][1]),
-        "torch": torch.equal(before["torch"], after["torch"]),
+        "random": before.random == after.random,
+        "numpy": before.numpy[2:] == after.numpy[2:] and np.array_equal(before.numpy[1], after.numpy[1]),
+        "torch": torch.equal(before.torch, after.torch),
     }
     return {name for name, same in equal.items() if not same}
 

@@ -15,21 +15,31 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch.utils.data import dataloader, get_worker_info
 from torch.utils.data._utils import signal_handling
 
-from surefoot.keep.position.generators import find_generators, process_generators, read_generators, set_generators
+from surefoot.keep.position.generators import (
+    Generators,
+    GeneratorStates,
+    find_generators,
+    process_generators,
+    read_generators,
+    set_generators,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+WorkerStreams: TypeAlias = dict[int, GeneratorStates]
+"""The states of the generators in each worker, by the number of the worker."""
 
 
 class Carried:
     """A batch on its way to the main process, with the streams of its worker that have moved."""
 
-    def __init__(self, batch: Any, worker: int, states: dict[str, Any]) -> None:
+    def __init__(self, batch: Any, worker: int, states: GeneratorStates) -> None:
         self.batch, self.worker, self.states = batch, worker, states
 
     def pin_memory(self) -> Carried:
@@ -43,11 +53,11 @@ class Carried:
 class StreamCarrier:
     """Lives in each worker, in place of `worker_init_fn` and `collate_fn`; pickles as long as those two do."""
 
-    def __init__(self, collate_fn: Any, worker_init_fn: Any, states: dict[int, dict[str, Any]]) -> None:
+    def __init__(self, collate_fn: Any, worker_init_fn: Any, states: WorkerStreams) -> None:
         self._collate_fn, self._worker_init_fn, self._states = collate_fn, worker_init_fn, states
         self._worker = 0
-        self._generators: dict[str, Any] = {}
-        self._last: dict[str, Any] = {}
+        self._generators: Generators = {}
+        self._last: GeneratorStates = {}
 
     def start(self, worker: int) -> None:
         """Run the user's `worker_init_fn`, then continue the streams of this worker."""
@@ -73,7 +83,7 @@ class StreamCarrier:
 class WorkerPlan:
     """What the main process knows of a set of workers, and where they are to start."""
 
-    states: dict[int, dict[str, Any]] = field(default_factory=dict)
+    states: WorkerStreams = field(default_factory=dict)
     """Streams of each worker after its last batch that was handed out; only those that ever moved."""
     base_seed: int | None = None
     """What the workers were seeded from; given: to be used instead of a newly drawn one."""
@@ -82,7 +92,7 @@ class WorkerPlan:
     before_first_pass: Callable[[], None] | None = None
     """Called once between starting the workers and asking the sampler."""
 
-    def plain_states(self) -> dict[int, dict[str, Any]]:
+    def plain_states(self) -> WorkerStreams:
         """A copy of the streams, which does not go on changing."""
         return {worker: dict(states) for worker, states in self.states.items()}
 

@@ -27,6 +27,7 @@ from surefoot.record.facts.calls import (
     TensorSummary,
 )
 from surefoot.record.facts.codec import Facts, FactsError
+from surefoot.record.facts.description import RunDescription
 from surefoot.record.facts.events import (
     Event,
     FileLoadedEvent,
@@ -141,6 +142,7 @@ __all__ = [
     "RiskyCall",
     "RowDistribution",
     "RowOrder",
+    "RunDescription",
     "RunFacts",
     "SampledCall",
     "SampledCalls",

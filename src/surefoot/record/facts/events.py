@@ -117,6 +117,8 @@ class NonFiniteLossEvent(NonFiniteLoss):
     """The first loss that was not finite."""
 
     TAG: ClassVar[tuple[str, str]] = ("event", "nonfinite-loss")
+    step: int
+    """The step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,16 +6,18 @@ rule that needs it stays silent.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from surefoot.core.formats import FACTS
 from surefoot.record.facts.calls import ModelCall, TensorSummary
 from surefoot.record.facts.codec import Facts, item
 from surefoot.record.facts.events import Event, NonFiniteLoss
 from surefoot.record.facts.sampled_steps import SampledStep
 
-SCHEMA = 1
-"""The version of `facts.json`."""
+if TYPE_CHECKING:
+    from collections.abc import Container
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,6 +214,12 @@ class StepSeries(Facts):
     leftover: list[float | None] = item(factory=list)
     """Which share of the parameters still had a gradient when backward ran."""
 
+    def without(self, steps: Container[int]) -> StepSeries:
+        """The columns without the rows of some steps."""
+        rows = [row for row, step in enumerate(self.step) if step not in steps]
+        columns = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return StepSeries(**{name: [column[row] for row in rows] for name, column in columns.items() if column})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerFacts(Facts):
@@ -242,6 +250,11 @@ class OptimizerFacts(Facts):
     series: StepSeries = item(factory=StepSeries, always=True)
     """The numbers of its steps."""
 
+    @property
+    def first_group(self) -> GroupSettings:
+        """The settings of its first parameter group; empty if they are not known."""
+        return self.settings[0] if self.settings else GroupSettings(values={})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerFacts(Facts):
@@ -259,6 +272,11 @@ class SchedulerFacts(Facts):
     """The number of its optimizer."""
     settings: dict[str, bool | int | float] | None = None
     """Its numbers, as they were when it was first stepped; `None` if it never was."""
+
+    @property
+    def cosine_period(self) -> float | None:
+        """After how many steps a cosine schedule reaches its floor."""
+        return (self.settings or {}).get("T_max")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -518,8 +536,8 @@ class ExperimentFacts(Facts):
     """Why it could not be made; empty if it could."""
     notes: list[str] = item(factory=list, always=True)
     """What is worth knowing about it."""
-    skipped: object = item(null=True)
-    """What it left out."""
+    skipped: list[int] = item(factory=list, always=True)
+    """The steps it left out."""
     refused: str | None = item(null=True)
     """Why it does not apply."""
     outside: list[str] = item(factory=list, always=True)
@@ -576,7 +594,7 @@ class CrashFacts(Facts):
 class RunFacts(Facts):
     """Everything that was observed in one run. Nothing in it is a judgement."""
 
-    schema: int = SCHEMA
+    schema: int = FACTS.version
     """The version of the format."""
     steps: int = 0
     """How many steps were made; where optimizers take turns, one for each round."""

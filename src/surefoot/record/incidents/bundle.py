@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from torch import Tensor
@@ -27,7 +27,7 @@ from surefoot.keep.checkpoint import storage
 from surefoot.keep.checkpoint.folders import new_folder, sweep
 from surefoot.keep.checkpoint.tensor_file import HashedFile
 from surefoot.keep.checkpoint.tree import Flattened
-from surefoot.record.incidents.summary import summary_of
+from surefoot.record.incidents.summary import IncidentFacts, summary_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from surefoot.core.redaction import Redactor
     from surefoot.record.incidents.retention import IncidentKeeper
 
+StateParts: TypeAlias = dict[str, Any]
+"""The state before the step by part: `models`, `optimizer`, `window`, …; each a state of its own kind."""
 FACTS, SUMMARY, STATE = "incident.json", "summary.md", "state"
 FIRST_TO_GO = ("gradients", "optimizer", "buffers", "models", "scheduler", "scaler", "window")
 """Parts of the state, least needed for a replay first. Forward and backward need no moments and no old gradients."""
@@ -53,15 +55,16 @@ _ABOUT = {
 
 
 def write_incident(
-    place: Path, facts: dict[str, Any], tree: dict[str, Any], keeper: IncidentKeeper, redact: Redactor
+    place: Path, facts: Mapping[str, Any], tree: StateParts, keeper: IncidentKeeper, redact: Redactor
 ) -> None:
-    """Write the folder of one incident. Raises `OSError` when the disk does."""
-    left_out: list[str] = list(facts.pop("left_out", []))
+    """Write the folder of one incident; `facts` are `IncidentFacts`. Raises `OSError` when the disk does."""
+    left_out = list(facts.get("left_out", []))
     tree = map_leaves(tree, redact, str) if keeper.redact else tree
     kept = _fitting(_writable(tree, left_out), keeper.most_bytes, left_out)
-    facts = {"schema": INCIDENT.version, **facts, "parts": sorted(kept), "left_out": left_out}
-    kept_words = {name: facts[name] for name in NOT_FREE_TEXT if name in facts}
-    plain = as_plain(redact.inside(facts) | kept_words)
+    given = {name: value for name, value in facts.items() if name != "left_out"}
+    whole = {"schema": INCIDENT.version, **given, "parts": sorted(kept), "left_out": left_out}
+    kept_words = {name: whole[name] for name in NOT_FREE_TEXT if name in whole}
+    plain: IncidentFacts = as_plain(redact.inside(whole) | kept_words)
     if place.parent.is_dir():
         sweep(place.parent, lambda name: True)  # a run that was killed while it wrote one left gigabytes out of sight
     make_subfolder(place.parent)
@@ -83,7 +86,7 @@ def _write_text(path: Path, text: str) -> None:
         file.write(text.encode("utf-8", "replace"))
 
 
-def _writable(tree: dict[str, Any], left_out: list[str]) -> dict[str, Any]:
+def _writable(tree: StateParts, left_out: list[str]) -> StateParts:
     """The parts that can be written down without pickle."""
     kept = {}
     for part, content in tree.items():
@@ -98,7 +101,7 @@ def _writable(tree: dict[str, Any], left_out: list[str]) -> dict[str, Any]:
     return kept
 
 
-def _fitting(tree: dict[str, Any], most_bytes: int, left_out: list[str]) -> dict[str, Any]:
+def _fitting(tree: StateParts, most_bytes: int, left_out: list[str]) -> StateParts:
     sizes = {part: bytes_in(content) for part, content in tree.items()}
     for part in FIRST_TO_GO:
         if sum(sizes.values()) <= most_bytes:

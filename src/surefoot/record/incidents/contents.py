@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from surefoot.observe.readable import has_company, is_readable, readable
 from surefoot.observe.without_hooks import WithoutHooks
@@ -14,11 +14,47 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from surefoot.core.random_state import RandomStreams
     from surefoot.core.redaction import Redactor
+    from surefoot.record.incidents.fingerprints import Print
     from surefoot.record.incidents.step_capture import Microbatch, Window
+    from surefoot.record.incidents.summary import IncidentPrints
+    from surefoot.record.incidents.values import Encoded
 
 
-def model_parts(models: Sequence[nn.Module]) -> dict[str, Any]:
+class ModelModes(TypedDict):
+    """Names of what is not in training."""
+
+    eval: list[str]
+    frozen: list[str]
+
+
+class ModelParts(TypedDict):
+    """The parts of an incident's state that describe the models, one entry for each."""
+
+    models: list[Mapping[str, Any]]
+    buffers: list[dict[str, Tensor]]
+    modes: list[ModelModes]
+
+
+class MicrobatchState(TypedDict):
+    """Batches and random streams of one microbatch."""
+
+    streams: RandomStreams | None
+    drawn: list[Encoded]
+    given: Encoded | None
+    calls: list[Encoded]
+    weights: list[float | None]
+
+
+class WindowState(TypedDict):
+    """Batches and random streams of one step."""
+
+    start: RandomStreams | None
+    microbatches: list[MicrobatchState]
+
+
+def model_parts(models: Sequence[nn.Module]) -> ModelParts:
     """Weights and buffers as they are now, and which modules and parameters are not in training."""
     return {
         "models": [_state(model) for model in models],
@@ -33,11 +69,11 @@ def model_parts(models: Sequence[nn.Module]) -> dict[str, Any]:
     }
 
 
-def _state(model: nn.Module) -> dict[str, Any]:
+def _state(model: nn.Module) -> Mapping[str, Any]:
     """What `state_dict` gives, without its hooks where others train along: those of FSDP are collectives."""
     if not has_company():
         return model.state_dict()
-    found: dict[str, Any] = {}
+    found: dict[str, Tensor] = {}
     with WithoutHooks():
         for path, part in model.named_modules(remove_duplicate=False):
             kept = {name: each for name, each in part._buffers.items() if name not in part._non_persistent_buffers_set}
@@ -53,7 +89,7 @@ def _other_buffers(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name not in known}
 
 
-def window_part(window: Window, redact: Redactor, left_out: list[str]) -> dict[str, Any]:
+def window_part(window: Window, redact: Redactor, left_out: list[str]) -> WindowState:
     """Batches and random streams of one step, microbatch by microbatch."""
     return {
         "start": None if window.start is None else window.start.full(),
@@ -61,7 +97,7 @@ def window_part(window: Window, redact: Redactor, left_out: list[str]) -> dict[s
     }
 
 
-def _microbatch(each: Microbatch, redact: Redactor, left_out: list[str]) -> dict[str, Any]:
+def _microbatch(each: Microbatch, redact: Redactor, left_out: list[str]) -> MicrobatchState:
     known = bool(each.drawn) or each.given is not None
     return {
         "streams": None if each.streams is None else each.streams.full(),
@@ -74,7 +110,7 @@ def _microbatch(each: Microbatch, redact: Redactor, left_out: list[str]) -> dict
 
 def prints_of(
     window: Window | None, loss: float | None, gradients: Mapping[str, Tensor] | None, norms: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> IncidentPrints:
     """What a replay is compared with. Where the gradients are gone, their norms are all there is."""
     microbatches = [] if window is None else window.microbatches
     return {
@@ -90,7 +126,7 @@ def prints_of(
     }
 
 
-def _loss_print(loss: Tensor) -> dict[str, Any]:
+def _loss_print(loss: Tensor) -> Print:
     return {**print_of(loss), "value": float(loss)}
 
 
@@ -112,9 +148,9 @@ def faults_of(window: Window | None) -> list[str]:
         found.append(
             f"the optimizer evaluated its closure {often} times: batch and random numbers are those of the first time"
         )
-    let_go = sum(each.dropped for each in window.microbatches)
-    if let_go:
-        found.append(f"the batches of the first {let_go} microbatches are not there: they are too large to be kept")
+    dropped = sum(each.dropped for each in window.microbatches)
+    if dropped:
+        found.append(f"the batches of the first {dropped} microbatches are not there: they are too large to be kept")
     if window.began_before:
         found.append("the step began before a restart: its first microbatches are not there")
     if window.microbatches[0].streams is None and window.start is None:

@@ -7,12 +7,12 @@ import platform
 import shlex
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import torch
 
-from surefoot.core.device import has_cudnn, name_of
+from surefoot.core.device import DeviceVersions, has_cudnn, name_of
 from surefoot.core.device import versions as device_versions
 from surefoot.core.redaction import Redactor
 from surefoot.core.version import VERSION
@@ -21,7 +21,49 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def versions() -> dict[str, Any]:
+class Versions(DeviceVersions):
+    """Versions of everything that computes."""
+
+    python: str
+    torch: str
+    numpy: str
+    surefoot: str
+    platform: str
+
+
+class Hardware(TypedDict):
+    """The device that trained, and the host's processor."""
+
+    device: str
+    name: str
+    cpu_count: int | None
+    cpu: str
+
+
+class Switches(TypedDict, total=False):
+    """Threads and settings of torch that decide which kernels run."""
+
+    threads: int
+    deterministic: bool
+    default_dtype: str
+    matmul_precision: str
+    flush_denormal: bool
+    mkldnn: bool
+    cudnn_benchmark: bool
+    cudnn_deterministic: bool
+    cudnn: bool
+
+
+class ScriptFacts(TypedDict):
+    """What is running."""
+
+    path: str | None
+    module: str | None
+    arguments: list[str]
+    redacted: bool
+
+
+def versions() -> Versions:
     """Of everything that computes."""
     return {
         "python": platform.python_version(),
@@ -33,7 +75,7 @@ def versions() -> dict[str, Any]:
     }
 
 
-def hardware(device: torch.device) -> dict[str, Any]:
+def hardware(device: torch.device) -> Hardware:
     """The device that trained, and the host's processor."""
     return {"device": device.type, "name": name_of(device), "cpu_count": os.cpu_count(), "cpu": _processor()}
 
@@ -46,9 +88,9 @@ def _processor() -> str:
     return platform.processor()
 
 
-def switches() -> dict[str, Any]:
+def switches() -> Switches:
     """Threads and settings of torch that decide which kernels run, and so the last bits of their results."""
-    found: dict[str, Any] = {
+    found: Switches = {
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "default_dtype": str(torch.get_default_dtype()),
@@ -57,11 +99,9 @@ def switches() -> dict[str, Any]:
         "mkldnn": bool(torch.backends.mkldnn.enabled),
     }
     if has_cudnn():
-        found |= {
-            "cudnn_benchmark": torch.backends.cudnn.benchmark,
-            "cudnn_deterministic": torch.backends.cudnn.deterministic,
-            "cudnn": torch.backends.cudnn.enabled,
-        }
+        found["cudnn_benchmark"] = torch.backends.cudnn.benchmark
+        found["cudnn_deterministic"] = torch.backends.cudnn.deterministic
+        found["cudnn"] = torch.backends.cudnn.enabled
     return found
 
 
@@ -70,17 +110,23 @@ def _flushes() -> bool:
     return bool((torch.full((), 1e-310, dtype=torch.float64) * 1.0) == 0)
 
 
-def script(redact: Redactor) -> dict[str, Any]:
+def script(redact: Redactor) -> ScriptFacts:
     """What is running: the path of the script or the module's name, and its arguments."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     path = getattr(main, "__file__", None)
-    found: dict[str, Any] = {"path": None, "module": None, "arguments": redact.arguments(sys.argv[1:])}
+    arguments = redact.arguments(sys.argv[1:])
+    # A replay must be given the real arguments.
+    found: ScriptFacts = {
+        "path": None,
+        "module": None,
+        "arguments": arguments,
+        "redacted": arguments != sys.argv[1:],
+    }
     if spec is not None and path:  # python -m
         found["module"] = redact(str(spec.name).removesuffix(".__main__"))
     elif path:
         found["path"] = redact.path(str(path))
-    found["redacted"] = found["arguments"] != sys.argv[1:]  # a replay must be given the real ones
     return found
 
 

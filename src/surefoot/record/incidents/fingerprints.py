@@ -8,14 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
 from surefoot.keep.checkpoint.tree import local_part
 
-Print = dict[str, Any]
+
+class Print(TypedDict, total=False):
+    """The fingerprint of one tensor."""
+
+    sha256: str
+    dtype: str
+    shape: list[int]
+    norm: float
+    nonfinite: int
+    """How many values are not finite."""
+    value: float | str | None
+    """Of a loss."""
 
 
 @torch.no_grad()

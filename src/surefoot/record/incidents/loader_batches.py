@@ -35,7 +35,7 @@ def listen(listener: Listener) -> None:
         hear(_BaseDataLoaderIter.__next__, Hook(_asked, _drew))
         _is_heard = True
     _process = os.getpid()  # workers are forked later, and their own loaders are nobody's business here
-    _listeners[:] = [held for held in _listeners if held() is not None]
+    _listeners[:] = [reference for reference in _listeners if reference() is not None]
     _listeners.append(weakref.ref(listener))
 
 
@@ -44,8 +44,8 @@ def _asked(args: Any, kwargs: Any) -> Any:
 
 
 def _drew(token: Any, batch: Any) -> Any:
-    for held in tuple(_listeners):
-        listener = held()
+    for reference in tuple(_listeners):
+        listener = reference()
         if listener is not None:
             batch = listener.loader_drew(batch)
     return batch

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.core.device import generators_of, with_random_states
-from surefoot.core.random_state import read_streams
+from surefoot.core.device import generators_of, is_capturing, replace_random_states
+from surefoot.core.random_state import RandomStreams, read_streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,10 +41,10 @@ class StreamNote(NamedTuple):
     torch: Tensor
     devices: tuple[tuple[int, Tensor], ...]
     """The states of the generators of some devices, by index."""
-    public: dict[str, Any] | None
+    public: RandomStreams | None
     """All of it, where it had to be read the slow way."""
 
-    def full(self) -> dict[str, Any]:
+    def full(self) -> RandomStreams:
         """As `surefoot.core.random_state.read_streams` gives them; devices that were not noted are as they are now."""
         if self.public is not None:
             return self.public
@@ -60,11 +60,16 @@ class StreamNote(NamedTuple):
         position, words = _split(self.numpy, position_first=False)
         now = state["numpy"]
         moved = position != now["position"] or words != now["keys"].tolist()
-        pending = {"has_gauss": 0, "cached": 0.0} if moved else {"has_gauss": now["has_gauss"], "cached": now["cached"]}
-        keys = torch.tensor(words, dtype=torch.int64)
-        state["numpy"] = {"kind": now["kind"], "keys": keys, "position": position, **pending}
+        state["numpy"] = {
+            "kind": now["kind"],
+            "keys": torch.tensor(words, dtype=torch.int64),
+            "position": position,
+            "has_gauss": 0 if moved else now["has_gauss"],
+            "cached": 0.0 if moved else now["cached"],
+        }
         state["torch"] = self.torch
-        return with_random_states(state, self.devices)
+        replace_random_states(state, self.devices)
+        return state
 
 
 class QuickStreams:
@@ -88,18 +93,22 @@ class QuickStreams:
         gauss = random._inst.gauss_next  # type: ignore[attr-defined]
         return StreamNote(self._python.copy(), gauss, self._numpy.copy(), own, devices, None)
 
+    def note_or(self, earlier: StreamNote | None) -> StreamNote | None:
+        """`note()`; `earlier` while a graph is being recorded, when generators must not be read."""
+        return earlier if is_capturing() else self.note()
+
 
 class _Block:
     """The memory of one generator: its words, and before or behind them its position."""
 
     def __init__(self, address: int, position_first: bool) -> None:
         self._address = address
-        self._tell_tale = address if position_first else address + _BYTES - 4
+        self._position_and_word = address if position_first else address + _BYTES - 4
         self._seen, self._copied = b"", b""
 
     def copy(self) -> bytes:
         """Its contents; the last copy once more if no number was drawn since."""
-        seen = ctypes.string_at(self._tell_tale, 8)  # the position and a word: every number moves the one ...
+        seen = ctypes.string_at(self._position_and_word, 8)  # the position and a word: every number moves the one ...
         if seen != self._seen:  # ... and going round, or seeding, changes the other
             self._seen, self._copied = seen, ctypes.string_at(self._address, _BYTES + 4)
         return self._copied

@@ -7,12 +7,15 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from surefoot.core.formats import INCIDENT
 from surefoot.errors import CheckpointError, UsageError
 from surefoot.keep.checkpoint import storage
-from surefoot.record.incidents.bundle import FACTS, STATE
+from surefoot.record.incidents.bundle import FACTS, STATE, StateParts
+
+if TYPE_CHECKING:
+    from surefoot.record.incidents.summary import IncidentFacts
 
 LARGEST_FACTS = 256 << 20
 _NEEDED: dict[str, type] = {
@@ -35,9 +38,9 @@ class StoredIncident:
     """An incident as it was written."""
 
     folder: Path
-    facts: dict[str, Any]
+    facts: IncidentFacts
     """What is in `incident.json`."""
-    state: dict[str, Any]
+    state: StateParts
     """The parts that were kept: `models`, `optimizer`, `window`, …"""
 
     def missing(self, *parts: str) -> list[str]:
@@ -69,7 +72,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
     return facts
 
 
-def _are_prints(found: dict[str, Any]) -> bool:
+def _are_prints(found: Any) -> bool:
     """Whether they are built as `prints_of` builds them."""
     try:
         losses = [each for losses in found["losses"] for each in losses]
@@ -92,7 +95,7 @@ def read_incident(folder: str | Path) -> StoredIncident:
         raise UsageError(f"the incident {folder} is damaged: {error}") from error
     if not isinstance(state, dict):
         raise UsageError(f"the incident {folder} is damaged: its state is a {type(state).__name__}")
-    return StoredIncident(folder, facts, state)
+    return StoredIncident(folder, cast("IncidentFacts", facts), state)
 
 
 def _check_size(folder: Path) -> None:

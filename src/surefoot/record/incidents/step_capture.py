@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from surefoot.core.device import is_capturing
 from surefoot.observe.without_hooks import is_calm, unseen
 from surefoot.record.incidents.loader_batches import listen
 from surefoot.record.incidents.random_streams import QuickStreams, StreamNote
@@ -113,6 +112,75 @@ class Window:
         return any(each.drawn or each.given is not None for each in self.microbatches)
 
 
+class HookedModels:
+    """The models whose calls are noted: referred to weakly, with a forward hook for a part of each step."""
+
+    def __init__(self, models: Sequence[nn.Module], hook: _ForwardHook) -> None:
+        self._known = [weakref.ref(model) for model in models]
+        self._hook = hook
+        self._key: Any = f"surefoot-{id(hook)}"  # torch's own hooks are numbered
+        self._attached: list[weakref.ref[nn.Module]] = []
+
+    def add(self, models: Sequence[nn.Module]) -> bool:
+        """Take in models, in place of those that are inside of them; whether any is new."""
+        known = self.alive()
+        fresh = [model for model in models if not any(model is each for each in known)]
+        if not fresh:
+            return False
+        inside = {id(part) for model in fresh for part in model.modules()}
+        known = [model for model in known if id(model) not in inside] + fresh
+        self._known = [weakref.ref(model) for model in known]
+        return True
+
+    def alive(self) -> list[nn.Module]:
+        """The models that still exist."""
+        return _alive(self._known)
+
+    def devices(self) -> set[torch.device]:
+        """Where their parameters are."""
+        return {each.device for model in self.alive() for each in model.parameters()}
+
+    def knows(self, module: nn.Module) -> bool:
+        """Whether a module is one of the models."""
+        return any(known() is module for known in self._known)
+
+    def parts(self) -> set[int]:
+        """The identities of all modules inside of a model."""
+        return {id(part) for model in self.alive() for part in model.modules() if part is not model}
+
+    def has_hook(self, module: nn.Module) -> bool:
+        """Whether a model carries its hook now."""
+        return any(attached() is module for attached in self._attached)
+
+    def attach(self) -> None:
+        """What `register_forward_pre_hook(hook, with_kwargs=True)` does, without its handle: it runs at every step."""
+        if len(self._attached) == len(self._known):
+            return
+        models = self.alive()
+        # One that is compiled as a whole would be compiled again, with the hook.
+        models = [model for model in models if getattr(model, "_compiled_call_impl", None) is None]
+        self._attached = [weakref.ref(model) for model in models]
+        for model in models:
+            model._forward_pre_hooks[self._key] = self._hook
+            model._forward_pre_hooks_with_kwargs[self._key] = True
+
+    def detach(self) -> None:
+        """Take the hooks off."""
+        for model in _alive(self._attached):
+            model._forward_pre_hooks.pop(self._key, None)
+            model._forward_pre_hooks_with_kwargs.pop(self._key, None)
+        self._attached = []
+
+    def clear(self) -> None:
+        """Take the hooks off and forget the models."""
+        self.detach()
+        self._known = []
+
+
+def _alive(models: Sequence[weakref.ref[nn.Module]]) -> list[nn.Module]:
+    return [model for reference in models if (model := reference()) is not None]
+
+
 class StepCapture:
     """Notes of the step under way, and of those before it whose verdict is still out."""
 
@@ -125,11 +193,12 @@ class StepCapture:
         between_steps: bool = True,
     ) -> None:
         """`between_steps` says whether a model may carry a hook where no batch tells that a step has begun."""
-        self._models = [weakref.ref(model) for model in models]
+        self.models = HookedModels(models, _ForwardHook(self))
         self._thread = threading.get_ident()
         self._streams = QuickStreams([home])
         self._past: deque[Window] = deque(maxlen=lag_steps + 1)
-        self._now = Microbatch()
+        self.under_way = Microbatch()
+        """The microbatch that is not complete yet."""
         self._window = Window(step, self._streams.note())
         self.hold_all = not lag_steps
         """Whether what a model is called with is held although a batch was seen: for one step that is little."""
@@ -137,61 +206,21 @@ class StepCapture:
         self._just_drawn = 0
         self.failed: Callable[[Exception], None] = lambda error: self.close()
         """Told when noting fails, which must not end anything else."""
-        self._hook = _ForwardHook(self)
-        self._key: Any = f"surefoot-{id(self)}"  # torch's own hooks are numbered
-        self._attached: list[weakref.ref[nn.Module]] = []
         self._between_steps = between_steps
         if between_steps:
-            self._attach()
+            self.models.attach()
         listen(self)
 
     def know(self, models: Sequence[nn.Module]) -> None:
-        """Models that were not known at the beginning."""
-        known = _alive(self._models)
-        fresh = [model for model in models if not any(model is each for each in known)]
-        if not fresh:
-            return
-        inside = {id(part) for model in fresh for part in model.modules()}
-        known = [model for model in known if id(model) not in inside] + fresh
-        self._models = [weakref.ref(model) for model in known]
-        placed = {each.device for model in known for each in model.parameters()}
-        self._streams = QuickStreams(placed)
-
-    def knows(self, module: nn.Module) -> bool:
-        """Whether a module is one of the models."""
-        return any(held() is module for held in self._models)
-
-    def parts(self) -> set[int]:
-        """The identities of all that is inside of a model."""
-        return {id(part) for model in _alive(self._models) for part in model.modules() if part is not model}
+        """Note the calls of models that were not known at the beginning, too."""
+        if self.models.add(models):
+            self._streams = QuickStreams(self.models.devices())
 
     def met(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """A model was heard of by other ways than its hook: from here to the backward, all of them carry theirs."""
-        if not any(held() is module for held in self._attached):
+        """A model was called while its hook was off: from here to the backward, all models carry theirs."""
+        if not self.models.has_hook(module):
             self.called(module, args, kwargs)
-        self._attach()
-
-    def _attach(self) -> None:
-        """What `register_forward_pre_hook(hook, with_kwargs=True)` does, without its handle: it runs at every step."""
-        if len(self._attached) == len(self._models):
-            return
-        models = _alive(self._models)
-        # One that is compiled as a whole would be compiled again, with the hook.
-        models = [model for model in models if getattr(model, "_compiled_call_impl", None) is None]
-        self._attached = [weakref.ref(model) for model in models]
-        for model in models:
-            model._forward_pre_hooks[self._key] = self._hook
-            model._forward_pre_hooks_with_kwargs[self._key] = True
-
-    def let_go(self) -> None:
-        """No model carries a hook until the next batch."""
-        self._detach()
-
-    def _detach(self) -> None:
-        for model in _alive(self._attached):
-            model._forward_pre_hooks.pop(self._key, None)
-            model._forward_pre_hooks_with_kwargs.pop(self._key, None)
-        self._attached = []
+        self.models.attach()
 
     # ---- while a step goes by -------------------------------------------------------------------------------------
 
@@ -213,31 +242,31 @@ class StepCapture:
 
     def _draw(self, batch: Any) -> bool:
         """Note a batch, if it is one to train with."""
-        now = self._now
+        now = self.under_way
         if self._past.maxlen == 1:
             self._past.clear()  # decided by now: the last batch need not live longer than in the loop
-        models = _alive(self._models)
+        models = self.models.alive()
         if not torch.is_grad_enabled() or (models and not any(model.training for model in models)) or not is_calm():
             return False
         now.drawn.append(see(batch))
         if len(now.drawn) > MOST_DRAWN:
             del now.drawn[0]
-        now.streams = self._note_streams()
-        self._attach()
+        now.streams = self._streams.note_or(self.under_way.streams)
+        self.models.attach()
         return True
 
     def was_given(self, batch: Any) -> None:
         """`run_microbatches` was called with a batch."""
-        if not self._now.drawn:
-            self._now.given = see(batch)
-            self._now.streams = self._note_streams()
-            self._attach()
+        if not self.under_way.drawn:
+            self.under_way.given = see(batch)
+            self.under_way.streams = self._streams.note_or(self.under_way.streams)
+            self.models.attach()
 
     def called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A model is about to run."""
         if torch.compiler.is_compiling():
             return
-        now, self._just_drawn = self._now, 0
+        now, self._just_drawn = self.under_way, 0
         if not any(caller() is module for caller in now.callers):
             now.callers.append(weakref.ref(module))
         if not torch.is_grad_enabled():
@@ -245,27 +274,19 @@ class StepCapture:
                 now.drawn.clear()
             return
         if now.streams is None:
-            now.streams = self._note_streams()
+            now.streams = self._streams.note_or(self.under_way.streams)
         wanted = self.hold_all or not (now.drawn or now.given is not None)
         if len(now.calls) < MOST_CALLS and wanted and is_calm():
             inputs = TensorMirror((args, kwargs))
-            if self._may_hold(inputs):
+            # On the host as many as there are, of a device's memory a little.
+            self._held_bytes += sum(t.numel() * t.element_size() for t in inputs.tensors if t.device.type != "cpu")
+            if self._held_bytes <= MOST_HELD_BYTES:
                 now.calls.append(inputs)
-
-    def _may_hold(self, inputs: TensorMirror) -> bool:
-        """Whether what a model is called with may be held: on the host yes, of a device's memory a little."""
-        self._held_bytes += sum(t.numel() * t.element_size() for t in inputs.tensors if t.device.type != "cpu")
-        return self._held_bytes <= MOST_HELD_BYTES
-
-    def _note_streams(self) -> StreamNote | None:
-        if is_capturing():
-            return self._now.streams
-        return self._streams.note()
 
     def ran_backward(self, loss: Tensor, weight: Weight) -> None:
         """Backward was run on a loss; what it weighs may be said later, by a function."""
-        self._now.losses.append(loss.detach())
-        self._now.weights.append(weight)
+        self.under_way.losses.append(loss.detach())
+        self.under_way.weights.append(weight)
 
     def ran_again(self, loss: Tensor) -> None:
         """An optimizer has evaluated its closure once more, after a microbatch was closed: the last loss counts."""
@@ -275,38 +296,31 @@ class StepCapture:
 
     def close_microbatch(self) -> None:
         """The microbatch is complete."""
-        self._window.microbatches.append(self._now)
-        self._now = Microbatch()
-        self._bound()
+        self._window.microbatches.append(self.under_way)
+        self.under_way = Microbatch()
+        _bound(self._window.microbatches)
         if self._window.drew or not self._between_steps:
-            self._detach()
-
-    def _bound(self) -> None:
-        """Let go of the first batches of a step where all of them together are large."""
-        *earlier, last = self._window.microbatches
-        room = MOST_BATCH_BYTES - last.nbytes()
-        for each in reversed(earlier):
-            room -= each.nbytes()
-            if room < 0 and not each.dropped:
-                each.drawn, each.given, each.calls, each.dropped = [], None, [], True
+            self.models.detach()
 
     def moved_to(self, step: int, under_way: bool) -> None:
         """The run is elsewhere: before `step`, or in the middle of it."""
         self._past.clear()
-        self._now = Microbatch()
-        self._window = Window(step, None if under_way else self._note_streams(), began_before=under_way)
+        self.under_way = Microbatch()
+        self._window = Window(
+            step, None if under_way else self._streams.note_or(self.under_way.streams), began_before=under_way
+        )
 
     def begin(self, step: int) -> None:
         """The step is over; the next one is `step`."""
-        if self._now.losses or not self._window.microbatches:
+        if self.under_way.losses or not self._window.microbatches:
             self.close_microbatch()
         drew, self._held_bytes = self._window.drew, 0
         if self._between_steps:  # elsewhere the verdict is there before the step is over
             self._past.append(self._window)
         # A batch drawn ahead of the step that it is for stays with that step.
-        self._window = Window(step, None if drew else self._note_streams())
+        self._window = Window(step, None if drew else self._streams.note_or(self.under_way.streams))
         if not drew and self._between_steps:
-            self._attach()
+            self.models.attach()
 
     # ---- when it turns out to be bad ------------------------------------------------------------------------------
 
@@ -316,21 +330,21 @@ class StepCapture:
             return self._window
         return next((window for window in self._past if window.step == step), None)
 
-    @property
-    def under_way(self) -> Microbatch:
-        """The microbatch that is not complete yet."""
-        return self._now
-
     def close(self) -> None:
         """Note nothing more."""
-        self._detach()
-        self._models = []
-        self._now = Microbatch()
+        self.models.clear()
+        self.under_way = Microbatch()
         self._past.clear()
 
 
-def _alive(models: Sequence[weakref.ref[nn.Module]]) -> list[nn.Module]:
-    return [model for held in models if (model := held()) is not None]
+def _bound(microbatches: Sequence[Microbatch]) -> None:
+    """Drop the first batches of a step where all of them together are large."""
+    *earlier, last = microbatches
+    room = MOST_BATCH_BYTES - last.nbytes()
+    for each in reversed(earlier):
+        room -= each.nbytes()
+        if room < 0 and not each.dropped:
+            each.drawn, each.given, each.calls, each.dropped = [], None, [], True
 
 
 class _ForwardHook:

@@ -2,16 +2,62 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from surefoot.core.device import runtime_version
+
+if TYPE_CHECKING:
+    from surefoot.record.incidents.environment import Hardware, ScriptFacts, Switches, Versions
+    from surefoot.record.incidents.fingerprints import Print
 
 _STEPS_SHOWN = 10
 _NAMES_SHOWN = 8
 _SETTINGS_SHOWN = ("models", "optimizer", "lr", "scheduler", "precision", "loss_scale", "accumulate", "clip")
 
 
-def summary_of(facts: dict[str, Any]) -> str:
+SignalRow: TypeAlias = Mapping[str, float | int | bool | str | None]
+"""The signals of one step, by name."""
+
+
+class IncidentPrints(TypedDict):
+    """The fingerprints of a step: what a replay must find again."""
+
+    loss: float | None
+    losses: list[list[Print]]
+    inputs: list[list[list[Print]]]
+    gradients: dict[str, Print]
+
+
+class IncidentFacts(TypedDict, total=False):
+    """What is in `incident.json`."""
+
+    schema: int
+    step: int
+    part: str
+    kind: str
+    summary: str
+    action: str
+    exact: bool
+    inexact: list[str]
+    """Why a replay may differ from the step."""
+    applied_since: int
+    """Steps that were applied before the host knew of this one."""
+    rank: int
+    world_size: int
+    signals: Sequence[SignalRow]
+    configuration: dict[str, Any]
+    """The settings of the run, by name."""
+    versions: Versions
+    hardware: Hardware
+    switches: Switches
+    script: ScriptFacts
+    fingerprints: IncidentPrints
+    parts: list[str]
+    left_out: list[str]
+
+
+def summary_of(facts: IncidentFacts) -> str:
     """Markdown, out of what is in `incident.json`."""
     lines = [
         f"# Step {facts['step']}: {facts['kind']}",
@@ -30,7 +76,7 @@ def summary_of(facts: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _done(facts: dict[str, Any]) -> str:
+def _done(facts: IncidentFacts) -> str:
     if facts["action"] == "skip":
         by = " by `--guard`" if facts["configuration"].get("loop") == "bare" else ""
         return f"the step was left out{by}"
@@ -42,7 +88,7 @@ def _sentence(text: str) -> str:
     return text if text.endswith(".") else f"{text}."
 
 
-def _replay(facts: dict[str, Any]) -> list[str]:
+def _replay(facts: IncidentFacts) -> list[str]:
     if facts["exact"]:
         return ["`surefoot replay` on this folder runs the step again from the state before it."]
     return [
@@ -53,7 +99,7 @@ def _replay(facts: dict[str, Any]) -> list[str]:
     ]
 
 
-def _signals(rows: list[dict[str, Any]]) -> list[str]:
+def _signals(rows: Sequence[SignalRow]) -> list[str]:
     shown = rows[-_STEPS_SHOWN:]
     if not shown:
         return []
@@ -68,7 +114,7 @@ def _number(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
-def _gradients(prints: dict[str, Any]) -> list[str]:
+def _gradients(prints: Mapping[str, Print]) -> list[str]:
     bad = {name: each["nonfinite"] for name, each in prints.items() if each.get("nonfinite")}
     if not bad:
         return []
@@ -77,7 +123,7 @@ def _gradients(prints: dict[str, Any]) -> list[str]:
     return [f"Gradients of {len(bad)} of {len(prints)} parameters:", "", *shown, *more, ""]
 
 
-def _with(facts: dict[str, Any]) -> list[str]:
+def _with(facts: IncidentFacts) -> list[str]:
     versions, hardware, settings = facts["versions"], facts["hardware"], facts["configuration"]
     runtime = runtime_version(hardware["device"], versions)
     lines = [

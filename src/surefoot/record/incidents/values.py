@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ MOST_VALUES = 50_000
 COPIED_BYTES = 1 << 20
 """Arrays of NumPy's are copied up to this size."""
 _DEEPEST = 20
+Encoded: TypeAlias = dict[str, Any]
+"""A value in a form that can be stored: its kind under `_IS`, and what belongs to that kind."""
 _IS = "is"
 
 
@@ -137,7 +139,7 @@ _TOO_MANY = _Part("too many", "value", None)
 # ---- to plain data ------------------------------------------------------------------------------------------------
 
 
-def encode(value: Any, redact: Callable[[str], str], left_out: list[str], path: str = "batch") -> dict[str, Any]:
+def encode(value: Any, redact: Callable[[str], str], left_out: list[str], path: str = "batch") -> Encoded:
     """The value as plain data; what is left out is described in `left_out`."""
     return _Encoder(redact, left_out).value(value, path)
 
@@ -151,7 +153,7 @@ class _Encoder:
         self._room = MOST_VALUES
         self._full = False
 
-    def value(self, value: Any, path: str) -> dict[str, Any]:
+    def value(self, value: Any, path: str) -> Encoded:
         self._room -= 1
         if self._room < 0 or value is _TOO_MANY:
             if not self._full:
@@ -179,7 +181,7 @@ class _Encoder:
         self._left_out.append(f"{path}: a {_kind(value)}, which is neither a tensor nor a plain value")
         return {_IS: "left out", "type": _kind(value)}
 
-    def _part(self, part: _Part, path: str) -> dict[str, Any]:
+    def _part(self, part: _Part, path: str) -> Encoded:
         """What stands in a mirror, as if it were what it stands for."""
         content = part.content() if part.what == "weak" else part.content
         if part.what in ("weak", "left out") and content is None:
@@ -197,14 +199,14 @@ class _Encoder:
         items = [[name, self.value(item, f"{path}.{name}")] for name, item in content.items()]
         return {_IS: part.what, "type": part.kind, "items": items}
 
-    def _mapping(self, value: Mapping[Any, Any], path: str) -> dict[str, Any]:
+    def _mapping(self, value: Mapping[Any, Any], path: str) -> Encoded:
         keys = [key for key in value if isinstance(key, (str, int, float, bool))]
         if len(keys) < len(value):
             self._left_out.append(f"{path}: {len(value) - len(keys)} entries whose keys are neither text nor numbers")
         items = [[key, self.value(value[key], f"{path}[{key!r}]")] for key in keys]
         return {_IS: "mapping", "type": _kind(value), "items": items}
 
-    def _container(self, value: Any, path: str) -> dict[str, Any] | None:
+    def _container(self, value: Any, path: str) -> Encoded | None:
         match kind_of(value, objects=True):
             case "mapping":
                 return self._mapping(value, path)
@@ -217,19 +219,19 @@ class _Encoder:
                 return self._attributes("object", value, attributes_of(value), path)
         return None
 
-    def _attributes(self, kind: str, value: Any, attributes: dict[str, Any], path: str) -> dict[str, Any]:
+    def _attributes(self, kind: str, value: Any, attributes: Encoded, path: str) -> Encoded:
         items = [[name, self.value(item, f"{path}.{name}")] for name, item in attributes.items()]
         return {_IS: kind, "type": _kind(value), "items": items}
 
 
-def _encode_tensor(value: Tensor, left_out: list[str], path: str) -> dict[str, Any]:
+def _encode_tensor(value: Tensor, left_out: list[str], path: str) -> Encoded:
     if odd := odd_kind(value):
         left_out.append(f"{path}: a tensor of the kind {odd}")
         return {_IS: "left out", "type": f"{odd} tensor"}
     if not is_readable(value):
         left_out.append(f"{path}: a tensor whose memory was freed")
         return {_IS: "left out", "type": _kind(value)}
-    found: dict[str, Any] = {_IS: "tensor", "value": value.detach(), "device": str(value.device)}
+    found: Encoded = {_IS: "tensor", "value": value.detach(), "device": str(value.device)}
     if not value.is_contiguous():
         found["strides"] = list(value.stride())
     if value.device.type == "cpu" and value.numel() and (beyond := value.data_ptr() % ALIGNMENT):
@@ -239,7 +241,7 @@ def _encode_tensor(value: Tensor, left_out: list[str], path: str) -> dict[str, A
     return found
 
 
-def _encode_text(value: str, redact: Callable[[str], str], left_out: list[str], path: str) -> dict[str, Any]:
+def _encode_text(value: str, redact: Callable[[str], str], left_out: list[str], path: str) -> Encoded:
     shown = redact(value)
     if shown != value:
         left_out.append(f"{path}: a piece of its text, which was redacted")
@@ -264,7 +266,7 @@ class LeftOut:
         return f"<a {self.kind}, left out of the incident>"
 
 
-class EncodedBatch(dict[str, Any]):
+class EncodedBatch(Encoded):
     """The attributes of an object whose class is not known here: `record.x` and `record["x"]` alike."""
 
     def __getattr__(self, name: str) -> Any:
@@ -274,7 +276,7 @@ class EncodedBatch(dict[str, Any]):
             raise AttributeError(name) from None
 
 
-def decode(plain: dict[str, Any], pattern: Any = None, device: torch.device | None = None) -> Any:
+def decode(plain: Encoded, pattern: Any = None, device: torch.device | None = None) -> Any:
     """The value again. With a pattern of the same build, in containers of the pattern's own kind.
 
     Tensors go to `device`, or where the pattern has them.
@@ -293,7 +295,7 @@ def decode(plain: dict[str, Any], pattern: Any = None, device: torch.device | No
     return _decode_named(plain, pattern, device)
 
 
-def _decode_named(plain: dict[str, Any], pattern: Any, device: torch.device | None) -> Any:
+def _decode_named(plain: Encoded, pattern: Any, device: torch.device | None) -> Any:
     kind, items = plain["is"], plain["items"]
     if kind == "mapping":
         fits = isinstance(pattern, Mapping) and all(key in pattern for key, _ in items)
@@ -309,7 +311,7 @@ def _decode_named(plain: dict[str, Any], pattern: Any, device: torch.device | No
 
 
 @torch.no_grad()
-def _decode_tensor(plain: dict[str, Any], pattern: Any, device: torch.device | None) -> Tensor:
+def _decode_tensor(plain: Encoded, pattern: Any, device: torch.device | None) -> Tensor:
     value: Tensor = plain["value"]
     place = pattern.device if device is None and isinstance(pattern, Tensor) else device or value.device
     strides = [int(stride) for stride in plain.get("strides", ())]

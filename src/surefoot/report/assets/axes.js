@@ -21,7 +21,7 @@ function lettersInGutter() {
 
 const [ROOM_ABOVE, ROOM_BELOW, ROOM_RIGHT] = [10, 26, 12];
 
-// The plot lays itself out later than this is asked for, so sizes come from what it was told.
+// The plot lays itself out later than this is asked for, so sizes come from the size it was given.
 function plotWidth(plot) {
   return plot.width - gutter() - ROOM_RIGHT;
 }

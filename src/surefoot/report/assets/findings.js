@@ -104,9 +104,9 @@ function evidenceList(values) {
 }
 
 // Cards of what happened, where nobody diagnosed the run or where it was acted upon.
-function drawTold(data) {
+function drawEventCards(data) {
   const diagnosed = data.findings.some((finding) => finding.severity !== "info");
-  const shown = diagnosed ? data.told.filter((card) => card.kind === "rollback" || card.kind === "halt") : data.told;
+  const shown = diagnosed ? data.event_cards.filter((card) => card.kind === "rollback" || card.kind === "halt") : data.event_cards;
   const cards = shown.map((card) =>
     make(
       "article",
@@ -122,7 +122,7 @@ function drawTold(data) {
       make("p", { class: "where" }, card.steps.map((step) => stepButton(step)), card.count > card.steps.length ? "…" : ""),
     ),
   );
-  fill("told", ...(cards.length ? [make("h2", {}, "What happened"), ...cards] : []));
+  fill("event_cards", ...(cards.length ? [make("h2", {}, "What happened"), ...cards] : []));
 }
 
 // A live page draws its cards anew; what the reader opened stays open.

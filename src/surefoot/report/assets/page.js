@@ -22,14 +22,14 @@ function drawSections(changed) {
   const has = (...names) => names.some((name) => changed.includes(name));
   if (has("head")) drawHead(data);
   if (has("findings")) drawFindings(data);
-  if (has("told", "findings")) drawTold(data);
+  if (has("event_cards", "findings")) drawEventCards(data);
   if (has("experiments")) drawExperiments(data);
   if (has("events", "findings")) setHappenings(data.events.list, data.findings);
   setExtent();
   if (has("charts")) drawCharts("charts", "Training", data.charts);
   else if (has("events", "findings")) view.charts.get("loss")?.redraw();
   if (has("maps")) drawMaps();
-  if (has("spreads")) drawSpreads(data.spreads);
+  if (has("histograms")) drawHistograms(data.histograms);
   if (has("device")) drawCharts("device", "Device and memory", data.device);
   if (has("events")) drawEvents(data);
   if (has("facts")) drawFacts(data);
@@ -45,7 +45,7 @@ function setExtent() {
   for (const chart of [...data.charts, ...data.device]) {
     for (const series of chart.series) if (series.x.length) take(series.x[0], series.x[series.x.length - 1]);
   }
-  for (const map of [...data.maps, ...(data.spreads?.items ?? [])]) take(map.columns[0], map.columns[map.columns.length - 1]);
+  for (const map of [...data.maps, ...(data.histograms?.items ?? [])]) take(map.columns[0], map.columns[map.columns.length - 1]);
   if (happenings.length) take(happenings[0].step, happenings[happenings.length - 1].step);
   growView(Number.isFinite(low) ? low : 0, Number.isFinite(high) ? high : 1);
 }

@@ -34,7 +34,7 @@ SCRIPTS = (
     "marks.js",
     "heat.js",
     "maps.js",
-    "spreads.js",
+    "histograms.js",
     "head.js",
     "findings.js",
     "events.js",
@@ -46,7 +46,7 @@ SCRIPTS = (
 
 
 def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
-    """Write the page of a run folder, `report.html` inside it unless told otherwise, and say where it is."""
+    """Write the page of a run folder, `report.html` inside it or at `out`; returns its path."""
     source = read_source(folder)
     path = Path(out) if out is not None else Path(folder) / "report.html"
     text = page({"made": stamp(), **sections(source)})

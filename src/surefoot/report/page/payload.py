@@ -34,16 +34,16 @@ _BUILDERS: dict[str, tuple[Callable[[RunFolder], Any], frozenset[str]]] = {
     "head": (head, frozenset({"run", "findings", "events", "scalars"})),
     "findings": (lambda source: findings_of(source.findings), frozenset({"findings"})),
     "experiments": (lambda source: experiments_of(source.experiments), frozenset({"experiments"})),
-    "told": (lambda source: event_cards(source.events), frozenset({"events"})),
+    "event_cards": (lambda source: event_cards(source.events), frozenset({"events"})),
     "events": (lambda source: _events(list(source.events)), frozenset({"events"})),
     "charts": (lambda source: scalar_charts(source.scalars, _marked_steps(source)), frozenset({"scalars", "events"})),
     "maps": (lambda source: layer_maps(source.layers), frozenset({"layers"})),
-    "spreads": (lambda source: layer_histograms(source.histograms), frozenset({"histograms"})),
+    "histograms": (lambda source: layer_histograms(source.histograms), frozenset({"histograms"})),
     "device": (lambda source: device_charts(source.device, source.scalars), frozenset({"device"})),
     "facts": (lambda source: _facts(source.run), frozenset({"run"})),
 }
 """How each section is made, and the fields of a source that it is made from."""
-_TEXTS = frozenset({"head", "findings", "experiments", "told", "events", "facts"})
+_TEXTS = frozenset({"head", "findings", "experiments", "event_cards", "events", "facts"})
 """Sections of words; the others are numbers, and names of layers."""
 
 

@@ -2,14 +2,14 @@
 
 const spread = { chart: null, layer: null, kind: null };
 
-function drawSpreads(data) {
-  const place = document.getElementById("spreads");
-  if (!data) return void fill("spreads");
+function drawHistograms(data) {
+  const place = document.getElementById("histograms");
+  if (!data) return void fill("histograms");
   const kinds = [...new Set(data.items.map((item) => item.kind))];
   if (!kinds.includes(spread.kind)) [spread.kind] = kinds;
   const layers = layersOf(data, spread.kind);
   if (!layers.includes(spread.layer)) [spread.layer] = layers;
-  if (!spread.chart) buildSpreads(place);
+  if (!spread.chart) buildHistograms(place);
   place.hidden = false;
   spread.chart.data = data;
   offerChoices(data, kinds, layers);
@@ -21,7 +21,7 @@ function layersOf(data, kind) {
   return data.items.filter((item) => item.kind === kind).map((item) => data.layers[item.layer]);
 }
 
-function buildSpreads(place) {
+function buildHistograms(place) {
   const chart = { lines: false };
   chart.box = make("div", {
     class: "plot heat",
@@ -50,7 +50,7 @@ function buildSpreads(place) {
 
 function choose(what, value) {
   spread[what] = value;
-  drawSpreads(spread.chart.data);
+  drawHistograms(spread.chart.data);
 }
 
 function offerChoices(data, kinds, layers) {

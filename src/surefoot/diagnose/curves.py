@@ -1,0 +1,162 @@
+"""What became of a loss: risen, flat, learned, blown up; and when its level says nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+FEWEST_LOSSES = 5
+"""With fewer finite losses no rule can judge a curve."""
+
+
+def present(values: Iterable[float | None]) -> list[float]:
+    """The numbers of a column that are there, finite or not."""
+    return [value for value in values if value is not None]
+
+
+def present_finite(values: Iterable[float | None]) -> list[float]:
+    """The finite numbers of a column."""
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+@dataclass(frozen=True)
+class LossValues:
+    """The losses of a run and their levels: first, last, lowest, noise."""
+
+    values: list[float]
+    """Finite and non-finite ones, in order."""
+    steps: list[int]
+    continued: bool = False
+    """The parameters had been trained or loaded before: it need not fall any more."""
+    blind: bool = False
+    """Its level says nothing about progress, as in policy gradients and bootstrapped targets."""
+    chance: float | None = None
+    """The loss of the best constant answer, where it is known."""
+
+    @cached_property
+    def finite(self) -> list[float]:
+        """The finite ones."""
+        return [value for value in self.values if math.isfinite(value)]
+
+    @cached_property
+    def first_bad(self) -> int | None:
+        """The first step whose loss is not finite."""
+        return next((s for s, v in zip(self.steps, self.values, strict=True) if not math.isfinite(v)), None)
+
+    @property
+    def count(self) -> int:
+        """Number of finite losses."""
+        return len(self.finite)
+
+    @cached_property
+    def window(self) -> int:
+        """How many losses make an end of the curve."""
+        return max(1, min(50, self.count // 10))
+
+    @cached_property
+    def start(self) -> float:
+        """Where it began: the first loss, or the median of the first few in a long run."""
+        if not self.finite:
+            return math.nan
+        # A blow-up in the first few steps must not pass for the beginning.
+        return min(self.finite[0], median(self.finite[: max(1, min(5, self.count // 20))]))
+
+    @cached_property
+    def end(self) -> float:
+        """Where it ended."""
+        return median(self.finite[-self.window :]) if self.finite else math.nan
+
+    @cached_property
+    def best(self) -> float:
+        """The lowest level it held for a while."""
+        if not self.finite:
+            return math.nan
+        size = max(1, self.window // 2)
+        return min(median(self.finite[i : i + size]) for i in range(0, max(1, self.count - size + 1), size))
+
+    @cached_property
+    def noise(self) -> float:
+        """Typical step-to-step movement in the second half."""
+        half = self.finite[self.count // 2 :]
+        moves = [abs(b - a) for a, b in pairwise(half)]
+        return median(moves) if moves else 0.0
+
+    @property
+    def drop(self) -> float:
+        """Which part of the first loss is gone at the end; negative if it rose. Only for losses above zero."""
+        return (self.start - self.end) / abs(self.start) if self.finite and self.start else 0.0
+
+    @property
+    def best_drop(self) -> float:
+        """Which part of the first loss was gone at the best moment."""
+        return (self.start - self.best) / abs(self.start) if self.finite and self.start else 0.0
+
+    @property
+    def peak(self) -> float:
+        """The highest finite loss."""
+        return max(self.finite) if self.finite else math.nan
+
+
+class LossCurve(LossValues):
+    """What became of a loss."""
+
+    @cached_property
+    def before_bad(self) -> LossCurve:
+        """The part before the first step whose loss is not finite: what became of the loss until then."""
+        if self.first_bad is None:
+            return self
+        until = self.steps.index(self.first_bad)
+        return LossCurve(self.values[:until], self.steps[:until], self.continued, self.blind, self.chance)
+
+    @cached_property
+    def around_zero(self) -> bool:
+        """Whether it hovers about zero within its own noise: then its level says nothing."""
+        return self.count > 20 and max(abs(self.start), abs(self.end)) < 2 * self.noise and min(self.finite) < 0
+
+    @property
+    def rose(self) -> bool:
+        """Whether it ended, or was for long, far above where it began."""
+        if self.count < FEWEST_LOSSES or self.blind or self.around_zero:
+            return False
+        above = self.end > self.start + max(0.5 * abs(self.start), 3 * self.noise)
+        # Never lower than at the end: either the first loss was a fluke, or it was thrown up and never came back.
+        thrown = self.blew_up and self.end > 5 * self.start > 0
+        return above and (self.end > self.best * 1.2 or thrown)
+
+    @property
+    def blew_up(self) -> bool:
+        """Whether it was ever far beyond where it began, even if it came back."""
+        return self.count >= FEWEST_LOSSES and not self.blind and self.peak > 20 * abs(self.start) + 20 * self.noise
+
+    @property
+    def flat(self) -> bool:
+        """Whether it ended about where it began, and never was much lower."""
+        if self.count < 8 or self.blind or self.continued:
+            return False
+        move = abs(self.start - self.end)
+        return move < max(0.05 * abs(self.start), 1.0 * self.noise) and self.best_drop < 0.1
+
+    @property
+    def learned(self) -> bool:
+        """Whether it clearly fell, and stayed down."""
+        if self.first_bad is not None:
+            return False
+        if self.blind or self.around_zero or (self.continued and not self.rose):
+            return True
+        if self.count < FEWEST_LOSSES or (self.chance is not None and self.end > 0.97 * self.chance + 1e-6):
+            return False
+        return self.start - self.end > max(0.15 * abs(self.start), 2 * self.noise)
+
+    @property
+    def fell_through_noise(self) -> bool:
+        """Whether the end lies below the beginning by more than the middle of so many noisy losses can err."""
+        if self.rose or (self.chance is not None and self.end > 0.97 * self.chance):
+            return False
+        return self.start - self.end > max(0.15 * abs(self.start), 3 * self.noise / math.sqrt(self.window))

@@ -1,0 +1,55 @@
+"""Whether, when and where a run met a loss or a gradient that is not finite."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from surefoot.record.facts import NonFiniteGradientEvent, NonFiniteLossEvent
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.curves import LossCurve
+    from surefoot.diagnose.findings import Evidence
+    from surefoot.record.facts import NonFiniteLoss, RunFacts
+
+
+def details(loss: NonFiniteLoss) -> Evidence:
+    """What is known about a non-finite loss, as evidence."""
+    return {key: value for key, value in loss.to_json().items() if key != "event"}
+
+
+class NonFiniteValues:
+    """The first losses and gradients of a run that are not finite."""
+
+    def __init__(self, facts: RunFacts, curve: LossCurve) -> None:
+        self._facts, self._curve = facts, curve
+
+    @cached_property
+    def loss(self) -> NonFiniteLoss | None:
+        """The first non-finite loss and where it came from."""
+        found = next((event for event in self._facts.events if isinstance(event, NonFiniteLossEvent)), None)
+        return found if found is not None else self._facts.discarded_loss
+
+    @cached_property
+    def gradients(self) -> list[NonFiniteGradientEvent]:
+        """The steps whose gradients were not finite."""
+        return [event for event in self._facts.events if isinstance(event, NonFiniteGradientEvent)]
+
+    @property
+    def in_crash(self) -> bool:
+        """Whether the call that raised had been given something non-finite, as BCE refuses a NaN."""
+        crash = self._facts.crash
+        given = crash.arguments.input if crash is not None and crash.arguments is not None else None
+        return given is not None and bool(given.nonfinite)
+
+    @cached_property
+    def seen(self) -> bool:
+        """Whether a loss or a gradient was ever not finite."""
+        in_loss = self._curve.first_bad is not None or self.loss is not None
+        return in_loss or self.in_crash or bool(self.gradients)
+
+    @cached_property
+    def first_step(self) -> int | None:
+        """The first step at which a loss or a gradient was seen not to be finite."""
+        steps = [self._curve.first_bad, *(event.step for event in self.gradients)]
+        return min((step for step in steps if step is not None), default=None)

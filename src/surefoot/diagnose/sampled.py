@@ -1,0 +1,91 @@
+"""The sampled steps of a run, taken together: the calls, backwards, model calls and updates of all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import cached_property
+from statistics import median
+from typing import TYPE_CHECKING
+
+from surefoot.record.facts import SampledCalls
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from surefoot.record.facts import (
+        BackwardCall,
+        LossCall,
+        ModelCall,
+        OptimizerUpdate,
+        ParameterFacts,
+        ParameterUpdate,
+        RunFacts,
+        SampledStep,
+    )
+
+
+class SampledData:
+    """What was seen of the sampled steps, in order."""
+
+    def __init__(self, facts: RunFacts, parameters: dict[int, ParameterFacts]) -> None:
+        self.steps: list[SampledStep] = facts.sampled_steps
+        self._parameters = parameters
+
+    @cached_property
+    def calls(self) -> SampledCalls:
+        """The calls of all steps; each has the step it was made in."""
+        kinds = [field.name for field in dataclasses.fields(SampledCalls)]
+        return SampledCalls(
+            **{kind: [call for step in self.steps for call in getattr(step.calls, kind)] for kind in kinds}
+        )
+
+    @cached_property
+    def backward_calls(self) -> list[BackwardCall]:
+        """All calls of `backward`."""
+        return [call for step in self.steps for call in step.backward_calls]
+
+    @cached_property
+    def model_calls(self) -> list[ModelCall]:
+        """All calls of models."""
+        return [call for step in self.steps for call in step.model_calls]
+
+    @cached_property
+    def trained_model_calls(self) -> list[ModelCall]:
+        """Calls of models whose output requires a gradient."""
+        return [call for call in self.model_calls if call.trained_on]
+
+    def training_losses(self, *names: str) -> list[LossCall]:
+        """Calls of loss functions whose result was trained on."""
+        return [call for call in self.calls.losses if call.trained_on and (not names or call.op in names)]
+
+    def is_matrix(self, parameter: int) -> bool:
+        """Whether a parameter has two dimensions or more."""
+        return len(self._parameters[parameter].shape) >= 2
+
+    def optimizer_updates(self, optimizer: int, first: int = 0, last: int | None = None) -> Iterator[OptimizerUpdate]:
+        """The updates of one optimizer at a part of the sampled steps."""
+        for step in self.steps[first:last]:
+            yield from (update for update in step.updates if update.optimizer == optimizer)
+
+    def weight_updates(self) -> Iterator[tuple[int, ParameterUpdate]]:
+        """Step and row of every update of a matrix."""
+        for step in self.steps:
+            for update in step.updates:
+                yield from ((step.step, row) for row in update.rows if self.is_matrix(row.parameter))
+
+    def update_ratios(self, before: int | None = None) -> list[float]:
+        """The median ratio of update to weight of the matrices at each step."""
+        found = []
+        for step in self.steps:
+            if before is not None and step.step >= before:
+                continue
+            ratios = [
+                row.ratio
+                for update in step.updates
+                for row in update.rows
+                if self.is_matrix(row.parameter) and row.ratio is not None and math.isfinite(row.ratio) and row.grad
+            ]
+            if ratios:
+                found.append(median(ratios))
+        return found

@@ -1,0 +1,283 @@
+"""Writes checkpoints in the background, one at a time, and deletes what is no longer needed.
+
+A state that was copied is handed to a short-lived thread. The thread is not a daemon: a script that ends waits for its
+last checkpoint. Whatever fails there is logged (`failed_saves.py`), the save stays due, and training continues.
+
+`FolderClaim` keeps other processes from saving into the same folder, for as long as the manager or a thread that is
+writing for it exists.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakValueDictionary
+
+from surefoot.core.folder_lock import Hold, hold
+from surefoot.errors import FolderInUse
+from surefoot.keep.checkpoint.failed_saves import FailedSaves
+from surefoot.keep.checkpoint.folders import discard, sweep
+from surefoot.keep.checkpoint.listing import last_number, list_checkpoints, part_name, rank_of, to_discard, whole_ones
+from surefoot.keep.checkpoint.storage import Manifest, write_flat
+from surefoot.keep.checkpoint.tree import Flattened
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from pathlib import Path
+
+    from surefoot.keep.checkpoint.storage import SaveFacts
+    from surefoot.keep.staging import Staged
+
+log = logging.getLogger("surefoot")
+
+HEAD_START_SECONDS = 0.003
+"""A new thread holds the interpreter for up to 5 ms while the one that started it waits; so it first sleeps."""
+SLOW_SECONDS = 1.0
+"""A failed save that took longer than this is repeated only after ten times as long, or training would be slowed."""
+
+_WRITERS: WeakValueDictionary[str, CheckpointWriter] = WeakValueDictionary()
+"""Which writer of this process saved what: two in one folder, as for a GAN, would overwrite each other unnoticed."""
+
+
+class SaveJob(NamedTuple):
+    """One state to be written."""
+
+    step: int
+    staged: Staged
+    flattened: Flattened | None
+    """Made by the writer if it was not made before."""
+    unchecked: Collection[str]
+    """Keys or paths whose tensors may hold NaN and Inf."""
+    facts: SaveFacts
+    keep_last: int
+    keep_evidence: int
+    started: float
+    done: Callable[[bool], None]
+    """Called when the job is over, with whether a good checkpoint was written."""
+
+
+@dataclass
+class SaveEvents:
+    """Functions that are called by the thread that writes. A `TrainingStabilizer` sets them, to log the events."""
+
+    on_saved: Callable[[int, Path, SaveFacts], None] = lambda step, path, facts: None
+    """A checkpoint is on the disk."""
+    on_failing: Callable[[int, str, dict[str, Any]], None] = lambda step, message, evidence: None
+    """Checkpoints cannot be written, or can be written again."""
+
+
+class FolderClaim:
+    """The locks of this process on a run folder, by rank. They are released when nobody refers to the claim."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._holds: dict[int, Hold] = {}
+        weakref.finalize(self, _release, self._holds).atexit = False  # the end of the process does it
+
+    def hold(self, rank: int) -> None:
+        """Lock the folder for the checkpoints of a rank. Raises `FolderInUse`."""
+        if rank not in self._holds or not self._holds[rank].stands:
+            self._holds[rank] = hold(self._folder, "checkpoints", rank)
+
+    def release(self) -> None:
+        """Give the locks back."""
+        _release(self._holds)
+
+    def sweep(self, place: Path, rank: int) -> None:
+        """Remove what dead processes left half done, unless a process is at work that may be on another machine."""
+        try:
+            lock = hold(self._folder, "checkpoints", rank)
+        except (FolderInUse, OSError):
+            return
+        with suppress(OSError):  # the first save will report it
+            sweep(place, lambda name: rank_of(name) == rank)
+        lock.release()
+
+
+def _release(holds: dict[int, Hold]) -> None:
+    while holds:
+        holds.popitem()[1].release()
+
+
+class CheckpointWriter:
+    """Writes one state after the other into a folder of checkpoints."""
+
+    def __init__(self, place: Path, claim: FolderClaim) -> None:
+        self._place = place
+        self._claim = claim  # held by a thread that writes, too
+        self.events = SaveEvents()
+        self.failed_saves = FailedSaves()
+        self.has_saved = False
+        """Whether a state was flattened and handed to the disk before."""
+        self._thread: threading.Thread | None = None
+        self._not_before = 0.0
+        self._folder_seen = place.is_dir()
+        self._warned_broken = self._warned_missing_parts = self._warned_sharing = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a state is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def is_ready(self, wait: bool) -> bool:
+        """Whether a save can start now; with `wait`, after the one that is being written."""
+        if wait:
+            self.wait()
+            return True
+        if self.is_busy:
+            log.debug("a checkpoint was due, but the one before is still being written: it is saved after that.")
+            return False
+        return time.monotonic() >= self._not_before
+
+    def wait(self) -> None:
+        """Return when nothing is being written any more."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def start(self, job: SaveJob, blocking: bool) -> None:
+        """Write a state in a thread; at once if `blocking`, or if no thread can be started."""
+        # When the main thread is over, at exit, nobody waits for new threads any more.
+        if blocking or not threading.main_thread().is_alive():
+            self._write(job)
+            return
+        self._thread = threading.Thread(target=self._write_later, args=(job,), name="surefoot-checkpoint", daemon=False)
+        try:
+            self._thread.start()
+        except RuntimeError:  # no more threads are to be had
+            self._thread = None
+            self._write(job)
+
+    def _write_later(self, job: SaveJob) -> None:
+        time.sleep(HEAD_START_SECONDS)
+        self._write(job)
+
+    def _write(self, job: SaveJob) -> None:
+        good = finite = False
+        try:
+            job.staged.wait()
+            flattened = Flattened(job.staged.tree) if job.flattened is None else job.flattened
+            self.has_saved = True
+            self._warn_if_vanished()
+            job.facts["number"] = 1 + last_number(self._place)
+            self._warn_if_shared(self._place / part_name(job.step, job.facts["rank"]))
+            manifest, place = self._written(job, flattened)
+            finite = manifest.facts["finite"]
+            good = finite and job.facts["quiet"]
+            self._folder_seen = True
+            self._warn_if_broken(job.step, manifest.facts)
+            works_again = self.failed_saves.works_again(job.step)
+            if works_again is not None:
+                self.events.on_failing(job.step, works_again, {"failures": 0})
+            self.events.on_saved(job.step, place, manifest.facts)
+            self._discard_old(job)
+        except Exception as error:  # whatever it is, training must go on
+            self.failed(error, job.step)
+        finally:
+            now = time.monotonic()
+            took = now - job.started
+            self._not_before = now + 10 * took if not finite and took > SLOW_SECONDS else 0.0
+            job.done(good)
+
+    def _written(self, job: SaveJob, flattened: Flattened) -> tuple[Manifest, Path]:
+        """Write a state in its place; where a good one of the same step is there and this one is not, beside it.
+
+        Ranks must choose alike. All know whether the step was quiet; only one knows whether its part is finite.
+        """
+        rank, several = job.facts["rank"], job.facts["world_size"] > 1
+        place = self._place / part_name(job.step, rank)
+
+        def choose(finite: bool) -> Path:
+            nonlocal place
+            broken = not job.facts["quiet"] or not (finite or several)
+            if broken and any(
+                each.step == job.step and each.whole and each.good for each in list_checkpoints(self._place)
+            ):
+                place = self._place / part_name(job.step, rank, aside=True)
+            return place
+
+        manifest = write_flat(place, flattened, job.facts, step=job.step, unchecked=job.unchecked, choose=choose)
+        return manifest, place
+
+    def failed(self, error: Exception, step: int) -> None:
+        """A save came to nothing: log it, unless that was done a short while ago."""
+        message = self.failed_saves.failed(error, step, self._place, lambda: newest_good_age(self._place, step))
+        if message is not None:
+            evidence = {"failures": self.failed_saves.failures, "error": f"{type(error).__name__}: {error}"}
+            self.events.on_failing(step, message, evidence)
+
+    def _warn_if_broken(self, step: int, facts: SaveFacts) -> None:
+        """Warn once that what is saved is not finite, until it is again: the run itself may not notice."""
+        if not facts["finite"] and not self._warned_broken:
+            log.warning(
+                "surefoot: the checkpoint of step %d is not finite (%s) and is kept as evidence: a restart goes back "
+                "to an older one. Later ones that are not are not told.",
+                step,
+                ", ".join(facts["broken"][:3]),
+            )
+        self._warned_broken = not facts["finite"]
+
+    def _warn_if_vanished(self) -> None:
+        if self._folder_seen and not self._place.exists():
+            message = f"{self._place} has vanished with the checkpoints in it; it is made anew."
+            self.failed_saves.warn_once("vanished", message)
+
+    def _warn_if_shared(self, place: Path) -> None:
+        other = _WRITERS.get(str(place.absolute()))
+        _WRITERS[str(place.absolute())] = self
+        if other is not None and other is not self and not self._warned_sharing:
+            self._warned_sharing = True
+            log.warning(
+                "%s was saved by another CheckpointManager of this process and is overwritten. Give each its own "
+                "folder, or save both states in one tree.",
+                place,
+            )
+
+    def _discard_old(self, job: SaveJob) -> None:
+        rank, world_size = job.facts["rank"], job.facts["world_size"]
+        try:
+            steps = list_checkpoints(self._place)
+            for path in to_discard(steps, rank, world_size, job.keep_last, job.keep_evidence):
+                discard(path)
+        except OSError as error:
+            self.failed_saves.warn_once("discard", f"an old checkpoint could not be deleted: {error}.")
+            return
+        lacking = [each for each in steps if each.missing]
+        if rank == 0 and len(lacking) > 2 and len(lacking) == len(steps) and not self._warned_missing_parts:
+            self._warned_missing_parts = True
+            self.failed_saves.warn_once(
+                "alone",
+                f"no checkpoint is whole: the parts of ranks {lacking[0].missing[:8]} never came. Every rank must call "
+                "`save`; where rank 0 alone saves, give the CheckpointManager `rank=0, world_size=1`.",
+            )
+
+
+def newest_good_age(place: Path, step: int) -> str:
+    """A sentence on how old the newest good checkpoint is, at this step: what a crash would cost."""
+    try:
+        good = [each for each in whole_ones(list_checkpoints(place)) if each.good]
+    except OSError:
+        good = []
+    if not good:
+        return "There is no good checkpoint: a restart begins anew."
+    saved_at = datetime.fromisoformat(good[0].first.saved_at)
+    seconds = max(0.0, (datetime.now(timezone.utc) - saved_at).total_seconds())
+    steps = f"{step - good[0].step:,} steps and " if step > good[0].step else ""
+    return f"The newest good checkpoint is of step {good[0].step}, {steps}{duration(seconds)} ago."
+
+
+def duration(seconds: float) -> str:
+    """A span of time as a person would give it.
+
+    >>> duration(42.4), duration(600), duration(20_000)
+    ('42 s', '10 min', '5.6 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

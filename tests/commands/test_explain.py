@@ -1,0 +1,52 @@
+"""`surefoot explain`: the catalogue in the terminal."""
+
+import sys
+
+import pytest
+
+import patience
+from surefoot.diagnose.catalogue import CATALOGUE
+
+
+def flat(text):
+    return " ".join(text.split())
+
+
+def test_without_a_code_every_cause_is_listed_under_its_family(command):
+    result = command("explain")
+    assert (result.code, result.error) == (0, "")
+    lines = [line.split() for line in result.out.splitlines() if line.split()]
+    assert {line[0] for line in lines} >= set(CATALOGUE) | {"data", "loss", "hw"}
+    assert all(cause.title in flat(result.out) for cause in CATALOGUE.values())
+
+
+@pytest.mark.parametrize("code", ["loss.softmax-before-cross-entropy", "lr.too-high", "optim.detached-graph"])
+def test_a_code_is_explained_in_full(command, code):
+    result, cause = command("explain", code), CATALOGUE[code]
+    assert (result.code, result.error) == (0, "")
+    for text in (cause.title, cause.symptom, cause.evidence, *cause.fixes, *cause.look_alikes):
+        assert flat(text) in flat(result.out)
+
+
+def test_an_unknown_code_gets_one_line_with_the_nearest_codes_and_the_way_out(command):
+    result = command("explain", "lr.to-high")
+    assert result.code == 2
+    assert result.out == ""
+    (line,) = result.error.splitlines()
+    assert "'lr.to-high'" in line
+    assert "lr.too-high" in line
+    assert "surefoot explain" in line
+
+
+def test_nonsense_is_refused_without_a_guess(command):
+    result = command("explain", "qqqqzzzz")
+    assert result.code == 2
+    assert "did you mean" not in result.error
+    assert len(result.error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["lr.too-high"], ["nothing-like-it"]])
+def test_explaining_does_not_import_torch(arguments):
+    code = "import sys; from typer.testing import CliRunner; from surefoot.cli import app; "
+    code += f"CliRunner().invoke(app, {['explain', *arguments]!r}); assert 'torch' not in sys.modules"
+    patience.run([sys.executable, "-c", code], check=True)

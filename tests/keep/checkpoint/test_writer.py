@@ -1,0 +1,106 @@
+"""Writing in the background: one state at a time, failures reported, locks held while a thread writes."""
+
+import gc
+import threading
+import time
+
+import pytest
+import torch
+
+import surefoot as sf
+from surefoot.keep.checkpoint.listing import list_checkpoints
+from surefoot.keep.checkpoint.writer import CheckpointWriter, FolderClaim, SaveJob, duration, newest_good_age
+from surefoot.keep.staging import Staged
+
+HANG_SECONDS = 60
+
+
+class Slow(Staged):
+    """A state whose copy arrives when it is allowed to."""
+
+    def __init__(self, tree):
+        super().__init__(tree)
+        self.may_arrive = threading.Event()
+
+    def wait(self):
+        self.may_arrive.wait(HANG_SECONDS)
+
+
+def job(step, staged=None, done=lambda good: None, **facts):
+    staged = Staged({"w": torch.ones(2)}) if staged is None else staged
+    given = {"quiet": True, "reasons": [], "metric": None, "metric_given": True, "rank": 0, "world_size": 1}
+    return SaveJob(step, staged, None, (), given | facts, 3, 1, time.monotonic(), done)
+
+
+@pytest.fixture
+def writer(tmp_path):
+    made = CheckpointWriter(tmp_path / "checkpoints", FolderClaim(tmp_path))
+    yield made
+    made.wait()
+
+
+def test_a_state_is_written_in_a_thread_and_reported(writer, tmp_path):
+    saved, good = [], []
+    writer.events.on_saved = lambda step, path, facts: saved.append((step, path.name, facts["finite"]))
+    staged = Slow({"w": torch.ones(2)})
+    writer.start(job(5, staged, good.append), blocking=False)
+    assert writer.is_busy
+    assert not writer.is_ready(wait=False)
+    staged.may_arrive.set()
+    assert writer.is_ready(wait=True)
+    assert saved == [(5, "step-00000005", True)]
+    assert good == [True]
+    assert "The newest good checkpoint is of step 5, 2 steps and" in newest_good_age(tmp_path / "checkpoints", 7)
+
+
+def test_a_state_that_is_not_finite_is_kept_beside_a_good_one_of_the_same_step(writer, tmp_path, caplog):
+    good = []
+    writer.start(job(5, done=good.append), blocking=True)
+    writer.start(job(5, Staged({"w": torch.tensor([torch.nan])}), good.append), blocking=True)
+    assert good == [True, False]
+    assert [(each.step, each.aside) for each in list_checkpoints(tmp_path / "checkpoints")] == [(5, False), (5, True)]
+    assert "is not finite (w) and is kept as evidence" in caplog.text
+
+
+def test_a_failure_is_reported_and_so_is_the_save_that_works_again(writer, tmp_path):
+    failing, good = [], []
+    writer.events.on_failing = lambda step, message, evidence: failing.append(evidence["failures"])
+    (tmp_path / "checkpoints").write_text("in the way")
+    writer.start(job(1, done=good.append), blocking=True)
+    assert isinstance(writer.failed_saves.last_error, OSError)
+    (tmp_path / "checkpoints").unlink()
+    writer.start(job(2, done=good.append), blocking=True)
+    assert (failing, good) == ([1, 0], [False, True])
+    assert writer.failed_saves.last_error is None
+
+
+def test_no_checkpoint_means_that_a_restart_begins_anew(tmp_path):
+    assert newest_good_age(tmp_path / "missing", 3) == "There is no good checkpoint: a restart begins anew."
+    assert [duration(seconds) for seconds in (42.4, 600, 20_000)] == ["42 s", "10 min", "5.6 h"]
+
+
+def test_the_claim_of_a_folder_ends_with_the_last_reference_to_it(tmp_path):
+    claim = FolderClaim(tmp_path)
+    claim.hold(0)
+    lock = claim._holds[0]
+    claim.hold(0)
+    assert claim._holds[0] is lock
+    assert lock.stands
+    del claim
+    assert not lock.stands
+
+
+def test_a_manager_that_is_dropped_while_it_writes_keeps_its_folder_until_the_state_is_on_the_disk(tmp_path):
+    manager, staged = sf.CheckpointManager(tmp_path), Slow({"w": torch.ones(2)})
+    assert manager.save(None, 1, staged=staged)
+    thread = next(each for each in threading.enumerate() if each.name == "surefoot-checkpoint")
+    lock = manager._claim._holds[0]
+    del manager
+    gc.collect()
+    assert lock.stands
+    staged.may_arrive.set()
+    thread.join(HANG_SECONDS)
+    del thread
+    gc.collect()
+    assert not lock.stands
+    assert [each.step for each in list_checkpoints(tmp_path / "checkpoints")] == [1]

@@ -1,0 +1,65 @@
+"""Computing beside the script: no mode, no subclass and no autograd notices."""
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from surefoot.observe.without_hooks import WithoutHooks, is_calm, is_listening
+
+
+class Counting(TorchFunctionMode):
+    calls = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.calls += 1
+        return function(*args, **(kwargs or {}))
+
+
+class Dispatching(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+class Strange(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return NotImplemented
+
+
+def test_a_function_mode_does_not_hear_of_what_is_computed_inside():
+    weight = torch.ones(2, requires_grad=True)
+    with Counting() as mode:
+        with WithoutHooks():
+            total = weight.sum()
+        assert mode.calls == 0
+        weight.sum()
+        assert mode.calls > 0
+    assert not total.requires_grad
+    assert torch.is_grad_enabled()
+
+
+def test_gradients_stay_on_where_asked_for():
+    weight = torch.ones(2, requires_grad=True)
+    with WithoutHooks(grad=True):
+        assert weight.sum().requires_grad
+    with torch.no_grad(), WithoutHooks():
+        pass
+    with torch.no_grad():
+        with WithoutHooks():
+            pass
+        assert not torch.is_grad_enabled()
+
+
+def test_it_is_not_calm_under_a_dispatch_mode_or_a_transform():
+    assert is_calm()
+    with Dispatching():
+        assert not is_calm()
+    seen = []
+    torch.func.vmap(lambda x: seen.append(is_calm()) or x)(torch.ones(2))
+    assert seen == [False]
+
+
+def test_a_class_that_hears_of_every_operation_is_left_alone_and_torchs_own_are_not():
+    assert not is_listening(torch.ones(1))
+    assert not is_listening(torch.nn.Parameter(torch.ones(1)))
+    assert is_listening(torch.Tensor._make_subclass(Strange, torch.ones(1)))

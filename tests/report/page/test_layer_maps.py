@@ -1,0 +1,59 @@
+"""Layer-by-time maps as data."""
+
+import base64
+import math
+
+import numpy as np
+import pyarrow as pa
+
+from surefoot.report.page.layer_maps import MISSING, NONE, NONFINITE, ZERO, layer_maps, time_columns
+
+
+def cells_of(a_map):
+    values = np.frombuffer(base64.b64decode(a_map["cells"]), dtype="<u2")
+    return values.reshape(len(a_map["rows"]), len(a_map["columns"])).tolist()
+
+
+def test_zero_nan_missing_and_no_gradient_have_codes_of_their_own():
+    table = pa.table(
+        {
+            "step": [0, 0, 0, 1, 1, 1],
+            "layer": ["a", "b", "c", "a", "b", "c"],
+            "grad_norm": [1.0, 0.0, 3.0, 100.0, math.nan, None],
+            "param_norm": [1.0, 1.0, 1.0, 1.0, 1.0, 1.0],
+        }
+    )
+    (found,) = layer_maps(table)
+    cells = cells_of(found)
+    assert (found["rows"], found["columns"], found["low"], found["high"]) == (["a", "b", "c"], [0, 1], 0.0, 2.0)
+    assert cells[0] == [0, 65_000]
+    assert cells[1] == [ZERO, NONFINITE]
+    assert cells[2][1] == NONE
+
+
+def test_a_layer_that_was_not_measured_at_a_step_is_missing_there():
+    table = pa.table({"step": [0, 1, 1], "layer": ["a", "a", "b"], "dead_share": [0.0, 1.0, 0.5]})
+    (found,) = layer_maps(table)
+    assert cells_of(found) == [[0, 65_000], [MISSING, 32_500]]
+
+
+def test_a_bias_that_moves_away_from_zero_is_no_trouble():
+    table = pa.table({"step": [0, 1], "layer": ["b", "b"], "update_ratio": [math.inf, 0.1], "param_norm": [0.0, 1.0]})
+    (found,) = layer_maps(table)
+    assert found["columns"] == [1]
+    assert NONFINITE not in cells_of(found)[0]
+
+
+def test_layers_of_the_same_name_in_two_parts_are_two_rows():
+    table = pa.table({"step": [0, 0], "part": ["g", "d"], "layer": ["fc", "fc"], "grad_norm": [1.0, 2.0]})
+    assert layer_maps(table)[0]["rows"] == ["g · fc", "d · fc"]
+
+
+def test_many_steps_share_columns_and_a_column_begins_at_its_first_step():
+    starts, columns = time_columns(np.arange(10_000), most=10)
+    assert starts.tolist() == list(range(0, 10_000, 1_000))
+    assert columns[[0, 999, 1_000, 9_999]].tolist() == [0, 0, 1, 9]
+
+
+def test_no_rows_no_maps():
+    assert layer_maps(pa.table({})) == []

@@ -1,0 +1,54 @@
+"""Numbers, times and strange strings as short text."""
+
+import math
+
+import pytest
+
+from surefoot.report.terminal.formatting import as_ascii, clock, duration, number, one_line, pace, rate
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (math.nan, "nan"),
+        (-math.inf, "-inf"),
+        (0.0, "0"),
+        (2.31415, "2.314"),
+        (65536.0, "65536"),
+        (1.2345e-5, "1.23e-5"),
+        (123456.7, "1.23e5"),
+        (1e300, "1.00e300"),
+        (-0.5, "-0.5"),
+    ],
+)
+def test_a_number_has_few_digits(value, text):
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "–"), (math.inf, "–"), (-3, "0s"), (59.9, "59s"), (187, "3:07"), (3753, "1:02:33"), (183_600, "2d 3h")],
+)
+def test_a_duration_is_readable_at_any_length(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_slow_steps_are_given_by_the_time_of_one():
+    assert pace(41.26) == "41.3 steps/s"
+    assert pace(1 / 80) == "1:20 a step"
+    assert pace(0.0) == "0 steps/s"
+    assert (rate(3e-5), rate(None)) == ("3e-05", "–")
+
+
+@pytest.mark.parametrize("time", [math.nan, math.inf, 1e300])
+def test_a_time_that_no_calendar_has_is_dashes(time):
+    assert clock(time) == "--:--:--"
+
+
+def test_a_text_becomes_one_line_that_no_terminal_obeys():
+    assert one_line("a\x1b[2J\nb\u202ec\ttail") == "a [2J b c tail"
+
+
+def test_ascii_has_a_character_for_each_of_ours():
+    assert as_ascii("1 × 2 · … – é") == "1 x 2 | ~ - ?"
