@@ -18,6 +18,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from surefoot.core.gradient_mode import without_gradients
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from contextlib import ExitStack
@@ -162,7 +164,7 @@ def scale_lr(undo: ExitStack, optimizer: Any, factor: float) -> None:
     undo.callback(put_back)
 
 
-@torch.no_grad()
+@without_gradients
 def scale_gradients(gradients: Sequence[Tensor], factor: Tensor) -> None:
     """Multiply gradients in place by one factor, or by one factor each."""
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}

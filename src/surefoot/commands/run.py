@@ -235,8 +235,13 @@ class RunSession:
             "error": type(error).__name__ if error is not None else None,
             "seconds": round(time.monotonic() - self._started, 3),
             "torch": str(getattr(torch, "__version__", "")) or None,
-            **({"guarded": self.watcher.guard.as_facts().to_json()} if self.watcher and self.watcher.guard else {}),
+            **self._guarded(),
         }
+
+    def _guarded(self) -> dict[str, Any]:
+        """What `--guard` did so far."""
+        facts = self.watcher.steps.guard.as_facts() if self.watcher is not None else None
+        return {} if facts is None else {"guarded": facts.to_json()}
 
     def _write_facts(self, facts: RunFacts | None, run_facts: dict[str, Any]) -> Path:
         from surefoot.core.formats import FACTS

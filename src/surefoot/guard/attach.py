@@ -26,6 +26,7 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 
     from torch.utils.hooks import RemovableHandle
 
+    from surefoot.guard.step_decision import StepDecision
     from surefoot.observe.tensors import LayerMetrics
     from surefoot.record.log import RunLog
     from surefoot.types import Clipper, Decision, Shaper
@@ -65,6 +67,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("surefoot")
 
 Mode: TypeAlias = Literal["guard", "watch"]
+
+
+def _run_directly(hook: Callable[..., Any], *args: Any) -> Any:
+    return hook(*args)
 
 
 def attach(
@@ -82,6 +88,9 @@ def attach(
     decide_on: Literal["auto", "host", "device"] = "auto",
     lag_steps: int = 4,
     name_of: Callable[[Tensor], str | None] | None = None,
+    announce: bool = True,
+    on_decision: Callable[[StepDecision], None] | None = None,
+    run_hook: Callable[..., Any] = _run_directly,
 ) -> Attachment:
     """Guard every step of an optimizer, whoever calls it, until `detach()`.
 
@@ -116,6 +125,11 @@ def attach(
             `lag_steps` later. `"auto"`: host on a CPU, device elsewhere.
         lag_steps: how many steps later the host reads a step that was decided on the device.
         name_of: names parameters that belong to none of the models.
+        announce: whether each incident is logged as a warning.
+        on_decision: called between the decision and the optimizer's step, for what must be done before the step is
+            applied. On the device the numbers of the decision are tensors.
+        run_hook: called as `run_hook(hook, *args)` for every hook, and returns what the hook returns. `surefoot run`
+            runs them as it runs its probes.
     """
     models = [] if model is None else [model] if isinstance(model, nn.Module) else list(model)
     optimizer = _unwrapped(optimizer)
@@ -157,6 +171,7 @@ def attach(
         lambda: (method := broken()) is not None and method(),
         ranks.any,
         _each([rows.incident if rows else None, _safe(on_event, "on_event")]),
+        announce=announce,
     )
     results = StepResults(
         models if acts else (),
@@ -168,7 +183,7 @@ def attach(
     )
     if run_log is not None:
         run_log.before_close(results.report_rest)
-    hooks = _StepHooks(optimizer, guarded, results, order, acts=acts)
+    hooks = _StepHooks(optimizer, guarded, results, order, on_decision, run_hook, acts=acts)
     return Attachment(optimizer, hooks, results, run_log)
 
 
@@ -197,6 +212,10 @@ class Attachment:
         hooks = self._hooks()
         if hooks is not None:
             hooks.remove()
+        self._results.drain()
+
+    def settle(self) -> None:
+        """Read the steps that have not been read yet. Waits for the device."""
         self._results.drain()
 
     def __enter__(self) -> Attachment:
@@ -252,10 +271,13 @@ class _StepHooks:
         guarded: GuardedOptimizer,
         results: StepResults,
         order: BackwardOrder,
+        on_decision: Callable[[StepDecision], None] | None,
+        run_hook: Callable[..., Any],
         *,
         acts: bool,
     ) -> None:
         self._guarded, self._results, self._order, self.acts = guarded, results, order, acts
+        self._on_decision, self._run_hook = on_decision, run_hook
         self.active = True
         self._depth = 0
         """How many calls of `step` are under way: a subclass may call the `step` of its base."""
@@ -264,13 +286,13 @@ class _StepHooks:
         self._own: dict[str, Scalar] = {}
         self._warned = False
         self._handles: list[RemovableHandle] = [
-            optimizer.register_step_pre_hook(self.before),
-            optimizer.register_step_post_hook(self.after),
+            optimizer.register_step_pre_hook(partial(run_hook, self.before)),
+            optimizer.register_step_post_hook(partial(run_hook, self.after)),
         ]
         self.key_before, self.key_after = (handle.id for handle in self._handles)
         _HOOKS.setdefault(optimizer, []).append(self)
         _put_in_order(optimizer, (), {})
-        _keep_order()
+        keep_hook_order()
 
     def remove(self) -> None:
         """Take the hooks off, at once or, from inside a step, before the next one."""
@@ -342,6 +364,8 @@ class _StepHooks:
         """Decide on the gradients as they are now; a refused step is made to do nothing."""
         with WithoutHooks():
             self._open = step = self._guarded.begin(self._facts())
+            if self._on_decision is not None and step.decision is not None:
+                self._on_decision(step.decision)
             if not step.refused:
                 return
             layout, optimizer = self._guarded.layout, self._guarded.optimizer
@@ -362,7 +386,7 @@ class _StepHooks:
             loss = closure()
             if not evaluated:
                 evaluated = True
-                self._after_evaluation(loss)
+                self._run_hook(self._after_evaluation, loss)
             return loss
 
         return decided
@@ -397,9 +421,11 @@ class _StepHooks:
             step.cancel()
 
     def _give_up(self, error: Exception) -> None:
-        """Watching never ends a run: it ends itself, with one warning."""
+        """Watching never ends a run: it ends itself, with one warning, or as whoever runs the hooks handles it."""
         self._abandon()
         self.active = False
+        if self._run_hook is not _run_directly:
+            raise error
         log.warning(
             "surefoot: %s is no longer watched (%s: %s); training goes on.",
             type(self._guarded.optimizer).__name__,
@@ -471,7 +497,8 @@ _HOOKS: weakref.WeakKeyDictionary[Optimizer, list[_StepHooks]] = weakref.WeakKey
 _ORDER: list[RemovableHandle] = []
 
 
-def _keep_order() -> None:
+def keep_hook_order() -> None:
+    """Have the order of the hooks kept. `attach` does so; it must have been done before one attaches inside a step."""
     if not _ORDER:
         _ORDER.append(register_optimizer_step_pre_hook(_put_in_order))
 
@@ -482,8 +509,10 @@ def _put_in_order(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     What others do to the gradients is then part of what is decided on, and what was changed for the step is put back
     before they look. Watching comes before guarding, to see the gradients as they are.
     """
+    if torch.compiler.is_compiling():
+        return
     attached = _HOOKS.get(optimizer)
-    if not attached or torch.compiler.is_compiling():
+    if not attached:
         return
     for hooks in [each for each in attached if not each.active]:
         hooks.remove()

@@ -26,6 +26,7 @@ from surefoot.act.apply import (
 )
 from surefoot.act.closure import ClosureRefused, StepCopy
 from surefoot.act.optimizer_settings import NOTHING_FOUND, SettingsOfStep, look_at_settings
+from surefoot.core.gradient_mode import without_gradients
 from surefoot.core.weak_reference import weak_reference
 from surefoot.errors import UsageError
 from surefoot.guard.decision_graph import GraphedDecider
@@ -166,7 +167,7 @@ class GuardedOptimizer:
 
     # ---- one step -------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
+    @without_gradients
     def begin(self, facts: StepFacts) -> OpenStep:
         """Decide on the gradients as they are now, and prepare the optimizer for what its step is to do with them."""
         step = OpenStep(facts)
@@ -188,7 +189,7 @@ class GuardedOptimizer:
                 raise
         return step
 
-    @torch.no_grad()
+    @without_gradients
     def end(self, step: OpenStep) -> StepNumbers | None:
         """After the optimizer's step: put back what was changed for it. `None` if no parameter had a gradient."""
         step.undo.close()
@@ -317,7 +318,7 @@ class GuardedOptimizer:
 
     # ---- optimizers that evaluate the loss themselves -------------------------------------------------------------
 
-    @torch.no_grad()
+    @without_gradients
     def evaluated(self, facts: StepFacts, first: bool) -> OpenStep | None:
         """A closure has been evaluated, by an optimizer that may evaluate it again: decide, and clip in place.
 

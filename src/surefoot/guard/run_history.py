@@ -59,6 +59,8 @@ class RunHistory:
         weights_broken: Callable[[], bool],
         agreed: Callable[[bool], bool],
         on_event: Callable[[Incident], None] | None = None,
+        *,
+        announce: bool = True,
     ) -> None:
         self._look_back = tolerated(Combined(checker.look_back, "any")) if checker.look_back else None
         self._look_back_state = self._look_back.init() if self._look_back else ()
@@ -86,7 +88,7 @@ class RunHistory:
         self.by_kind: dict[str, int] = {}
         self.on_event = on_event
         """Called with each incident."""
-        self._logs = True
+        self._logs = announce
 
     def ahead(
         self,

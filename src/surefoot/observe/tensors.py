@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from surefoot.core.device import runs_triton
+from surefoot.core.gradient_mode import without_gradients
 from surefoot.errors import require
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class TensorMeter:
     def __init__(self) -> None:
         self._triton: TritonPass | None = None
 
-    @torch.no_grad()
+    @without_gradients
     def measure(self, tensors: Sequence[Tensor]) -> TensorStatistics:
         """Measure every tensor; the result lies on the device of the first."""
         views = list(tensors) if all(map(is_plain, tensors)) else measurable(tensors)
@@ -207,7 +208,7 @@ class UpdateMeter:
         self._before = [tensor.clone() for tensor in self._tensors] if watch.updates else None
         self._param_norm = TensorMeter().measure(self._tensors).norm
 
-    @torch.no_grad()
+    @without_gradients
     def columns(self) -> dict[str, Tensor]:
         """The norms, and if watched those of what the step did; call after it."""
         if self._before is None:

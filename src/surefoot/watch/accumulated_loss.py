@@ -101,6 +101,10 @@ class StepLosses:
         self.values.append(value)
         self._shares.append(share)
 
+    def loss_so_far(self) -> Any:
+        """The loss of the step that begins, from the backwards since the last one; `None` if there were none."""
+        return self._accumulation.loss_of(self.values, self._shares)
+
     def close_step(self, evaluations: int) -> Any:
         """The loss of the step that ends here.
 

@@ -42,7 +42,7 @@ def assemble(watcher: Watcher) -> RunFacts:
         retained_graphs=backward.retained_graphs.retained,
         compiled=state.compiled,
         problems=watcher.probes.problems,
-        guard=watcher.guard.as_facts() if watcher.guard is not None else None,
+        guard=watcher.steps.guard.as_facts(),
     )
 
 

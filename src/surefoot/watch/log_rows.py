@@ -1,4 +1,4 @@
-"""What `surefoot run` writes into the run log: the numbers of each step, what looks saw of each layer, what happened.
+"""What `surefoot run` writes into the run log: the numbers of each step, layers of sampled steps, and events.
 
 The log is the same that a `TrainingStabilizer` writes, so everything that shows a run shows both. It begins with the
 first step: a script that does not train leaves none.
@@ -6,9 +6,9 @@ first step: a script that does not train leaves none.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
+from surefoot.guard.log_rows import LogRows
 from surefoot.observe.readable import readable
 from surefoot.record.facts import (
     FileSavedEvent,
@@ -18,8 +18,8 @@ from surefoot.record.facts import (
     SpikeEvent,
     StepSkippedEvent,
 )
-from surefoot.record.messages import LayerRows, StepRow
-from surefoot.types import NamedParameter
+from surefoot.record.messages import LayerRows
+from surefoot.types import NamedParameter, Signals, StepRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from surefoot.watch.parameter_registry import ParameterRegistry
 
 SPIKE_SHARE = 0.1
-"""A spike is told if it undoes this share of what the loss has fallen by: near its floor a loss doubles often."""
+"""A spike is logged if it undoes this share of what the loss has fallen by: near its floor a loss doubles often."""
 
 
 class WatchLog:
-    """Hands a watcher's rows, looks and events to the log."""
+    """Writes the rows, sampled steps and events of a watched run to its log."""
 
     def __init__(self, open_log: Callable[[], RunLog | None], registry: ParameterRegistry) -> None:
         self._open_log, self._registry = open_log, registry
@@ -44,6 +44,8 @@ class WatchLog:
         self._opened = False
         self._histograms_at: dict[str, int] = {}
         self._parts: dict[int, str] = {}
+        self._writers: dict[int, LogRows] = {}
+        """The guard's writer of step rows, for each optimizer."""
         self._steps: dict[int, int] = {}
         """The last step of each optimizer that was written."""
 
@@ -60,18 +62,11 @@ class WatchLog:
         log = self.log
         if log is None:
             return
-        log.take(
-            StepRow(
-                self._step(row, optimizer),
-                time.time(),
-                self._part(optimizer),
-                loss=row.get("loss"),
-                **_clipping(row),
-                lr=row.get("lr"),
-                loss_scale=row.get("scale"),
-                skipped=bool(row.get("skipped")),
-            )
-        )
+        measured: dict[str, Any] = {"loss": row.get("loss"), "lr": row.get("lr"), "loss_scale": row.get("scale")}
+        signals = Signals(self._step(row, optimizer), **measured, **_clipping(row))
+        if optimizer not in self._writers:
+            self._writers[optimizer] = LogRows(log.part(self._part(optimizer)), None)
+        self._writers[optimizer].step(StepRecord(signals, skipped=bool(row.get("skipped"))))
 
     def _step(self, row: dict[str, Any], optimizer: int) -> int:
         """The step of the run. An optimizer made late may step twice in what counts as one; its rows are still two."""
@@ -187,10 +182,10 @@ def _clipping(row: dict[str, Any]) -> dict[str, Any]:
     """
     given, found, limit = row.get("grad_norm"), row.get("clip_norm"), row.get("clip_limit")
     if given is None or found is None or not limit or row.get("clip_by_value"):
-        return {"grad_norm": given}
+        return {"grad_norm": given, "clip_factor": None}
     factor = min(1.0, limit / found) if found > 0 else 1.0
     if not abs(found * factor - given) <= 0.05 * given:
-        return {"grad_norm": given}
+        return {"grad_norm": given, "clip_factor": None}
     return {"grad_norm": found, "clip_factor": factor}
 
 
@@ -214,8 +209,8 @@ def _shown(event: Event) -> tuple[EventName, Severity, str, list[str]] | None:
             return "spike", "info", f"the loss is {value:.4g}; the steps before it were around {level:.4g}", []
         case StepSkippedEvent(parameters=names):
             more = f" and {event.of - 1} more" if event.of > 1 else ""
-            which = f"the gradient of {names[0]}{more} is" if names else "its gradients are"
-            return "skip", "error", f"the step was left out: {which} not finite", names
+            which = f"the gradient of {names[0]}{more}" if names else " and ".join(event.settings) or "its loss"
+            return "skip", "error", f"the step was left out: {which} is not finite", names
         case FileSavedEvent():
             return "checkpoint", "info", f"saved at {event.site}: {', '.join(event.holds or ['a file'])}", []
         case ModelLoadedEvent():

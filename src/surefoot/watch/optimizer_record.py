@@ -6,7 +6,6 @@ parameters are described.
 
 from __future__ import annotations
 
-import math
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,8 @@ from torch import Tensor
 
 from surefoot.observe.readable import readable
 from surefoot.record.facts import GroupSettings, OptimizerFacts, Setting
-from surefoot.watch.script_hooks import WithoutHooks, is_listening
-from surefoot.watch.step_rows import StepRows
+from surefoot.watch.script_hooks import WithoutHooks
+from surefoot.watch.step_rows import Row, StepRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +30,7 @@ class OptimizerRecord:
         optimizer: torch.optim.Optimizer,
         where: str,
         born_at: int,
-        write_row: Callable[[dict[str, Any]], None],
+        write_row: Callable[[Row], None],
     ) -> None:
         self.number = number
         self.ref = weakref.ref(optimizer)
@@ -53,8 +52,13 @@ class OptimizerRecord:
         """The lines of `backward` whose gradients it stepped with, as `StepData` numbers them."""
         self.backwards_at_start = 0
         """The number of backwards when its step began: a closure makes more inside."""
-        self.row: dict[str, Any] = {}
+        self.row: Row = {}
         """The row of the step it is in."""
+        self.in_flight: dict[int, tuple[Row, float]] = {}
+        """Rows that the guard has not completed yet, and what their gradient norms still have to be divided by.
+
+        The key is the number that the guard gives the step.
+        """
 
     def as_facts(self) -> OptimizerFacts:
         """All that is known about it."""
@@ -100,41 +104,6 @@ class OptimizerRecords:
     def is_due(self, record: OptimizerRecord) -> bool:
         """Whether an optimizer has not stepped yet in a round that others have begun."""
         return record.number not in self._round
-
-
-def gradient_norm(optimizer: torch.optim.Optimizer, scale: float | None) -> Any:
-    """The norm of the gradients on the first device, without the scaler's scale; a tensor where reading would wait.
-
-    Of sharded parameters it is the norm of the part in this process: the whole would take a collective.
-    """
-    with WithoutHooks():
-        grads = [
-            local
-            for group in optimizer.param_groups
-            for tensor in group["params"]
-            if not is_listening(tensor)
-            and (grad := tensor.grad) is not None
-            and (local := readable(grad)) is not None
-            and local.layout is torch.strided
-            and local.numel()
-        ]
-    if not grads:
-        return None
-    first = grads[0].device
-    if any(grad.device != first for grad in grads):
-        grads = [grad for grad in grads if grad.device == first]
-    with WithoutHooks():
-        norms = torch._foreach_norm(grads, 2.0)
-        if any(norm.dtype is not torch.float32 for norm in norms):
-            norms = tuple(norm.float() for norm in norms)
-        total = torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
-    if first.type == "cpu":
-        value = float(total)
-        if value == math.inf:  # squares beyond float32 can add up to it while every entry is finite
-            with WithoutHooks():
-                value = math.hypot(*(float(torch.linalg.vector_norm(grad, dtype=torch.float64)) for grad in grads))
-        return value / scale if scale else value
-    return total / scale if scale else total
 
 
 def left_share(tensors: list[Tensor]) -> float:

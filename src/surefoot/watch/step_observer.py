@@ -7,7 +7,6 @@ that a scaler or the guard skips are observed too.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -17,19 +16,22 @@ from torch import Tensor, nn
 from surefoot.observe.readable import readable
 from surefoot.observe.tensors import dense_views
 from surefoot.record.facts import NonFiniteGradientEvent
+from surefoot.watch.guard import OptimizerGuard
 from surefoot.watch.optimizer_order import follow
-from surefoot.watch.optimizer_record import OptimizerRecord, gradient_norm
-from surefoot.watch.script_hooks import WithoutHooks
+from surefoot.watch.optimizer_record import OptimizerRecord
 from surefoot.watch.user_frames import name_of, site, user_frame
 
 if TYPE_CHECKING:
-    from surefoot.record.facts import StepSkippedEvent
+    from surefoot.types import StepRecord
     from surefoot.watch.backward_observer import BackwardObserver
     from surefoot.watch.context import WatchContext
     from surefoot.watch.facts_saver import FactsSaver
     from surefoot.watch.incidents import IncidentWriter
+    from surefoot.watch.step_rows import Row
     from surefoot.watch.step_sampler import StepSampler
 
+FOUND_BY_SCALER = "found_inf"
+"""The signal that a fused optimizer is given by a `GradScaler`: not 0 if the scaler skips the step itself."""
 RETAINED_EVERY = 16
 """How often the graphs of earlier steps that the script still holds are counted."""
 
@@ -51,6 +53,7 @@ class StepObserver:
         self._backwards_at_zero = -1
         self._zero_site = ""
         self._nonfinite_recorded = False
+        self.guard = OptimizerGuard(context, self._found_nonfinite, self._step_arrived)
 
     # Optimizers
 
@@ -97,11 +100,24 @@ class StepObserver:
         if self._backwards_at_zero == state.backwards and self._context.losses.values and not has_closure:
             record.zeroed_before_step += 1
             record.zero_site = self._zero_site
-        norm = self._norm(optimizer)
-        if isinstance(norm, float) and not math.isfinite(norm) and not has_closure:
-            self._safely("gradients", self._record_nonfinite, optimizer)
-            self._keep_incident(optimizer)
-        record.row = {"grad_norm": norm}
+        record.row = {}
+        self._safely(self.guard.probe, self._give_to_guard, record, optimizer, has_closure)
+
+    def _give_to_guard(self, record: OptimizerRecord, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
+        """Attach the guard if it is not yet, and hand it the loss of the step that begins."""
+        attachment = self.guard.attachment(record, optimizer)
+        if attachment is None or not attachment.attached:
+            return
+        loss = None if has_closure else self._context.losses.loss_so_far()
+        if loss is not None:
+            attachment.observe(loss=loss)
+        found_inf = getattr(optimizer, "found_inf", None)
+        if isinstance(found_inf, Tensor) and found_inf.numel() == 1:
+            attachment.observe(**{FOUND_BY_SCALER: found_inf})
+        record.row["at"] = self._state.steps
+        is_unscaled = getattr(optimizer, "grad_scale", None) is not None  # by the kernel, which the guard knows of
+        divide_by = 1.0 if is_unscaled else self._state.scaler.unscale_by or 1.0
+        record.in_flight[attachment.steps] = record.row, divide_by
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped."""
@@ -112,10 +128,10 @@ class StepObserver:
         evaluations = state.backwards - record.backwards_at_start
         self._sampler.leave_step(record, evaluations)
         if evaluations:
-            row["grad_norm"] = self._norm(optimizer)
             row["closure"] = evaluations
         self._complete(row, record, optimizer, evaluations)
-        record.series.append(row)
+        row.setdefault("grad_norm", None)
+        record.series.append(row, waits_for_guard=self._is_in_flight(record, optimizer, row))
         if self._context.optimizers.stepped(record):
             state.steps += 1
         if self._incidents is not None:
@@ -127,8 +143,16 @@ class StepObserver:
         if state.steps % RETAINED_EVERY == 0:
             self._safely("kept graphs", self._backward.retained_graphs.count, state.steps)
 
-    def _norm(self, optimizer: torch.optim.Optimizer) -> Any:
-        return self._safely("gradient norms", gradient_norm, optimizer, self._state.scaler.unscale_by)
+    def _is_in_flight(self, record: OptimizerRecord, optimizer: torch.optim.Optimizer, row: Row) -> bool:
+        """Whether the guard has taken the step in and will report it later. A row that it has not is dropped there."""
+        index = next((number for number, (each, _) in record.in_flight.items() if each is row), None)
+        if index is None:
+            return False
+        attachment = self.guard.attachment(record, optimizer)
+        if attachment is not None and attachment.steps > index:
+            return True
+        del record.in_flight[index]
+        return False
 
     def _complete(
         self, row: dict[str, Any], record: OptimizerRecord, optimizer: torch.optim.Optimizer, evaluations: int
@@ -162,27 +186,33 @@ class StepObserver:
         self._context.data.roots_of_step = []
         self._context.events.log_overflow(self._state.steps, self._state.scaler.scale)
 
-    def skipped(self, optimizer: torch.optim.Optimizer) -> None:
-        """The guard has skipped the step in progress: record what can still be learned from it."""
-        record = self.record_of(optimizer)
-        record.row["skipped"] = True
+    def _found_nonfinite(self, record: OptimizerRecord) -> None:
+        """The guard has found gradients that are not finite in the step in progress, which is not applied yet."""
+        optimizer, in_closure = record.ref(), self._state.backwards_at_closure is not None
+        if optimizer is None or (in_closure and not self.guard.acts):
+            return
         self._safely("gradients", self._record_nonfinite, optimizer)
-        if self._state.backwards == record.backwards_at_start:
+        if not in_closure:
             self._keep_incident(optimizer)
-        if self._incidents is not None:
-            self._safely("incidents", self._incidents.left_out, self._state.steps, record.number)
 
-    def judged_on_device(self, optimizer: torch.optim.Optimizer, nonfinite: Tensor) -> None:
-        """Whether the step in progress was skipped is known later, with the other numbers of its row."""
-        with WithoutHooks():
-            self.record_of(optimizer).row["skipped"] = (nonfinite.sum() > 0).float()
+    def _step_arrived(self, record: OptimizerRecord, step: StepRecord) -> None:
+        """The guard knows the numbers of a step: on a GPU, some steps later."""
+        row, divide_by = record.in_flight.pop(step.signals.step, ({"at": self._state.steps}, 1.0))
+        norm = step.signals.grad_norm
+        row["grad_norm"] = norm if norm is None else float(norm) / divide_by
+        if self.guard.acts and step.skipped and not step.signals.extra.get(FOUND_BY_SCALER, 0.0):
+            row["skipped"] = True
+            self._skipped(record, row["at"], step)
+        record.series.arrived(row)
 
-    def skip_known(self, optimizer: torch.optim.Optimizer | None, event: StepSkippedEvent, count: int) -> None:
-        """A step was skipped, the `count`th one, and the host knows it now."""
-        number = self.record_of(optimizer).number if optimizer is not None else None
-        self._context.events.add_skip(replace(event, optimizer=number), count)
+    def _skipped(self, record: OptimizerRecord, at: int, step: StepRecord) -> None:
+        optimizer = record.ref()
+        if optimizer is not None:
+            self._safely("gradients", self._record_nonfinite, optimizer)
+        event, count = self.guard.skipped(record, at, step)
+        self._context.events.add_skip(event, count)
         if self._incidents is not None:
-            self._safely("incidents", self._incidents.left_out, event.step, number)
+            self._safely("incidents", self._incidents.left_out, at, record.number)
 
     def _keep_incident(self, optimizer: torch.optim.Optimizer) -> None:
         if self._incidents is not None and not self._state.scaler.enabled:
@@ -213,7 +243,3 @@ class StepObserver:
                 node=sampled.nonfinite_node() if sampled is not None else None,
             )
         )
-
-    def name_of_optimizer(self, optimizer: torch.optim.Optimizer) -> str:
-        """What an optimizer is called in a message."""
-        return f"optimizer {self.record_of(optimizer).number + 1} ({type(optimizer).__name__})"

@@ -1,76 +1,96 @@
 """The numbers of every step: loss, gradient norm, learning rate, and the like, one row per optimizer step.
 
-A number may arrive as a tensor on a device; it is read later, many at a time. A long run is thinned in the middle: the
-first thousand and the last two thousand rows are always complete.
+A number may be a tensor on a device. It is copied without waiting and read some steps later; what the guard measured
+arrives later too. Rows are written to the run log in their order, once they are complete. A long run is thinned in the
+middle: the first thousand and the last two thousand rows are always complete.
 """
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from surefoot.core.device import begin_reading
 from surefoot.record.facts import StepSeries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from surefoot.core.device import AsyncCopy
+
 HEAD, TAIL, MOST = 1_000, 2_000, 8_000
-MOST_UNREAD = 300
-READ_SECONDS = 5.0
-"""Numbers on a device are read when there are so many, or when the oldest is so old: somebody may be watching."""
+READ_STEPS_LATER = 8
+"""So many steps later a number on a device is read; by then it has arrived."""
+
+Row: TypeAlias = "dict[str, Any]"
+"""One step; the keys are the columns of `StepSeries`."""
+
+
+@dataclass
+class _Waiting:
+    """A row that is not complete yet."""
+
+    row: Row
+    copies: list[tuple[list[str], AsyncCopy]]
+    waits_for_guard: bool
+
+    def read(self) -> None:
+        """Put the numbers that were copied into the row."""
+        for keys, copy in self.copies:
+            self.row.update(zip(keys, copy.wait().tolist(), strict=True))
+        self.copies = []
 
 
 class StepRows:
     """Rows of one optimizer's steps."""
 
-    def __init__(self, write_row: Callable[[dict[str, Any]], None] = lambda row: None) -> None:
+    def __init__(self, write_row: Callable[[Row], None] = lambda row: None) -> None:
         """`write_row` is called with each row once all its numbers are read."""
         self._write_row = write_row
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[Row] = []
         self.count = 0
-        self._unread: list[tuple[dict[str, Any], str, Tensor]] = []
-        self._unwritten: list[dict[str, Any]] = []
-        self._read_at = time.monotonic()
+        self._waiting: deque[_Waiting] = deque()
 
-    def append(self, row: dict[str, Any]) -> None:
+    def append(self, row: Row, waits_for_guard: bool = False) -> None:
         """Add the row of the next step; its number is the count so far."""
         row["step"] = self.count
         self.count += 1
-        for key, value in row.items():
-            if isinstance(value, Tensor):
-                self._unread.append((row, key, value))
         self.rows.append(row)
-        if not self._unread:
-            self._write_row(row)
-        else:
-            self._unwritten.append(row)
-            if len(self._unread) >= MOST_UNREAD or time.monotonic() - self._read_at > READ_SECONDS:
-                self.read()
+        self._waiting.append(_Waiting(row, _copies(row), waits_for_guard))
+        self._write_complete(READ_STEPS_LATER)
         if len(self.rows) > MOST:
             self.rows = self.rows[:HEAD] + self.rows[HEAD:-TAIL:2] + self.rows[-TAIL:]
 
+    def arrived(self, row: Row) -> None:
+        """The numbers of the guard are in a row now."""
+        for waiting in self._waiting:
+            if waiting.row is row:
+                waiting.waits_for_guard = False
+        self._write_complete(READ_STEPS_LATER)
+
+    def _write_complete(self, later: int) -> None:
+        """Write the rows at the front that are complete; copies are read `later` steps after they began."""
+        while self._waiting:
+            first = self._waiting[0]
+            if first.waits_for_guard or (first.copies and len(self._waiting) <= later):
+                return
+            first.read()
+            self._write_row(self._waiting.popleft().row)
+
     @property
     def waits(self) -> bool:
-        """Whether some numbers are still on a device."""
-        return bool(self._unread)
+        """Whether some rows are not complete yet."""
+        return bool(self._waiting)
 
     def read(self) -> None:
-        """Bring every number that is still on a device to the host, in one go per device."""
-        by_device: dict[torch.device, list[tuple[dict[str, Any], str, Tensor]]] = {}
-        for item in self._unread:
-            by_device.setdefault(item[2].device, []).append(item)
-        self._unread = []
-        for items in by_device.values():
-            values = torch.stack([tensor.detach().reshape(()).to(torch.float64) for _, _, tensor in items]).tolist()
-            for (row, key, _), value in zip(items, values, strict=True):
-                row[key] = value
-        unwritten, self._unwritten = self._unwritten, []
-        self._read_at = time.monotonic()
-        for row in unwritten:
-            self._write_row(row)
+        """Complete every row. Waits for the device."""
+        for waiting in self._waiting:
+            waiting.waits_for_guard = False
+        self._write_complete(0)
 
     def as_facts(self) -> StepSeries:
         """The rows as columns; a column that no row has is empty."""
@@ -78,3 +98,15 @@ class StepRows:
         keys = dict.fromkeys(key for row in self.rows for key in row)
         columns: dict[str, Any] = {key: [row.get(key) for row in self.rows] for key in keys}
         return StepSeries(**columns)
+
+
+def _copies(row: Row) -> list[tuple[list[str], AsyncCopy]]:
+    """Begin to copy the numbers of a row that are on a device, one vector per device."""
+    by_device: dict[torch.device, list[str]] = {}
+    for key, value in row.items():
+        if isinstance(value, Tensor):
+            by_device.setdefault(value.device, []).append(key)
+    return [
+        (keys, begin_reading(torch.stack([row[key].detach().reshape(()).to(torch.float64) for key in keys])))
+        for keys in by_device.values()
+    ]

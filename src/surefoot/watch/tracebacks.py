@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from types import CodeType
 
 _WATCH = os.path.dirname(os.path.abspath(__file__))
-_OURS = (_WATCH + os.sep, os.path.join(os.path.dirname(_WATCH), "experiments", "changes") + os.sep)
+_SUREFOOT = os.path.dirname(_WATCH)
+_OURS = (
+    _WATCH + os.sep,
+    os.path.join(_SUREFOOT, "experiments", "changes") + os.sep,
+    os.path.join(_SUREFOOT, "guard", "attach.py"),
+    os.path.join(_SUREFOOT, "guard", "guarded_optimizer.py"),
+)
 _OVERRIDES = os.path.join("torch", "overrides.py")
 _CALL: CodeType = nn.Module._call_impl.__code__
 

@@ -13,7 +13,6 @@ from surefoot.watch.collected_facts import assemble
 from surefoot.watch.context import WatchContext, WatchOptions
 from surefoot.watch.evaluation import Evaluations
 from surefoot.watch.facts_saver import FactsSaver
-from surefoot.watch.guard import StepGuard
 from surefoot.watch.incidents import IncidentWriter
 from surefoot.watch.step_observer import StepObserver
 from surefoot.watch.step_sampler import StepSampler
@@ -39,7 +38,6 @@ class Watcher:
         self.saver = FactsSaver(context, self.as_facts)
         self.steps = StepObserver(context, self.sampler, self.incidents, self.backward, self.saver)
         self.evaluations = Evaluations(context)
-        self.guard = StepGuard(context, self.steps) if context.options.guard else None
 
     def before_swap(self, tensors: tuple[Tensor, ...]) -> Callable[[], None]:
         """Torch is about to swap tensors, which it refuses if a weak reference exists. Returns what to call after."""
@@ -57,6 +55,7 @@ class Watcher:
         if at_end:
             self.sampler.end()
             self.evaluations.drop()
+        self.probes.safely("series", self.steps.guard.settle)
         for record in self.optimizers.all:
             self.probes.safely("series", record.series.read)
         return assemble(self)

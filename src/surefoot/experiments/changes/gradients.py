@@ -48,11 +48,10 @@ def skip_batches(experiment: Experiment) -> None:
     hidden: list[list[tuple[Tensor, Tensor]]] = []
 
     def before(optimizer: Optimizer) -> None:
-        held = experiment.watcher.steps.record_of(optimizer)
-        numbers = [held.row.get("grad_norm"), *experiment.watcher.context.losses.values]
         level: list[tuple[Tensor, Tensor]] = []
         number = experiment.number(optimizer)
-        bad = number in named or any(_is_broken(value) for value in numbers)
+        losses = experiment.watcher.context.losses.values
+        bad = number in named or any(map(_is_broken, losses)) or any(map(_has_nonfinite, _gradients(optimizer)))
         if bad and not experiment.has_closure:
             for group in optimizer.param_groups:
                 level += [(tensor, tensor.grad) for tensor in group["params"] if tensor.grad is not None]
@@ -72,6 +71,11 @@ def skip_batches(experiment: Experiment) -> None:
 
 def _gradients(optimizer: Optimizer) -> list[Tensor]:
     return [t.grad for group in optimizer.param_groups for t in group["params"] if t.grad is not None]
+
+
+def _has_nonfinite(gradient: Tensor) -> bool:
+    with WithoutHooks():
+        return not bool(torch.isfinite(gradient.coalesce().values() if gradient.is_sparse else gradient).all())
 
 
 def _is_broken(value: Any) -> bool:

@@ -52,8 +52,7 @@ def install(watcher: Watcher, later: tuple[str, ...] = ()) -> Hooks:
     wrap_modes(watcher, wrapping)
     wrap_compiling(watcher, wrapping)
     wrap_policies(watcher, wrapping)
-    if watcher.guard is not None:
-        watcher.guard.install(wrapping)
+    watcher.steps.guard.install(wrapping)
     for name in (*_LATER, *later):
         import_module(name)
     watcher.probes.originals.bind()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from surefoot.watch.guard import WHY_REPLICAS, WHY_STEP
+from surefoot.watch.guard import WHY_REPLICAS
 from surefoot.watch.process_exit import WHY
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ def table(wrapping: Hooks) -> str:
     """As Markdown."""
     rows = [(held.name, HEARD, held.why) for held in wrapping.heard]
     rows.append(("os._exit", REPLACED, WHY))
-    rows.append(("torch.optim.optimizer.Optimizer.profile_hook_step", f"{REPLACED} by `--guard`", WHY_STEP))
     rows.append(
         ("torch.nn.parallel.distributed.DistributedDataParallel.__init__", f"{HEARD} by `--guard`", WHY_REPLICAS)
     )

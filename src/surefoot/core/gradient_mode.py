@@ -1,0 +1,35 @@
+"""`without_gradients`: what `torch.no_grad()` does as a decorator, without calling it.
+
+Entering `torch.no_grad` calls functions that a script may have replaced, and that `surefoot run` observes. What the
+guard does at every step of somebody's script must call neither.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_is_enabled, _set_enabled = torch.is_grad_enabled, torch._C._set_grad_enabled
+
+
+def without_gradients(function: Callable[P, R]) -> Callable[P, R]:
+    """Run a function with gradients disabled."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        before = _is_enabled()
+        _set_enabled(False)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _set_enabled(before)
+
+    return run

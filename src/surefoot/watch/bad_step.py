@@ -1,0 +1,224 @@
+"""Writes the first bad step of a watched run as an incident: models, optimizer, batch, gradients, and what is known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch.nn.modules.batchnorm import _NormBase
+
+from surefoot.core.redaction import Redactor
+from surefoot.observe.parameters import Layout
+from surefoot.record.incidents.bundle import write_incident
+from surefoot.record.incidents.contents import faults_of, model_parts, prints_of, window_part
+from surefoot.record.incidents.environment import hardware, script, switches, versions
+from surefoot.record.incidents.retention import IncidentKeeper
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import torch
+    from torch import Tensor, nn
+
+    from surefoot.record.incidents.step_capture import Window
+    from surefoot.watch.context import WatchContext
+    from surefoot.watch.optimizer_record import OptimizerRecord
+
+SIGNALS_KEPT = 50
+NAMES_KEPT = 20
+
+
+class FoundStep(NamedTuple):
+    """What is known of a bad step."""
+
+    optimizer: torch.optim.Optimizer
+    record: OptimizerRecord
+    window: Window | None
+    """Its batches and calls; `None` if they were not captured."""
+    reached: set[int]
+    """The identities of the parameters under a bad loss."""
+    after: int | None
+    """The number of the optimizer that stepped last."""
+    buffers: dict[int, int]
+    """The version of each buffer when the last step was over."""
+
+
+class BadStep:
+    """One bad step, and how it is written."""
+
+    def __init__(self, context: WatchContext, found: FoundStep) -> None:
+        self._context, self._found, self._registry = context, found, context.registry
+        self._rank = context.options.rank, context.options.world_size
+
+    def write(self, summary: str, ended: str) -> Path | None:
+        """Write the incident; returns its folder. `None` if no model is part of the step.
+
+        Args:
+            summary: One sentence; empty to describe the gradients.
+            ended: What the step ended with: `backward` or `step`.
+        """
+        found, step = self._found, self._context.state.steps
+        models = self._models(found.optimizer, found.window)
+        if not models or self._context.options.folder is None:
+            return None
+        redact, left_out, layout = Redactor(), list[str](), Layout(models, found.optimizer)
+        named, gradients = layout.with_gradient()
+        by_name = {name: gradient for (name, _), gradient in zip(named, gradients, strict=True)}
+        prints = prints_of(found.window, None, by_name, {})
+        bad = [name for name, each in prints["gradients"].items() if each.get("nonfinite")]
+        words = f"{len(bad)} of {len(by_name)} gradients are not finite, first {bad[0] if bad else '?'}"
+        # The folder is this process's own, its rank included.
+        keeper = IncidentKeeper(self._context.options.folder(), most=1_000_000)
+        place = keeper.place(step)
+        facts = self._facts(models, summary or words, bad, ended) | {
+            "hardware": hardware(layout.home),
+            "switches": switches(),
+            "script": script(redact),
+            "fingerprints": prints,
+            "left_out": left_out,
+        }
+        tree = {
+            **model_parts(models),
+            "optimizer": found.optimizer.state_dict(),
+            "window": None if found.window is None else window_part(found.window, redact, left_out),
+            "gradients": by_name,
+        }
+        write_incident(place, facts, tree, keeper, redact)
+        return place
+
+    def _facts(self, models: Sequence[nn.Module], summary: str, bad: list[str], ended: str) -> dict[str, Any]:
+        found = self._found
+        inexact = [*faults_of(found.window), *self._faults(models, found.window, found.optimizer)]
+        return {
+            "step": self._context.state.steps,
+            "part": "",
+            "kind": "nonfinite",
+            "severity": "error",
+            "summary": summary,
+            "action": "none",  # the guard may skip the step yet: `IncidentWriter.left_out`
+            "evidence": {"parameters": bad[:NAMES_KEPT]},
+            "exact": not inexact,
+            "inexact": inexact,
+            "applied_since": 0,
+            "rank": self._rank[0],
+            "world_size": self._rank[1],
+            "signals": self._signals(),
+            "configuration": self._configuration(models, found.optimizer, ended),
+            "versions": versions(),
+        }
+
+    def _models(self, optimizer: torch.optim.Optimizer, window: Window | None) -> list[nn.Module]:
+        """Those that the optimizer trains, those under the bad loss, and trained ones that were called in the step."""
+        wanted = self._found.reached | {id(parameter) for parameter in parameters_of(optimizer)}
+        called = _callers(window)
+        met = [*self._registry.models_now(), *called]
+        inner = {id(part) for model in met for part in model.modules() if part is not model}
+        return [
+            model
+            for model in dict.fromkeys(met)
+            if id(model) not in inner
+            and (
+                any(id(parameter) in wanted for parameter in model.parameters())
+                or (model in called and self._trained_by(model))
+            )
+        ]
+
+    def _trained_by(self, model: nn.Module) -> list[int]:
+        """The numbers of the optimizers that train a model."""
+        own = {id(parameter) for parameter in model.parameters()}
+        alive = [(record.number, optimizer) for record, optimizer in self._context.optimizers.alive()]
+        return [number for number, optimizer in alive if any(id(p) in own for p in parameters_of(optimizer))]
+
+    def _faults(
+        self, models: Sequence[nn.Module], window: Window | None, optimizer: torch.optim.Optimizer
+    ) -> list[str]:
+        found = []
+        called = _callers(window)
+        wanted = self._found.reached or {id(parameter) for parameter in parameters_of(optimizer)}
+        earlier = [
+            self._label(model)
+            for model in models
+            if called and model not in called and any(id(p) in wanted for p in model.parameters())
+        ]
+        if earlier and self._found.after is not None:
+            found.append(
+                f"the forward of {', '.join(earlier)} was run before another optimizer's step, and a replay begins "
+                "after that"
+            )
+        written = [name for name, buffer in other_buffers(models) if self._has_changed(buffer)]
+        if written:
+            found.append(f"buffers were written to during the step ({', '.join(written[:3])}); they are as after it")
+        if self._rank[1] > 1:
+            found.append(
+                f"gradients may have been averaged over {self._rank[1]} processes, of which this is one: only the "
+                "loss of this one can be compared"
+            )
+        return found
+
+    def _has_changed(self, buffer: Tensor) -> bool:
+        return buffer._version != self._found.buffers.get(id(buffer), buffer._version)
+
+    def _signals(self) -> list[dict[str, Any]]:
+        watched = self._found.record
+        watched.series.read()
+        rows = list(watched.series.rows)[-SIGNALS_KEPT:]
+        names = ("loss", "grad_norm", "lr", "scale", "skipped")
+        return [{"step": row.get("at", row.get("step"))} | {name: row.get(name) for name in names} for row in rows]
+
+    def _configuration(self, models: Sequence[nn.Module], optimizer: Any, ended: str) -> dict[str, Any]:
+        scale = self._context.state.scaler.scale if self._context.state.scaler.enabled else None
+        return {
+            "loop": "bare",
+            "ended": ended,
+            "models": self._names(models),
+            "optimizer": type(optimizer).__name__,
+            "lr": optimizer.param_groups[0].get("lr"),
+            "groups": self._found.record.settings,
+            "schedulers": [each.type for each in self._context.calls.schedulers],
+            "loss_scale": scale,
+            "guard": self._context.options.guard,
+            "turn": {
+                "optimizer": self._found.record.number,
+                "after": self._found.after,
+                "trained_by": [self._trained_by(model) for model in models],
+            },
+        }
+
+    def _names(self, models: Sequence[nn.Module]) -> list[str]:
+        """Of several models each with its number, which the names of its parameters begin with."""
+        if len(models) == 1:
+            return [type(models[0]).__name__]
+        return [f"{number}: {self._label(model)}" for number, model in enumerate(models)]
+
+    def _label(self, model: nn.Module) -> str:
+        """A model's name in the script, and its type."""
+        name, kind = self._registry.known_model(model), type(model).__name__
+        return kind if name in (None, kind) else f"{name} ({kind})"
+
+
+def parameters_of(optimizer: Any) -> list[Tensor]:
+    """The parameters of an optimizer."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _callers(window: Window | None) -> list[nn.Module]:
+    """The models that were called in a step."""
+    held = [] if window is None else [caller() for each in window.microbatches for caller in each.callers]
+    return [caller for caller in held if caller is not None]
+
+
+def other_buffers(models: Sequence[nn.Module]) -> list[tuple[str, Tensor]]:
+    """Floating buffers outside of normalization layers, whose training forward reads them if anybody wrote them."""
+    return [
+        (f"{path}.{name}" if path else name, buffer)
+        for model in models
+        for path, module in model.named_modules()
+        if not isinstance(module, _NormBase)
+        for name, buffer in module._buffers.items()
+        if buffer is not None and buffer.is_floating_point() and not buffer.is_inference()
+    ]
+
+
+def buffer_versions(models: Sequence[nn.Module]) -> dict[int, int]:
+    """How often each of those buffers was written to, by identity."""
+    return {id(buffer): buffer._version for _, buffer in other_buffers(models)}
