@@ -26,7 +26,7 @@ class Finding:
     step: int | None = None
     where: tuple[str, ...] = ()
     """Layers, tensors, and places in the user's code."""
-    evidence: Evidence = field(default_factory=dict)
+    evidence: dict[str, Any] = field(default_factory=dict)
     fixes: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
