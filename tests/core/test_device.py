@@ -1,5 +1,7 @@
 """The device seam: what holds on a CPU; `tests/gpu/test_device_seam_on_cuda.py` has the rest."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -68,3 +70,17 @@ def test_versions_and_names_are_those_of_torch():
     assert device.name_of(CPU) == torch.backends.cpu.get_cpu_capability()
     assert device.runtime_version("cuda", {"cuda": "12.8"}) == "CUDA 12.8"
     assert device.runtime_version("cpu", found) == ""
+
+
+SOURCE = Path(device.__file__).parents[1]
+MAY_NAME_IT = {
+    "core/device.py",
+    "watch/function_recorder.py",  # lists the names of torch's own tensor attributes
+}
+
+
+def test_only_the_seam_names_a_kind_of_accelerator():
+    modules = [path.relative_to(SOURCE) for path in SOURCE.rglob("*.py")]
+    ours = [path for path in modules if path.parts[:2] not in (("zoo", "testing"), ("zoo", "tuning"))]
+    naming = {path.as_posix() for path in ours if "cuda" in (SOURCE / path).read_text(encoding="utf-8")}
+    assert naming - MAY_NAME_IT == set(), "ask core/device.py, so that other accelerators work too"

@@ -612,7 +612,7 @@ class RunPersistence:
         return self._heard_epochs(self.position.epochs(total, after_positioning=self._put_streams_back))
 
     def _heard_epochs(self, numbers: Iterator[int]) -> Iterator[int]:
-        with self.interrupts.heard():
+        with self.interrupts.installed():
             for number in numbers:
                 self._on_stop_point()  # a signal that came after the last step of the epoch before
                 yield number
@@ -632,7 +632,7 @@ class Followed:
         self._batches, self._persistence = batches, lifeline
 
     def __iter__(self) -> Iterator[Any]:
-        with self._persistence.interrupts.heard():
+        with self._persistence.interrupts.installed():
             try:
                 yield from _Drawn(iter(self._batches), self._persistence)
             finally:

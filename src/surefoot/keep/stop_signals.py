@@ -37,7 +37,7 @@ class StopWaiting(SystemExit):
 
 
 class StopSignals:
-    """Remembers that a signal came."""
+    """Notes the first signal that asks the run to stop."""
 
     def __init__(self, signals: Sequence[int]) -> None:
         self._signals = tuple(signals)
@@ -56,7 +56,7 @@ class StopSignals:
         self._waiting = False
 
     @contextmanager
-    def heard(self) -> Iterator[None]:
+    def installed(self) -> Iterator[None]:
         """Handle the signals for as long as this lasts."""
         before: dict[int, Any] = {}
         self._process = os.getpid()
@@ -81,7 +81,7 @@ class StopSignals:
         self.received = number
         if forked:
             return
-        _let_workers_go()
+        _ignore_ended_workers()
         # Straight to the descriptor: the handler may have interrupted a `print` or the logger.
         name = signal.Signals(number).name
         stops_now = self._waiting and not _is_receiving(frame)
@@ -107,7 +107,7 @@ def _is_receiving(frame: FrameType | None) -> bool:
     return False
 
 
-def _let_workers_go() -> None:
+def _ignore_ended_workers() -> None:
     """The run ends: that data loading workers do, too, is no error any more."""
     handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
     if getattr(handler, "__module__", None) == "torch.utils.data._utils.signal_handling":
