@@ -28,7 +28,7 @@ def told(run: Watched) -> dict[str, Any]:
 
 
 def said(run: Watched) -> list[str]:
-    return (run.folder / "stdout").read_text().split()
+    return run.output.split()
 
 
 def test_every_change_of_the_plan_can_be_made_and_no_other() -> None:

@@ -28,7 +28,7 @@ def test_it_ends_at_the_ordered_step_without_the_scripts_last_words(watch: Nurse
     print("a long evaluation")
     """
     run = watch.under({"steps": 12}, CLASSES, NET, start)
-    assert (run.folder / "stdout").read_text().split() == ["False", "finally"]
+    assert run.output.split() == ["False", "finally"]
     assert (run.facts["steps"], run.facts["experiment"]["ended"]) == (12, "steps")
     assert run.loaded[1]["exit_code"] == 0
     assert "crash" not in run.facts
@@ -67,7 +67,7 @@ def test_a_link_becomes_a_file_of_its_own_before_it_is_written_to(watch: Nursery
     os.rename("w", "moved"); os.remove("a")
     """
     run = watch.under({"began": 2e9}, CLASSES, NET, LOSS, LOOP, made)
-    assert (run.folder / "stdout").read_text().split() == ["new", "precious", "more", "4"], run.errors[-1500:]
+    assert run.output.split() == ["new", "precious", "more", "4"], run.errors[-1500:]
     assert all(path.read_text() == "precious\n" for path in real.values())
 
 
