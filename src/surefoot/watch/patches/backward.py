@@ -2,7 +2,7 @@
 
 `Tensor.backward` calls `torch.autograd.backward`: the inner one of the two stays silent. `autograd.grad` counts as a
 backward only in a loop without an optimizer, and only when the script itself calls it for a scalar. Where the script
-listens to gradients or to saved tensors, that is remembered, so that no backward of ours is ever heard. Double
+has hooks on gradients or on saved tensors, that is remembered, so that no extra backward ever calls them. Double
 backwards (`create_graph`) are left out, and so are hooks on the nodes of the graph: torch has no way to see them.
 """
 
