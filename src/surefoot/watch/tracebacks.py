@@ -1,7 +1,7 @@
 """A traceback as it would read without surefoot.
 
-In a sampled step, a call may pass through the recorder (`torch/overrides.py` and `function_recorder.py`) and through the
-branch of `nn.Module.__call__` that serves hooks. Those entries are taken out, or moved to the line of the ordinary
+In a sampled step, a call may pass through the recorder (`torch/overrides.py` and `function_recorder.py`) and through
+the branch of `nn.Module.__call__` that serves hooks. Those entries are taken out, or moved to the line of the ordinary
 branch.
 """
 
