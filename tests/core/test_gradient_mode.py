@@ -9,7 +9,7 @@ from surefoot.core.gradient_mode import without_gradients
 @without_gradients
 def state(fails=False):
     if fails:
-        raise ValueError
+        raise ValueError("failed")
     return torch.is_grad_enabled()
 
 
@@ -18,7 +18,7 @@ def test_gradients_are_off_inside_and_as_before_after(enabled):
     with torch.set_grad_enabled(enabled):
         assert not state()
         assert torch.is_grad_enabled() is enabled
-        with pytest.raises(ValueError, match=""):
+        with pytest.raises(ValueError, match="failed"):
             state(fails=True)
         assert torch.is_grad_enabled() is enabled
 

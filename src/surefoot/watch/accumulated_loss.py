@@ -22,7 +22,7 @@ _CLOSE = 0.02
 
 
 def share_of(root: Tensor, scaled: bool, may_wait: bool) -> float | None:
-    """Which part of its microbatch's mean loss a value is: 0.25 for `loss / 4`; `None` if it cannot be told.
+    """Which part of its microbatch's mean loss a value is: 0.25 for `loss / 4`; `None` if that is not known.
 
     Args:
         root: What backward is called on.

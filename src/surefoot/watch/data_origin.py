@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from surefoot.watch.function_recorder import FunctionRecorder, RecordedCall
 
-MOST_TRAILS = 64
+MOST_WAYS = 64
 _MOST_CALLS = 200
 """Calls that are followed back from one tensor."""
 _UNREADABLE = frozenset({"tensor", "as_tensor", "from_numpy", "frombuffer", "asarray", "empty", "empty_like"})
@@ -53,7 +53,7 @@ class DataOrigin:
     """Whether nothing else went into it, short of random numbers and constants."""
 
 
-def trails(recorder: FunctionRecorder) -> list[DataOrigin]:
+def ways_of_data(recorder: FunctionRecorder) -> list[DataOrigin]:
     """One for each tensor that entered the graph without one of its own, of each place that took it."""
     found: dict[tuple[Any, ...], DataOrigin] = {}
     for entry in recorder.entries:
@@ -64,13 +64,13 @@ def trails(recorder: FunctionRecorder) -> list[DataOrigin]:
             key = (entry.site, entry.module, entry.name, tuple(made.out_shape or ()))
             if made.out_grad or not made.out_dtype.startswith(("float", "bfloat")) or key in found:
                 continue
-            if len(found) >= MOST_TRAILS:
+            if len(found) >= MOST_WAYS:
                 return list(found.values())
-            found[key] = _trail(recorder, entry, made)
+            found[key] = _way(recorder, entry, made)
     return list(found.values())
 
 
-def _trail(recorder: FunctionRecorder, consumer: RecordedCall, made: RecordedCall) -> DataOrigin:
+def _way(recorder: FunctionRecorder, consumer: RecordedCall, made: RecordedCall) -> DataOrigin:
     way = sorted(recorder.history(made.index, _MOST_CALLS), key=lambda entry: entry.index)
     from_model = any(e.out_grad or e.parameters or e.name in WEIGHT_LAYERS or e.name in RECURRENT for e in way)
     own = {id(result) for e in way if e.result is not None and (result := e.result()) is not None}
@@ -99,12 +99,12 @@ def _trail(recorder: FunctionRecorder, consumer: RecordedCall, made: RecordedCal
 def origin_of_data(
     facts: dict[str, Any], tensor: Tensor | None, known: Iterable[DataOrigin], here: bool, drawn: list[Any]
 ) -> dict[str, Any]:
-    """What is to be added to the autopsy of a loss that blames the data.
+    """What is to be added to the origin of a bad loss that was found to be data.
 
     Args:
-        facts: What the autopsy says: the shape of the tensor, and the call that took it into the graph.
+        facts: What is known of the origin: the shape of the tensor, and the call that took it into the graph.
         tensor: The tensor itself, where the graph holds it.
-        known: The trails of this step if `here`, or else those of the last look.
+        known: The ways of data into the graph in this step if `here`, or else in the last sampled step.
         drawn: The batches that data loaders handed out for this step, as they were.
     """
     way = _match(facts, list(known), None if tensor is None or not here else place_of(tensor))
@@ -112,7 +112,7 @@ def origin_of_data(
     found: dict[str, Any] = {}
     if way is not None and not facts.get("site"):
         found["site"], found["module"], found["call"] = way.consumer
-    if not here:  # what was not finite at a look, whose loss was, is so on purpose: a mask
+    if not here:  # what was not finite in a sampled step, whose loss was, is so on purpose: a mask
         risky = [each for each in risky if not each.bad]
     else:
         risky = [each for each in risky if each.bad]

@@ -5,7 +5,7 @@ torch's own list for all modules gets one entry instead, until a step's first ca
 the models carry a hook of their own. A step costs this one call. While no model is known, which is so up to the first
 updates, every call of every module comes by here.
 
-Models that are compiled are not heard: what is compiled depends on the hooks that are there.
+Calls of compiled models are not observed: what is compiled depends on the hooks that exist.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class FirstModelCall:
-    """Tells of every call of a module while it is open; who is told may return other positional arguments."""
+    """Calls a function for every call of a module while it is open; it may return other positional arguments."""
 
-    def __init__(self, told: Callable[[nn.Module, Any, Any], Any]) -> None:
-        self._told = told
+    def __init__(self, called: Callable[[nn.Module, Any, Any], Any]) -> None:
+        self._on_call = called
         self._handle: Any = None
 
     def open(self) -> None:
@@ -42,4 +42,4 @@ class FirstModelCall:
     def _called(self, module: nn.Module, args: Any) -> Any:
         # A hook for all modules is not given the keyword arguments; the function of torch's that calls it has them.
         kwargs = sys._getframe(1).f_locals.get("kwargs")
-        return self._told(module, args, {} if kwargs is None else kwargs)
+        return self._on_call(module, args, {} if kwargs is None else kwargs)

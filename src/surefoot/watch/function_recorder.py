@@ -1,7 +1,7 @@
 """A recorder of the torch functions a step called: what, where in the user's code, on what, giving what.
 
 The mode sees the calls as they are written (`F.cross_entropy`, `x - y`, `t.detach()`), not the kernels below. It is on
-during a look only. Tensors are held weakly, so nothing lives longer than it would have.
+during a sampled step only. Tensors are held weakly, so nothing lives longer than it would have.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def tensors_in(values: Any, depth: int = 3) -> Iterator[Tensor]:
 
 
 class FunctionRecorder(FunctionMode):
-    """Records calls while it is entered. `watch(entry, args, kwargs, out)` may add notes; it must not raise."""
+    """Records calls while it is entered. `watch(entry, args, kwargs, out)` may add to the entry; it must not raise."""
 
     def __init__(
         self, watch: Callable[[RecordedCall, tuple[Any, ...], dict[str, Any], Any], None], safely: Callable[..., Any]
@@ -211,7 +211,7 @@ class FunctionRecorder(FunctionMode):
 
 
 def remove_leftover_recorders() -> None:
-    """Take off what was left on the stack because it was in use when its look ended."""
+    """Remove recorders that were in use, so that they stayed on the stack, when their sampled step ended."""
     for mode in entered_modes():
         if isinstance(mode, FunctionRecorder):
             mode.leave()

@@ -25,4 +25,4 @@ def say(words: str) -> None:
         _stream.write(words + "\n")
         _stream.flush()
     except (OSError, ValueError, AttributeError):
-        pass  # closed, or none at all: there is nobody to tell
+        pass  # closed, or none at all

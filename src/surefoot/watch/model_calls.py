@@ -51,7 +51,7 @@ class Held(NamedTuple):
 
 
 class ModelCalls:
-    """The model calls of one look."""
+    """The model calls of one sampled step."""
 
     def __init__(self, step: int, registry: ParameterRegistry, marks: object | None) -> None:
         """`marks` is whose numbers the nodes bear, where outputs are asked for later."""

@@ -157,7 +157,7 @@ def moment_facts(state: dict[str, Any], group: dict[str, Any]) -> _MomentFacts:
 
 
 def note_if_moved(record: Parameter) -> None:
-    """Whether a parameter that no optimizer should have changed did change since the last look."""
+    """Whether a parameter that no optimizer should have changed has changed since the last sampled step."""
     tensor = record.tensor()
     if tensor is None:
         return

@@ -56,7 +56,7 @@ class Parameter:
     moved_alone: int = 0
     """Looks between which it changed although it is in no optimizer."""
     sample: Tensor | None = None
-    """Some of its values at the last look, kept only while no optimizer has it."""
+    """Some of its values in the last sampled step, kept only while no optimizer has it."""
 
     def as_facts(self, label: str) -> ParameterFacts:
         """All that is known about it; `label` is its name with its model's in front where needed."""

@@ -22,7 +22,7 @@ def has_modes_of_its_own() -> bool:
 
 
 class Listeners:
-    """Whether the script listens where a private backward, or a look at saved tensors, would be heard."""
+    """Whether the script has hooks that an extra backward, or reading saved tensors, would call."""
 
     gradients = False
     """Tensor hooks, module backward hooks, `retain_grad`: an extra backward would call or fill them."""

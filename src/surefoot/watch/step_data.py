@@ -132,8 +132,8 @@ def _data(node: Any, name: str) -> Tensor | None:
         return None
     if not isinstance(tensor, Tensor) or is_listening(tensor) or tensor.grad_fn is not None or tensor.requires_grad:
         return None
-    told = tensor.dim() and tensor.numel() > 1 and tensor.layout is torch.strided
-    return tensor if told and is_readable(tensor) else None
+    is_data = tensor.dim() and tensor.numel() > 1 and tensor.layout is torch.strided
+    return tensor if is_data and is_readable(tensor) else None
 
 
 def _candidates(root: Any, kind: str) -> Iterator[tuple[int, tuple[int, ...], str, str, Tensor]]:

@@ -18,7 +18,7 @@ from surefoot.record.facts import BackwardCall, NonFiniteNode, SampledStep, Unkn
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch import loss_graph
 from surefoot.watch.call_facts import CallFacts
-from surefoot.watch.data_origin import DataOrigin, trails
+from surefoot.watch.data_origin import DataOrigin, ways_of_data
 from surefoot.watch.extra_backward import ask_causality, ask_terms
 from surefoot.watch.function_recorder import FunctionRecorder, tensors_in
 from surefoot.watch.model_calls import ModelCalls
@@ -100,7 +100,7 @@ class StepRecording:
     def _forget_graph(self) -> None:
         """Drop all references to the graph; keep where in the user's code each kind of node came from."""
         if self.recorder is not None:
-            self.data_origins = self._safely("data of steps", trails, self.recorder) or []
+            self.data_origins = self._safely("data of steps", ways_of_data, self.recorder) or []
             entries = self.recorder.entries
             products = {i for e in entries if e.name in ("matmul", "einsum", "bmm", "mul") for i in e.inputs}
             self.calls.layers.mark_attention(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from surefoot.watch.data_origin import origin_of_data, trails
+from surefoot.watch.data_origin import origin_of_data, ways_of_data
 from surefoot.watch.function_recorder import remove_leftover_recorders
 from surefoot.watch.optimizer_order import OptimizerOrder
 from surefoot.watch.script_hooks import WithoutHooks, has_modes_of_its_own, unseen
@@ -190,7 +190,7 @@ class StepSampler:
             return {}  # the cast may have made it
         sampled = self._state.sampled
         if sampled is not None and sampled.recorder is not None:
-            known = trails(sampled.recorder)
+            known = ways_of_data(sampled.recorder)
             if known:
                 return origin_of_data(facts, tensor, known, True, drawn)
         return origin_of_data(facts, tensor, self._data_origins, False, drawn)

@@ -1,7 +1,8 @@
-"""A traceback as it would read if nobody had been watching.
+"""A traceback as it would read without surefoot.
 
-During a look, a call may pass through the recorder (`torch/overrides.py` and `recorder.py`) and through the branch of
-`nn.Module.__call__` that serves hooks. Those entries are taken out, or moved to the line of the ordinary branch.
+In a sampled step, a call may pass through the recorder (`torch/overrides.py` and `function_recorder.py`) and through
+the branch of `nn.Module.__call__` that serves hooks. Those entries are taken out, or moved to the line of the ordinary
+branch.
 """
 
 from __future__ import annotations

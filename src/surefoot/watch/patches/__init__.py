@@ -1,8 +1,7 @@
-"""The calls that make a training loop: the watcher hears of each of them.
+"""The calls that make a training loop: the watcher observes each of them.
 
-One file per group of calls; `core.function_hooks` says how a function is heard of without
-being replaced. Nothing is ever undone: a
-run is watched to its end.
+One file per group of calls; `core.function_hooks` describes how a call is observed without replacing the function.
+Nothing is ever undone: a run is watched to its end.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ if TYPE_CHECKING:
 _LATER = ("surefoot.record.log", "surefoot.record.store", "surefoot.record.devices", "surefoot.guard.model_sampling")
 """Modules that are used while the script runs: what they call is taken down before."""
 installed: list[Hooks] = []
-"""What is heard of in this process."""
+"""The hooks of this process."""
 
 
 def install(watcher: Watcher, later: tuple[str, ...] = ()) -> Hooks:
-    """Hear of everything. Called once, right after torch was imported; `later` are other modules that will be used."""
+    """Observe everything. Called once, right after torch was imported; `later` are other modules that will be used."""
 
     def left_behind() -> None:
         watcher.state.active = False

@@ -2,7 +2,7 @@
 
 `Tensor.backward` calls `torch.autograd.backward`: the inner one of the two stays silent. `autograd.grad` counts as a
 backward only in a loop without an optimizer, and only when the script itself calls it for a scalar. Where the script
-listens to gradients or to saved tensors, that is remembered, so that no backward of ours is ever heard. Double
+has hooks on gradients or on saved tensors, that is remembered, so that no extra backward ever calls them. Double
 backwards (`create_graph`) are left out, and so are hooks on the nodes of the graph: torch has no way to see them.
 """
 
@@ -25,55 +25,56 @@ if TYPE_CHECKING:
 
 def wrap_backward(watcher: Watcher, wrapping: Hooks) -> None:
     """Every call for gradients that the script makes."""
-    inside = False
+    calls = _BackwardCalls(watcher)
+    why = "the loss, its graph and the line, before gradients are computed; what came of it after"
+    wrapping.listen(torch.autograd, "backward", "backward", why, calls.before, calls.after, calls.last)
+    why = "as `torch.autograd.backward`, which it calls, but under a function mode from inside the mode"
+    wrapping.listen(Tensor, "backward", "backward", why, calls.before, calls.after, calls.last)
+    why = "the loss of a loop that updates its parameters by hand"
+    wrapping.listen(torch.autograd, "grad", "backward", why, calls.before_grad, calls.after_grad, calls.last)
 
-    def before(args: Any, kwargs: Any) -> Any:
-        nonlocal inside
+
+class _BackwardCalls:
+    """Reports each outermost call for gradients."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher, self._probes = watcher, watcher.probes
+        self._is_inside = False
+
+    def before(self, args: Any, kwargs: Any) -> Any:
         root = _first(args[0] if args else kwargs.get("tensors"))
-        if inside or not isinstance(root, Tensor) or is_listening(root) or not watcher.probes.here():
+        if self._is_inside or not isinstance(root, Tensor) or is_listening(root) or not self._probes.here():
             return None
-        inside = True
-        watcher.probes.safely("backward", watcher.backward.before, root)
+        self._is_inside = True
+        self._probes.safely("backward", self._watcher.backward.before, root)
         return True
 
-    def after(token: Any, result: Any) -> None:
-        nonlocal inside
-        inside = False
-        watcher.probes.safely("backward", watcher.backward.after)
+    def after(self, token: Any, result: Any) -> None:
+        self._is_inside = False
+        self._probes.safely("backward", self._watcher.backward.after)
 
-    def last(token: Any) -> None:
-        nonlocal inside
-        inside = False
+    def last(self, token: Any) -> None:
+        self._is_inside = False
 
-    why = "the loss, its graph and the line, before gradients are computed; what came of it after"
-    wrapping.listen(torch.autograd, "backward", "backward", why, before, after, last)
-    why = "as `torch.autograd.backward`, which it calls, but under a function mode from inside the mode"
-    wrapping.listen(Tensor, "backward", "backward", why, before, after, last)
-
-    def before_grad(args: Any, kwargs: Any) -> Any:
+    def before_grad(self, args: Any, kwargs: Any) -> Any:
         """In a loop without an optimizer, asking for gradients is what a step begins with."""
         root = _first(args[0])
-        if inside or watcher.optimizers.all or not isinstance(root, Tensor) or is_listening(root) or args[4]:
+        if self._is_inside or self._watcher.optimizers.all or not isinstance(root, Tensor) or is_listening(root):
             return None
-        if not watcher.probes.here():
+        if args[4] or not self._probes.here():
             return None
-        return watcher.probes.safely("backward", begun, root, sys._getframe(2).f_code.co_filename)
+        return self._probes.safely("backward", self._begin, root, sys._getframe(2).f_code.co_filename)
 
-    def begun(root: Tensor, filename: str) -> Any:
+    def _begin(self, root: Tensor, filename: str) -> Any:
         if root.numel() != 1 or not is_users(filename):
             return None
-        nonlocal inside
-        inside = True
-        watcher.backward.before(root)
+        self._is_inside = True
+        self._watcher.backward.before(root)
         return True
 
-    def after_grad(token: Any, result: Any) -> None:
-        nonlocal inside
-        inside = False
-        watcher.probes.safely("backward", watcher.backward.after, result)
-
-    why = "the loss of a loop that updates its parameters by hand"
-    wrapping.listen(torch.autograd, "grad", "backward", why, before_grad, after_grad, last)
+    def after_grad(self, token: Any, result: Any) -> None:
+        self._is_inside = False
+        self._probes.safely("backward", self._watcher.backward.after, result)
 
 
 def _first(given: Any) -> Any:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HookedFunction:
-    """A function whose calls are heard of."""
+    """A function whose calls are observed."""
 
     name: str
     """Where it is found: `torch.optim.Optimizer.zero_grad`."""
@@ -61,7 +61,7 @@ class Hooks:
 
     def __init__(self, probes: ProbeRunner) -> None:
         self._safely, self._here = probes.safely, probes.here
-        self.heard: list[HookedFunction] = []
+        self.hooked: list[HookedFunction] = []
 
     def around(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
         """Let `call(original, args, kwargs)` stand in for a function."""
@@ -93,7 +93,7 @@ class Hooks:
     ) -> None:
         """Hear of a function: `before(args, kwargs)`, then `after(token, result)`, at last `last(token)`.
 
-        The token is what `before` returned; after `None` nothing more is heard of that call. `last` comes after an
+        The token is what `before` returned; after `None` that call is not observed further. `last` comes after an
         exception too. None of them may raise.
         """
         hook = Hook(before, after, last)
@@ -106,8 +106,8 @@ class Hooks:
 
     def announce(self, name: str, why: str) -> None:
         """Put a function into the table of `docs/run.md`."""
-        if name not in {held.name for held in self.heard}:
-            self.heard.append(HookedFunction(name, why))
+        if name not in {held.name for held in self.hooked}:
+            self.hooked.append(HookedFunction(name, why))
 
 
 def _name(owner: Any) -> str:

@@ -92,7 +92,7 @@ def wrap_compiling(watcher: Watcher, wrapping: Hooks) -> None:
         if watcher.state.sampled is not None:
             watcher.state.sampled.hooks.note_compiled(args[0], args[1:], kwargs, result)
 
-    why_called = "what goes in and out of a compiled model; heard of once there is one"
+    why_called = "what goes in and out of a compiled model; observed once there is one"
     wrapping.announce("torch._dynamo.eval_frame.OptimizedModule.__call__", why_called)
     why = "from the first compilation on no hook and no mode is put on: what is compiled depends on them"
     wrapping.listen(torch, "compile", "looking", why, compiling, compiled)

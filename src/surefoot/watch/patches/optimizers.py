@@ -1,6 +1,6 @@
 """The life of an optimizer: made, zeroed, stepped, scheduled.
 
-Steps are heard of through torch's own global step hooks, so that subclasses and fused optimizers are included. What a
+Steps are observed through torch's own global step hooks, so that subclasses and fused optimizers are included. What a
 schedule does is read off the schedule itself after each step; only its making is wrapped.
 """
 

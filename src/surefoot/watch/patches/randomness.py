@@ -2,7 +2,7 @@
 
 A call counts if the script makes it, or a library for it before the first step, as `set_seed` and `seed_everything` of
 many do; what torch seeds is for reasons of its own. No number is ever drawn here.
-NumPy's functions are written in C, and numba knows them by identity: they are not heard of.
+NumPy's functions are written in C, and numba knows them by identity: they are not observed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of `docs/run.md`: every function that `surefoot run` hears of or replaces, and why."""
+"""The table of `docs/run.md`: every function that `surefoot run` observes or replaces, and why."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from surefoot.watch.process_exit import WHY
 if TYPE_CHECKING:
     from surefoot.watch.patches.hooks import Hooks
 
-HEARD = "heard of"
+OBSERVED = "observed"
 REPLACED = "replaced"
 
 
 def table(wrapping: Hooks) -> str:
     """As Markdown."""
-    rows = [(held.name, HEARD, held.why) for held in wrapping.heard]
+    rows = [(held.name, OBSERVED, held.why) for held in wrapping.hooked]
     rows.append(("os._exit", REPLACED, WHY))
     rows.append(
-        ("torch.nn.parallel.distributed.DistributedDataParallel.__init__", f"{HEARD} by `--guard`", WHY_REPLICAS)
+        ("torch.nn.parallel.distributed.DistributedDataParallel.__init__", f"{OBSERVED} by `--guard`", WHY_REPLICAS)
     )
     lines = ["| function | | what is learned |", "|---|---|---|"]
     return "\n".join([*lines, *(f"| `{name}` | {how} | {why} |" for name, how, why in sorted(rows))])
