@@ -12,7 +12,7 @@ from surefoot.doctor.batches import leaves
 
 if TYPE_CHECKING:
     from surefoot.doctor.context import CheckContext
-    from surefoot.doctor.function_calls import Lookup, LossCall
+    from surefoot.doctor.function_calls import Lookup, LossInput
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Part:
         return dict(leaves(batch)).get(self.path)
 
 
-def target_part(context: CheckContext) -> tuple[Part, LossCall] | None:
+def target_part(context: CheckContext) -> tuple[Part, LossInput] | None:
     """The tensor that reaches the loss as its target, and the call that took it."""
     look = context.look
     for call in reversed(look.recorded.losses if look is not None else []):

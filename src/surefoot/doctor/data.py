@@ -21,7 +21,7 @@ from surefoot.doctor.model_copy import rms
 
 if TYPE_CHECKING:
     from surefoot.doctor.context import CheckContext
-    from surefoot.doctor.function_calls import LossCall
+    from surefoot.doctor.function_calls import LossInput
 
 STEP = 10
 _ENOUGH_BATCHES, _ENOUGH_ROWS = 4, 64
@@ -98,7 +98,7 @@ def _targets(context: CheckContext) -> list[Check]:
     return [_range(context, call, targets), _order(context, call, targets)]
 
 
-def _range(context: CheckContext, call: LossCall, targets: list[Tensor]) -> Check:
+def _range(context: CheckContext, call: LossInput, targets: list[Tensor]) -> Check:
     name, expected = "label range", f"0 to {call.class_count - 1}"
     ignored = call.settings.get("ignore_index", -100)
     empty = [index for index, target in enumerate(targets) if bool((target == ignored).all())]
@@ -113,7 +113,7 @@ def _range(context: CheckContext, call: LossCall, targets: list[Tensor]) -> Chec
     return passed(STEP, name, f"all {total:,} labels in {_rows(context)} are in range", 0, expected)
 
 
-def _order(context: CheckContext, call: LossCall, targets: list[Tensor]) -> Check:
+def _order(context: CheckContext, call: LossInput, targets: list[Tensor]) -> Check:
     """Compare how mixed labels are within batches with how mixed they would be after a shuffle."""
     name, expected = "label order", "batches as mixed as a shuffle would make them"
     sizes = [target.numel() for target in targets]

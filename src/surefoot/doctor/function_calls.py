@@ -36,7 +36,7 @@ _AT_THE_BOUND = 0.99
 
 
 @dataclass(frozen=True)
-class LossCall:
+class LossInput:
     """One call of a loss function: what reached it."""
 
     kind: str
@@ -78,7 +78,7 @@ class Lookup:
 
 
 @dataclass(frozen=True)
-class ActivationCall:
+class ActivationOutput:
     """What an activation function put out."""
 
     where: str
@@ -103,9 +103,9 @@ class ActivationCall:
 class Recorded:
     """Everything one pass showed."""
 
-    losses: list[LossCall] = field(default_factory=list)
+    losses: list[LossInput] = field(default_factory=list)
     lookups: list[Lookup] = field(default_factory=list)
-    activations: list[ActivationCall] = field(default_factory=list)
+    activations: list[ActivationOutput] = field(default_factory=list)
     first_nan: tuple[str, str] | None = None
     """The first operation that made a NaN out of none, and the module it ran in."""
 
@@ -138,15 +138,15 @@ class FunctionCalls(FunctionMode):
         settings = arguments_by_name(func, args, kwargs)
         value, target = settings.pop("input"), settings.pop("target")
         if isinstance(value, Tensor) and isinstance(target, Tensor):
-            self.recorded.losses.append(LossCall(kind, value.detach(), target.detach(), settings))
+            self.recorded.losses.append(LossInput(kind, value.detach(), target.detach(), settings))
 
     def _after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if func in _LOSSES and self.recorded.losses and isinstance(result, Tensor):
             call = self.recorded.losses[-1]
-            self.recorded.losses[-1] = LossCall(call.kind, call.input, call.target, call.settings, result.detach())
+            self.recorded.losses[-1] = LossInput(call.kind, call.input, call.target, call.settings, result.detach())
         elif func in _BOUNDED or func in _RELU:
             kind = _BOUNDED.get(func) or _RELU[func]
-            self.recorded.activations.append(ActivationCall(self._running.innermost, kind, result.detach()))
+            self.recorded.activations.append(ActivationOutput(self._running.innermost, kind, result.detach()))
         if self._trace_nan and self.recorded.first_nan is None and _made_nan(args, kwargs, result):
             self.recorded.first_nan = (getattr(func, "__name__", str(func)), self._running.innermost)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from surefoot.doctor.batches import leaves, map_leaves
 from surefoot.doctor.checks import Check, from_catalogue, from_finding, passed
-from surefoot.doctor.function_calls import POINTWISE, LossCall
+from surefoot.doctor.function_calls import POINTWISE, LossInput
 from surefoot.doctor.probe_facts import judge
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _shape_check(context: CheckContext, look: PassTrace) -> Check:
     return passed(STEP, name, f"prediction {tuple(call.input.shape)} and target {tuple(call.target.shape)}")
 
 
-def _input_check(context: CheckContext, call: LossCall | None) -> Check:
+def _input_check(context: CheckContext, call: LossInput | None) -> Check:
     name = "loss input"
     if call is None:
         return passed(STEP, name, "the loss is written by hand: nothing known to compare its input with")
@@ -93,7 +93,7 @@ def _input_check(context: CheckContext, call: LossCall | None) -> Check:
     return passed(STEP, name, f"values from {low:.3g} to {high:.3g} go into {call.kind}", high, expected)
 
 
-def _shaken_into_unit(context: CheckContext, call: LossCall) -> Finding | None:
+def _shaken_into_unit(context: CheckContext, call: LossInput) -> Finding | None:
     """Whether logits between 0 and 1 stay there whatever the weights; single untrained outputs may lie there."""
     low, high = (float(bound) for bound in call.input.float().aminmax())
     if low < 0.0 or high > 1.0:
@@ -102,7 +102,7 @@ def _shaken_into_unit(context: CheckContext, call: LossCall) -> Finding | None:
     return judge([context.look, *_shaken_passes(context)]).get("loss.sigmoid-before-bce-logits")
 
 
-def _bounded(context: CheckContext, call: LossCall) -> tuple[str, float] | None:
+def _bounded(context: CheckContext, call: LossInput) -> tuple[str, float] | None:
     """Whether the output stays within bounds whatever the weights, and what is asked of it lies beyond."""
     if call.kind != "cross_entropy" and call.kind not in POINTWISE:
         return None
@@ -142,7 +142,7 @@ def _bounds(low: float, high: float) -> str | None:
     return None
 
 
-def _shaken_range(context: CheckContext, call: LossCall) -> tuple[float, float]:
+def _shaken_range(context: CheckContext, call: LossInput) -> tuple[float, float]:
     """Smallest and largest value that reaches the loss under weights thrown far from where they are."""
     low, high = math.inf, -math.inf
     for look in _shaken_passes(context):
@@ -234,7 +234,7 @@ def _changes_the_past(context: CheckContext, ids: Tensor, table_rows: int) -> Ch
     return passed(STEP, "causal", summary, moved, "0")
 
 
-def _by_position(call: LossCall, ids: Tensor) -> Tensor:
+def _by_position(call: LossInput, ids: Tensor) -> Tensor:
     """Logits as (row, position, class), however the loss was given them."""
     value = call.input.float()
     if value.dim() == 3 and value.shape[0] == ids.shape[0] and value.shape[2] == ids.shape[1]:

@@ -20,6 +20,7 @@ from surefoot.core.nested import leaves
 from surefoot.core.operations import RunningModules
 from surefoot.doctor.function_calls import FunctionCalls, Recorded
 from surefoot.doctor.probe_facts import ProbeRecorder
+from surefoot.observe.tensors import TensorMeter, total_norm
 
 if TYPE_CHECKING:
     from surefoot.doctor.loss_of_batch import Convention
@@ -105,8 +106,8 @@ class ModelCopy:
 
     def gradient_norm(self) -> float:
         """Norm of all gradients together."""
-        norms = [torch.linalg.vector_norm(p.grad.to_dense().float()) for p in self.parameters if p.grad is not None]
-        return float(torch.linalg.vector_norm(torch.stack([norm.cpu() for norm in norms]))) if norms else 0.0
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        return float(total_norm(TensorMeter().measure(gradients).norm)) if gradients else 0.0
 
     def scale_rates(self, factor: float) -> None:
         """Multiply every learning rate; one held down by a warm-up counts as what it warms up to."""

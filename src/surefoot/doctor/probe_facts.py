@@ -8,14 +8,14 @@ Left to the checks is what no run shows: what becomes of a changed batch, of sha
 
 from __future__ import annotations
 
-import math
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from surefoot.diagnose.engine import claims_of
-from surefoot.record.facts import CrashFacts, RunFacts, SampledStep, StepSeries
+from surefoot.record.facts import BackwardCall, CrashFacts, RunFacts, SampledStep, StepSeries
 from surefoot.watch.call_facts import CallFacts
-from surefoot.watch.crash import postmortem
+from surefoot.watch.crash import describe_crash
 from surefoot.watch.function_recorder import FunctionRecorder
 from surefoot.watch.loss_graph import sign
 
@@ -34,9 +34,8 @@ class ProbeRecorder:
 
     def __init__(self, running: RunningModules) -> None:
         self._running = running
-        self._calls = CallFacts(lambda tensor: None)
         self._recorder = FunctionRecorder(self._take, _call)
-        self._calls.tape = self._recorder
+        self._calls = CallFacts(0, lambda tensor: None, self._recorder)
         self._stack = ExitStack()
 
     def __enter__(self) -> ProbeRecorder:
@@ -52,35 +51,33 @@ class ProbeRecorder:
 
     def step(self, loss: Tensor | None) -> SampledStep:
         """The recorded pass as a sampled step, and where its loss came from; the tensors are let go of."""
-        content: dict[str, Any] = {"step": 0, "notes": self._calls.as_facts()}
         entry = None if loss is None else self._recorder.maker(loss)
-        if loss is not None and entry is not None:
-            content["roots"] = [_root(float(loss.detach()), entry, sign(self._recorder, entry))]
+        backward = [] if loss is None or entry is None else [self._backward_of(float(loss.detach()), entry)]
         self._recorder.forget()
-        return SampledStep.from_json(content)
+        return SampledStep(step=0, calls=self._calls.as_facts(), backward_calls=backward)
+
+    def _backward_of(self, loss: float, entry: int) -> BackwardCall:
+        """The backward that would have been run on the loss."""
+        found = sign(self._recorder, entry)
+        return BackwardCall(
+            site="" if found is None else found.site,
+            value=loss,
+            backward=1,
+            step=0,
+            optimizers=[],
+            nodes=0,
+            operations=[],
+            custom=[],
+            parameters=[],
+            unknown_leaves=[],
+            entry=entry,
+            made_from=[],
+            sign=found,
+        )
 
 
 def _call(_: str, function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
-
-
-def _root(value: float, entry: int, found: dict[str, Any] | None) -> dict[str, Any]:
-    """A backward that was never run: what it would have started from."""
-    return {
-        "site": (found or {}).get("site", ""),
-        "value": value if math.isfinite(value) else str(value),
-        "backward": 1,
-        "step": 0,
-        "for": [],
-        "nodes": 0,
-        "operations": [],
-        "custom": [],
-        "parameters": [],
-        "strange": [],
-        "entry": entry,
-        "made_from": [],
-        "sign": found,
-    }
 
 
 def facts_of(passes: Sequence[PassTrace]) -> RunFacts:
@@ -97,8 +94,8 @@ def facts_of(passes: Sequence[PassTrace]) -> RunFacts:
 
 
 def _crash(error: Exception) -> CrashFacts:
-    content = {"site": "the loss", **postmortem(error, None)}  # type: ignore[arg-type]
-    return CrashFacts.from_json(content)
+    found = describe_crash(error)
+    return found if found.site is not None else replace(found, site="the loss")
 
 
 def judge(passes: Sequence[PassTrace]) -> dict[str, Finding]:

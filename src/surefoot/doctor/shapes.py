@@ -16,7 +16,7 @@ from surefoot.doctor.probe_facts import judge
 
 if TYPE_CHECKING:
     from surefoot.doctor.context import CheckContext
-    from surefoot.doctor.function_calls import LossCall
+    from surefoot.doctor.function_calls import LossInput
     from surefoot.doctor.model_copy import PassTrace
 
 STEP = 1
@@ -101,7 +101,7 @@ def _hint(error: Exception | None, look: PassTrace) -> str:
     return "Run the model on one batch by hand until this line works."
 
 
-def bad_labels(call: LossCall) -> int:
+def bad_labels(call: LossInput) -> int:
     """How many class indices the loss cannot take."""
     if not call.has_indices:
         return 0
