@@ -29,6 +29,24 @@ if TYPE_CHECKING:
     from surefoot.doctor.model_copy import PassTrace
 
 
+JUDGED = frozenset(
+    (
+        "loss.softmax-before-cross-entropy",
+        "loss.sigmoid-before-bce-logits",
+        "loss.logits-into-probability-loss",
+        "loss.bounded-output",
+        "loss.broadcast",
+        "loss.sign-flipped",
+        "loss.no-valid-targets",
+        "data.label-out-of-range",
+        "data.token-mismatch",
+        "mask.fully-masked-row",
+        "model.batchnorm-tiny-batch",
+    )
+)
+"""Causes that show in a single pass. The rules for others need the course of a run."""
+
+
 class ProbeRecorder:
     """Records the calls of one pass while it is entered."""
 
@@ -100,4 +118,4 @@ def _crash(error: Exception) -> CrashFacts:
 
 def judge(passes: Sequence[PassTrace]) -> dict[str, Finding]:
     """What the rules claim about some passes, by the code of the cause."""
-    return claims_of(facts_of(passes).to_json())
+    return claims_of(facts_of(passes), JUDGED)
