@@ -172,7 +172,7 @@ WRITERS = {
     "build/standardize.py": "a file that the user names",
     "build/find_lr.py": "a file that the user names",
     "record/sinks/tensorboard.py": "a folder that the user names, for another program",
-    "experiments/shadow_folder.py": "a scratch folder",
+    "experiments/scratch_folder.py": "a scratch folder",
     "experiments/processes.py": "the output of its own runs, in a new file",
     "experiments/sandbox.py": "opens folders to name them",
     "replay/processes.py": "a scratch folder",

@@ -23,7 +23,7 @@ def facts(losses: list[float], **more: Any) -> RunFacts:
     ]
     for k, changed in more.pop("rows", {}).items():
         rows[k] |= changed
-    told = {"trail": rows, "open": [], "ended": "steps"} | more.pop("told", {})
+    told = {"trail": rows, "open": [], "ended": "steps"} | more.pop("recorded", {})
     return RunFacts.from_json({"experiment": told, **more})
 
 
@@ -91,9 +91,9 @@ def test_a_step_that_was_left_out_on_purpose_is_forgiven_unless_nearly_all_were(
 
 def test_a_script_that_dies_of_a_bad_loss_has_failed_there() -> None:
     told = {"ended": "", "open": ["nan"]}
-    found = reading([1.0, 1.0], told=told, crash={"type": "ValueError", "message": "loss is NaN"})
+    found = reading([1.0, 1.0], recorded=told, crash={"type": "ValueError", "message": "loss is NaN"})
     assert (found.outcome, found.failed_at) == ("non-finite", 102)
-    found = reading([1.0], told={"ended": ""}, crash={"type": "ValueError", "message": "got NaN"})
+    found = reading([1.0], recorded={"ended": ""}, crash={"type": "ValueError", "message": "got NaN"})
     assert (found.outcome, found.words) == ("crashed", "ValueError: got NaN")
 
 

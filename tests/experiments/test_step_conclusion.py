@@ -15,7 +15,7 @@ from surefoot.experiments.incident import AppliedAsItWas, CapturedIncident, _Sho
 from surefoot.experiments.plan import BY_NAME
 from surefoot.experiments.results import Row
 from surefoot.experiments.run_comparison import RunReading
-from surefoot.experiments.step_conclusion import conclude, other_draws, told_by_draws, told_by_probe
+from surefoot.experiments.step_conclusion import conclude, other_draws, verdict_of_draws, verdict_of_probe
 from surefoot.record.facts import RunFacts
 
 CALM = RunReading("calm", 21, words="goes on at 1 (before: 1)", losses=[(100, 1.0)], end=1.0, start=1.0)
@@ -39,7 +39,7 @@ def concluded(first: AppliedAsItWas, before: tuple[Finding, ...] = (), **verdict
     for name, verdict in verdicts.items():
         change = name.replace("_", "-")
         if isinstance(verdict, tuple):
-            rows.append(Row(change, change, "probe", *told_by_draws(verdict, True), draws=verdict))
+            rows.append(Row(change, change, "probe", *verdict_of_draws(verdict, True), draws=verdict))
             continue
         reading = {"cures": CALM, "does not": first.reading, "healthy": CALM}.get(verdict)
         if change == "skip-batch" and reading is CALM:
@@ -145,11 +145,11 @@ def test_a_lower_rate_is_given_the_steps_to_come_as_far() -> None:
 
 def test_rows_are_told_as_far_as_they_are_known() -> None:
     found = {"of": 32, "tries": 9, "fails": True, "single": [17], "together": [], "everywhere": False, "done": True}
-    assert told_by_probe("tiny-batch", None, {"rows": found})[1].startswith("row 17 alone fails (of the batch's 32")
+    assert verdict_of_probe("tiny-batch", None, {"rows": found})[1].startswith("row 17 alone fails (of the batch's 32")
     early = found | {"single": [], "done": False, "narrowed": [16, 23], "microbatch": 1}
-    words = told_by_probe("tiny-batch", None, {"rows": early})[1]
+    words = verdict_of_probe("tiny-batch", None, {"rows": early})[1]
     assert words.startswith("rows 16 to 23 fail; the script ended before they could be told apart (of microbatch 1's")
-    assert told_by_probe("tiny-batch", None, {"rows": found | {"tries": 0}})[0] == "cannot tell"
+    assert verdict_of_probe("tiny-batch", None, {"rows": found | {"tries": 0}})[0] == "cannot tell"
 
 
 def drawn(failed: int, tries: int, done: bool = True) -> dict[str, Any]:
@@ -157,12 +157,12 @@ def drawn(failed: int, tries: int, done: bool = True) -> dict[str, Any]:
 
 
 def test_where_chance_decides_no_row_is_spoken_of() -> None:
-    assert told_by_probe("tiny-batch", None, drawn(3, 10))[1] == (
+    assert verdict_of_probe("tiny-batch", None, drawn(3, 10))[1] == (
         "the step draws random numbers, and fails with 3 of 10 other draws: rows cannot be told apart"
     )
-    assert told_by_draws((3, 10), True)[1] == "fails with 3 of 10 other draws of random numbers: it depends on chance"
-    assert told_by_draws((10, 10), True)[1] == "fails with 10 of 10 other draws of random numbers"
-    assert told_by_draws((1, 1), False) == ("does not apply", "the step draws no random numbers")
+    assert verdict_of_draws((3, 10), True)[1] == "fails with 3 of 10 other draws of random numbers: it depends on chance"
+    assert verdict_of_draws((10, 10), True)[1] == "fails with 10 of 10 other draws of random numbers"
+    assert verdict_of_draws((1, 1), False) == ("does not apply", "the step draws no random numbers")
 
 
 def test_a_script_that_dies_of_a_draw_has_failed_with_it() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from surefoot.record.incidents.reading import StoredIncident
 from surefoot.record.incidents.values import decode, encode
-from surefoot.replay.failing_rows import OTHER_DRAWS, OtherRows, RowHunt, suspect
+from surefoot.replay.failing_rows import OTHER_DRAWS, OtherRows, RowSearch, suspect
 
 
 def incident(batch: Any, losses: tuple[float, ...] = (float("nan"),)) -> StoredIncident:
@@ -20,57 +20,57 @@ def incident(batch: Any, losses: tuple[float, ...] = (float("nan"),)) -> StoredI
     return StoredIncident(Path(), {"fingerprints": prints}, {"window": {"microbatches": microbatches}})
 
 
-def hunted(fails: Any, rows: int = 32, turns: int = 200) -> dict[str, Any]:
+def searched(fails: Any, rows: int = 32, turns: int = 200) -> dict[str, Any]:
     """Play the loop: each turn a part of the batch, which is judged by `fails`."""
     batch = (torch.arange(rows), {"y": torch.arange(rows) * 10})
     held = incident(batch)
-    hunt = RowHunt(held, bar=None)
+    search = RowSearch(held, bar=None)
     (plain,) = held.state["window"]["microbatches"][0]["drawn"]
     for _ in range(turns):
-        if not hunt.take_turn():
+        if not search.take_turn():
             break
-        x, rest = decode(hunt.chosen(plain))
+        x, rest = decode(search.chosen(plain))
         assert len(x) == rows
         assert torch.equal(rest["y"], x * 10)
-        hunt.hear(1.0, finite_gradients=not fails(set(x.tolist())))
-        hunt.hear(1.0, finite_gradients=True)
-    assert hunt.is_over == hunt.found["done"]
-    return hunt.found
+        search.note_backward(1.0, finite_gradients=not fails(set(x.tolist())))
+        search.note_backward(1.0, finite_gradients=True)
+    assert search.is_over == search.found["done"]
+    return search.found
 
 
 @pytest.mark.parametrize("bad", [{17}, {0}, {31}, {3, 17, 18}])
 def test_single_rows_are_found(bad: set[int]) -> None:
-    found = hunted(lambda rows: bool(rows & bad))
+    found = searched(lambda rows: bool(rows & bad))
     assert set(found["single"]) == bad
     assert (found["fails"], found["done"], found["together"]) == (True, True, [])
     assert found["tries"] < 32
 
 
 def test_rows_that_fail_only_together_are_not_taken_apart() -> None:
-    found = hunted(lambda rows: {2, 30} <= rows)
+    found = searched(lambda rows: {2, 30} <= rows)
     assert (found["single"], found["together"]) == ([], [[0, 31]])
-    assert hunted(lambda rows: {16, 31} <= rows)["together"] == [[16, 31]]
+    assert searched(lambda rows: {16, 31} <= rows)["together"] == [[16, 31]]
 
 
 def test_when_every_part_fails_no_row_is_blamed() -> None:
-    found = hunted(lambda rows: True)
+    found = searched(lambda rows: True)
     assert (found["everywhere"], found["single"], found["tries"]) == (True, [], 15)
 
 
 def test_a_batch_that_does_not_fail_alone_ends_the_hunt() -> None:
-    found = hunted(lambda rows: False)
+    found = searched(lambda rows: False)
     assert (found["fails"], found["tries"], found["done"]) == (False, 1, True)
 
 
 def played(fails: Any, halves: bool = True) -> dict[str, Any]:
     """Play a loop whose step draws random numbers; `fails` is asked with the number of the draw."""
-    hunt = RowHunt(incident(torch.arange(16)), None, halves)
-    while hunt.take_turn():
-        hunt.begins()
+    search = RowSearch(incident(torch.arange(16)), None, halves)
+    while search.take_turn():
+        search.begins()
         torch.rand(1)
-        hunt.hear(1.0, finite_gradients=not fails(hunt.draw))
-    assert hunt.found["done"]
-    return hunt.found
+        search.note_backward(1.0, finite_gradients=not fails(search.draw))
+    assert search.found["done"]
+    return search.found
 
 
 def test_a_step_that_fails_with_some_draws_only_is_not_taken_apart() -> None:
@@ -91,31 +91,31 @@ def test_other_draws_are_tried_on_the_whole_batch_alone_if_nothing_else_is_asked
 
 
 def test_a_step_without_random_numbers_is_not_repeated() -> None:
-    hunt = RowHunt(incident(torch.arange(16)), None, halves=False)
-    assert hunt.take_turn()
-    hunt.begins()
-    hunt.hear(float("nan"), finite_gradients=True)
-    assert not hunt.take_turn()
-    assert hunt.found["draws"] == {"random": False, "tries": 1, "failed": 1}
+    search = RowSearch(incident(torch.arange(16)), None, halves=False)
+    assert search.take_turn()
+    search.begins()
+    search.note_backward(float("nan"), finite_gradients=True)
+    assert not search.take_turn()
+    assert search.found["draws"] == {"random": False, "tries": 1, "failed": 1}
 
 
 def test_a_loop_that_ends_early_leaves_what_was_narrowed_down() -> None:
-    found = hunted(lambda rows: 17 in rows, turns=5)
+    found = searched(lambda rows: 17 in rows, turns=5)
     assert not found["done"]
     assert found["narrowed"] == [16, 23]
 
 
 def test_a_loop_that_draws_ahead_is_noticed() -> None:
-    hunt = RowHunt(incident(torch.zeros(8, 1)), None)
-    assert hunt.take_turn()
-    assert not hunt.take_turn()  # and no backward in between, though a step takes one batch
-    assert hunt.is_over
-    assert hunt.found["ahead"]
+    search = RowSearch(incident(torch.zeros(8, 1)), None)
+    assert search.take_turn()
+    assert not search.take_turn()  # and no backward in between, though a step takes one batch
+    assert search.is_over
+    assert search.found["ahead"]
 
 
 def test_rows_need_a_first_dimension_in_common() -> None:
-    assert "share no first dimension" in RowHunt(incident((torch.zeros(4), torch.zeros(5))), None).why_not
-    assert "single row" in RowHunt(incident(torch.zeros(1, 3)), None).why_not
+    assert "share no first dimension" in RowSearch(incident((torch.zeros(4), torch.zeros(5))), None).why_not
+    assert "single row" in RowSearch(incident(torch.zeros(1, 3)), None).why_not
 
 
 def test_the_microbatch_with_the_bad_loss_is_the_one_that_is_looked_into() -> None:

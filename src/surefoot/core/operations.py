@@ -181,7 +181,8 @@ def unseen() -> Iterator[None]:
 class RunningModules:
     """Which modules of a model are running, by hooks that are removed at the end.
 
-    `before(name, module, args, kwargs)` and `after(name, module, output)` are called around every call of a module.
+    `before(name, module, args, kwargs)` and `after(name, module, output)` are called around every call of a
+    module. What they compute goes through no mode.
     """
 
     def __init__(
@@ -212,7 +213,8 @@ class RunningModules:
     def _entered(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             self._running.append(name)
-            self._before(name, module, args, kwargs)
+            with unseen():
+                self._before(name, module, args, kwargs)
 
         return hook
 
@@ -220,6 +222,7 @@ class RunningModules:
         def hook(module: nn.Module, _: Any, output: Any) -> None:
             if self._running:
                 self._running.pop()
-            self._after(name, module, output)
+            with unseen():
+                self._after(name, module, output)
 
         return hook

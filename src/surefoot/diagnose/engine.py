@@ -29,7 +29,7 @@ from surefoot.errors import UsageError
 from surefoot.record.facts import STEPS_ONLY, RunDescription, RunFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
     from surefoot.diagnose.findings import Outlook
     from surefoot.diagnose.rule import Claim, Rule
@@ -105,6 +105,14 @@ def _judged_by_steps(run: RecordedRun, claims: Claims) -> Diagnosis:
         return replace(diagnosis, verdict="unknown", reason=reason)
     words = f"No fault was found in {run.steps:,} steps. Only the steps were recorded: data and operations were not."
     return replace(diagnosis, reason=words)
+
+
+def claims_of(facts: RunFacts, codes: Container[str]) -> dict[str, Finding]:
+    """What the rules for some causes claim about part of a run, without weighing the claims against one another."""
+    from surefoot.diagnose.rules import RULES
+
+    claims = Claims(RecordedRun(facts), strict=False)
+    return {rule.code: _finding(rule.code, claim) for rule, claim in claims.of(r for r in RULES if r.code in codes)}
 
 
 def diagnose_folder(folder: str | Path) -> Diagnosis:

@@ -12,7 +12,7 @@ from surefoot.doctor.batches import leaves
 
 if TYPE_CHECKING:
     from surefoot.doctor.context import CheckContext
-    from surefoot.doctor.function_calls import Lookup, LossCall
+    from surefoot.doctor.function_calls import Lookup, LossInput
 
 
 @dataclass(frozen=True)
@@ -26,22 +26,22 @@ class Part:
         return dict(leaves(batch)).get(self.path)
 
 
-def target_part(bench: CheckContext) -> tuple[Part, LossCall] | None:
+def target_part(context: CheckContext) -> tuple[Part, LossInput] | None:
     """The tensor that reaches the loss as its target, and the call that took it."""
-    look = bench.look
+    look = context.look
     for call in reversed(look.recorded.losses if look is not None else []):
-        part = _part_equal_to(bench.batches[0], call.target)
+        part = _part_equal_to(context.batches[0], call.target)
         if part is not None:
             return part, call
     return None
 
 
-def token_parts(bench: CheckContext) -> list[tuple[Part, Lookup]]:
+def token_parts(context: CheckContext) -> list[tuple[Part, Lookup]]:
     """The tensors that are looked up in embeddings, as they come in the batch."""
-    look = bench.look
+    look = context.look
     found = []
     for lookup in look.recorded.lookups if look is not None else []:
-        part = _part_equal_to(bench.batches[0], lookup.ids)
+        part = _part_equal_to(context.batches[0], lookup.ids)
         if part is not None:
             found.append((part, lookup))
     return found

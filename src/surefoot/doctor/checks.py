@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from surefoot.core.formats import EXAMINATION
 from surefoot.diagnose.catalogue import CATALOGUE
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.findings import Finding
 
 Status: TypeAlias = Literal["pass", "warn", "fail", "skipped"]
 
@@ -101,6 +104,14 @@ def from_catalogue(
 ) -> Check:
     """A check whose first fix is the one the catalogue gives for its cause."""
     return Check(step, name, status, summary, number, expected, CATALOGUE[cause].fixes[0], cause)
+
+
+def from_finding(step: int, name: str, finding: Finding, expected: str) -> Check:
+    """A check that presents what a rule found in the facts of a probe."""
+    status: Status = "fail" if finding.severity == "error" else "warn"
+    numbers = [float(value) for value in finding.evidence.values() if isinstance(value, (int, float))]
+    number = numbers[0] if numbers else None
+    return from_catalogue(step, name, status, finding.cause, finding.summary, number, expected)
 
 
 @dataclass(frozen=True, repr=False)

@@ -18,17 +18,17 @@ _BY_FAR = 10.0
 _NEARLY_ALL = 0.9
 
 
-def check_clipping(bench: CheckContext) -> list[Check]:
+def check_clipping(context: CheckContext) -> list[Check]:
     """Compare norms with the limit, or suggest one."""
-    norms = sorted(norm for norm in bench.gradient_norms if math.isfinite(norm))
+    norms = sorted(norm for norm in context.gradient_norms if math.isfinite(norm))
     if len(norms) < _FEWEST:
         return [skipped(STEP, _NAME, f"only {len(norms)} gradient norms were seen in step 5")]
     median, high = norms[len(norms) // 2], norms[min(len(norms) - 1, round(0.95 * len(norms)))]
     story = f"gradient norms have a median of {median:.3g} and a 95th percentile of {high:.3g} over {len(norms)} steps"
-    if bench.clip is not None:
-        return [_with_limit(bench.clip, norms, median, story)]
-    jump = _largest_jump(bench.gradient_norms)
-    if jump > _JUMP and not bench.found("lr.too-high"):
+    if context.clip is not None:
+        return [_with_limit(context.clip, norms, median, story)]
+    jump = _largest_jump(context.gradient_norms)
+    if jump > _JUMP and not context.found("lr.too-high"):
         summary = f"{story}, and one is {jump:.3g} times the largest before it"
         return [
             from_catalogue(STEP, _NAME, "warn", "model.exploding-gradient", summary, jump, f"up to {_JUMP:g} times")

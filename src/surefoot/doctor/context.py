@@ -15,6 +15,7 @@ from surefoot.doctor.model_copy import ModelCopy, PassTrace
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from surefoot.diagnose.findings import Finding
     from surefoot.doctor.checks import Check
     from surefoot.doctor.loss_of_batch import Convention
 
@@ -46,6 +47,8 @@ class CheckContext:
     """How model and loss are called; `None` while no way is known."""
     look: PassTrace | None = None
     """A close look at the first batch, before any update."""
+    claims: dict[str, Finding] = field(default_factory=dict)
+    """What the rules of `diagnose` claim about that look, by the code of the cause."""
     refusal: str = ""
     """Why the model cannot be run on a copy; empty when it can."""
     checks: list[Check] = field(default_factory=list)

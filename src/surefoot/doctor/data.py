@@ -21,7 +21,7 @@ from surefoot.doctor.model_copy import rms
 
 if TYPE_CHECKING:
     from surefoot.doctor.context import CheckContext
-    from surefoot.doctor.function_calls import LossCall
+    from surefoot.doctor.function_calls import LossInput
 
 STEP = 10
 _ENOUGH_BATCHES, _ENOUGH_ROWS = 4, 64
@@ -32,49 +32,49 @@ _LEAKED = 0.01
 _SHIFTED, _STRETCHED = 0.5, 2.0
 
 
-def check_data(bench: CheckContext) -> list[Check]:
+def check_data(context: CheckContext) -> list[Check]:
     """Go through every batch taken."""
-    checks = [_finite(bench), _outliers(bench), *_targets(bench), _tokens(bench), _repeats(bench)]
-    return [*checks, *(_splits(bench) if bench.eval_batches else [])]
+    checks = [_finite(context), _outliers(context), *_targets(context), _tokens(context), _repeats(context)]
+    return [*checks, *(_splits(context) if context.eval_batches else [])]
 
 
-def _rows(bench: CheckContext) -> str:
-    return f"{len(bench.batches)} batches"
+def _rows(context: CheckContext) -> str:
+    return f"{len(context.batches)} batches"
 
 
-def _finite(bench: CheckContext) -> Check:
+def _finite(context: CheckContext) -> Check:
     name, expected = "finite data", "no NaN or Inf"
-    for index, batch in enumerate(bench.batches):
+    for index, batch in enumerate(context.batches):
         for path, tensor in leaves(batch):
             if not tensor.is_floating_point():
                 continue
             broken = tensor.isnan() | (tensor == torch.inf)  # minus infinity is how masks are written
-            if bool(broken.any()) and not _digested(bench, batch):
+            if bool(broken.any()) and not _digested(context, batch):
                 rows = broken.reshape(broken.shape[0], -1).any(1).nonzero().flatten().tolist() if broken.dim() else [0]
                 summary = (
-                    f"{int(broken.sum())} values of `batch{path}` are not finite in batch {index} of {_rows(bench)} "
+                    f"{int(broken.sum())} values of `batch{path}` are not finite in batch {index} of {_rows(context)} "
                     f"taken, row {rows[0]}" + (f" and {len(rows) - 1} more rows" if len(rows) > 1 else "")
                 )
                 number = int(broken.sum())
                 return from_catalogue(STEP, name, "fail", "data.nonfinite-input", summary, number, expected)
-    return passed(STEP, name, f"all values of {_rows(bench)} are finite", 0, expected)
+    return passed(STEP, name, f"all values of {_rows(context)} are finite", 0, expected)
 
 
-def _digested(bench: CheckContext, batch: Any) -> bool:
+def _digested(context: CheckContext, batch: Any) -> bool:
     """Whether the model takes such values on purpose: the loss is finite all the same."""
-    if bench.convention is None or bench.refusal:
+    if context.convention is None or context.refusal:
         return False
-    look = bench.trial().look(to_device(batch, bench.device))
+    look = context.trial().look(to_device(batch, context.device))
     return look.error is None and math.isfinite(look.value)
 
 
-def _outliers(bench: CheckContext) -> Check:
+def _outliers(context: CheckContext) -> Check:
     name, expected = "outlier batches", f"no batch {_OUTLIER:g} times the scale of the others"
     worst, where = 1.0, ""
-    for path, _ in leaves(bench.batches[0]):
+    for path, _ in leaves(context.batches[0]):
         scales = [
             (rms(tensor), index)
-            for index, batch in enumerate(bench.batches)
+            for index, batch in enumerate(context.batches)
             if (tensor := Part(path).of(batch)) is not None and tensor.is_floating_point() and tensor.numel()
         ]
         finite = sorted(scale for scale, _ in scales if math.isfinite(scale))
@@ -89,31 +89,31 @@ def _outliers(bench: CheckContext) -> Check:
     return passed(STEP, name, summary, worst, expected)
 
 
-def _targets(bench: CheckContext) -> list[Check]:
-    found = target_part(bench)
+def _targets(context: CheckContext) -> list[Check]:
+    found = target_part(context)
     if found is None or not found[1].has_indices:
         return []
     part, call = found
-    targets = [tensor.cpu() for batch in bench.batches if (tensor := part.of(batch)) is not None]
-    return [_range(bench, call, targets), _order(bench, call, targets)]
+    targets = [tensor.cpu() for batch in context.batches if (tensor := part.of(batch)) is not None]
+    return [_range(context, call, targets), _order(context, call, targets)]
 
 
-def _range(bench: CheckContext, call: LossCall, targets: list[Tensor]) -> Check:
+def _range(context: CheckContext, call: LossInput, targets: list[Tensor]) -> Check:
     name, expected = "label range", f"0 to {call.class_count - 1}"
     ignored = call.settings.get("ignore_index", -100)
     empty = [index for index, target in enumerate(targets) if bool((target == ignored).all())]
     wrong = sum(int(((t != ignored) & ((t < 0) | (t >= call.class_count))).sum()) for t in targets)
     total = sum(target.numel() for target in targets)
     if wrong:
-        summary = f"{wrong} of {total:,} labels in {_rows(bench)} lie outside"
+        summary = f"{wrong} of {total:,} labels in {_rows(context)} lie outside"
         return from_catalogue(STEP, name, "fail", "data.label-out-of-range", summary, wrong, expected)
     if empty:
-        summary = f"every target of batch {empty[0]} is the ignore index ({len(empty)} of {_rows(bench)})"
+        summary = f"every target of batch {empty[0]} is the ignore index ({len(empty)} of {_rows(context)})"
         return from_catalogue(STEP, name, "fail", "loss.no-valid-targets", summary, len(empty), "0 such batches")
-    return passed(STEP, name, f"all {total:,} labels in {_rows(bench)} are in range", 0, expected)
+    return passed(STEP, name, f"all {total:,} labels in {_rows(context)} are in range", 0, expected)
 
 
-def _order(bench: CheckContext, call: LossCall, targets: list[Tensor]) -> Check:
+def _order(context: CheckContext, call: LossInput, targets: list[Tensor]) -> Check:
     """Compare how mixed labels are within batches with how mixed they would be after a shuffle."""
     name, expected = "label order", "batches as mixed as a shuffle would make them"
     sizes = [target.numel() for target in targets]
@@ -139,10 +139,10 @@ def _entropy(labels: Tensor) -> float:
     return float(-(shares * shares.log()).sum())
 
 
-def _tokens(bench: CheckContext) -> Check:
+def _tokens(context: CheckContext) -> Check:
     name = "token ids"
-    for part, lookup in token_parts(bench):
-        ids = [tensor for batch in bench.batches if (tensor := part.of(batch)) is not None and tensor.numel()]
+    for part, lookup in token_parts(context):
+        ids = [tensor for batch in context.batches if (tensor := part.of(batch)) is not None and tensor.numel()]
         low, high = min(int(t.min()) for t in ids), max(int(t.max()) for t in ids)
         summary = f"ids of `batch{part.path}` from {low} to {high}; `{lookup.where}` has {lookup.table_rows} rows"
         expected = f"0 to {lookup.table_rows - 1}"
@@ -152,12 +152,12 @@ def _tokens(bench: CheckContext) -> Check:
     return passed(STEP, name, "nothing in the batch goes straight into an embedding")
 
 
-def _repeats(bench: CheckContext) -> Check:
+def _repeats(context: CheckContext) -> Check:
     name, expected = "repeated batches", "0"
-    prints = Counter(_fingerprint(batch) for batch in bench.batches)
-    again = len(bench.batches) - len(prints)
-    summary = f"{again} of {_rows(bench)} have been seen before"
-    if again and len(bench.batches) > 1:
+    prints = Counter(_fingerprint(batch) for batch in context.batches)
+    again = len(context.batches) - len(prints)
+    summary = f"{again} of {_rows(context)} have been seen before"
+    if again and len(context.batches) > 1:
         return from_catalogue(STEP, name, "warn", "data.repeated-batches", summary, again, expected)
     return passed(STEP, name, summary, again, expected)
 
@@ -175,18 +175,18 @@ def _bytes(tensor: Tensor) -> bytes:
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
-def _splits(bench: CheckContext) -> list[Check]:
-    target = target_part(bench)
+def _splits(context: CheckContext) -> list[Check]:
+    target = target_part(context)
     skip = "" if target is None else target[0].path
-    paths = [path for path, _ in leaves(bench.batches[0]) if path != skip]
+    paths = [path for path, _ in leaves(context.batches[0]) if path != skip]
     if not paths:
         return [skipped(STEP, "leakage", "the batches hold no inputs to compare")]
-    return [_leakage(bench, paths), _shift(bench, paths)]
+    return [_leakage(context, paths), _shift(context, paths)]
 
 
-def _leakage(bench: CheckContext, paths: list[str]) -> Check:
+def _leakage(context: CheckContext, paths: list[str]) -> Check:
     name, expected = "leakage", "no row of the eval data in the training data"
-    train, held = (_row_prints(batches, paths) for batches in (bench.batches, bench.eval_batches))
+    train, held = (_row_prints(batches, paths) for batches in (context.batches, context.eval_batches))
     if train is None or held is None:
         return skipped(STEP, name, "the tensors of a batch do not agree on what a row is")
     if len(set(train)) < _MOSTLY_UNIQUE * len(train):
@@ -212,10 +212,10 @@ def _row_prints(batches: list[Any], paths: list[str]) -> list[bytes] | None:
     return prints
 
 
-def _shift(bench: CheckContext, paths: list[str]) -> Check:
+def _shift(context: CheckContext, paths: list[str]) -> Check:
     name, expected = "same scale in both splits", f"means within {_SHIFTED:g} standard deviations"
     for path in paths:
-        train, held = (_values(batches, path) for batches in (bench.batches, bench.eval_batches))
+        train, held = (_values(batches, path) for batches in (context.batches, context.eval_batches))
         if train is None or held is None or min(len(train), len(held)) < _ENOUGH_ROWS:
             continue
         spread = max(float(train.std()), 1e-12)

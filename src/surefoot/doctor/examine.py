@@ -71,19 +71,19 @@ def examine(
     with untouched(model, optimizer, generators), torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
-        bench = CheckContext(
+        context = CheckContext(
             inner, loss_fn, optimizer, _take(loader, "loader"), [], seconds, clip, _device(inner, optimizer)
         )
-        bench.eval_batches = [] if eval_loader is None else _take(eval_loader, "eval_loader")
-        bench.notes = _notes(model, inner, loader, len(bench.batches))
+        context.eval_batches = [] if eval_loader is None else _take(eval_loader, "eval_loader")
+        context.notes = _notes(model, inner, loader, len(context.batches))
         for step, name, check in _steps(loss_of):
-            bench.checks += _safely(bench, step, name, check)
-    return Examination(tuple(bench.checks), time.monotonic() - start, tuple(bench.notes))
+            context.checks += _safely(context, step, name, check)
+    return Examination(tuple(context.checks), time.monotonic() - start, tuple(context.notes))
 
 
 def _steps(loss_of: LossOf | None) -> list[tuple[int, str, Callable[[CheckContext], list[Check]]]]:
     checks: dict[int, Callable[[CheckContext], list[Check]]] = {
-        1: lambda bench: check_shapes(bench, loss_of),
+        1: lambda context: check_shapes(context, loss_of),
         2: check_agreement,
         3: check_overfit,
         4: check_statistics,
@@ -97,14 +97,14 @@ def _steps(loss_of: LossOf | None) -> list[tuple[int, str, Callable[[CheckContex
     return [*((step, STEPS[step], check) for step, check in checks.items()), (10, "shuffled labels", check_control)]
 
 
-def _safely(bench: CheckContext, step: int, name: str, check: Callable[[CheckContext], list[Check]]) -> list[Check]:
+def _safely(context: CheckContext, step: int, name: str, check: Callable[[CheckContext], list[Check]]) -> list[Check]:
     """Run one step; what keeps it from running is said, not raised."""
-    if bench.refusal and check is not check_data and step not in (1, 2):
-        return [skipped(step, name, bench.refusal)]
-    if step == 2 and bench.look is None:
-        return [skipped(step, name, bench.refusal)]
+    if context.refusal and check is not check_data and step not in (1, 2):
+        return [skipped(step, name, context.refusal)]
+    if step == 2 and context.look is None:
+        return [skipped(step, name, context.refusal)]
     try:
-        return check(bench)
+        return check(context)
     except Exception as error:
         line = (str(error).strip().splitlines() or [""])[0][:160]
         return [skipped(step, name, f"this step could not run: {type(error).__name__}: {line}")]

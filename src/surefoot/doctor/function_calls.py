@@ -1,4 +1,4 @@
-"""Sees, by value, what reaches the functions that matter: losses, embeddings, activations, softmaxes.
+"""Sees, by value, what reaches the functions that matter: losses, embeddings, activations.
 
 A function mode stands between the model and torch, so it does not matter whether a loss was called as a module,
 as a function or inside the model, nor what anything is named. Calls are noted before they run: when one raises, what it
@@ -9,7 +9,6 @@ Left out: what runs inside a single call, such as the softmax within `multi_head
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,16 +29,14 @@ _LOSSES = {
     getattr(F, name): name
     for name in (*CLASSES, *POINTWISE, "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div")
 }
-_SOFTMAX = {F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, Tensor.softmax, Tensor.log_softmax}
 _BOUNDED = {torch.sigmoid: "sigmoid", Tensor.sigmoid: "sigmoid", F.sigmoid: "sigmoid"}
 _BOUNDED |= {torch.tanh: "tanh", Tensor.tanh: "tanh", F.tanh: "tanh"}
 _RELU = {F.relu: "relu", torch.relu: "relu", Tensor.relu: "relu", F.relu6: "relu6"}
-_SUBTRACT = {torch.sub, Tensor.sub, Tensor.__sub__, Tensor.__rsub__, torch.subtract, Tensor.subtract}
 _AT_THE_BOUND = 0.99
 
 
 @dataclass(frozen=True)
-class LossCall:
+class LossInput:
     """One call of a loss function: what reached it."""
 
     kind: str
@@ -81,7 +78,7 @@ class Lookup:
 
 
 @dataclass(frozen=True)
-class ActivationCall:
+class ActivationOutput:
     """What an activation function put out."""
 
     where: str
@@ -106,13 +103,9 @@ class ActivationCall:
 class Recorded:
     """Everything one pass showed."""
 
-    losses: list[LossCall] = field(default_factory=list)
+    losses: list[LossInput] = field(default_factory=list)
     lookups: list[Lookup] = field(default_factory=list)
-    activations: list[ActivationCall] = field(default_factory=list)
-    fully_masked: list[str] = field(default_factory=list)
-    """Modules in which a softmax got a row that is minus infinity everywhere."""
-    differences: list[tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
-    """Shapes of two tensors of one size whose difference was taken and is larger than either."""
+    activations: list[ActivationOutput] = field(default_factory=list)
     first_nan: tuple[str, str] | None = None
     """The first operation that made a NaN out of none, and the module it ran in."""
 
@@ -140,51 +133,22 @@ class FunctionCalls(FunctionMode):
         elif func is F.embedding:
             ids, table = args[0], args[1] if len(args) > 1 else kwargs["weight"]
             self.recorded.lookups.append(Lookup(self._running.innermost, ids.detach(), table.shape[0]))
-        elif func in _SUBTRACT and len(args) > 1 and isinstance(args[0], Tensor) and isinstance(args[1], Tensor):
-            one, other = tuple(args[0].shape), tuple(args[1].shape)
-            if _spreads(one, other):
-                self.recorded.differences.append((one, other))
 
     def _note_loss(self, kind: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         settings = arguments_by_name(func, args, kwargs)
         value, target = settings.pop("input"), settings.pop("target")
         if isinstance(value, Tensor) and isinstance(target, Tensor):
-            self.recorded.losses.append(LossCall(kind, value.detach(), target.detach(), settings))
+            self.recorded.losses.append(LossInput(kind, value.detach(), target.detach(), settings))
 
     def _after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if func in _LOSSES and self.recorded.losses and isinstance(result, Tensor):
             call = self.recorded.losses[-1]
-            self.recorded.losses[-1] = LossCall(call.kind, call.input, call.target, call.settings, result.detach())
+            self.recorded.losses[-1] = LossInput(call.kind, call.input, call.target, call.settings, result.detach())
         elif func in _BOUNDED or func in _RELU:
             kind = _BOUNDED.get(func) or _RELU[func]
-            self.recorded.activations.append(ActivationCall(self._running.innermost, kind, result.detach()))
-        elif func in _SOFTMAX:
-            self._note_softmax(args, kwargs)
+            self.recorded.activations.append(ActivationOutput(self._running.innermost, kind, result.detach()))
         if self._trace_nan and self.recorded.first_nan is None and _made_nan(args, kwargs, result):
             self.recorded.first_nan = (getattr(func, "__name__", str(func)), self._running.innermost)
-
-    def _note_softmax(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        scores = args[0] if args else kwargs["input"]
-        dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
-        usual = isinstance(dim, int) and scores.is_floating_point() and scores.numel() and scores.dim()
-        if usual and bool((scores == -torch.inf).all(dim).any()):
-            self.recorded.fully_masked.append(self._running.innermost)
-
-
-def _spreads(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether two shapes hold equally many values, differ, and broadcast to more than that: (N, 1) and (N)."""
-    if one == other or len(one) == len(other) or max(*one, *other, 0) < 2:
-        return False
-    size = math.prod(one)
-    return size == math.prod(other) and broadcast_size(one, other) > size
-
-
-def broadcast_size(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """How many values two shapes broadcast to; 0 when they do not."""
-    length = max(len(one), len(other))
-    pairs = zip((1,) * (length - len(one)) + one, (1,) * (length - len(other)) + other, strict=True)
-    sizes = [max(a, b) if 1 in (a, b) or a == b else 0 for a, b in pairs]
-    return math.prod(sizes)
 
 
 def _made_nan(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:

@@ -51,28 +51,28 @@ class Probe:
         return (self.start - self.end) / max(abs(self.start), 1e-8)
 
 
-def check_rates(bench: CheckContext) -> list[Check]:
+def check_rates(context: CheckContext) -> list[Check]:
     """Probe three rates and judge the one in the middle."""
-    if bench.optimizer is None:
+    if context.optimizer is None:
         return [skipped(STEP, _NAME, "no optimizer was given")]
-    if bench.look is not None and not math.isfinite(bench.look.value):
+    if context.look is not None and not math.isfinite(context.look.value):
         return [skipped(STEP, _NAME, "the first loss is not finite, see step 2")]
-    rates = [peak_rate(group) for group in bench.optimizer.param_groups]
+    rates = [peak_rate(group) for group in context.optimizer.param_groups]
     if not any(rates):
         summary = "the learning rate is 0 and no schedule is going to raise it"
         return [from_catalogue(STEP, _NAME, "fail", "optim.no-update", summary, 0.0, "more than 0")]
-    warming = any(float(g["lr"]) < 0.99 * float(g.get("initial_lr", 0.0)) for g in bench.optimizer.param_groups)
-    probes = {factor: _probe(bench, factor, ramp=warming) for factor in (0.1, 1.0, 10.0)}
-    return [_judge(bench, max(rates), probes, warming)]
+    warming = any(float(g["lr"]) < 0.99 * float(g.get("initial_lr", 0.0)) for g in context.optimizer.param_groups)
+    probes = {factor: _probe(context, factor, ramp=warming) for factor in (0.1, 1.0, 10.0)}
+    return [_judge(context, max(rates), probes, warming)]
 
 
-def _probe(bench: CheckContext, factor: float, ramp: bool) -> Probe:
-    trial, batches = bench.trial(), bench.probe_batches()
+def _probe(context: CheckContext, factor: float, ramp: bool) -> Probe:
+    trial, batches = context.trial(), context.probe_batches()
     trial.scale_rates(factor)
     targets = [float(group["lr"]) for group in trial.optimizer.param_groups]
     start, ratio, steps = _mean_loss(trial, batches), 0.0, 0
     peak = start
-    for step in bench.steps(_STEPS, _SHARE):
+    for step in context.steps(_STEPS, _SHARE):
         if ramp:
             _set_rates(trial, [rate * min(1.0, (step + 1) / (_STEPS // 2)) for rate in targets])
         before = [p.detach().clone() for p in trial.parameters] if step == 0 else []
@@ -82,7 +82,7 @@ def _probe(bench: CheckContext, factor: float, ramp: bool) -> Probe:
         if step == 0:
             ratio = _update_ratio(trial, before) / (2.0 / _STEPS if ramp else 1.0)
         if factor == 1.0:
-            bench.gradient_norms.append(trial.gradient_norm())
+            context.gradient_norms.append(trial.gradient_norm())
         if not math.isfinite(loss):
             return Probe(factor, start, loss, steps, loss, ratio)
     return Probe(factor, start, _mean_loss(trial, batches), steps, peak, ratio)
@@ -111,22 +111,22 @@ def _update_ratio(trial: ModelCopy, before: list[torch.Tensor]) -> float:
     return finite[len(finite) // 2] if finite else 0.0
 
 
-def _judge(bench: CheckContext, rate: float, probes: dict[float, Probe], warming: bool) -> Check:
+def _judge(context: CheckContext, rate: float, probes: dict[float, Probe], warming: bool) -> Check:
     low, own, high = probes[0.1], probes[1.0], probes[10.0]
     story = (
         f"at {rate:.3g} the loss goes {_arrow(own)}, at a tenth {_arrow(low)}, at ten times {_arrow(high)} in "
         f"{own.steps} steps; the first update is {own.update_ratio:.2g} of the weights"
     )
     expected = "falls at this rate, and not much worse than at a tenth"
-    if min(probe.steps for probe in probes.values()) < 2 * len(bench.probe_batches()) and own.fall > -math.inf:
+    if min(probe.steps for probe in probes.values()) < 2 * len(context.probe_batches()) and own.fall > -math.inf:
         return skipped(STEP, _NAME, f"the time budget allowed only {own.steps} steps; {story}")
     if own.fall < 0.02 and low.fall > _FELL:
-        return _too_high(bench, story, own, low, expected, warming)
+        return _too_high(context, story, own, low, expected, warming)
     if own.update_ratio > _OVERWRITES and own.peak > own.start + _BLOW_UP * abs(own.start) and low.fall > _FELL:
         summary = f"{story}; on the way it jumps to {own.peak:.3g}"
         return from_catalogue(STEP, _NAME, "warn", "lr.too-high", summary, own.update_ratio, expected)
     if own.fall == -math.inf and low.fall < _FELL:
-        return _at_no_rate(bench, story, own, expected)
+        return _at_no_rate(context, story, own, expected)
     if own.fall < 0.01 and 0.0 < own.update_ratio < _TINY_UPDATE and high.fall > max(3.0 * own.fall, 0.0):
         number = own.update_ratio
         return from_catalogue(
@@ -139,19 +139,19 @@ def _judge(bench: CheckContext, rate: float, probes: dict[float, Probe], warming
     return passed(STEP, _NAME, story, own.update_ratio, expected)
 
 
-def _too_high(bench: CheckContext, story: str, own: Probe, low: Probe, expected: str, warming: bool) -> Check:
-    look = bench.look
+def _too_high(context: CheckContext, story: str, own: Probe, low: Probe, expected: str, warming: bool) -> Check:
+    look = context.look
     if look is not None and any(call.settings.get("reduction") == "sum" for call in look.recorded.losses):
         return from_catalogue(STEP, _NAME, "fail", "loss.sum-reduction", story, own.update_ratio, expected)
-    if not warming and _probe(bench, 1.0, ramp=True).fall >= max(low.fall, 0.3):
+    if not warming and _probe(context, 1.0, ramp=True).fall >= max(low.fall, 0.3):
         summary = f"{story}; with the same rate reached gradually it learns"
         return from_catalogue(STEP, _NAME, "fail", "lr.no-warmup", summary, own.update_ratio, expected)
     return from_catalogue(STEP, _NAME, "fail", "lr.too-high", story, own.update_ratio, expected)
 
 
-def _at_no_rate(bench: CheckContext, story: str, own: Probe, expected: str) -> Check:
+def _at_no_rate(context: CheckContext, story: str, own: Probe, expected: str) -> Check:
     for factor in (1e-2, 1e-3):
-        probe = _probe(bench, factor, ramp=False)
+        probe = _probe(context, factor, ramp=False)
         if probe.fall > 0.02:
             summary = f"{story}; at {factor:g} of the rate {_arrow(probe)}"
             return from_catalogue(STEP, _NAME, "fail", "lr.too-high", summary, own.update_ratio, expected)

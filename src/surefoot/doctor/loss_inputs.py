@@ -14,155 +14,123 @@ import torch
 from torch import Tensor
 
 from surefoot.doctor.batches import leaves, map_leaves
-from surefoot.doctor.checks import Check, from_catalogue, passed
-from surefoot.doctor.function_calls import POINTWISE, LossCall, broadcast_size
+from surefoot.doctor.checks import Check, from_catalogue, from_finding, passed
+from surefoot.doctor.function_calls import POINTWISE, LossInput
+from surefoot.doctor.probe_facts import judge
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from surefoot.diagnose.findings import Finding
     from surefoot.doctor.context import CheckContext
     from surefoot.doctor.model_copy import PassTrace
 
 STEP = 2
+_JUDGED = (
+    "loss.softmax-before-cross-entropy",
+    "loss.logits-into-probability-loss",
+    "loss.sigmoid-before-bce-logits",
+    "loss.bounded-output",
+)
+"""What the rules recognise in one pass."""
+_EXPECTED = {
+    "cross_entropy": "logits: any real numbers",
+    "nll_loss": "log-probabilities: their exponentials sum to 1",
+    "kl_div": "log-probabilities: their exponentials sum to 1",
+    "binary_cross_entropy": "probabilities from 0 to 1",
+    "binary_cross_entropy_with_logits": "logits: any real numbers",
+}
 _DRAWS = 8
 _SHAKEN_ROWS = 16
-_SUM_TOLERANCE = 1e-2
 _BEYOND = 0.01
 """Share of the targets that must lie beyond a bound before it is called one that they cross."""
 
 
-def check_agreement(bench: CheckContext) -> list[Check]:
+def check_agreement(context: CheckContext) -> list[Check]:
     """Judge what reaches the loss."""
-    look = bench.look
+    look = context.look
     assert look is not None
     calls = look.recorded.losses
-    checks = [_shape_check(look), _input_check(bench, calls[-1] if calls else None)]
+    checks = [_shape_check(context, look), _input_check(context, calls[-1] if calls else None)]
     if look.error is None:
-        checks += [_finite(bench, look), _sign(look)]
-        causal = _causal(bench)
+        checks += [_finite(context, look), _sign(context, look)]
+        causal = _causal(context)
         checks += [] if causal is None else [causal]
     return checks
 
 
-def _shape_check(look: PassTrace) -> Check:
+def _shape_check(context: CheckContext, look: PassTrace) -> Check:
     name = "target shape"
-    for call in look.recorded.losses:
-        one, other = tuple(call.input.shape), tuple(call.target.shape)
-        if call.kind in POINTWISE and one != other and _grows(one, other):
-            return _broadcast(name, one, other)
-    for one, other in look.recorded.differences:
-        if _rows_against_rows(one, other):
-            return _broadcast(name, one, other)
+    if "loss.broadcast" in context.claims:
+        return from_finding(STEP, name, context.claims["loss.broadcast"], "equal shapes")
     if not look.recorded.losses:
         return passed(STEP, name, "no difference of prediction and target spreads over a larger shape")
     call = look.recorded.losses[-1]
     return passed(STEP, name, f"prediction {tuple(call.input.shape)} and target {tuple(call.target.shape)}")
 
 
-def _broadcast(name: str, one: tuple[int, ...], other: tuple[int, ...]) -> Check:
-    size = broadcast_size(one, other)
-    summary = f"prediction {one} and target {other} are compared as {size:,} pairs: every row with every other"
-    return from_catalogue(STEP, name, "fail", "loss.broadcast", summary, size, "equal shapes")
-
-
-def _grows(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    return broadcast_size(one, other) > max(math.prod(one), math.prod(other))
-
-
-def _rows_against_rows(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    return sorted((one, other), key=len) == [(one[0],), (one[0], 1)]
-
-
-def _input_check(bench: CheckContext, call: LossCall | None) -> Check:
+def _input_check(context: CheckContext, call: LossInput | None) -> Check:
     name = "loss input"
     if call is None:
         return passed(STEP, name, "the loss is written by hand: nothing known to compare its input with")
-    if call.kind == "cross_entropy":
-        return _into_cross_entropy(bench, name, call)
-    if call.kind in ("nll_loss", "kl_div"):
-        return _into_log_probabilities(name, call)
-    if call.kind == "binary_cross_entropy":
-        return _into_probabilities(name, call)
-    if call.kind == "binary_cross_entropy_with_logits":
-        return _into_logits(bench, name, call)
-    return _against_bounds(bench, name, call)
-
-
-def _into_cross_entropy(bench: CheckContext, name: str, call: LossCall) -> Check:
-    value, dim, expected = call.input.float(), call.class_dim, "logits: any real numbers"
-    count = call.class_count
-    off = float((value.sum(dim) - 1.0).abs().max()) if value.numel() else math.nan
-    if count > 1 and float(value.min()) >= 0.0 and off < _SUM_TOLERANCE:
-        floor = math.log(math.e + count - 1) - 1.0
-        summary = (
-            f"every row that reaches cross_entropy is >= 0 and sums to 1 (within {off:.1g}): probabilities, not "
-            f"logits; the loss cannot fall under {floor:.3f}"
+    expected = _EXPECTED.get(call.kind, "targets within reach of the output")
+    for cause in _JUDGED:
+        if cause in context.claims:
+            return from_finding(STEP, name, context.claims[cause], expected)
+    if not call.input.numel() or not bool(call.input.isfinite().all()):
+        return passed(
+            STEP, name, f"what reaches {call.kind} is empty or not finite, and cannot be judged", None, expected
         )
-        return from_catalogue(STEP, name, "fail", "loss.softmax-before-cross-entropy", summary, off, expected)
-    low, high = _shaken_range(bench, call)
-    bounds = _bounds(low, high)
-    if bounds is not None:
-        summary = f"what reaches cross_entropy stays within {bounds} whatever the weights: no class can become certain"
-        return from_catalogue(STEP, name, "fail", "loss.bounded-output", summary, high, expected)
-    summary = f"logits from {float(value.min()):.3g} to {float(value.max()):.3g} go into cross_entropy"
-    return passed(STEP, name, summary, float(value.abs().max()), expected)
-
-
-def _into_log_probabilities(name: str, call: LossCall) -> Check:
-    dim = call.class_dim if call.kind == "nll_loss" else -1
-    expected = "log-probabilities: their exponentials sum to 1"
-    off = float((call.input.float().exp().sum(dim) - 1.0).abs().max()) if call.input.numel() else math.nan
-    if math.isnan(off):
-        return passed(STEP, name, f"what reaches {call.kind} is not finite, and cannot be judged", off, expected)
-    if call.kind == "nll_loss" and off > _SUM_TOLERANCE * 5:
-        summary = f"{call.kind} gets rows whose exponentials miss 1 by up to {off:.3g}: no log-probabilities"
-        return from_catalogue(STEP, name, "fail", "loss.logits-into-probability-loss", summary, off, expected)
-    if call.kind == "kl_div" and float(call.input.max()) > 1e-3:
-        summary = f"kl_div gets {float(call.input.max()):.3g} where log-probabilities, at most 0, are expected"
-        return from_catalogue(STEP, name, "fail", "loss.logits-into-probability-loss", summary, off, expected)
-    return passed(STEP, name, f"log-probabilities go into {call.kind}", off, expected)
-
-
-def _into_probabilities(name: str, call: LossCall) -> Check:
+    if call.kind == "binary_cross_entropy_with_logits":
+        found = _shaken_into_unit(context, call)
+        if found is not None:
+            return from_finding(STEP, name, found, expected)
+    bounded = _bounded(context, call)
+    if bounded is not None:
+        summary, number = bounded
+        return from_catalogue(STEP, name, "fail", "loss.bounded-output", summary, number, expected)
     low, high = (float(bound) for bound in call.input.float().aminmax())
-    expected = "probabilities from 0 to 1"
+    return passed(STEP, name, f"values from {low:.3g} to {high:.3g} go into {call.kind}", high, expected)
+
+
+def _shaken_into_unit(context: CheckContext, call: LossInput) -> Finding | None:
+    """Whether logits between 0 and 1 stay there whatever the weights; single untrained outputs may lie there."""
+    low, high = (float(bound) for bound in call.input.float().aminmax())
     if low < 0.0 or high > 1.0:
-        summary = f"binary_cross_entropy gets values from {low:.3g} to {high:.3g}: logits, not probabilities"
-        number = max(-low, high - 1.0)
-        return from_catalogue(STEP, name, "fail", "loss.logits-into-probability-loss", summary, number, expected)
-    return passed(STEP, name, f"probabilities from {low:.3g} to {high:.3g} go into BCE", high, expected)
+        return None
+    assert context.look is not None
+    return judge([context.look, *_shaken_passes(context)]).get("loss.sigmoid-before-bce-logits")
 
 
-def _into_logits(bench: CheckContext, name: str, call: LossCall) -> Check:
-    low, high = (float(bound) for bound in call.input.float().aminmax())
-    expected = "logits: any real numbers"
-    if low >= 0.0 and high <= 1.0:
-        low, high = _shaken_range(bench, call)
-        if low >= 0.0 and high <= 1.0:
-            summary = (
-                "what reaches BCE-with-logits stays between 0 and 1 whatever the weights: a sigmoid comes before the "
-                "one inside the loss"
-            )
-            return from_catalogue(STEP, name, "fail", "loss.sigmoid-before-bce-logits", summary, high, expected)
-    return passed(STEP, name, f"logits from {low:.3g} to {high:.3g} go into BCE-with-logits", high, expected)
-
-
-def _against_bounds(bench: CheckContext, name: str, call: LossCall) -> Check:
-    """A regression whose output is bounded, and whose targets are not."""
-    low, high = _shaken_range(bench, call)
+def _bounded(context: CheckContext, call: LossInput) -> tuple[str, float] | None:
+    """Whether the output stays within bounds whatever the weights, and what is asked of it lies beyond."""
+    if call.kind != "cross_entropy" and call.kind not in POINTWISE:
+        return None
+    low, high = _shaken_range(context, call)
+    if call.kind == "cross_entropy":
+        bounds = _bounds(low, high)
+        summary = f"what reaches cross_entropy stays within {bounds} whatever the weights: no class can become certain"
+        return None if bounds is None else (summary, high)
     targets = call.target.float()
-    expected = "targets within reach of the output"
-    if targets.numel():
-        margin = 1e-3 * max(1.0, abs(low), abs(high))
-        bounded_below = low in (0.0, -1.0) or abs(low + 1.0) < 1e-2 or 0.0 <= low < 1e-2
-        below = float((targets < low - margin).float().mean()) if bounded_below else 0.0
-        above = float((targets > high + margin).float().mean()) if abs(high - 1.0) < 1e-2 else 0.0
-        share = below + above
-        if share > _BEYOND:
-            summary = (
-                f"the output stays within {low:.3g} to {high:.3g} whatever the weights, and {share:.0%} of the targets "
-                f"({float(targets.min()):.3g} to {float(targets.max()):.3g}) lie beyond"
-            )
-            return from_catalogue(STEP, name, "fail", "loss.bounded-output", summary, share, expected)
-    return passed(STEP, name, f"predictions go into {call.kind}", None, expected)
+    share = _share_beyond(targets, low, high)
+    if share <= _BEYOND:
+        return None
+    summary = (
+        f"the output stays within {low:.3g} to {high:.3g} whatever the weights, and {share:.0%} of the targets "
+        f"({float(targets.min()):.3g} to {float(targets.max()):.3g}) lie beyond"
+    )
+    return summary, share
+
+
+def _share_beyond(targets: Tensor, low: float, high: float) -> float:
+    """Share of the targets beyond a bound that looks like one of an activation."""
+    if not targets.numel():
+        return 0.0
+    margin = 1e-3 * max(1.0, abs(low), abs(high))
+    bounded_below = low in (0.0, -1.0) or abs(low + 1.0) < 1e-2 or 0.0 <= low < 1e-2
+    below = float((targets < low - margin).float().mean()) if bounded_below else 0.0
+    above = float((targets > high + margin).float().mean()) if abs(high - 1.0) < 1e-2 else 0.0
+    return below + above
 
 
 def _bounds(low: float, high: float) -> str | None:
@@ -174,20 +142,25 @@ def _bounds(low: float, high: float) -> str | None:
     return None
 
 
-def _shaken_range(bench: CheckContext, call: LossCall) -> tuple[float, float]:
+def _shaken_range(context: CheckContext, call: LossInput) -> tuple[float, float]:
     """Smallest and largest value that reaches the loss under weights thrown far from where they are."""
     low, high = math.inf, -math.inf
-    for draw in range(_DRAWS):
-        trial = bench.trial()
-        torch.manual_seed(draw)
-        with torch.no_grad():
-            for parameter in trial.model.parameters():
-                _shake(parameter)
-        look = trial.look(bench.batch(rows=_SHAKEN_ROWS))
+    for look in _shaken_passes(context):
         same = [seen.input.float() for seen in look.recorded.losses if seen.kind == call.kind]
         if same and same[-1].numel() and bool(same[-1].isfinite().all()):
             low, high = min(low, float(same[-1].min())), max(high, float(same[-1].max()))
     return (low, high) if low <= high else (-math.inf, math.inf)
+
+
+def _shaken_passes(context: CheckContext) -> Iterator[PassTrace]:
+    """Passes of a few rows under weights thrown far from where they are."""
+    for draw in range(_DRAWS):
+        trial = context.trial()
+        torch.manual_seed(draw)
+        with torch.no_grad():
+            for parameter in trial.model.parameters():
+                _shake(parameter)
+        yield trial.look(context.batch(rows=_SHAKEN_ROWS))
 
 
 def _shake(parameter: Tensor) -> None:
@@ -196,16 +169,14 @@ def _shake(parameter: Tensor) -> None:
         parameter.add_(torch.randn_like(parameter) * (5.0 * scale + 0.5 * (parameter.dim() < 2)))
 
 
-def _finite(bench: CheckContext, look: PassTrace) -> Check:
+def _finite(context: CheckContext, look: PassTrace) -> Check:
     name = "first loss"
     if math.isfinite(look.value):
         return passed(STEP, name, f"the first loss is {look.value:.4g}", look.value, "finite")
-    again = bench.trial().look(bench.batch(), trace_nan=True)
-    if look.recorded.fully_masked:
-        where = look.recorded.fully_masked[0]
-        summary = f"a softmax in `{where}` gets a row that is masked everywhere, and the loss is {look.value}"
-        return from_catalogue(STEP, name, "fail", "mask.fully-masked-row", summary, look.value, "finite")
-    cause = "data.nonfinite-input" if _input_broken(bench) else "loss.undefined-op"
+    again = context.trial().look(context.batch(), trace_nan=True)
+    if "mask.fully-masked-row" in context.claims:
+        return from_finding(STEP, name, context.claims["mask.fully-masked-row"], "finite")
+    cause = "data.nonfinite-input" if _input_broken(context) else "loss.undefined-op"
     made = again.recorded.first_nan
     where = f"first made by `{made[0]}` in `{made[1] or 'the loss'}`" if made else "no single operation made a NaN"
     if look.first_nonfinite is not None:
@@ -214,27 +185,20 @@ def _finite(bench: CheckContext, look: PassTrace) -> Check:
     return from_catalogue(STEP, name, "fail", cause, summary, look.value, "finite")
 
 
-def _input_broken(bench: CheckContext) -> bool:
-    return any(t.is_floating_point() and not bool(t.isfinite().all()) for _, t in leaves(bench.batches[0]))
+def _input_broken(context: CheckContext) -> bool:
+    return any(t.is_floating_point() and not bool(t.isfinite().all()) for _, t in leaves(context.batches[0]))
 
 
-def _sign(look: PassTrace) -> Check:
-    """A known loss is never negative; if the total is exactly its negative, somebody negated it."""
+def _sign(context: CheckContext, look: PassTrace) -> Check:
     name = "loss sign"
-    for call in look.recorded.losses:
-        if call.value is None or call.value.numel() != 1:
-            continue
-        value = float(call.value)
-        valid = call.kind != "nll_loss" and call.kind != "kl_div"
-        if valid and value > 0.0 and math.isclose(look.value, -value, rel_tol=1e-5):
-            summary = f"the loss is {look.value:.4g}, the exact negative of {call.kind}: minimising it unlearns"
-            return from_catalogue(STEP, name, "fail", "loss.sign-flipped", summary, look.value, "not negative")
+    if "loss.sign-flipped" in context.claims:
+        return from_finding(STEP, name, context.claims["loss.sign-flipped"], "not the negative of a loss")
     return passed(STEP, name, "the loss is not the negative of a known one", look.value)
 
 
-def _causal(bench: CheckContext) -> Check | None:
+def _causal(context: CheckContext) -> Check | None:
     """Where targets are the inputs shifted by one, a later token must not change an earlier output."""
-    look = bench.look
+    look = context.look
     if look is None or not look.recorded.losses or not look.recorded.lookups:
         return None
     call, ids = look.recorded.losses[-1], look.recorded.lookups[0].ids
@@ -244,10 +208,10 @@ def _causal(bench: CheckContext) -> Check | None:
     rows = target.reshape(ids.shape)
     if not bool((rows[:, :-1] == ids[:, 1:]).all()):
         return None
-    return _changes_the_past(bench, ids, look.recorded.lookups[0].table_rows)
+    return _changes_the_past(context, ids, look.recorded.lookups[0].table_rows)
 
 
-def _changes_the_past(bench: CheckContext, ids: Tensor, table_rows: int) -> Check | None:
+def _changes_the_past(context: CheckContext, ids: Tensor, table_rows: int) -> Check | None:
     def later_token_changed(tensor: Tensor) -> Tensor:
         if tensor.shape != ids.shape or not torch.equal(tensor, ids):
             return tensor
@@ -255,11 +219,11 @@ def _changes_the_past(bench: CheckContext, ids: Tensor, table_rows: int) -> Chec
         changed[:, -1] = (changed[:, -1] + 1) % table_rows
         return changed
 
-    trial = bench.trial()
+    trial = context.trial()
     trial.model.eval()
     with torch.no_grad():
-        before = trial.look(bench.batch()).recorded.losses
-        after = trial.look(map_leaves(bench.batch(), later_token_changed)).recorded.losses
+        before = trial.look(context.batch()).recorded.losses
+        after = trial.look(map_leaves(context.batch(), later_token_changed)).recorded.losses
     if not before or not after or before[-1].input.numel() % ids.numel():
         return None
     one, other = (_by_position(calls[-1], ids) for calls in (before, after))
@@ -270,7 +234,7 @@ def _changes_the_past(bench: CheckContext, ids: Tensor, table_rows: int) -> Chec
     return passed(STEP, "causal", summary, moved, "0")
 
 
-def _by_position(call: LossCall, ids: Tensor) -> Tensor:
+def _by_position(call: LossInput, ids: Tensor) -> Tensor:
     """Logits as (row, position, class), however the loss was given them."""
     value = call.input.float()
     if value.dim() == 3 and value.shape[0] == ids.shape[0] and value.shape[2] == ids.shape[1]:

@@ -19,9 +19,12 @@ from torch.nn.modules.dropout import _DropoutNd
 from surefoot.core.nested import leaves
 from surefoot.core.operations import RunningModules
 from surefoot.doctor.function_calls import FunctionCalls, Recorded
+from surefoot.doctor.probe_facts import ProbeRecorder
+from surefoot.observe.tensors import TensorMeter, total_norm
 
 if TYPE_CHECKING:
     from surefoot.doctor.loss_of_batch import Convention
+    from surefoot.record.facts import SampledStep
 
 
 @dataclass
@@ -51,6 +54,8 @@ class PassTrace:
     """Layers with a weight, in the order in which they ran."""
     ran: dict[str, bool] = field(default_factory=dict)
     """Modules that ran, and whether gradients were on in any of their calls."""
+    facts: SampledStep | None = None
+    """The same as a watched run would have recorded it."""
     first_nonfinite: str | None = None
     """The first module that put out a value that is not finite."""
 
@@ -101,8 +106,8 @@ class ModelCopy:
 
     def gradient_norm(self) -> float:
         """Norm of all gradients together."""
-        norms = [torch.linalg.vector_norm(p.grad.to_dense().float()) for p in self.parameters if p.grad is not None]
-        return float(torch.linalg.vector_norm(torch.stack([norm.cpu() for norm in norms]))) if norms else 0.0
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        return float(total_norm(TensorMeter().measure(gradients).norm)) if gradients else 0.0
 
     def scale_rates(self, factor: float) -> None:
         """Multiply every learning rate; one held down by a warm-up counts as what it warms up to."""
@@ -127,13 +132,17 @@ class ModelCopy:
         assert self.convention is not None
         recorded = Recorded()
         look = PassTrace(recorded)
-        with _watched(self.model, look) as running, FunctionCalls(recorded, running, trace_nan):
+        running = _watched(self.model, look)
+        probe = ProbeRecorder(running)
+        with running, probe, FunctionCalls(recorded, running, trace_nan):
             try:
                 look.outputs = self.convention.forward(self.model, batch)
                 look.reached_loss = True
-                look.loss = scalar(self.convention.loss(self.loss_fn, look.outputs, batch))
+                loss = self.convention.loss(self.loss_fn, look.outputs, batch)
+                look.loss = scalar(loss)
             except Exception as error:
                 look.error = error
+        look.facts = probe.step(loss if look.loss is not None else None)
         return look
 
 

@@ -27,19 +27,19 @@ _LEARNT, _HARDLY = 0.5, 0.9
 """Share of the first loss that may be left for a pass, and for a warning."""
 
 
-def check_overfit(bench: CheckContext) -> list[Check]:
+def check_overfit(context: CheckContext) -> list[Check]:
     """Train copies on a few rows until the loss is gone."""
-    batch = bench.batch(rows=TINY_ROWS)
+    batch = context.batch(rows=TINY_ROWS)
     rows = row_count(batch)
     size = f"{rows} rows" if rows is not None else "one batch"
-    floor = _floor(bench)
+    floor = _floor(context)
     best: tuple[float, str, int, float] | None = None
-    if bench.look is not None and not math.isfinite(bench.look.value):
+    if context.look is not None and not math.isfinite(context.look.value):
         return [skipped(STEP, _NAME, "the first loss is not finite, see step 2")]
-    for name, trial in _attempts(bench):
-        first, last, steps, error = _train(bench, trial, batch, floor)
+    for name, trial in _attempts(context):
+        first, last, steps, error = _train(context, trial, batch, floor)
         if error is not None:
-            bench.overfits = False
+            context.overfits = False
             why = f"a second step cannot be taken: {error}"
             fix = "Make two steps in a row run; a graph kept from the first step is the usual reason."
             cause = "memory.graph-retained" if "second time" in error or "modified by an inplace" in error else None
@@ -51,40 +51,40 @@ def check_overfit(bench: CheckContext) -> list[Check]:
             break
     if best is None:
         return [skipped(STEP, _NAME, "nothing requires a gradient, so nothing can be trained")]
-    return [_judge(bench, best[0], best[1], best[2])]
+    return [_judge(context, best[0], best[1], best[2])]
 
 
-def _judge(bench: CheckContext, left: float, story: str, steps: int) -> Check:
+def _judge(context: CheckContext, left: float, story: str, steps: int) -> Check:
     expected = f"less than {_LEARNT:.0%} of the first loss is left"
     summary = f"the loss goes from {story}"
-    bench.tiny_left = left
-    floor_known = _single_known_loss(bench) is not None and _can_fit(bench)
-    bench.overfits = left <= _LEARNT or (not floor_known and left < 0.98)
-    if bench.overfits:
+    context.tiny_left = left
+    floor_known = _single_known_loss(context) is not None and _can_fit(context)
+    context.overfits = left <= _LEARNT or (not floor_known and left < 0.98)
+    if context.overfits:
         return passed(STEP, _NAME, summary, left, expected)
     if steps < 50:
-        bench.overfits = None
+        context.overfits = None
         return skipped(STEP, _NAME, f"the time budget allowed only {steps} steps; {summary}")
-    fix = _fix(bench)
+    fix = _fix(context)
     if left <= _HARDLY or not floor_known:  # a loss of unknown kind need not measure progress
         return warned(STEP, _NAME, summary, left, expected, fix)
     return failed(STEP, _NAME, summary, left, expected, fix)
 
 
-def _fix(bench: CheckContext) -> str:
-    causes = [check.cause for check in bench.checks if check.cause is not None and check.status == "fail"]
+def _fix(context: CheckContext) -> str:
+    causes = [check.cause for check in context.checks if check.cause is not None and check.status == "fail"]
     if causes:
         return f"Cure {causes[0]} first: it explains this."
     return "Look at what reaches the loss and at the gradients below: what cannot learn 8 rows by heart is cut off."
 
 
-def _attempts(bench: CheckContext) -> Any:
-    if bench.optimizer is not None:
-        trial = bench.trial().without_dropout()
+def _attempts(context: CheckContext) -> Any:
+    if context.optimizer is not None:
+        trial = context.trial().without_dropout()
         trial.scale_rates(1.0)
         yield "your optimizer", trial
     for rate in (1e-3, 1e-2):
-        trial = bench.trial(own_optimizer=False).without_dropout()
+        trial = context.trial(own_optimizer=False).without_dropout()
         trainable = trial.parameters
         if not trainable:
             return
@@ -92,10 +92,10 @@ def _attempts(bench: CheckContext) -> Any:
         yield f"Adam at {rate:g}", trial
 
 
-def _train(bench: CheckContext, trial: ModelCopy, batch: Any, floor: float) -> tuple[float, float, int, str | None]:
+def _train(context: CheckContext, trial: ModelCopy, batch: Any, floor: float) -> tuple[float, float, int, str | None]:
     """First loss, the mean of the last few, the steps taken, and the error if one ended it."""
     losses: list[float] = []
-    for _ in bench.steps(_STEPS, _SHARE):
+    for _ in context.steps(_STEPS, _SHARE):
         try:
             losses.append(trial.step(batch))
         except Exception as error:
@@ -116,9 +116,9 @@ def _left(first: float, last: float, floor: float) -> float:
     return (last - floor) / (first - floor)
 
 
-def _single_known_loss(bench: CheckContext) -> PassTrace | None:
+def _single_known_loss(context: CheckContext) -> PassTrace | None:
     """The look, if the total loss is one loss function whose floor is known."""
-    look = bench.look
+    look = context.look
     if look is None or len(look.recorded.losses) != 1:
         return None
     value = look.recorded.losses[0].value
@@ -126,10 +126,10 @@ def _single_known_loss(bench: CheckContext) -> PassTrace | None:
     return look if known else None
 
 
-def _can_fit(bench: CheckContext) -> bool:
+def _can_fit(context: CheckContext) -> bool:
     """Whether the model has many more weights than the tiny batch has targets."""
-    trainable = sum(parameter.numel() for parameter in bench.model.parameters() if parameter.requires_grad)
-    look = bench.look
+    trainable = sum(parameter.numel() for parameter in context.model.parameters() if parameter.requires_grad)
+    look = context.look
     assert look is not None
     call = look.recorded.losses[0]
     rows = call.target.shape[0] if call.target.dim() else 1
@@ -137,9 +137,9 @@ def _can_fit(bench: CheckContext) -> bool:
     return trainable >= 10 * targets
 
 
-def _floor(bench: CheckContext) -> float:
+def _floor(context: CheckContext) -> float:
     """The smallest value a known loss can take: 0, or the entropy that label smoothing adds."""
-    look = _single_known_loss(bench)
+    look = _single_known_loss(context)
     if look is None:
         return 0.0
     call = look.recorded.losses[0]

@@ -20,23 +20,23 @@ _UNMOVED = 0.5
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def check_precision(bench: CheckContext) -> list[Check]:
+def check_precision(context: CheckContext) -> list[Check]:
     """Compare precisions, and look for weights that swallow their updates."""
-    return [_autocast(bench), _weights(bench)]
+    return [_autocast(context), _weights(context)]
 
 
-def _autocast(bench: CheckContext) -> Check:
+def _autocast(context: CheckContext) -> Check:
     name, expected = "bf16 autocast", f"loss within {_LOSS_OFF:.0%}, gradient direction above {_DIRECTION:g}"
-    plain, mixed = bench.trial(), bench.trial()
+    plain, mixed = context.trial(), context.trial()
     if any(parameter.dtype in _HALF for parameter in plain.model.parameters()):
         return skipped(STEP, name, "the weights are in half precision themselves")
     torch.manual_seed(0)
-    with torch.autocast(bench.device.type, enabled=False):
-        off = plain.look(bench.batch())
+    with torch.autocast(context.device.type, enabled=False):
+        off = plain.look(context.batch())
         backward(off)
     torch.manual_seed(0)
-    with torch.autocast(bench.device.type, dtype=torch.bfloat16):
-        on = mixed.look(bench.batch())
+    with torch.autocast(context.device.type, dtype=torch.bfloat16):
+        on = mixed.look(context.batch())
     if on.error is not None or not math.isfinite(off.value):
         why = str(on.error).split("\n")[0] if on.error is not None else "the loss is not finite in float32 either"
         return skipped(STEP, name, f"autocast cannot be compared: {why}")
@@ -61,15 +61,15 @@ def _cosine(one: ModelCopy, other: ModelCopy) -> float:
     return dot / math.sqrt(left * right) if left > 0.0 and right > 0.0 else 1.0
 
 
-def _weights(bench: CheckContext) -> Check:
+def _weights(context: CheckContext) -> Check:
     """Take one step and count the entries that did not change although their gradient is not 0."""
     name, expected = "weights move", f"less than {_UNMOVED:.0%} of the entries stay the same"
-    if bench.optimizer is None:
+    if context.optimizer is None:
         return skipped(STEP, name, "no optimizer was given")
-    trial = bench.trial()
+    trial = context.trial()
     trial.scale_rates(1.0)
     before = [parameter.detach().clone() for parameter in trial.parameters]
-    trial.step(bench.batch())
+    trial.step(context.batch())
     moved = total = 0
     for parameter, old in zip(trial.parameters, before, strict=True):
         if parameter.grad is not None and not parameter.grad.is_sparse:
@@ -82,6 +82,6 @@ def _weights(bench: CheckContext) -> Check:
     summary = f"{share:.0%} of {total:,} entries with a gradient are the same bit for bit after a step"
     if share > _UNMOVED and any(parameter.dtype in _HALF for parameter in trial.parameters):
         return from_catalogue(STEP, name, "fail", "precision.low-precision-weights", summary, share, expected)
-    if moved == 0 and not (bench.found("optim.parameters-missing") or bench.found("optim.no-update")):
+    if moved == 0 and not (context.found("optim.parameters-missing") or context.found("optim.no-update")):
         return from_catalogue(STEP, name, "fail", "optim.no-update", summary, share, expected)
     return passed(STEP, name, summary, share, expected)

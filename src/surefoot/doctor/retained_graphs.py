@@ -19,17 +19,17 @@ _NAME = "kept graphs"
 _SETTLING, _STEPS = 2, 3
 
 
-def check_graphs(bench: CheckContext) -> list[Check]:
+def check_graphs(context: CheckContext) -> list[Check]:
     """Take a few steps and count after each what is still held."""
-    if bench.optimizer is None:
+    if context.optimizer is None:
         return [skipped(STEP, _NAME, "no optimizer was given")]
-    trial = bench.trial()
-    rows = TINY_ROWS if row_count(bench.batches[0]) is not None else None
+    trial = context.trial()
+    rows = TINY_ROWS if row_count(context.batches[0]) is not None else None
     before = 0
     for index in range(_SETTLING + _STEPS):
         if index == _SETTLING:
             before = _tensors_with_graph()
-        trial.step(bench.batch(index, rows=rows))
+        trial.step(context.batch(index, rows=rows))
     per_step = (_tensors_with_graph() - before) / _STEPS
     summary = f"{per_step:.3g} more live tensors with a graph per step"
     if per_step >= 1.0:

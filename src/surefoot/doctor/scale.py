@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from surefoot.doctor.checks import Check, from_catalogue, passed, skipped
+from surefoot.doctor.checks import Check, from_catalogue, from_finding, passed, skipped
 from surefoot.doctor.model_copy import LayerTrace, ModelCopy, PassTrace, rms
 from surefoot.doctor.wiring import backward
 
@@ -22,21 +22,20 @@ if TYPE_CHECKING:
 STEP = 6
 _GROWN, _DIED = 1e3, 1e-4
 _GRADIENT_GONE, _GRADIENT_GROWN = 1e-5, 1e4
-_FEW_VALUES = 4
 _FEW_UPDATES = 3
 _ROUNDING = 1e-2
 """Share of an update by which rounding may part rows that get the same gradient."""
 
 
-def check_scale(bench: CheckContext) -> list[Check]:
+def check_scale(context: CheckContext) -> list[Check]:
     """PassTrace at every layer before the first update."""
-    trial = bench.trial().without_dropout()
-    look = trial.look(bench.batch())
+    trial = context.trial().without_dropout()
+    look = trial.look(context.batch())
     backward(look)
     layers = [layer for layer in look.layers if math.isfinite(layer.input_rms)]
-    found = [_depth(layers), _symmetry(bench)]
+    found = [_depth(layers), _symmetry(context)]
     explained = any(check.status == "fail" for check in found)
-    return [*found, _gradient_depth(layers, explained), _start(bench, look), _batch_norm(bench)]
+    return [*found, _gradient_depth(layers, explained), _start(context, look), _batch_norm(context)]
 
 
 def _depth(layers: list[LayerTrace]) -> Check:
@@ -80,7 +79,7 @@ def _gradient_scale(module: nn.Module) -> float | None:
     return rms(gradients[0].to_dense()) if gradients else None
 
 
-def _start(bench: CheckContext, look: PassTrace) -> Check:
+def _start(context: CheckContext, look: PassTrace) -> Check:
     """An untrained classifier should know nothing: its loss is ln C."""
     name = "starts at chance"
     calls = [call for call in look.recorded.losses if call.kind == "cross_entropy" and call.has_indices]
@@ -90,20 +89,20 @@ def _start(bench: CheckContext, look: PassTrace) -> Check:
     chance = math.log(max(count, 2))
     summary = f"the first loss is {value:.3g}; chance over {count} classes is {chance:.3g}"
     expected = f"up to {3 * chance + 1:.3g}"
-    if value > 3 * chance + 1 and not bench.found("data.unscaled-input"):
+    if value > 3 * chance + 1 and not context.found("data.unscaled-input"):
         return from_catalogue(STEP, name, "warn", "init.too-large", summary, value, expected)
     return passed(STEP, name, summary, value, expected)
 
 
-def _symmetry(bench: CheckContext) -> Check:
+def _symmetry(context: CheckContext) -> Check:
     name, expected = "units differ", "no layer with equal rows after a few updates"
-    trial = bench.trial(own_optimizer=False).without_dropout()
+    trial = context.trial(own_optimizer=False).without_dropout()
     alike = {found: weight.detach().clone() for found, weight in _weights(trial) if _rows_apart(weight) == 0.0}
     if not alike:
         return passed(STEP, name, "no layer starts with equal rows", 0, expected)
     trial.optimizer = torch.optim.Adam(trial.parameters, lr=1e-3)
     for step in range(_FEW_UPDATES):
-        trial.step(bench.batch(step))
+        trial.step(context.batch(step))
     still = [
         found
         for found, weight in _weights(trial)
@@ -129,28 +128,17 @@ def _rows_apart(weight: Tensor) -> float:
     return float((rows - rows[:1]).abs().max())
 
 
-def _batch_norm(bench: CheckContext) -> Check:
+def _batch_norm(context: CheckContext) -> Check:
     """How many values each mean of a BatchNorm is taken over."""
-    name, expected = "batch norm", f"more than {_FEW_VALUES} values per statistic"
-    counts: dict[str, int] = {}
-    trial = bench.trial()
-
-    def note(path: str) -> object:
-        def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            counts[path] = args[0].numel() // max(1, args[0].shape[1])
-
-        return hook
-
-    for path, module in trial.model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
-            module.register_forward_pre_hook(note(path))  # type: ignore[arg-type]
-    if trial.model is None or not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in trial.model.modules()):
+    name, expected, cause = "batch norm", "statistics over more than a few values", "model.batchnorm-tiny-batch"
+    if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in context.model.modules()):
         return passed(STEP, name, "the model has no BatchNorm")
-    trial.look(bench.batch())
-    if not counts:
+    if cause in context.claims:
+        return from_finding(STEP, name, context.claims[cause], expected)
+    facts = context.look.facts if context.look is not None else None
+    calls = [call for call in (facts.calls.normalizations if facts is not None else ()) if call.training]
+    if not calls:
         return skipped(STEP, name, "no BatchNorm ran in training mode")
-    where = min(counts, key=counts.__getitem__)
-    summary = f"each statistic of `{where}` is taken over {counts[where]} values"
-    if counts[where] <= _FEW_VALUES:
-        return from_catalogue(STEP, name, "warn", "model.batchnorm-tiny-batch", summary, counts[where], expected)
-    return passed(STEP, name, summary, counts[where], expected)
+    least = min(calls, key=lambda call: call.per_statistic or 0)
+    summary = f"each statistic of `{least.module}` is taken over {least.per_statistic} values"
+    return passed(STEP, name, summary, least.per_statistic, expected)

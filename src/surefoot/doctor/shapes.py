@@ -6,51 +6,52 @@ so a label beyond the last class or a token beyond the embedding is named as suc
 
 from __future__ import annotations
 
-import math
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from surefoot.doctor.checks import Check, failed, from_catalogue, passed, skipped
+from surefoot.doctor.checks import Check, failed, from_catalogue, from_finding, passed, skipped
 from surefoot.doctor.loss_of_batch import LossOf, conventions, describe, loss_taker, takes_model
+from surefoot.doctor.probe_facts import judge
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from surefoot.doctor.context import CheckContext
-    from surefoot.doctor.function_calls import LossCall
+    from surefoot.doctor.function_calls import LossInput
     from surefoot.doctor.model_copy import PassTrace
 
 STEP = 1
+_RAISES = ("data.token-mismatch", "data.label-out-of-range", "loss.logits-into-probability-loss")
+"""Causes that end a run at its first batch."""
 
 
-def check_shapes(bench: CheckContext, loss_of: LossOf | None) -> list[Check]:
+def check_shapes(context: CheckContext, loss_of: LossOf | None) -> list[Check]:
     """Find out how the model is called, and take the first look."""
-    look, tried = _first_look(bench, loss_of)
+    look, tried = _first_look(context, loss_of)
     if look is None:
-        return [skipped(STEP, "forward", bench.refusal)]
-    bench.look = look
+        return [skipped(STEP, "forward", context.refusal)]
+    context.look, context.claims = look, judge([look])
     if look.error is not None:
-        bench.refusal = "the model does not run on a batch, see step 1"
-    return [_forward(bench, look, tried), *_labels(look)]
+        context.refusal = "the model does not run on a batch, see step 1"
+    return [_forward(context, look, tried), _labels(context, look)]
 
 
-def _first_look(bench: CheckContext, loss_of: LossOf | None) -> tuple[PassTrace | None, str]:
-    if loss_of is None and bench.loss_fn is not None and takes_model(bench.loss_fn):
-        loss_of = bench.loss_fn
+def _first_look(context: CheckContext, loss_of: LossOf | None) -> tuple[PassTrace | None, str]:
+    if loss_of is None and context.loss_fn is not None and takes_model(context.loss_fn):
+        loss_of = context.loss_fn
     found = (
         iter([loss_taker(loss_of)])
         if loss_of is not None
-        else conventions(bench.batches[0], bench.model, bench.loss_fn)
+        else conventions(context.batches[0], context.model, context.loss_fn)
     )
     best: tuple[PassTrace | None, str] = (None, "")
     for convention in found:
-        bench.convention = convention
+        context.convention = convention
         try:
-            trial = bench.trial()
+            trial = context.trial()
         except Exception as error:
-            bench.refusal = f"the model cannot be copied, and the original is never run: {_first_line(error)}"
+            context.refusal = f"the model cannot be copied, and the original is never run: {_first_line(error)}"
             return None, ""
-        look = trial.look(bench.batch())
+        look = trial.look(context.batch())
         if look.error is None:
             return look, convention.name
         if best[0] is None or _further(look, best[0]):
@@ -63,29 +64,26 @@ def _further(look: PassTrace, other: PassTrace) -> bool:
     return (bool(look.recorded.losses), look.reached_loss) > (bool(other.recorded.losses), other.reached_loss)
 
 
-def _forward(bench: CheckContext, look: PassTrace, call: str) -> Check:
+def _forward(context: CheckContext, look: PassTrace, call: str) -> Check:
     name = "forward"
     if look.error is None:
-        summary = f"`{call}` runs: {describe(bench.batches[0])} gives a loss of {look.value:.4g}"
+        summary = f"`{call}` runs: {describe(context.batches[0])} gives a loss of {look.value:.4g}"
         return passed(STEP, name, summary, look.value, "one batch runs")
     error = f"`{call}` raised {type(look.error).__name__}: {_first_line(look.error)}"
-    cause = _cause_of(look)
+    found = next((context.claims[cause] for cause in _RAISES if cause in context.claims), None)
+    if found is not None:
+        return replace(from_finding(STEP, name, found, "one batch runs"), summary=f"{error}. {found.summary}")
+    cause = _cause_of(str(look.error))
     if cause is not None:
         return from_catalogue(STEP, name, "fail", cause, error, expected="one batch runs")
     return failed(STEP, name, error, None, "one batch runs", _hint(look.error, look), None)
 
 
-def _cause_of(look: PassTrace) -> str | None:
-    text = str(look.error)
-    if any(_beyond(lookup.ids, lookup.table_rows) for lookup in look.recorded.lookups):
-        return "data.token-mismatch"
-    if look.recorded.losses and bad_labels(look.recorded.losses[-1]):
-        return "data.label-out-of-range"
-    if "between 0 and 1" in text:
-        return "loss.logits-into-probability-loss"
-    if "more than 1 value per channel" in text:
+def _cause_of(message: str) -> str | None:
+    """What a run that raises this does not record: its message alone tells."""
+    if "more than 1 value per channel" in message:
         return "model.batchnorm-tiny-batch"
-    if "second time" in text:
+    if "second time" in message:
         return "memory.graph-retained"
     return None
 
@@ -103,11 +101,7 @@ def _hint(error: Exception | None, look: PassTrace) -> str:
     return "Run the model on one batch by hand until this line works."
 
 
-def _beyond(ids: Tensor, rows: int) -> bool:
-    return bool(ids.numel()) and (int(ids.max()) >= rows or int(ids.min()) < 0)
-
-
-def bad_labels(call: LossCall) -> int:
+def bad_labels(call: LossInput) -> int:
     """How many class indices the loss cannot take."""
     if not call.has_indices:
         return 0
@@ -115,38 +109,22 @@ def bad_labels(call: LossCall) -> int:
     return int((outside & call.valid).sum())
 
 
-def _labels(look: PassTrace) -> list[Check]:
-    calls = [call for call in look.recorded.losses if call.has_indices]
-    if calls:
-        return [_class_indices(calls[-1])]
-    unit = [call for call in look.recorded.losses if call.kind.startswith("binary_cross_entropy")]
-    if unit:
-        return [_probabilities(unit[-1])]
-    return [passed(STEP, "labels", "the loss takes no class labels")]
-
-
-def _class_indices(call: LossCall) -> Check:
-    wrong, count = bad_labels(call), call.class_count
-    expected = f"class indices from 0 to {count - 1}"
-    valid = call.target[call.valid]
+def _labels(context: CheckContext, look: PassTrace) -> Check:
+    name = "labels"
+    calls = [call for call in look.recorded.losses if call.has_indices or call.kind.startswith("binary_cross_entropy")]
+    if not calls:
+        return passed(STEP, name, "the loss takes no class labels")
+    call = calls[-1]
+    expected = f"class indices from 0 to {call.class_count - 1}" if call.has_indices else "targets from 0 to 1"
+    for cause in ("data.label-out-of-range", "loss.no-valid-targets"):
+        if cause in context.claims:
+            return from_finding(STEP, name, context.claims[cause], expected)
+    valid = call.target[call.valid] if call.has_indices else call.target
     if not valid.numel():
-        summary = f"all {call.target.numel()} targets of the first batch are the ignore index"
-        return from_catalogue(STEP, "labels", "fail", "loss.no-valid-targets", summary, 0, "at least one target")
-    summary = f"labels from {int(valid.min())} to {int(valid.max())}, and {count} outputs"
-    if wrong:
-        summary = f"{wrong} of {valid.numel()} labels lie outside: {summary}"
-        return from_catalogue(STEP, "labels", "fail", "data.label-out-of-range", summary, wrong, expected)
-    return passed(STEP, "labels", summary, float(valid.max()), expected)
-
-
-def _probabilities(call: LossCall) -> Check:
-    low, high = (float(value) for value in call.target.float().aminmax()) if call.target.numel() else (math.nan,) * 2
-    expected = "targets from 0 to 1"
-    summary = f"targets from {low:.4g} to {high:.4g} go into `{call.kind}`"
-    if low < 0.0 or high > 1.0:
-        worst = max(-low, high - 1.0)
-        return from_catalogue(STEP, "labels", "fail", "data.label-out-of-range", summary, worst, expected)
-    return passed(STEP, "labels", summary, high, expected)
+        return passed(STEP, name, "the first batch has no targets", 0, expected)
+    low, high = (float(bound) for bound in valid.float().aminmax())
+    outputs = f", and {call.class_count} outputs" if call.has_indices else ""
+    return passed(STEP, name, f"labels from {low:.4g} to {high:.4g}{outputs}", high, expected)
 
 
 def _first_line(error: Any) -> str:

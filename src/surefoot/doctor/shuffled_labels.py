@@ -30,23 +30,23 @@ _LEARNT, _BY_HEART = 0.3, 0.6
 _BETTER = 0.02
 
 
-def check_control(bench: CheckContext) -> list[Check]:
+def check_control(context: CheckContext) -> list[Check]:
     """Train with true and with shuffled labels, and compare on rows held out."""
-    found = target_part(bench)
+    found = target_part(context)
     if found is None:
         return [skipped(STEP, _NAME, "the target is not a part of the batch, so it cannot be shuffled")]
-    if bench.overfits is not True:
+    if context.overfits is not True:
         return [skipped(STEP, _NAME, "a tiny batch is not overfitted, so the labels cannot be judged")]
-    cut = max(1, len(bench.batches) * 3 // 4)
-    train, held = bench.batches[:cut], bench.batches[cut:]
+    cut = max(1, len(context.batches) * 3 // 4)
+    train, held = context.batches[:cut], context.batches[cut:]
     rows = sum(row_count(batch) or 0 for batch in train)
     if rows < _FEWEST_ROWS or not held:
         return [skipped(STEP, _NAME, f"{rows} rows to learn from are too few to tell; {_FEWEST_ROWS} are needed")]
     mixed = _shuffled(train, found[0])
     if mixed is None:
         return [skipped(STEP, _NAME, "targets of different batches have different shapes")]
-    true_fall, true_held, steps = _learn(bench, train, held)
-    false_fall, false_held, _ = _learn(bench, mixed, held)
+    true_fall, true_held, steps = _learn(context, train, held)
+    false_fall, false_held, _ = _learn(context, mixed, held)
     story = (
         f"after {steps} steps on {rows} rows the held-out loss is {true_held:.3g}, and {false_held:.3g} with labels "
         "shuffled"
@@ -60,27 +60,27 @@ def check_control(bench: CheckContext) -> list[Check]:
     return [from_catalogue(STEP, _NAME, "warn", "data.labels-uninformative", story, gain, expected)]
 
 
-def _learn(bench: CheckContext, train: list[Any], held: list[Any]) -> tuple[float, float, int]:
+def _learn(context: CheckContext, train: list[Any], held: list[Any]) -> tuple[float, float, int]:
     """How far the training loss fell, the best held-out loss on the way, and the steps taken."""
-    trial = bench.trial(own_optimizer=False).without_dropout()
+    trial = context.trial(own_optimizer=False).without_dropout()
     trial.optimizer = torch.optim.Adam(trial.parameters, lr=_RATE)
     start, fall, best, steps = math.nan, 0.0, math.inf, 0
     epoch: list[float] = []
-    for step in bench.steps(_STEPS, _SHARE):
-        epoch.append(trial.step(to_device(train[step % len(train)], bench.device)))
+    for step in context.steps(_STEPS, _SHARE):
+        epoch.append(trial.step(to_device(train[step % len(train)], context.device)))
         steps += 1
         if len(epoch) == len(train):
             mean, epoch = sum(epoch) / len(epoch), []
             start = mean if math.isnan(start) else start
-            fall, best = (start - mean) / max(abs(start), 1e-8), min(best, _held_out(bench, trial, held))
+            fall, best = (start - mean) / max(abs(start), 1e-8), min(best, _held_out(context, trial, held))
             if fall > _BY_HEART:
                 break
-    return fall, min(best, _held_out(bench, trial, held)), steps
+    return fall, min(best, _held_out(context, trial, held)), steps
 
 
-def _held_out(bench: CheckContext, trial: Any, held: list[Any]) -> float:
+def _held_out(context: CheckContext, trial: Any, held: list[Any]) -> float:
     trial.model.eval()
-    total = sum(float(trial.loss(to_device(batch, bench.device)).detach()) for batch in held) / len(held)
+    total = sum(float(trial.loss(to_device(batch, context.device)).detach()) for batch in held) / len(held)
     trial.model.train()
     trial.without_dropout()
     return total

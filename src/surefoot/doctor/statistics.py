@@ -27,18 +27,18 @@ _TARGETS_LARGE = 100.0
 _SILENT, _SATURATED = 0.9, 0.5
 
 
-def check_statistics(bench: CheckContext) -> list[Check]:
+def check_statistics(context: CheckContext) -> list[Check]:
     """One pass forward and back on a copy, all numbers read."""
-    trial = bench.trial()
-    look = trial.look(bench.batch())
+    trial = context.trial()
+    look = trial.look(context.batch())
     trouble = backward(look)
-    checks = [_inputs(bench, look), _targets(look), *_activations(look), _gradients(bench, trial, look, trouble)]
-    return [*checks, *check_wiring(bench, trial, look)]
+    checks = [_inputs(context, look), _targets(look), *_activations(look), _gradients(context, trial, look, trouble)]
+    return [*checks, *check_wiring(context, trial, look)]
 
 
-def _inputs(bench: CheckContext, look: PassTrace) -> Check:
+def _inputs(context: CheckContext, look: PassTrace) -> Check:
     name, expected = "input scale", f"root mean square from {_SMALL:g} to {_LARGE:g}"
-    floats = [tensor for _, tensor in leaves(bench.batches[0]) if tensor.is_floating_point()]
+    floats = [tensor for _, tensor in leaves(context.batches[0]) if tensor.is_floating_point()]
     if look.recorded.lookups and not _large_floats(floats):
         return passed(STEP, name, "inputs are ids into an embedding")
     scale = next((layer.input_rms for layer in look.layers if not math.isnan(layer.input_rms)), math.nan)
@@ -97,7 +97,7 @@ def _share(name: str, cause: str, share: float, where: str, limit: float, what: 
     return passed(STEP, name, summary, share, expected)
 
 
-def _gradients(bench: CheckContext, trial: ModelCopy, look: PassTrace, trouble: str | None) -> Check:
+def _gradients(context: CheckContext, trial: ModelCopy, look: PassTrace, trouble: str | None) -> Check:
     name, expected = "gradients", "finite and not 0"
     if trouble is not None:
         fix = "Make `backward()` run on one batch: no in-place change of a tensor that the graph still needs."
@@ -109,7 +109,7 @@ def _gradients(bench: CheckContext, trial: ModelCopy, look: PassTrace, trouble: 
         if parameter.grad is not None and not bool(parameter.grad.to_dense().isfinite().all())
     ]
     if broken and math.isfinite(look.value):
-        summary = f"the loss is finite and the gradient of {broken[0]} is not{_culprit(bench)}"
+        summary = f"the loss is finite and the gradient of {broken[0]} is not{_culprit(context)}"
         return from_catalogue(STEP, name, "fail", "loss.undefined-op", summary, math.nan, expected)
     if broken:
         fix = "The loss itself is not finite: see step 2."
@@ -117,10 +117,10 @@ def _gradients(bench: CheckContext, trial: ModelCopy, look: PassTrace, trouble: 
     return passed(STEP, name, f"the gradient norm at step 0 is {norm:.4g}", norm, expected)
 
 
-def _culprit(bench: CheckContext) -> str:
+def _culprit(context: CheckContext) -> str:
     """Which backward first made a NaN, from autograd's own tracing."""
-    trial = bench.trial()
+    trial = context.trial()
     with torch.autograd.detect_anomaly(check_nan=True):
-        trouble = backward(trial.look(bench.batch()))
+        trouble = backward(trial.look(context.batch()))
     found = re.search(r"Function '(\w+)Backward\d*'", trouble or "")
     return f": the backward of `{found[1].lower()}` makes the first NaN" if found else ""

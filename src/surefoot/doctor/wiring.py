@@ -28,11 +28,11 @@ _FAR = 1e3
 _MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg")
 
 
-def check_wiring(bench: CheckContext, trial: ModelCopy, look: PassTrace) -> list[Check]:
+def check_wiring(context: CheckContext, trial: ModelCopy, look: PassTrace) -> list[Check]:
     """Judge the wiring of one pass through `trial`, after its backward."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in trial.model.named_parameters()}
     return [
-        _frozen(bench, names),
+        _frozen(context, names),
         _reached(look, names),
         _in_optimizer(trial, names),
         _registered(trial, look, names),
@@ -40,12 +40,12 @@ def check_wiring(bench: CheckContext, trial: ModelCopy, look: PassTrace) -> list
     ]
 
 
-def _frozen(bench: CheckContext, names: dict[Tensor, str]) -> Check:
+def _frozen(context: CheckContext, names: dict[Tensor, str]) -> Check:
     total = sum(parameter.numel() for parameter in names)
     frozen = sum(parameter.numel() for parameter in names if not parameter.requires_grad)
     share = frozen / total if total else 0.0
     summary = f"{frozen:,} of {total:,} parameters are frozen"
-    if share > _MOST and (frozen == total or (bench.tiny_left or 0.0) > _MOST):
+    if share > _MOST and (frozen == total or (context.tiny_left or 0.0) > _MOST):
         status: Status = "fail" if frozen == total else "warn"
         summary += ", and a tiny batch cannot be learnt with the rest"
         cause = "optim.frozen-parameters"

@@ -75,22 +75,22 @@ def level_before(losses: list[float]) -> Level | None:
     return Level(middle, bar)
 
 
-def told_by(facts: RunFacts) -> dict[str, Any]:
+def recorded_by(facts: RunFacts) -> dict[str, Any]:
     """What an experiment on an incident saw from inside."""
     return facts.experiment.to_json() if facts.experiment is not None else {}
 
 
 def read_stretch(facts: RunFacts, description: RunDescription, step: int, level: Level | None) -> RunReading:
     """What became of one run."""
-    told = told_by(facts)
-    rows: list[dict[str, Any]] = told.get("trail", [])
+    recorded = recorded_by(facts)
+    rows: list[dict[str, Any]] = recorded.get("trail", [])
     losses = [(step + k, number(row["loss"])) for k, row in enumerate(rows)]
     kept = [k for k, row in enumerate(rows) if not row["skipped"]]
     after = [losses[k][1] for k in kept if k > 0]
     tail = after[len(after) // 2 :]
     end = median(tail) if tail and all(map(math.isfinite, tail)) else math.nan
     outcome, k, words, crash = "calm", None, "", crash_of(facts, description)
-    bad = _first_bad(rows, told.get("open", []))
+    bad = _first_bad(rows, recorded.get("open", []))
     if bad is not None:
         outcome, k, words = "non-finite", bad, _when(bad, rows)
     elif crash:

@@ -85,14 +85,14 @@ def usable_facts(child: Child) -> tuple[RunFacts, RunDescription]:
         raise UsageError(
             f"the script showed nothing in {child.seconds:.0f} s: see {log}, or give it a larger --budget."
         ) from None
-    told, crash, code = facts.experiment, facts.crash, description.exit_code
+    recorded, crash, code = facts.experiment, facts.crash, description.exit_code
     if crash is not None and crash.type == UsageError.__name__:  # said by surefoot itself, inside the run
         raise UsageError(crash.message)
-    if told is None:
+    if recorded is None:
         raise UsageError(f"the script ended (exit code {code}) without importing torch: see {log}.")
-    if told.refused:
+    if recorded.refused:
         raise UsageError(
-            f"the script writes to {told.refused}, which is outside of the working directory and was there before; "
+            f"the script writes to {recorded.refused}, which is outside of the working directory and was there before; "
             "experiments would change it. Have the script write inside the working directory."
         )
     if crash is not None and crash.type == "PermissionError":
@@ -101,8 +101,8 @@ def usable_facts(child: Child) -> tuple[RunFacts, RunDescription]:
             "working directory, and not to what is shared: have the script write there, or name another folder with "
             "--allow-writes"
         )
-    if told.problem:
-        raise UsageError(told.problem)
+    if recorded.problem:
+        raise UsageError(recorded.problem)
     if not facts.backwards:
         why = f"it ended with {crash.type}" if crash is not None else f"exit code {code}"
         raise UsageError(f"the script never called backward ({why}): see {log}.")

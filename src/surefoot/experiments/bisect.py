@@ -35,17 +35,17 @@ def bisect(
     changes: list[Change],
     budget_s: float,
     jobs: int,
-    tell: Callable[[str, str], None] = lambda name, words: None,
+    on_event: Callable[[str, str], None] = lambda name, words: None,
 ) -> Report:
-    """Run the experiments and judge them. `tell(name, words)` hears of each run's beginning (no words) and end."""
+    """Run the experiments and judge them. `on_event(name, words)` hears of each run's beginning (no words) and end."""
     began = time.monotonic()
     with Children(subject, out, threads=max(1, cores() // jobs)) as children:
-        tell("baseline", "")
+        on_event("baseline", "")
         baseline = run_baseline(children, budget_s * BASELINE_SHARE, began + budget_s)
-        tell("baseline", baseline.reading.words)
+        on_event("baseline", baseline.reading.words)
         rows = [_row_of(baseline)]
         if not baseline.why_not:
-            trials = Trials(children, _Bisection(baseline), began + budget_s, jobs, tell)
+            trials = Trials(children, _Bisection(baseline), began + budget_s, jobs, on_event)
             rows += trials.run(changes, in_turn(changes, baseline.likely_fixes))
     report = _conclude(baseline, rows)
     report.script, report.budget_s, report.jobs = subject.target, budget_s, jobs

@@ -47,14 +47,14 @@ def confirm(diagnosis: Diagnosis, cause: str, probe: str) -> Diagnosis:
 
 
 def _confirmed(finding: Finding, probe: str) -> Finding:
-    told: dict[str, Any] = {"confirmed": True, "refuted": False, "cured_by": [probe], "not_cured_by": []}
+    outcome: dict[str, Any] = {"confirmed": True, "refuted": False, "cured_by": [probe], "not_cured_by": []}
     confidence = min(0.99, 1.0 - (1.0 - finding.confidence) * _DOUBT_LEFT)
-    return replace(finding, confidence=confidence, evidence={**finding.evidence, "experiments": told})
+    return replace(finding, confidence=confidence, evidence={**finding.evidence, "experiments": outcome})
 
 
 def _refuted(finding: Finding) -> Finding:
-    told: dict[str, Any] = {"confirmed": False, "refuted": True, "cured_by": [], "not_cured_by": []}
-    evidence = {**finding.evidence, "experiments": told}
+    outcome: dict[str, Any] = {"confirmed": False, "refuted": True, "cured_by": [], "not_cured_by": []}
+    evidence = {**finding.evidence, "experiments": outcome}
     return replace(finding, confidence=_REFUTED * finding.confidence, evidence=evidence)
 
 
@@ -70,17 +70,17 @@ def _weigh_one(finding: Finding, cures: list[str], failures: list[str], unmoved:
         confidence *= _REFUTED
     elif cured:
         confidence = min(0.99, 1.0 - (1.0 - confidence) * _DOUBT_LEFT)
-    told: dict[str, Any] = {"confirmed": bool(cured) and not refuted, "refuted": bool(refuted)}
-    told |= {"cured_by": cured, "not_cured_by": failed}
-    return replace(finding, confidence=confidence, evidence={**finding.evidence, "experiments": told})
+    outcome: dict[str, Any] = {"confirmed": bool(cured) and not refuted, "refuted": bool(refuted)}
+    outcome |= {"cured_by": cured, "not_cured_by": failed}
+    return replace(finding, confidence=confidence, evidence={**finding.evidence, "experiments": outcome})
 
 
 def _standing(finding: Finding) -> int:
     """Serious and confirmed, serious, serious but refuted, mere remark."""
     if finding.severity == "info":
         return 0
-    told = finding.evidence.get("experiments", {})
-    return 3 if told.get("confirmed") else 1 if told.get("refuted") else 2
+    outcome = finding.evidence.get("experiments", {})
+    return 3 if outcome.get("confirmed") else 1 if outcome.get("refuted") else 2
 
 
 def speaks_for(cures: list[str], failures: list[str]) -> list[str]:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import UsageError
-from surefoot.experiments import plan
-from surefoot.experiments import shadow_folder as shadow
+from surefoot.experiments import plan, scratch_folder
 from surefoot.experiments.bisect import bisect
 from surefoot.experiments.processes import Subject
 from surefoot.experiments.sandbox import tell_if_unconfined
@@ -46,7 +45,7 @@ def run(
 ) -> int:
     """The whole command; its exit code."""
     changes = plan.chosen(only)
-    kept = shadow.shared(share, Path.cwd())
+    kept = scratch_folder.shared(share, Path.cwd())
     if not is_module and not os.path.exists(script):
         raise UsageError(f"no script at {script}: expected a file, such as train.py, or -m and a module.")
     folder = _folder(out, Path(script).stem or "script")
@@ -54,10 +53,10 @@ def run(
         print(
             f"surefoot: {late[0]} comes after {script} and is given to it; bisect's own go before it", file=sys.stderr
         )
-    subject = Subject(script, arguments, is_module, share=kept, writable=shadow.writable(writable))
+    subject = Subject(script, arguments, is_module, share=kept, writable=scratch_folder.writable(writable))
     tell_if_unconfined()
-    with ended_by_signals(), progress(len(changes) + 2, budget_s) as tell:
-        report = bisect(subject, folder, changes, budget_s, jobs or default_jobs(), tell)
+    with ended_by_signals(), progress(len(changes) + 2, budget_s) as on_event:
+        report = bisect(subject, folder, changes, budget_s, jobs or default_jobs(), on_event)
     return _answer(report, folder, as_json)
 
 
@@ -80,18 +79,18 @@ def run_on_incident(
     changes = plan.chosen(only)
     captured = CapturedIncident(incident, read_facts(incident), order.target)
     folder = _folder(out, f"incident-{incident.resolve().name}")
-    kept = shadow.shared(share, Path.cwd())
+    kept = scratch_folder.shared(share, Path.cwd())
     subject = Subject(
         order.script or "",
         order.arguments,
         order.module,
         share=kept,
-        writable=shadow.writable(writable),
+        writable=scratch_folder.writable(writable),
         path=tuple(import_path(received(incident))),
     )
     tell_if_unconfined()
-    with ended_by_signals(), progress(len(changes) + 2, budget_s) as tell:
-        report = experiment_on(captured, subject, folder, changes, budget_s, jobs or default_jobs(), tell)
+    with ended_by_signals(), progress(len(changes) + 2, budget_s) as on_event:
+        report = experiment_on(captured, subject, folder, changes, budget_s, jobs or default_jobs(), on_event)
     return _answer(report, folder, as_json)
 
 

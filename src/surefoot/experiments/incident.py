@@ -25,13 +25,13 @@ from surefoot.experiments.after_incident import (
     level_before,
     losses_before,
     read_stretch,
-    told_by,
+    recorded_by,
 )
 from surefoot.experiments.baseline import usable_facts
 from surefoot.experiments.processes import Children, Subject
 from surefoot.experiments.results import Report, Row
 from surefoot.experiments.run_comparison import crash_of, is_numeric
-from surefoot.experiments.step_conclusion import conclude, other_draws, told_by_draws, told_by_probe
+from surefoot.experiments.step_conclusion import conclude, other_draws, verdict_of_draws, verdict_of_probe
 from surefoot.experiments.trials import BASELINE_SHARE, LEAST_SECONDS, REPEAT, Trials, cores
 from surefoot.record.incidents.reading import number
 
@@ -68,7 +68,7 @@ class CapturedIncident:
         return level_before([loss for _, loss in losses_before(self.facts)])
 
     def order(self, change: str | None, seconds: float, follow: int = FOLLOW_STEPS) -> dict[str, Any]:
-        """What a run is told."""
+        """The order that a run is given."""
         return {
             "change": change,
             "incident": str(self.folder.resolve()),
@@ -88,9 +88,9 @@ class AppliedAsItWas:
     seconds: float
 
     @property
-    def told(self) -> dict[str, Any]:
+    def recorded(self) -> dict[str, Any]:
         """What was seen from inside."""
-        return told_by(self.facts)
+        return recorded_by(self.facts)
 
     @property
     def why_not(self) -> str:
@@ -113,19 +113,19 @@ def experiment_on(
     changes: list[Change],
     budget_s: float,
     jobs: int,
-    tell: Callable[[str, str], None] = lambda name, words: None,
+    on_event: Callable[[str, str], None] = lambda name, words: None,
 ) -> Report:
-    """Run the experiments and judge them. `tell(name, words)` hears of each run's beginning (no words) and end."""
+    """Run the experiments and judge them. `on_event(name, words)` hears of each run's beginning (no words) and end."""
     began = time.monotonic()
     if captured.target is not None:
         subject = replace(subject, target=LOOP, arguments=(captured.target,), is_module=True)
     with Children(subject, out, threads=max(1, cores() // jobs)) as children:
-        tell("baseline", "")
+        on_event("baseline", "")
         baseline = _apply(captured, children, budget_s * BASELINE_SHARE, began + budget_s)
-        tell("baseline", baseline.reading.words)
+        on_event("baseline", baseline.reading.words)
         rows = [_row_of(baseline)]
         if baseline.reading.fails and not baseline.why_not:
-            trials = Trials(children, _Short(baseline), began + budget_s, jobs, tell)
+            trials = Trials(children, _Short(baseline), began + budget_s, jobs, on_event)
             rows += trials.run(changes, changes)
     report = conclude(baseline, rows, findings_near(captured), subject.target if captured.target is None else "")
     report.script, report.budget_s, report.jobs = captured.target or subject.target, budget_s, jobs
@@ -138,9 +138,9 @@ def _apply(captured: CapturedIncident, children: Children, seconds: float, deadl
     child = children.start("baseline", captured.order(None, seconds))
     children.wait(until=min(deadline, time.monotonic() + 2 * seconds))
     facts, description = usable_facts(child)
-    told, log = told_by(facts), child.folder / "output.txt"
+    recorded, log = recorded_by(facts), child.folder / "output.txt"
     reading = read_stretch(facts, description, captured.step, captured.level)
-    if not told.get("trail") and not told.get("open"):
+    if not recorded.get("trail") and not recorded.get("open"):
         crash = f" ({reading.crash})" if reading.crash else ""
         raise UsageError(
             f"the script did not come to the end of a step with the captured state{crash}: nothing in it trains a "
@@ -155,7 +155,7 @@ def _row_of(baseline: AppliedAsItWas) -> Row:
     shown = replace(reading, losses=[*before, *reading.losses])  # the picture begins before the step
     return Row(
         "baseline", "baseline", "baseline", "fails" if reading.fails else "healthy", reading.words, shown,
-        baseline.seconds, list(baseline.told.get("notes", [])),
+        baseline.seconds, list(baseline.recorded.get("notes", [])),
     )  # fmt: skip
 
 
@@ -170,9 +170,9 @@ class _Short:
 
     def nothing_to_change(self, change: Change) -> str | None:
         baseline, level = self.baseline, self.captured.level
-        if baseline.told.get("state"):
+        if baseline.recorded.get("state"):
             return "weights were not finite before the step"
-        first = next(iter(baseline.told.get("trail", [])), None)
+        first = next(iter(baseline.recorded.get("trail", [])), None)
         if baseline.fails_at_once:
             if change.name in _UPDATE_ONLY:
                 return "the step fails before anything is updated"
@@ -182,7 +182,7 @@ class _Short:
             return "the loss of the step itself does not stand out, so no row of it can"
         if change.name in ("synthetic-inputs", "shuffled-labels") and baseline.reading.outcome == "risen":
             return "what the loss should be then is not known"
-        if change.name == "reset-moments" and not baseline.told["seen"].get("has_state", True):
+        if change.name == "reset-moments" and not baseline.recorded["seen"].get("has_state", True):
             return "the optimizer keeps no moments"
         if change.name in ("clip", "skip-batch") and any(held.series.closure for held in self._optimizers):
             return "the optimizer evaluates the loss itself, so that its gradients are out of reach"
@@ -214,25 +214,25 @@ class _Short:
         return min(MOST_STEPS, max(FOLLOW_STEPS, further + (FOLLOW_STEPS if change.name == "warm-up" else 0)))
 
     def judge(self, row: Row, change: Change, facts: RunFacts, description: RunDescription) -> None:
-        told = told_by(facts)
-        row.draws = other_draws(told, crash_of(facts, description))
+        recorded = recorded_by(facts)
+        row.draws = other_draws(recorded, crash_of(facts, description))
         if change.name == "other-seed" and row.draws is not None:
-            row.verdict, row.why = told_by_draws(row.draws, told["rows"]["draws"]["random"])
+            row.verdict, row.why = verdict_of_draws(row.draws, recorded["rows"]["draws"]["random"])
             return
         if change.name == "tiny-batch":
             row.title = "rows of the batch"
-            row.verdict, row.why = told_by_probe(change.name, None, told)
+            row.verdict, row.why = verdict_of_probe(change.name, None, recorded)
             return
         # What a loss on noise should be is not known: only what is plain counts there.
         level = None if change.name in ("synthetic-inputs", "shuffled-labels") else self.captured.level
         row.reading = read_stretch(facts, description, self.captured.step, level)
-        first: dict[str, Any] = next(iter(told.get("trail", [])), {})
+        first: dict[str, Any] = next(iter(recorded.get("trail", [])), {})
         if change is REPEAT:
             row.verdict, row.why = ("fails" if row.reading.fails else "healthy"), row.reading.words
         elif change.name == "other-batches" and first.get("captured_rows"):
             row.verdict, row.why, row.reading = "does not apply", "the batches stay the same", None
         elif change.kind == "probe":
-            row.verdict, row.why = told_by_probe(change.name, row.reading, told)
+            row.verdict, row.why = verdict_of_probe(change.name, row.reading, recorded)
         else:
             row.verdict, row.why = compare_stretch(self.baseline.reading, row.reading)
 
@@ -242,12 +242,12 @@ def findings_near(captured: CapturedIncident) -> Diagnosis:
     nothing = Diagnosis("broken", captured.step, ())
     try:
         text = (captured.folder.resolve().parents[1] / "findings.json").read_text(encoding="utf-8")
-        told = json.loads(text, object_hook=_printable)  # they are shown, and may be a stranger's
-        told = FINDINGS.read(told, "findings.json", ValueError, unmarked=1)
+        recorded = json.loads(text, object_hook=_printable)  # they are shown, and may be a stranger's
+        recorded = FINDINGS.read(recorded, "findings.json", ValueError, unmarked=1)
         names = Finding.__dataclass_fields__
-        findings = [{key: value for key, value in each.items() if key in names} for each in told["findings"]]
+        findings = [{key: value for key, value in each.items() if key in names} for each in recorded["findings"]]
         made = (Finding(**each | {"where": tuple(each["where"]), "fixes": tuple(each["fixes"])}) for each in findings)
-        return Diagnosis(told["verdict"], int(told["steps"]), tuple(made))
+        return Diagnosis(recorded["verdict"], int(recorded["steps"]), tuple(made))
     except (OSError, ValueError, TypeError, KeyError, IndexError):
         return nothing
 

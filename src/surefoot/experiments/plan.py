@@ -95,7 +95,7 @@ def nothing_to_change(change: Change, run: RecordedRun, baseline: RunReading) ->
 
 
 def order_for(change: Change | None, baseline: RunReading, seconds: float) -> dict[str, Any]:
-    """What the run of a change (or, for `None`, the repetition of the baseline) is told."""
+    """What the run of a change (or, for `None`, the repetition of the baseline) is ordered to do."""
     order: dict[str, Any] = {"change": change.name if change else None, "seconds": seconds}
     failed = baseline.failed_at
     if failed is not None and baseline.outcome in ("non-finite", "crashed"):  # other failures take the whole curve

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.core.files import make_subfolder, new_file
 from surefoot.errors import UsageError
 from surefoot.experiments import sandbox as confine
-from surefoot.experiments import shadow_folder as shadow
+from surefoot.experiments import scratch_folder
 from surefoot.experiments.changes import ORDER
 from surefoot.experiments.changes.guard import free_folders, missing_caches
 
@@ -51,7 +51,7 @@ class Subject:
     """What of `PYTHONPATH` the runs may import from; `None`: all of it."""
 
     def command(self, scratch: Path) -> list[str]:
-        """The words after `surefoot run --out DIR`. A script below the working directory is run from the shadow."""
+        """The words after `surefoot run --out DIR`. A script below the working directory is run from the copy."""
         if self.is_module:
             return ["-m", self.target, *self.arguments]
         path = Path(os.path.abspath(self.folder / self.target))
@@ -93,7 +93,9 @@ class Children:
         self._began = time.time()
 
     def __enter__(self) -> Children:
-        beside = self.out if shadow.shares_blocks(self.out) else None  # where copies of the user's files cost nothing
+        beside = (
+            self.out if scratch_folder.shares_blocks(self.out) else None
+        )  # where copies of the user's files cost nothing
         self._scratch = Path(tempfile.mkdtemp(prefix="surefoot-bisect-", dir=beside))
         return self
 
@@ -104,7 +106,7 @@ class Children:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def start(self, name: str, order: dict[str, Any]) -> Child:
-        """Start one run in a shadow of the working directory."""
+        """Start one run in a copy of the working directory."""
         folder = self.out / name
         try:
             make_subfolder(folder)
@@ -113,7 +115,7 @@ class Children:
         for old in ("facts.json", "run.json", "findings.json", OUTPUT):  # of an earlier command that was killed
             (folder / old).unlink(missing_ok=True)
         scratch = self._scratch / name
-        work = shadow.make(self.subject.folder, scratch / "shadow", self.out, self.subject.share)
+        work = scratch_folder.make(self.subject.folder, scratch / "shadow", self.out, self.subject.share)
         (scratch / "tmp").mkdir()
         order = order | {"parent": os.getpid(), "scratch": str(scratch), "out": str(self.out), "began": self._began}
         order["writable"] = [str(each) for each in self.subject.writable]

@@ -45,7 +45,7 @@ def conclude(baseline: AppliedAsItWas, rows: list[Row], before: Diagnosis, scrip
     unmoved = [name for name, step in failed.items() if step == baseline.reading.failed_at]
     refuted = ["data.nonfinite-input"] if _came_in_finite(baseline, cures) else []
     report = Report("not cured", sentence(rows), rows, weigh(before, cures, list(failed), unmoved, refuted))
-    broken = baseline.told.get("state", {})
+    broken = baseline.recorded.get("state", {})
     report.answer = "cured" if cures else "not cured" if failed or broken else "undecided"
     report.conclusions = [*hidden, *_facts(baseline, by_name, script)]
     report.speaks_for = _causes(baseline, by_name, speaks_for(cures, unmoved))
@@ -101,14 +101,14 @@ def _hides(baseline: AppliedAsItWas, rows: dict[str, Row], by_chance: bool) -> l
 
 
 def _nonfinite_in_batch(baseline: AppliedAsItWas) -> int:
-    return int(baseline.told.get("batch", {}).get("nonfinite", 0))
+    return int(baseline.recorded.get("batch", {}).get("nonfinite", 0))
 
 
 def _facts(baseline: AppliedAsItWas, rows: dict[str, Row], script: str) -> list[str]:
-    told = baseline.told
-    if told.get("state"):
-        name, count = next(iter(told["state"].items()))
-        more = f" and in {len(told['state']) - 1} more" if len(told["state"]) > 1 else ""
+    recorded = baseline.recorded
+    if recorded.get("state"):
+        name, count = next(iter(recorded["state"].items()))
+        more = f" and in {len(recorded['state']) - 1} more" if len(recorded["state"]) > 1 else ""
         return [f"{count} values of {name}{more} were not finite before the step.", _earlier(script)]
     found = []
     precise = [rows[name].title for name in ("fp32", "bf16") if _is(rows, name, "cures")]
@@ -129,9 +129,9 @@ def _facts(baseline: AppliedAsItWas, rows: dict[str, Row], script: str) -> list[
             found.append(_earlier(script))
     if not baseline.fails_at_once and _is(rows, "skip-batch", "cures"):
         found.append("Left out, it does no harm: the harm lies in its update.")
-    hunted, seeded = rows.get("tiny-batch"), rows.get("other-seed")
-    if hunted is not None and hunted.verdict == "tells":
-        found.append(f"{hunted.why[:1].upper()}{hunted.why[1:]}.")
+    searched, seeded = rows.get("tiny-batch"), rows.get("other-seed")
+    if searched is not None and searched.verdict == "tells":
+        found.append(f"{searched.why[:1].upper()}{searched.why[1:]}.")
     elif seeded is not None and _by_chance(seeded.draws):
         found.append(f"The step {seeded.why}.")
     return found
@@ -172,7 +172,7 @@ def _causes(baseline: AppliedAsItWas, rows: dict[str, Row], spoken_for: list[str
 
 def _came_in_finite(baseline: AppliedAsItWas, cures: list[str]) -> bool:
     """Whether the values of the batch were finite: they would be so in any precision, and they are looked at."""
-    handed_out = baseline.told.get("batch", {}).get("handed_out", False) and not _nonfinite_in_batch(baseline)
+    handed_out = baseline.recorded.get("batch", {}).get("handed_out", False) and not _nonfinite_in_batch(baseline)
     return bool({"fp32", "bf16"} & set(cures)) or (handed_out and baseline.fails_at_once)
 
 
@@ -188,10 +188,10 @@ def _with(diagnosis: Diagnosis, cause: str, baseline: AppliedAsItWas, cures: lis
     known = [each for each in diagnosis.findings if each.evidence.get("experiments", {}).get("confirmed")]
     if any(each.cause == cause for each in diagnosis.findings) or any(each.cause.startswith(family) for each in known):
         return diagnosis
-    told = {"confirmed": True, "refuted": False, "cured_by": cures, "not_cured_by": []}
+    outcome = {"confirmed": True, "refuted": False, "cured_by": cures, "not_cured_by": []}
     summary = facts[0] if facts else f"step {baseline.captured.step}: cured by {', '.join(cures)}."
     made = Finding(
-        cause, "error", _BY_EXPERIMENT, summary, baseline.captured.step, (), {"experiments": told},
+        cause, "error", _BY_EXPERIMENT, summary, baseline.captured.step, (), {"experiments": outcome},
         tuple(CATALOGUE[cause].fixes),
     )  # fmt: skip
     return replace(diagnosis, verdict="broken", findings=(made, *diagnosis.findings))
@@ -200,10 +200,10 @@ def _with(diagnosis: Diagnosis, cause: str, baseline: AppliedAsItWas, cures: lis
 # ---- probes ----------------------------------------------------------------------------------------------
 
 
-def told_by_probe(name: str, changed: RunReading | None, told: dict[str, Any]) -> tuple[Verdict, str]:
+def verdict_of_probe(name: str, changed: RunReading | None, recorded: dict[str, Any]) -> tuple[Verdict, str]:
     """One line for the table."""
     if name == "tiny-batch":
-        return _rows(told.get("rows") or {})
+        return _rows(recorded.get("rows") or {})
     assert changed is not None
     if changed.outcome == "too short":
         return "cannot tell", changed.words
@@ -215,9 +215,9 @@ def told_by_probe(name: str, changed: RunReading | None, told: dict[str, Any]) -
     return "tells", again if changed.fails else not_again
 
 
-def other_draws(told: dict[str, Any], crash: str = "") -> tuple[int, int] | None:
+def other_draws(recorded: dict[str, Any], crash: str = "") -> tuple[int, int] | None:
     """With how many other draws of random numbers the step failed, and how many were tried; `None` if none was."""
-    found = told.get("rows") or {}
+    found = recorded.get("rows") or {}
     draws = found.get("draws") or {"tries": 0, "failed": 0}
     died = bool(
         crash and draws["tries"] and not found["done"]
@@ -226,7 +226,7 @@ def other_draws(told: dict[str, Any], crash: str = "") -> tuple[int, int] | None
     return (failed, tries) if tries else None
 
 
-def told_by_draws(draws: tuple[int, int], is_random: bool) -> tuple[Verdict, str]:
+def verdict_of_draws(draws: tuple[int, int], is_random: bool) -> tuple[Verdict, str]:
     """The line of `other-seed`."""
     failed, tries = draws
     if failed and not is_random:

@@ -31,7 +31,7 @@ def progress(total: int, budget_s: float) -> Iterator[Callable[[str, str], None]
         task = bar.add_task("baseline", total=total)
         running: list[str] = []
 
-        def tell(name: str, words: str) -> None:
+        def on_event(name: str, words: str) -> None:
             if words:
                 running.remove(name)
                 bar.console.print(f"{name}  {words}", highlight=False, markup=False)
@@ -40,7 +40,7 @@ def progress(total: int, budget_s: float) -> Iterator[Callable[[str, str], None]
             shown = f"{', '.join(running)} · {budget_s:g} s at most"
             bar.update(task, description=shown[-60:], advance=1 if words else 0)
 
-        yield tell
+        yield on_event
 
 
 def _say_plainly(name: str, words: str) -> None:

@@ -2,7 +2,7 @@
 
 First comes the repetition with nothing changed, then the changes, as many at a time as there are jobs. When the time is
 over, what runs is ended and the rest is listed as not run. If the repetition does not fail, nothing more is started,
-since no experiment could tell a cure from luck. What the runs are told and how they are read is a `Question`'s
+since no experiment could tell a cure from luck. Which orders the runs get and how they are read is a `Question`'s
 business.
 """
 
@@ -69,7 +69,7 @@ class Question(Protocol):
         """Why a change cannot do anything, as far as the baseline shows; then no run is spent on it."""
 
     def order(self, change: Change, seconds_left: float) -> dict[str, Any]:
-        """What a run is told."""
+        """The order that a run is given."""
 
     def judge(self, row: Row, change: Change, facts: RunFacts, description: RunDescription) -> None:
         """Put the verdict into the row of a run that came to its end."""
@@ -79,10 +79,10 @@ class Trials:
     """The repetition and the changes."""
 
     def __init__(
-        self, children: Children, question: Question, deadline: float, jobs: int, tell: Callable[[str, str], None]
+        self, children: Children, question: Question, deadline: float, jobs: int, on_event: Callable[[str, str], None]
     ) -> None:
         self.children, self.question, self.deadline = children, question, deadline
-        self.jobs, self.tell = jobs, tell
+        self.jobs, self.on_event = jobs, on_event
         self.flaky = False
 
     def run(self, changes: list[Change], turns: list[Change]) -> list[Row]:
@@ -100,14 +100,14 @@ class Trials:
             while waiting and self._may_start():
                 change = waiting.pop(0)
                 started[change.name] = change
-                self.tell(change.name, "")
+                self.on_event(change.name, "")
                 order = self.question.order(change, self.deadline - time.monotonic())
                 self.children.start(change.name, order)
             child = self.children.wait(until=self.deadline)
             if child is None:
                 break
             row = rows[child.name] = self._judged(child, started[child.name])
-            self.tell(child.name, f"{row.verdict}: {row.why}" if row.why else row.verdict)
+            self.on_event(child.name, f"{row.verdict}: {row.why}" if row.why else row.verdict)
             self.flaky = self.flaky or (child.name == REPEAT.name and row.verdict == "healthy")
         for change in waiting:
             rows[change.name] = _row(change, "not run", FLAKY if self.flaky else "budget")
@@ -130,17 +130,17 @@ class Trials:
             if time.monotonic() < self.deadline:
                 row.verdict, row.why = "cannot tell", f"left no facts: see {child.folder / 'output.txt'}"
             return row
-        told = facts.experiment or ExperimentFacts()
-        if description.exit_code is None and not told.ended:
+        recorded = facts.experiment or ExperimentFacts()
+        if description.exit_code is None and not recorded.ended:
             row.why = "stopped: budget"  # killed on its way; what it had written by then proves nothing
-        elif told.problem:
-            row.verdict, row.why = "does not apply", f"could not be made: {told.problem}"
-        elif why_not := told.found.get("why_not"):
+        elif recorded.problem:
+            row.verdict, row.why = "does not apply", f"could not be made: {recorded.problem}"
+        elif why_not := recorded.found.get("why_not"):
             row.verdict, row.why = "does not apply", str(why_not)
-        elif change.name in NOTHING and not told.acted:
+        elif change.name in NOTHING and not recorded.acted:
             row.verdict, row.why = "does not apply", NOTHING[change.name]
         else:
-            row.notes = list(told.notes)
+            row.notes = list(recorded.notes)
             self.question.judge(row, change, facts, description)
         return row
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from surefoot.experiments import shadow_folder as shadow
+from surefoot.experiments import scratch_folder
 from surefoot.experiments.sandbox import tell_if_unconfined
 from surefoot.record.incidents.reading import read_facts
 from surefoot.replay.consent import import_path, order_for, received
@@ -54,8 +54,8 @@ def replay(
     order = order_for(folder, facts, script, tuple(arguments), target, seconds, module, ask)
     order = replace(
         order,
-        share=shadow.shared(share, Path.cwd()),
-        writable=shadow.writable(writable),
+        share=scratch_folder.shared(share, Path.cwd()),
+        writable=scratch_folder.writable(writable),
         path=tuple(import_path(received(folder))),
     )
     tell_if_unconfined()

@@ -1,8 +1,9 @@
 """One run of `surefoot replay --experiments`, from inside: the captured step is applied, and some steps more.
 
-`rehearse` is called where `surefoot run` has found an incident in its order. A `FirstStep` puts the captured state in
-the place of the script's first step, and takes down what follows, one row per step, the captured one first: its
-losses, its gradient norm, its learning rate, whether it was applied. After the ordered number of steps the run ends.
+`continue_from_incident` is called where `surefoot run` has found an incident in its order. A `FirstStep` puts the
+captured state in the place of the script's first step, and records what follows, one row per step, the captured one
+first: its losses, its gradient norm, its learning rate, whether it was applied. After the ordered number of steps the
+run ends.
 
 Three things are not as the script has them. A stabilizer refuses nothing and undoes nothing, since a step that is left
 out hides what it would have done; its clipping and its loss scale stay. Learning rates are held where the incident has
@@ -29,7 +30,7 @@ from surefoot.errors import SurefootError
 from surefoot.experiments.changes.order import OTHER, change_order
 from surefoot.record.incidents.reading import StoredIncident, number, read_incident
 from surefoot.record.incidents.values import tensors_in
-from surefoot.replay.failing_rows import OtherRows, RowHunt, suspect
+from surefoot.replay.failing_rows import OtherRows, RowSearch, suspect
 from surefoot.replay.first_step import FirstStep
 from surefoot.replay.hooks import install as install_hooks
 
@@ -42,10 +43,10 @@ HOPELESS_STEPS = 5
 """So many losses in a row that are not finite: it will not come back."""
 
 current: ContinuedRun | None = None
-"""The rehearsal of this process, for `loop`."""
+"""The continued run of this process, for `loop`."""
 
 
-def rehearse(experiment: Experiment) -> bool:
+def continue_from_incident(experiment: Experiment) -> bool:
     """Set everything up; returns whether the ordered change is made by that alone."""
     global current
     try:
@@ -53,8 +54,8 @@ def rehearse(experiment: Experiment) -> bool:
         current = ContinuedRun(experiment, incident)
         return current.prepare()
     except Exception as error:  # the run ends at its first step and says so: a script left alone would run for hours
-        told = str(error) if isinstance(error, SurefootError) else f"{type(error).__name__}: {error}"
-        experiment.problem = " ".join(told.split())
+        message = str(error) if isinstance(error, SurefootError) else f"{type(error).__name__}: {error}"
+        experiment.problem = " ".join(message.split())
         return True
 
 
@@ -67,8 +68,8 @@ class ContinuedRun:
         self.follow_steps = int(experiment.order["follow"])
         self.has_target = bool(experiment.order.get("target"))
         self.guarded = incident.facts["configuration"].get("loop") != "bare" and not self.has_target
-        self.hunt: RowHunt | None = None
-        self.stage: FirstStep | None = None
+        self.search: RowSearch | None = None
+        self.first_step: FirstStep | None = None
         self.optimizer: Optimizer | None = None
         self._rows: list[dict[str, Any]] = []
         self._open: list[float] = []
@@ -88,38 +89,38 @@ class ContinuedRun:
         experiment.wrapping.around(torch.autograd, "backward", self._around_backward)
         experiment.wrapping.around(GradScaler, "step", self._around_scaler)
         if not self.has_target:
-            self.stage = stage = FirstStep(self.incident)
-            stage.goes_on = True
-            stage.begins = self._stage_begins
-            install_hooks(stage, Path(experiment.order["scratch"]) / "surefoot", **_without_guard())
+            self.first_step = first_step = FirstStep(self.incident)
+            first_step.goes_on = True
+            first_step.begins = self._first_step_begins
+            install_hooks(first_step, Path(experiment.order["scratch"]) / "surefoot", **_without_guard())
             if self.guarded:
                 self._wrap_stabilizer()
         return self._change_the_data()
 
     def _change_the_data(self) -> bool:
         """The changes that are a matter of what the step is given."""
-        experiment, stage = self.experiment, self.stage
+        experiment, first_step = self.experiment, self.first_step
         if self.change == "other-batches":
             self.others = OtherRows(self.incident)
-            if stage is not None:
-                stage.gives = False
-                stage.drawing = self.others.of
+            if first_step is not None:
+                first_step.gives = False
+                first_step.drawing = self.others.of
                 change_order(experiment)
             experiment.acted += 1
             return True
         if self.change == "other-seed":
-            if stage is not None and not stage.feeds:
+            if first_step is not None and not first_step.feeds:
                 self._does_not_apply("the script makes its data from the same random numbers")
                 return True
             captured = self.incident.state["window"]["microbatches"][suspect(self.incident)]
             if experiment.order.get("draws") and captured["drawn"] and captured["streams"] is not None:
-                self._hunt(halves=False)
-            elif stage is not None:
-                stage.place_streams = lambda _: seed_otherwise()
+                self._search(halves=False)
+            elif first_step is not None:
+                first_step.place_streams = lambda _: seed_otherwise()
             experiment.acted += 1
             return True
         if self.change == "tiny-batch":
-            self._hunt()
+            self._search()
             return True
         return False
 
@@ -127,50 +128,50 @@ class ContinuedRun:
         self.experiment.found["why_not"] = why
         self.experiment.patience = 0
 
-    def _hunt(self, halves: bool = True) -> None:
+    def _search(self, halves: bool = True) -> None:
         """Play the captured batch again and again: parts of it, or the whole with other random numbers."""
-        self.hunt = hunt = RowHunt(self.incident, self.experiment.order.get("bar"), halves)
-        self.experiment.found["rows"] = hunt.found
-        if halves and hunt.why_not:
-            self._does_not_apply(hunt.why_not)
+        self.search = search = RowSearch(self.incident, self.experiment.order.get("bar"), halves)
+        self.experiment.found["rows"] = search.found
+        if halves and search.why_not:
+            self._does_not_apply(search.why_not)
             return
         self.experiment.acted += 1
-        if self.stage is not None:
-            stage, microbatch = self.stage, suspect(self.incident)
+        if self.first_step is not None:
+            first_step, microbatch = self.first_step, suspect(self.incident)
 
             def draw(batch: Any) -> Any:
-                if hunt.take_turn():
-                    stage.play_again(microbatch)
-                elif hunt.found["ahead"] and not halves:
+                if search.take_turn():
+                    first_step.play_again(microbatch)
+                elif search.found["ahead"] and not halves:
                     self._play_once()
-                elif hunt.is_over:
+                elif search.is_over:
                     self.experiment.end("rows")
                 return batch
 
-            stage.choose, stage.drawing = hunt.chosen, draw
-            stage.place_streams = self.place_streams
+            first_step.choose, first_step.drawing = search.chosen, draw
+            first_step.place_streams = self.place_streams
 
     def _play_once(self) -> None:
         """The script draws batches ahead of their steps, so that tries cannot be told apart: it goes on after one."""
-        assert self.stage is not None
-        self.hunt, self.stage.drawing = None, lambda batch: batch
+        assert self.first_step is not None
+        self.search, self.first_step.drawing = None, lambda batch: batch
 
     def place_streams(self, captured: Any) -> None:
         """The random numbers of a try: the captured ones, or others."""
-        if self.hunt is None:
+        if self.search is None:
             return
-        if self.hunt.draw:
-            seed_otherwise(self.hunt.draw)
+        if self.search.draw:
+            seed_otherwise(self.search.draw)
         else:
             set_streams(captured)
-        self.hunt.begins()
+        self.search.begins()
 
     # ---- the run --------------------------------------------------------------------------------------------------
 
-    def _stage_begins(self) -> None:
-        assert self.stage is not None
-        assert self.stage.actor is not None
-        self.begin(self.stage.actor.optimizer)
+    def _first_step_begins(self) -> None:
+        assert self.first_step is not None
+        assert self.first_step.objects is not None
+        self.begin(self.first_step.objects.optimizer)
 
     def begin(self, optimizer: Optimizer) -> None:
         """The captured state is in place: what comes now is the captured step."""
@@ -183,7 +184,7 @@ class ContinuedRun:
         self._rates = [_times(group.get("lr"), factor) for group in groups]
 
     def _before_step(self, optimizer: Optimizer) -> None:
-        if self.hunt is not None and self.optimizer is not None:
+        if self.search is not None and self.optimizer is not None:
             for group in optimizer.param_groups:  # of a model beside the captured one, too: nothing would put it back
                 for tensor in group["params"]:
                     tensor.grad = None
@@ -210,8 +211,8 @@ class ContinuedRun:
             losses = self.experiment.watcher.context.losses.values
             if losses:
                 self._open.append(float(losses[-1]))
-            if self.hunt is not None and losses:
-                self.hunt.hear(float(losses[-1]), _finite_gradients(self.optimizer))
+            if self.search is not None and losses:
+                self.search.note_backward(float(losses[-1]), _finite_gradients(self.optimizer))
         return result
 
     def _around_scaler(self, original: Any, args: Any, kwargs: Any) -> Any:
@@ -219,7 +220,7 @@ class ContinuedRun:
         result = original(*args, **kwargs)
         optimizer = args[1] if len(args) > 1 else kwargs.get("optimizer")
         left_out = optimizer is self.optimizer and self._open and len(self._rows) == known
-        if left_out and not self.guarded and self.hunt is None:
+        if left_out and not self.guarded and self.search is None:
             mean = sum(self._open) / len(self._open)
             self._close({"loss": mean, "grad_norm": None, "lr": None}, applied=False)
         return result
@@ -241,7 +242,7 @@ class ContinuedRun:
     def _close(self, numbers: dict[str, Any], applied: bool) -> None:
         """A step is over."""
         self._stepping = False
-        if self.hunt is not None:
+        if self.search is not None:
             return
         row = {name: _word(value) for name, value in numbers.items()}
         row |= {"applied": applied, "skipped": len(self._rows) in self.experiment.skipped}

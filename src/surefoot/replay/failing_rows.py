@@ -48,7 +48,7 @@ def suspect(incident: StoredIncident) -> int:
     return broken.index(True) if True in broken else 0
 
 
-class RowHunt:
+class RowSearch:
     """Halves the batch; told of each draw and of each backward, it judges a part when the next one is drawn.
 
     Without `halves` it plays the whole batch with other random numbers, and nothing else.
@@ -110,7 +110,7 @@ class RowHunt:
         """The random streams are where the try begins."""
         self._streams = read_streams()
 
-    def hear(self, loss: float, finite_gradients: bool) -> None:
+    def note_backward(self, loss: float, finite_gradients: bool) -> None:
         """Backward was run. A step may have several, and fails with any of them."""
         if self._streams is not None and not equal(self._streams, read_streams()):
             self.found["draws"]["random"] = True

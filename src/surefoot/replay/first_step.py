@@ -12,7 +12,7 @@ backward and when it steps. `FirstStep` does four things there:
 - from then on the script does not go on. It is not told to stop either, which would run its `finally` and `except`
   clauses: `over` is called from inside its own call of `step` or `backward`, and never returns there.
 
-An experiment (`rehearsal`) lets the script apply the step and go on (`goes_on`), and may let it keep its own batch
+An experiment (`continued_run`) lets the script apply the step and go on (`goes_on`), and may let it keep its own batch
 (`gives`), give it another one (`choose`), set other random streams (`place_streams`), or play the step again.
 """
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Actor:
+class LiveObjects:
     """What trains in the script: the part that the captured step is played by."""
 
     models: Sequence[nn.Module]
@@ -87,7 +87,7 @@ class FirstStep:
         """Puts the random streams where the step needs them."""
         self.drawing: Callable[[Any], Any] = lambda batch: batch
         """Given every batch that the script draws with gradients on; what it returns is drawn instead."""
-        self.find_actor: Callable[[], Actor | None] = lambda: None
+        self.find_objects: Callable[[], LiveObjects | None] = lambda: None
         """Set by the hooks: looks for what trains, each time a batch is drawn."""
         self.runs = 0
         """How often the script was begun."""
@@ -95,7 +95,7 @@ class FirstStep:
 
     def start(self) -> None:
         """The script begins anew."""
-        self.actor: Actor | None = None
+        self.objects: LiveObjects | None = None
         self.notes: list[str] = []
         self.draws_seen = 0
         self.is_over = False
@@ -107,11 +107,11 @@ class FirstStep:
         self._last_fed: Any = None
         self.runs += 1
 
-    def cast(self, actor: Actor) -> None:
+    def use(self, objects: LiveObjects) -> None:
         """Found: what trains."""
-        self.actor = actor
+        self.objects = objects
         if not self.feeds:  # before the hook that notes them
-            for model in actor.models:
+            for model in objects.models:
                 model.register_forward_pre_hook(self.replace_inputs, with_kwargs=True, prepend=True)
 
     # ---- what the script does -------------------------------------------------------------------------------------
@@ -124,9 +124,9 @@ class FirstStep:
         """What to hand to the script in place of `batch`."""
         if self.is_over or not self.feeds or batch is self._last_fed or not torch.is_grad_enabled():
             return batch
-        if self.actor is None and (found := self.find_actor()) is not None:
-            self.cast(found)
-        if self.actor is None or not any(model.training for model in self.actor.models):
+        if self.objects is None and (found := self.find_objects()) is not None:
+            self.use(found)
+        if self.objects is None or not any(model.training for model in self.objects.models):
             return batch
         self.draws_seen += 1
         microbatch = self._microbatches[min(self._number, len(self._microbatches) - 1)]
@@ -151,13 +151,13 @@ class FirstStep:
 
     def begin(self) -> None:
         """Put the captured state in place, once."""
-        if self.ready or self.actor is None:
+        if self.ready or self.objects is None:
             return
         self.ready = True
-        actor = self.actor
-        self.notes += put_in_place(self.incident, actor.models, actor.optimizer, actor.scheduler)
-        actor.set_scale()
-        actor.layout.drop_gradients()
+        objects = self.objects
+        self.notes += put_in_place(self.incident, objects.models, objects.optimizer, objects.scheduler)
+        objects.set_scale()
+        objects.layout.drop_gradients()
         self.begins()
 
     def replace_inputs(self, module: Any, args: Any, kwargs: Any) -> Any:
@@ -204,8 +204,8 @@ class FirstStep:
 
     def gradients(self) -> dict[str, Tensor]:
         """The gradients by name, as they are now."""
-        assert self.actor is not None
-        named, gradients = self.actor.layout.with_gradient()
+        assert self.objects is not None
+        named, gradients = self.objects.layout.with_gradient()
         return {name: gradient for (name, _), gradient in zip(named, gradients, strict=True)}
 
     def losses(self) -> list[Tensor]:
@@ -214,8 +214,8 @@ class FirstStep:
         return [] if window is None else [loss for each in window.microbatches for loss in each.losses]
 
     def _window(self) -> Window | None:
-        assert self.actor is not None
-        return self.actor.notes.window(self.actor.step())
+        assert self.objects is not None
+        return self.objects.notes.window(self.objects.step())
 
     def prints(self) -> dict[str, Any]:
         """Everything that is compared with the record."""

@@ -24,7 +24,7 @@ from surefoot.record.incidents.reading import number
 from surefoot.record.incidents.retention import IncidentKeeper
 from surefoot.record.incidents.step_capture import StepCapture
 from surefoot.record.log import RunLog
-from surefoot.replay.first_step import Actor, FirstStep
+from surefoot.replay.first_step import FirstStep, LiveObjects
 from surefoot.replay.state import fits
 from surefoot.watch.first_model_call import FirstModelCall
 
@@ -38,18 +38,18 @@ def _wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     setattr(owner, name, functools.wraps(original)(make(original)))
 
 
-def install(stage: FirstStep, scratch: Path, **settings: Any) -> None:
+def install(first_step: FirstStep, scratch: Path, **settings: Any) -> None:
     """Put the hooks in place, those for the kind of loop that was captured.
 
     `settings` take the place of those that the script gives to a stabilizer.
     """
-    listen(stage)
-    _wrap(_Drawn, "__next__", lambda original: lambda self: stage.loader_drew(original(self)))
-    if stage.incident.facts["configuration"].get("loop") == "bare":
-        _BareLoop(stage).install()
+    listen(first_step)
+    _wrap(_Drawn, "__next__", lambda original: lambda self: first_step.loader_drew(original(self)))
+    if first_step.incident.facts["configuration"].get("loop") == "bare":
+        _BareLoop(first_step).install()
         made: Callable[[Any], None] = lambda stabilizer: None  # noqa: E731
     else:
-        loop = _GuardedLoop(stage)
+        loop = _GuardedLoop(first_step)
         loop.install()
         made = loop.made
     _quieten(scratch, made, settings)
@@ -79,18 +79,18 @@ def _quieten(scratch: Path, made: Callable[[Any], None], settings: dict[str, Any
 class _GuardedLoop:
     """A loop with a stabilizer: it knows the models, and says when it steps."""
 
-    def __init__(self, stage: FirstStep) -> None:
-        self._stage = stage
+    def __init__(self, first_step: FirstStep) -> None:
+        self._first_step = first_step
         self._stabilizer: TrainingStabilizer | None = None
 
     def install(self) -> None:
         _wrap(TrainingStabilizer, "step", self._step)
         _wrap(TrainingStabilizer, "flush", self._flush)
-        stage = self._stage
+        first_step = self._first_step
 
         def pieces(original: Any) -> Any:
             return lambda self, loss_fn, batch, *, weight=None: original(
-                self, loss_fn, stage.feed(batch, "given"), weight=weight
+                self, loss_fn, first_step.feed(batch, "given"), weight=weight
             )
 
         _wrap(TrainingStabilizer, "run_microbatches", pieces)
@@ -98,14 +98,20 @@ class _GuardedLoop:
     def made(self, stabilizer: TrainingStabilizer) -> None:
         """A stabilizer is there; it is the one we want if the captured weights fit its models."""
         run, notes = stabilizer._capture._run, stabilizer._capture.notes
-        if self._stage.actor is None and notes is not None and fits(run.models, self._stage.incident.state["models"]):
+        if (
+            self._first_step.objects is None
+            and notes is not None
+            and fits(run.models, self._first_step.incident.state["models"])
+        ):
             self._stabilizer = stabilizer
-            actor = Actor(run.models, run.optimizer, run.scheduler, notes, lambda: stabilizer.steps, self._set_scale)
-            self._stage.cast(actor)
+            objects = LiveObjects(
+                run.models, run.optimizer, run.scheduler, notes, lambda: stabilizer.steps, self._set_scale
+            )
+            self._first_step.use(objects)
 
     def _set_scale(self) -> None:
         assert self._stabilizer is not None
-        incident, judge = self._stage.incident, self._stabilizer._decider
+        incident, judge = self._first_step.incident, self._stabilizer._decider
         used = incident.facts["configuration"].get("loss_scale")
         if judge.scaler is None or used is None:
             return
@@ -115,61 +121,61 @@ class _GuardedLoop:
         judge.scaler.scale_of(judge.scale_state).fill_(number(used))
 
     def _ours(self, stabilizer: Any) -> bool:
-        actor = self._stage.actor
-        return actor is not None and stabilizer._capture.notes is actor.notes and not self._stage.is_over
+        objects = self._first_step.objects
+        return objects is not None and stabilizer._capture.notes is objects.notes and not self._first_step.is_over
 
     def _step(self, original: Any) -> Any:
         def step(stabilizer: Any, closure: Any = None) -> Any:
             if not self._ours(stabilizer):
                 return original(stabilizer, closure)
-            if self._stage.ready and not self._stage.goes_on:
+            if self._first_step.ready and not self._first_step.goes_on:
                 if closure is not None:
                     stabilizer._window.evaluate(closure)
                 self._close(stabilizer)
             outcome = original(stabilizer, closure)
-            if self._stage.ready and self._stage.goes_on and self._stage.is_last:
-                self._stage.finish()
-            elif self._stage.ready:
-                self._stage.next_microbatch()
+            if self._first_step.ready and self._first_step.goes_on and self._first_step.is_last:
+                self._first_step.finish()
+            elif self._first_step.ready:
+                self._first_step.next_microbatch()
             elif not outcome.accumulating:
-                self._stage.between_steps()
+                self._first_step.between_steps()
             return outcome
 
         return step
 
     def _flush(self, original: Any) -> Any:
         def flush(stabilizer: Any) -> Any:
-            ours = self._ours(stabilizer) and self._stage.ready
-            if ours and not self._stage.goes_on:
+            ours = self._ours(stabilizer) and self._first_step.ready
+            if ours and not self._first_step.goes_on:
                 self._close(stabilizer)
             outcome = original(stabilizer)
-            if ours and self._stage.goes_on:
-                self._stage.finish()
+            if ours and self._first_step.goes_on:
+                self._first_step.finish()
             return outcome
 
         return flush
 
     def _close(self, stabilizer: Any) -> None:
-        if self._stage.is_last:
+        if self._first_step.is_last:
             stabilizer._capture.close_microbatch()
-            self._stage.finish()
+            self._first_step.finish()
 
 
 class _BareLoop:
     """A loop of the script's own: heard of through its optimizers and its backwards."""
 
-    def __init__(self, stage: FirstStep) -> None:
-        self._stage = stage
-        self._ends_at_backward = stage.incident.facts["configuration"].get("ended") == "backward"
-        self._turn = Turn.read(stage.incident.facts["configuration"].get("turn"))
+    def __init__(self, first_step: FirstStep) -> None:
+        self._first_step = first_step
+        self._ends_at_backward = first_step.incident.facts["configuration"].get("ended") == "backward"
+        self._turn = Turn.read(first_step.incident.facts["configuration"].get("turn"))
         self._optimizers: list[torch.optim.Optimizer] = []
         """Those of this run of the script."""
         self._run = 0
-        self._door = FirstModelCall(self._called)
+        self._first_call = FirstModelCall(self._called)
         self._inside = False
 
     def install(self) -> None:
-        self._stage.find_actor = self._find
+        self._first_step.find_objects = self._find
 
         def init(original: Any) -> Any:
             def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
@@ -185,13 +191,13 @@ class _BareLoop:
         register_optimizer_step_post_hook(self._after_step)
 
     def _made(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._run != self._stage.runs:
-            self._run, self._optimizers = self._stage.runs, []
-            if not self._stage.feeds and self._turn is not None and self._turn.after is None:
-                self._door.open()
+        if self._run != self._first_step.runs:
+            self._run, self._optimizers = self._first_step.runs, []
+            if not self._first_step.feeds and self._turn is not None and self._turn.after is None:
+                self._first_call.open()
         self._optimizers.append(optimizer)
 
-    def _find(self) -> Actor | None:
+    def _find(self) -> LiveObjects | None:
         """The models with the captured weights' names and shapes, and the optimizer of the record, or the newest."""
         if self._turn is not None:
             known = self._optimizers[self._turn.optimizer : self._turn.optimizer + 1]
@@ -201,13 +207,13 @@ class _BareLoop:
             found = self._models_for(optimizer)
             if found:
                 notes = StepCapture(found, found[0].parameters().__next__().device, step=0)
-                return Actor(found, optimizer, None, notes, lambda: 0, self._set_scale)
+                return LiveObjects(found, optimizer, None, notes, lambda: 0, self._set_scale)
         return None
 
     def _models_for(self, optimizer: torch.optim.Optimizer) -> list[nn.Module]:
         """A model for each of the captured ones, or none."""
         found: list[nn.Module] = []
-        for state in self._stage.incident.state["models"]:
+        for state in self._first_step.incident.state["models"]:
             model = _model_for(state, partial(self._suits, len(found), optimizer), found)
             if model is None:
                 return []
@@ -222,25 +228,25 @@ class _BareLoop:
 
     def _called(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A module is called and no step was made yet: if it is ours, the captured step begins here."""
-        stage = self._stage
-        if stage.ready or stage.is_over or not torch.is_grad_enabled():
+        first_step = self._first_step
+        if first_step.ready or first_step.is_over or not torch.is_grad_enabled():
             return None
-        if stage.actor is None and (found := self._find()) is not None:
-            stage.cast(found)
-        if stage.actor is None or not any(module is model for model in stage.actor.models):
+        if first_step.objects is None and (found := self._find()) is not None:
+            first_step.use(found)
+        if first_step.objects is None or not any(module is model for model in first_step.objects.models):
             return None
-        self._door.shut()
-        stage.begin()
-        replaced = stage.replace_inputs(module, args, kwargs)  # its own hooks are on from the next call
+        self._first_call.shut()
+        first_step.begin()
+        replaced = first_step.replace_inputs(module, args, kwargs)  # its own hooks are on from the next call
         if replaced is not None:
             args, given = replaced
             kwargs.clear()
             kwargs.update(given)
-        stage.actor.notes.called(module, args, dict(kwargs))
+        first_step.objects.notes.called(module, args, dict(kwargs))
         return args
 
     def _set_scale(self) -> None:
-        used = self._stage.incident.facts["configuration"].get("loss_scale")
+        used = self._first_step.incident.facts["configuration"].get("loss_scale")
         if used is None:
             return
         for scaler in gc.get_objects():
@@ -253,44 +259,49 @@ class _BareLoop:
         def backward(*args: Any, **kwargs: Any) -> Any:
             given = args[0] if args else kwargs.get("tensors")
             root = given[0] if isinstance(given, (list, tuple)) and given else given
-            actor = self._stage.actor
-            if self._inside or actor is None or self._stage.is_over or not isinstance(root, Tensor):
+            objects = self._first_step.objects
+            if self._inside or objects is None or self._first_step.is_over or not isinstance(root, Tensor):
                 return original(*args, **kwargs)
             self._inside = True
             try:
-                actor.notes.ran_backward(root, None)
+                objects.notes.ran_backward(root, None)
                 result = original(*args, **kwargs)
             finally:
                 self._inside = False
-            if self._stage.ready:
-                actor.notes.close_microbatch()
-                if self._stage.is_last and self._ends_at_backward:
-                    self._stage.finish()
-                self._stage.next_microbatch()
+            if self._first_step.ready:
+                objects.notes.close_microbatch()
+                if self._first_step.is_last and self._ends_at_backward:
+                    self._first_step.finish()
+                self._first_step.next_microbatch()
             return result
 
         return backward
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        actor = self._stage.actor
-        if actor is not None and optimizer is actor.optimizer and self._stage.ready and not self._stage.is_over:
-            self._stage.finish()
+        objects = self._first_step.objects
+        if (
+            objects is not None
+            and optimizer is objects.optimizer
+            and self._first_step.ready
+            and not self._first_step.is_over
+        ):
+            self._first_step.finish()
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._door.shut()
-        if self._stage.feeds or self._stage.ready:
+        self._first_call.shut()
+        if self._first_step.feeds or self._first_step.ready:
             return
-        if self._stage.actor is None and (found := self._find()) is not None:
-            self._stage.cast(found)
-        actor = self._stage.actor
-        if actor is not None and optimizer is self._step_before(actor):
-            actor.notes.moved_to(actor.step(), under_way=False)  # what was noted up to here is of another step
-            self._stage.between_steps()
+        if self._first_step.objects is None and (found := self._find()) is not None:
+            self._first_step.use(found)
+        objects = self._first_step.objects
+        if objects is not None and optimizer is self._step_before(objects):
+            objects.notes.moved_to(objects.step(), under_way=False)  # what was noted up to here is of another step
+            self._first_step.between_steps()
 
-    def _step_before(self, actor: Actor) -> Any:
+    def _step_before(self, objects: LiveObjects) -> Any:
         """The optimizer whose step came right before the captured one."""
         if self._turn is None or self._turn.after is None or self._turn.after >= len(self._optimizers):
-            return actor.optimizer
+            return objects.optimizer
         return self._optimizers[self._turn.after]
 
 

@@ -1,6 +1,6 @@
 """Start the passes of a replay, each in a fresh process, and read their answers.
 
-A pass works in a shadow of the working directory, as an experiment does: a script that begins by emptying its log or
+A pass works in a copy of the working directory, as an experiment does: a script that begins by emptying its log or
 by clearing away its last run does so to a copy.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.errors import UsageError
-from surefoot.experiments import shadow_folder as shadow
+from surefoot.experiments import scratch_folder
 from surefoot.experiments.changes.guard import free_folders, missing_caches
 from surefoot.experiments.sandbox import confined
 
@@ -73,9 +73,9 @@ def run_pass(order: Order, scratch: Path, number: int, locate: bool) -> ReplayPa
     """One pass. Raises `UsageError` if the step could not be run."""
     answer, output = scratch / f"answer-{number}.json", scratch / f"output-{number}.txt"
     temporary = scratch / f"tmp-{number}"
-    work = shadow.make(Path.cwd(), scratch / f"shadow-{number}", leave_out=scratch.resolve(), share=order.share)
+    work = scratch_folder.make(Path.cwd(), scratch / f"shadow-{number}", leave_out=scratch.resolve(), share=order.share)
     temporary.mkdir()
-    paper: dict[str, Any] = {
+    content: dict[str, Any] = {
         "incident": str(order.incident.resolve()),
         "script": None if order.script is None or order.module else _below_here(order.script),
         "module": order.script if order.module else None,
@@ -90,26 +90,32 @@ def run_pass(order: Order, scratch: Path, number: int, locate: bool) -> ReplayPa
     }
     if order.export is not None:
         order.export.mkdir(parents=True, exist_ok=True)  # the pass cannot, it may write inside only
-    letter = scratch / f"order-{number}.json"
-    letter.write_text(json.dumps(paper))
+    order_file = scratch / f"order-{number}.json"
+    order_file.write_text(json.dumps(content))
     # Not with `-m`, which looks for modules in the working directory first.
-    writable = [str(scratch), *paper["writable"], *([paper["export"]] if paper["export"] else []), *free_folders()]
-    command = [*confined(writable), sys.executable, "-c", _BEGIN, _SOURCE, str(letter)]
+    writable = [
+        str(scratch),
+        *content["writable"],
+        *([content["export"]] if content["export"] else []),
+        *free_folders(),
+    ]
+    command = [*confined(writable), sys.executable, "-c", _BEGIN, _SOURCE, str(order_file)]
     with output.open("wb") as sink:
         code = _run(command, order.seconds, cwd=work, env=_environment(temporary, order.path), stdout=sink)
     if order.export is not None:
         with suppress(OSError):  # it is not empty
             order.export.rmdir()
-    told = _Told(str(work), str(Path.cwd()))
+    as_real = _RealPaths(str(work), str(Path.cwd()))
     if code is None:
         raise UsageError(
-            f"the step was not reached within {order.seconds:g} seconds. Give more with --seconds.{told(_tail(output))}"
+            f"the step was not reached within {order.seconds:g} seconds. Give more with --seconds."
+            f"{as_real(_tail(output))}"
         )
     if not answer.is_file():
-        raise UsageError(f"the replay ended with exit code {code} before the step.{told(_tail(output))}")
-    found = told(json.loads(answer.read_text()))
+        raise UsageError(f"the replay ended with exit code {code} before the step.{as_real(_tail(output))}")
+    found = as_real(json.loads(answer.read_text()))
     if found["status"] != "ran":
-        raise UsageError(f"{found['error']}.{told(_tail(output))}")
+        raise UsageError(f"{found['error']}.{as_real(_tail(output))}")
     names = ReplayPass.__dataclass_fields__
     return ReplayPass(**{name: value for name, value in found.items() if name in names})
 
@@ -133,23 +139,23 @@ def _run(command: list[str], seconds: float, **settings: Any) -> int | None:
 
 
 def _below_here(script: str) -> str:
-    """The script as seen from the shadow."""
+    """The script as seen from the scratch folder."""
     path, here = Path(os.path.abspath(script)), Path.cwd()
     return str(path.relative_to(here)) if here in path.parents else str(path)
 
 
-class _Told:
-    """What a pass says, with the working directory where it says its shadow."""
+class _RealPaths:
+    """What a pass printed, with the working directory in place of the scratch folder."""
 
-    def __init__(self, shadow: str, real: str) -> None:
-        self._shadow, self._real = shadow, real
+    def __init__(self, scratch: str, real: str) -> None:
+        self._scratch, self._real = scratch, real
 
-    def __call__(self, said: Any) -> Any:
-        if isinstance(said, str):
-            return said.replace(self._shadow, self._real)
-        if isinstance(said, list):
-            return [self(each) for each in said]
-        return {key: self(value) for key, value in said.items()} if isinstance(said, dict) else said
+    def __call__(self, printed: Any) -> Any:
+        if isinstance(printed, str):
+            return printed.replace(self._scratch, self._real)
+        if isinstance(printed, list):
+            return [self(each) for each in printed]
+        return {key: self(value) for key, value in printed.items()} if isinstance(printed, dict) else printed
 
 
 def _environment(temporary: Path, path: tuple[str, ...]) -> dict[str, str]:

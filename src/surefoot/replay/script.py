@@ -33,23 +33,23 @@ PATIENCE_S = 600.0
 class ScriptRuns:
     """The script, run again and again."""
 
-    def __init__(self, target: Target, stage: FirstStep) -> None:
-        self._target, self._stage = target, stage
+    def __init__(self, target: Target, first_step: FirstStep) -> None:
+        self._target, self._first_step = target, first_step
 
     def run(self, over: Callable[[], None], begins: Callable[[], None] = lambda: None) -> None:
         """Run the script; `over` is called where its first step ends, and never returns. Returns if it never steps."""
-        self._stage.start()
-        self._stage.over, self._stage.begins = over, begins
+        self._first_step.start()
+        self._first_step.over, self._first_step.begins = over, begins
         run(self._target, Ending())
 
-    def locate(self, tell: Callable[[tuple[OriginSearch, MemoryWrite] | None], None]) -> None:
-        """Find the first bad operation; `tell` never returns."""
+    def locate(self, report: Callable[[tuple[OriginSearch, MemoryWrite] | None], None]) -> None:
+        """Find the first bad operation; `report` never returns."""
 
         def again(repair: Container[int]) -> OriginSearch:
             return self.again(lambda names: OperationRecorder(names, repair))
 
         self._recorded(
-            OperationRecorder, lambda found: tell(first_bad(lambda repair: again(repair) if repair else found))
+            OperationRecorder, lambda found: report(first_bad(lambda repair: again(repair) if repair else found))
         )
 
     def again(self, make: Callable[[Names], OperationRecorder]) -> OriginSearch:
@@ -76,15 +76,15 @@ class ScriptRuns:
             OperationRecorder(Names(lambda: None, nn.Module()), ()), [], RuntimeError("the script did not do it again")
         )
 
-    def _recorded(self, make: Callable[[Names], OperationRecorder], tell: Callable[[OriginSearch], None]) -> None:
+    def _recorded(self, make: Callable[[Names], OperationRecorder], report: Callable[[OriginSearch], None]) -> None:
         """Run the script with a recorder on from the beginning of the step to its end."""
         held: dict[str, Any] = {}
 
         def begins() -> None:
-            actor = self._stage.actor
-            assert actor is not None
-            model = actor.models[0] if len(actor.models) == 1 else nn.ModuleList(actor.models)
-            held["names"] = Names(lambda: None, model, actor.optimizer)
+            objects = self._first_step.objects
+            assert objects is not None
+            model = objects.models[0] if len(objects.models) == 1 else nn.ModuleList(objects.models)
+            held["names"] = Names(lambda: None, model, objects.optimizer)
             held["recorder"] = make(held["names"])
             held["threads"] = torch.autograd.set_multithreading_enabled(False)
             held["recorder"].__enter__()
@@ -92,8 +92,8 @@ class ScriptRuns:
         def over() -> None:
             recorder: OperationRecorder = held["recorder"]
             recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            losses = self._stage.losses()
+            losses = self._first_step.losses()
             returned = {"loss": losses[-1], "others": losses[:-1]} if losses else None
-            tell(OriginSearch(recorder, outcomes_of(returned, recorder, held["names"]), None))
+            report(OriginSearch(recorder, outcomes_of(returned, recorder, held["names"]), None))
 
         self.run(over, begins)

@@ -17,7 +17,7 @@ from surefoot.core.random_state import set_streams
 from surefoot.doctor.model_copy import scalar
 from surefoot.errors import UsageError
 from surefoot.record.incidents.reading import number
-from surefoot.replay import continued_run as rehearsal
+from surefoot.replay import continued_run
 from surefoot.replay.continued_run import seed_otherwise
 from surefoot.replay.failing_rows import suspect
 from surefoot.replay.target import TargetStep
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def main(target: str) -> None:
     """Train until the experiment ends."""
-    held = rehearsal.current
+    held = continued_run.current
     if held is None:
         raise UsageError("this is a part of `surefoot replay INCIDENT --experiments --target`, and of no use alone")
     step = TargetStep(target, held.incident)
@@ -41,7 +41,7 @@ def main(target: str) -> None:
     scaler = torch.amp.GradScaler(step.home.type, init_scale=scale, enabled=used is not None)
     held.begin(step.optimizer)
     for batches in _steps(step, held):
-        if held.hunt is not None:  # each part with the captured scale
+        if held.search is not None:  # each part with the captured scale
             scaler = torch.amp.GradScaler(step.home.type, init_scale=scale, enabled=used is not None)
         for batch in batches:
             with step.autocast():
@@ -54,7 +54,7 @@ def main(target: str) -> None:
 
 def _steps(step: TargetStep, held: ContinuedRun) -> Iterator[list[Any]]:
     """The batches of each step, the random streams where they have to be."""
-    if held.hunt is not None:
+    if held.search is not None:
         yield from _parts(step, held)
         return
     own = _own_batches(step, held)
@@ -74,13 +74,13 @@ def _steps(step: TargetStep, held: ContinuedRun) -> Iterator[list[Any]]:
 
 def _parts(step: TargetStep, held: ContinuedRun) -> Iterator[list[Any]]:
     """Parts of the captured batch, each from the captured state."""
-    assert held.hunt is not None
+    assert held.search is not None
     microbatch = step.microbatches[suspect(held.incident)]
-    while held.hunt.take_turn():
+    while held.search.take_turn():
         step.put_back()
-        chosen = {**microbatch, "drawn": [held.hunt.chosen(each) for each in microbatch["drawn"]]}
+        chosen = {**microbatch, "drawn": [held.search.chosen(each) for each in microbatch["drawn"]]}
         if microbatch["given"] is not None:
-            chosen["given"] = held.hunt.chosen(microbatch["given"])
+            chosen["given"] = held.search.chosen(microbatch["given"])
         batch = step.batch(chosen)
         if microbatch["streams"] is not None:
             held.place_streams(microbatch["streams"])

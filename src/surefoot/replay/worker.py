@@ -156,38 +156,38 @@ def _run_script(order: dict[str, Any], incident: StoredIncident, answer: Answer)
 
     target = Target(order["script"] or order["module"], tuple(order["arguments"]), is_module=order["script"] is None)
     scratch = Path(tempfile.mkdtemp(prefix="surefoot-replay-", dir=Path(order["answer"]).parent))
-    stage = FirstStep(incident)
-    install(stage, scratch)
-    runs = ScriptRuns(target, stage)
+    first_step = FirstStep(incident)
+    install(first_step, scratch)
+    runs = ScriptRuns(target, first_step)
 
     def over() -> NoReturn:
-        assert stage.actor is not None
-        answer.found["notes"] += stage.notes
-        answer.ran(incident, stage.prints(), stage.gradients(), stage.actor.layout.home)
+        assert first_step.objects is not None
+        answer.found["notes"] += first_step.notes
+        answer.ran(incident, first_step.prints(), first_step.gradients(), first_step.objects.layout.home)
         if order["locate"]:
             try:
-                runs.locate(told)
+                runs.locate(located)
             except BaseException as error:
                 answer.found["notes"].append(f"the first bad operation was not found: {type(error).__name__}: {error}")
         answer.leave()
 
-    def told(found: tuple[OriginSearch, MemoryWrite] | None) -> NoReturn:
+    def located(found: tuple[OriginSearch, MemoryWrite] | None) -> NoReturn:
         answer.located(found, runs.again, order["export"])
         answer.leave()
 
     try:
         runs.run(over)
     except SystemExit as leaving:
-        answer.fail(f"the script ended (exit code {leaving.code}) before its first step{_why(stage)}")
-    answer.fail(f"the script ended before its first step was complete{_why(stage)}")
+        answer.fail(f"the script ended (exit code {leaving.code}) before its first step{_why(first_step)}")
+    answer.fail(f"the script ended before its first step was complete{_why(first_step)}")
 
 
-def _why(stage: FirstStep) -> str:
-    if stage.actor is None:
+def _why(first_step: FirstStep) -> str:
+    if first_step.objects is None:
         return ": nothing in it trains a model with the names and shapes of the captured weights"
-    if stage.feeds and stage.draws_seen == 0:
+    if first_step.feeds and first_step.draws_seen == 0:
         return ": it drew no batch for training from a DataLoader or from stabilizer.resume"
-    return f": it drew {stage.draws_seen} batches and did not come to the end of a step"
+    return f": it drew {first_step.draws_seen} batches and did not come to the end of a step"
 
 
 if __name__ == "__main__":

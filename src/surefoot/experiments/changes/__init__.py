@@ -49,9 +49,9 @@ def begin(watcher: Watcher, order: dict[str, Any]) -> Experiment:
     protect(experiment)
     made = False
     if order.get("incident"):  # `surefoot replay --experiments`: the run begins at the step of an incident
-        from surefoot.replay.continued_run import rehearse
+        from surefoot.replay.continued_run import continue_from_incident
 
-        made = rehearse(experiment)
+        made = continue_from_incident(experiment)
     if order.get("change") and not made:
         install(order["change"], experiment)
     return experiment

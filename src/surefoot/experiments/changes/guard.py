@@ -1,6 +1,6 @@
 """Which files a run of `surefoot bisect` or `surefoot replay` may change, and the hook that watches over it.
 
-The run works in a scratch folder that looks like the script's own (see `experiments.shadow_folder`): what it writes
+The run works in a scratch folder that looks like the script's own (see `experiments.scratch_folder`): what it writes
 there is thrown away. What is only linked there, from beside or above the working directory, becomes a file of its own
 before it is written to. And a file elsewhere that was there before the experiments began is not written to, renamed or
 removed: the script gets a `PermissionError`, and `surefoot bisect` says why.

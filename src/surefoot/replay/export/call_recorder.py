@@ -3,11 +3,11 @@
 Functions of torch's are seen as the program calls them (`F.cross_entropy(logits, target)`): that is what a person wants
 to read. Operations are seen as torch dispatches them (`aten.nll_loss_forward`): that is what there is inside of
 backward, and inside of functions that do a lot. Only the last few functions are held, and no operation is, so memory
-stays that of the step and autograd does what it does without a tape.
+stays that of the step and autograd does what it does without a recorder.
 
-The step is run twice with a tape. The first run (`call=None`) finds out which function the bad operation belongs to; in
-backward that is the one that left the autograd node behind. The second takes copies right before that function runs,
-and, in backward, of the gradient that arrives at its outputs.
+The step is run twice with a recorder. The first run (`call=None`) finds out which function the bad operation belongs
+to; in backward that is the one that left the autograd node behind. The second takes copies right before that function
+runs, and, in backward, of the gradient that arrives at its outputs.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ class CallRecorder(OperationRecorder):
 class _Functions(FunctionMode):
     """Sees the functions of torch's that the program calls."""
 
-    def __init__(self, tape: CallRecorder) -> None:
+    def __init__(self, recorder: CallRecorder) -> None:
         super().__init__()
-        self._tape = tape
+        self._recorder = recorder
         self._count = 0
         self._recent: deque[Ran] = deque(maxlen=WINDOW)
         self._nodes: list[tuple[int, int, int]] = []  # first and last autograd node of a call, and its number
@@ -123,26 +123,26 @@ class _Functions(FunctionMode):
         if self.current is not None or getattr(func, "__name__", "") in _AUTOGRAD:
             return func(*args, **kwargs)
         number, self._count = self._count, self._count + 1
-        tape, before = self._tape, len(self._tape.calls)
+        recorder, before = self._recorder, len(self._recorder.calls)
         with unseen():
             ran = remember(func, args, kwargs, operation=False)
             ran.place = look(in_backward=False).place
-            if number == tape.call:
+            if number == recorder.call:
                 calls = [*self._recent, ran]
-                tape.captured_call = CapturedCalls(calls, keep_values(calls), names_of(calls, tape._names))
+                recorder.captured_call = CapturedCalls(calls, keep_values(calls), names_of(calls, recorder._names))
         first_node = int(torch._C._autograd._get_sequence_nr())
         self.current, self._number = ran, number
         try:
             out = func(*args, **kwargs)
         finally:
             self.current = None
-        ran.operations = len(tape.calls) - before
+        ran.operations = len(recorder.calls) - before
         if ran.operations:
             note_outputs(ran, out)
             self._nodes.append((first_node, int(torch._C._autograd._get_sequence_nr()), number))
             if ran.outputs.keys() - ran.inputs.keys():
                 self._recent.append(ran)
-        if number == tape.call:
+        if number == recorder.call:
             self._await_gradients(out)
         return out
 
@@ -156,7 +156,7 @@ class _Functions(FunctionMode):
         return next((number for first, end, number in self._nodes if first <= made < end), None)
 
     def _await_gradients(self, out: Any) -> None:
-        captured = self._tape.captured_call
+        captured = self._recorder.captured_call
         assert captured is not None
 
         def arrived(path: str, gradient: Tensor | None) -> None:

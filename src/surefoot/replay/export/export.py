@@ -137,16 +137,16 @@ def export_found(
     place = usable(Path(folder).absolute())  # the check runs elsewhere
     result = result_of(run, origin)
     at = _operation_of(run, origin)
-    tape = _captured(run, at, execute)
+    recorder = _captured(run, at, execute)
     said = "its tensors or arguments cannot be written down"
-    for draft in _attempts(tape, at, born=at.born and at is origin):
+    for draft in _attempts(recorder, at, born=at.born and at is origin):
         size = draft.program.bytes
-        text = write(place, draft.program, draft.seen, result, _sizes(size, tape.came_from, draft))
+        text = write(place, draft.program, draft.seen, result, _sizes(size, recorder.came_from, draft))
         fails, said = fails_alone(place) if check else (True, "")
         if fails:
             return Reproduction(
                 place, subject(draft.program), draft.seen.counts, draft.program.operations, len(text.splitlines()),
-                size, tape.came_from, said, result,
+                size, recorder.came_from, said, result,
             )  # fmt: skip
     clear(place)
     raise UsageError(
@@ -165,7 +165,7 @@ def _operation_of(run: OriginSearch, origin: MemoryWrite) -> MemoryWrite:
 
 
 def _captured(run: OriginSearch, at: MemoryWrite, execute: Execute) -> CallRecorder:
-    """A tape with everything that went into an operation and into the function around it."""
+    """A recorder with everything that went into an operation and into the function around it."""
 
     def play(**settings: Any) -> CallRecorder:
         ran = execute(lambda names: CallRecorder(names, at.index, **settings))
@@ -173,23 +173,23 @@ def _captured(run: OriginSearch, at: MemoryWrite, execute: Execute) -> CallRecor
             raise _OtherStep(f"the step was not run again: {ran.error}")
         return ran.recorder
 
-    def same(tape: CallRecorder) -> bool:
-        return tape.calls[: at.index + 1] == run.recorder.calls[: at.index + 1]
+    def same(recorder: CallRecorder) -> bool:
+        return recorder.calls[: at.index + 1] == run.recorder.calls[: at.index + 1]
 
-    tape = play()
-    if not same(tape):  # some code looks whether anybody listens, and then does something else
-        tape = play(listens=False)
-        if not same(tape):
+    recorder = play()
+    if not same(recorder):  # some code looks whether anybody listens, and then does something else
+        recorder = play(listens=False)
+        if not same(recorder):
             raise _OtherStep("the step does not do the same again: does it take its batch from an iterator?")
-    calls_it = tape.found_call is not None and tape.in_backward == (at.phase == "backward")
-    return play(call=tape.found_call) if calls_it else tape
+    calls_it = recorder.found_call is not None and recorder.in_backward == (at.phase == "backward")
+    return play(call=recorder.found_call) if calls_it else recorder
 
 
-def _attempts(tape: CallRecorder, at: MemoryWrite, *, born: bool) -> Iterator[Draft]:
+def _attempts(recorder: CallRecorder, at: MemoryWrite, *, born: bool) -> Iterator[Draft]:
     """Reproductions to try, the most readable first."""
-    function, operation = tape.captured_call, tape.captured_operation
+    function, operation = recorder.captured_call, recorder.captured_operation
     assert operation is not None
-    backward = tape.in_backward
+    backward = recorder.in_backward
     of_operation = drafts(operation, backward=False, fixed=_own(operation, born))
     if function is None or (backward and not at.parents and _arrived_bad(function)):
         yield from of_operation

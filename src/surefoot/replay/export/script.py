@@ -85,9 +85,9 @@ def _script(
     program: Program, seen: TrialResult, origin: NonFiniteOrigin, large: dict[str, Tensor], redact: Redactor
 ) -> str:
     words = stored(large)[1]
-    told = [_headline(program, seen), "", *_where(origin, redact), ""]
-    told += ["Needs torch alone. Exit code 1: it failed as recorded; 0: it did not."]
-    lines = [*(f"# {_printable(line)}".rstrip() for line in told), ""]  # no text of the program's can end a comment
+    lines = [_headline(program, seen), "", *_where(origin, redact), ""]
+    lines += ["Needs torch alone. Exit code 1: it failed as recorded; 0: it did not."]
+    lines = [*(f"# {_printable(line)}".rstrip() for line in lines), ""]  # no text of the program's can end a comment
     body = "\n".join(line.text for line in program.lines)
     imports = ["sys"] + (["json"] if large else [])
     lines += [f"import {name}" for name in sorted(imports)]

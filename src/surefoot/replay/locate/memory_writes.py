@@ -1,10 +1,10 @@
 """Which operation put a bad value into which memory.
 
-Views share memory and in-place operations write to it, so the book is kept per storage, not per tensor. A storage that
-nobody in the step has written to was there before: a parameter, the batch, a constant. No activation is kept alive: a
-storage is known by a weak reference, which also keeps its address from being given to another.
+Views share memory and in-place operations write to it, so writes are recorded per storage, not per tensor. A storage
+that nobody in the step has written to was there before: a parameter, the batch, a constant. No activation is kept
+alive: a storage is known by a weak reference, which also keeps its address from being given to another.
 
-Only operations with a bad output are recorded; of the others the book knows no more than that their storage is sound.
+Only operations with a bad output are recorded; of the others it is only known that their storage is sound.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def _returned(returned: Any, recorder: OperationRecorder) -> Iterator[StepOutput
     if nonfinite_number(returned) and recorder.left:
         yield StepOutput("loss", tuple(recorder.left), LOSS)
     for value in _tensors(returned):
-        memory = recorder.book.find(value)
+        memory = recorder.writes.find(value)
         if memory is not None and count(value).total:
             ends = tuple(memory.writers) or ((memory.blank,) if memory.blank is not None else ())
             is_loss = value is loss
@@ -83,7 +83,7 @@ def _gradients(recorder: OperationRecorder, names: Names) -> Iterator[StepOutput
 def _kept(recorder: OperationRecorder, names: Names) -> Iterator[StepOutput]:
     """Weights, buffers and optimizer state that the step itself made bad."""
     for what, tensor, strict in names.kept():
-        memory = recorder.book.find(tensor)
+        memory = recorder.writes.find(tensor)
         writers = () if memory is None else tuple(each for each in memory.writers if each.index >= 0)
         if writers and count(tensor).total:
             yield StepOutput(what, writers, WEIGHT if strict else OTHER)

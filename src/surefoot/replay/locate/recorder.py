@@ -64,7 +64,7 @@ class OperationRecorder(OperationMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, names: Names, repair: Container[int] = ()) -> None:
         super().__init__()
-        self.book = MemoryWrites()
+        self.writes = MemoryWrites()
         self.calls: list[str] = []
         self.arrivals: list[Arrival] = []
         self.leaves: dict[int, tuple[Tensor, Tensor | None]] = {}
@@ -124,7 +124,7 @@ class OperationRecorder(OperationMode):  # type: ignore[no-untyped-call]
         if call.name in _BLANK:
             blank = self._record(call, FINITE, results)
             for value in results:
-                self.book.write(value, None, blank=blank)
+                self.writes.write(value, None, blank=blank)
             return
         self._judge(call, results)
         self._note_arrival(call)
@@ -145,7 +145,7 @@ class OperationRecorder(OperationMode):  # type: ignore[no-untyped-call]
                 record = self.last_bad = self._bad_record(call, total, results, own)
                 self.last_bad_at = len(self.calls)
         for value, each in zip(results, counts, strict=True):
-            self.book.write(value, record if each.total else None)
+            self.writes.write(value, record if each.total else None)
 
     # ---- what goes in ---------------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class OperationRecorder(OperationMode):  # type: ignore[no-untyped-call]
         for each in call.arguments:
             if not each.reads or values_of(each.value) is None:
                 continue
-            memory = self.book.find(each.value) or self._meet(each.value)
+            memory = self.writes.find(each.value) or self._meet(each.value)
             if memory.writers or memory.blank is not None:
                 counts = count(each.value)
                 blank = [] if memory.blank is None else [memory.blank]
@@ -164,7 +164,7 @@ class OperationRecorder(OperationMode):  # type: ignore[no-untyped-call]
 
     def _meet(self, tensor: Tensor) -> Memory:
         """A tensor that was there before the step: all of it is looked at, once."""
-        memory = self.book.add(tensor, external=True)
+        memory = self.writes.add(tensor, external=True)
         base = tensor if tensor._base is None else tensor._base
         counts = count(base)
         if counts.total:
@@ -247,7 +247,7 @@ class OperationRecorder(OperationMode):  # type: ignore[no-untyped-call]
 
     def _keep_contents(self, written: list[Tensor]) -> None:
         for tensor in written:
-            memory = self.book.find(tensor) or self._meet(tensor)
+            memory = self.writes.find(tensor) or self._meet(tensor)
             if memory.external and tensor.layout == torch.strided:
                 target = tensor.detach()
                 key = (target.data_ptr(), target.dtype, target.shape, target.stride())

@@ -1,6 +1,6 @@
 """A folder that looks like another one, and can be written to without harm.
 
-A script is run many times; each run works in its own shadow of the working directory. Every file in it is a copy, so
+A script is run many times; each run works in its own copy of the working directory. Every file in it is a copy, so
 that nothing happens to the real one, whoever writes: Python, sqlite, a memory map, a C library, another process. Where
 the file system can share the blocks of a copy until one side is written to (btrfs, XFS, …), that costs nothing;
 elsewhere there is a limit, beyond which the user is asked which folders the script only reads (`--share`). Those become
@@ -8,7 +8,7 @@ links. So do virtual environments, links that lead out of the working directory 
 above the working directory, so that `../data` is found: these are not part of the working directory, and what is
 written to there is the business of `experiments.changes.outputs`.
 
-Links within the working directory lead to the same place in the shadow, two names of one file (hard links) stay two
+Links within the working directory lead to the same place in the copy, two names of one file (hard links) stay two
 names of one file, holes in a file stay holes. Pipes, sockets and devices are left out.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MOST_COPIED_BYTES = 1 << 30
 """So much is copied for each run, where blocks cannot be shared."""
 MOST_ENTRIES = 20_000
-"""Files and folders of a shadow."""
+"""Files and folders of a copy."""
 MOST_BESIDE = 500
 """So many neighbours of the working directory are linked, and of the folder it lies in."""
 _LEVELS_ABOVE = 2
@@ -38,13 +38,13 @@ _CLONE = 0x40049409
 _MOST_MEASURED = 300_000
 _NAMED = 3
 SCRATCH = ("surefoot-bisect-", "surefoot-replay-")
-"""How the names of the folders begin that shadows are in."""
+"""How the names of the folders begin that copies are in."""
 
 
 def make(source: Path, scratch: Path, leave_out: Path, share: Collection[Path] = ()) -> Path:
-    """Make a shadow of `source` below `scratch`, without the folder `leave_out`, and return where it is.
+    """Make a copy of `source` below `scratch`, without the folder `leave_out`, and return where it is.
 
-    Neither is there another shadow in it, should the working directory be that of temporary files. What is in `share`
+    Neither is there another copy in it, should the working directory be that of temporary files. What is in `share`
     becomes a link. Raises `UsageError` if there is too much to copy.
     """
     above = list(source.parents)[:_LEVELS_ABOVE][::-1]
@@ -149,7 +149,7 @@ class _Shadow:
         self.fill(path, made)
 
     def _symlink(self, path: Path, made: Path) -> None:
-        """A link to within the working directory leads to the shadow; of a file elsewhere there is a copy."""
+        """A link to within the working directory leads to the copy; of a file elsewhere there is a copy."""
         real = os.path.realpath(path)
         if real == self._real_source or real.startswith(self._real_source + os.sep):
             made.symlink_to(self._target / os.path.relpath(real, self._real_source))

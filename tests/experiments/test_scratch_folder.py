@@ -1,4 +1,4 @@
-"""A shadow reads like the folder it stands for, and what is done to it is not done to the folder."""
+"""A copy reads like the folder it stands for, and what is done to it is not done to the folder."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ import pytest
 from surefoot.errors import UsageError
 from surefoot.experiments import processes as children
 from surefoot.experiments import sandbox as confine
-from surefoot.experiments import shadow_folder as shadow
+from surefoot.experiments import scratch_folder
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def real(tmp_path):
 
 
 def test_every_file_is_a_copy_however_large(real, tmp_path):
-    made = shadow.make(real, tmp_path / "scratch", leave_out=real / "runs" / "bisect-1")
+    made = scratch_folder.make(real, tmp_path / "scratch", leave_out=real / "runs" / "bisect-1")
     assert (made / "src" / "net.py").read_text() == "x = 1"
     assert not [path for path in made.rglob("*") if path.is_symlink() and path.name != "link.py"]
     assert (made / "big.bin").stat().st_ino != (real / "big.bin").stat().st_ino
@@ -54,7 +54,7 @@ def test_links_pipes_holes_and_twins_of_a_file_are_what_they_were(real, tmp_path
     with open(real / "sparse", "wb") as file:
         file.seek(1 << 40)
         file.write(b"end")
-    made = shadow.make(real, tmp_path / "scratch", leave_out=real / "none")
+    made = scratch_folder.make(real, tmp_path / "scratch", leave_out=real / "none")
     for name in ("link.py", "absolute.py", "twin.py", "far"):
         (made / name).write_text("changed")
     assert (made / "train.py").read_text() == "changed"
@@ -71,13 +71,13 @@ def test_links_pipes_holes_and_twins_of_a_file_are_what_they_were(real, tmp_path
 
 
 def test_what_lies_beside_the_working_directory_is_found(real, tmp_path):
-    made = shadow.make(real, tmp_path / "scratch", leave_out=real / "none")
+    made = scratch_folder.make(real, tmp_path / "scratch", leave_out=real / "none")
     assert (made / ".." / "data" / "rows.csv").read_text() == "1,2"
     assert os.path.exists(os.path.join(made, "..", "..", "home"))
 
 
 def test_what_is_removed_or_written_in_the_shadow_stays_there(real, tmp_path):
-    made = shadow.make(real, tmp_path / "scratch", leave_out=real / "none")
+    made = scratch_folder.make(real, tmp_path / "scratch", leave_out=real / "none")
     (made / "train.py").write_text("")
     (made / "big.bin").unlink()
     shutil.rmtree(made / "src")
@@ -88,7 +88,7 @@ def test_what_is_removed_or_written_in_the_shadow_stays_there(real, tmp_path):
 
 @pytest.mark.parametrize(("limit", "value"), [("MOST_COPIED_BYTES", 20_000), ("MOST_ENTRIES", 20)])
 def test_too_much_is_refused_by_name_and_can_be_shared(real, tmp_path, monkeypatch, limit, value):
-    monkeypatch.setattr(shadow, limit, value)
+    monkeypatch.setattr(scratch_folder, limit, value)
     (real / "big.bin").unlink()
     for i in range(30):
         (real / "data" / f"d{i:02}").mkdir(parents=True)
@@ -97,9 +97,9 @@ def test_too_much_is_refused_by_name_and_can_be_shared(real, tmp_path, monkeypat
     (real / ".venv" / "pyvenv.cfg").write_text("home = /usr")
     (real / ".venv" / "lib" / "torch.so").write_bytes(b"0" * 50_000)
     with pytest.raises(UsageError, match=r"the largest: data \(.*61 entries\).*--share data"):
-        shadow.make(real, tmp_path / "scratch", leave_out=real / "none")
-    share = shadow.shared(["data"], real)
-    made = shadow.make(real, tmp_path / "again", leave_out=real / "none", share=share)
+        scratch_folder.make(real, tmp_path / "scratch", leave_out=real / "none")
+    share = scratch_folder.shared(["data"], real)
+    made = scratch_folder.make(real, tmp_path / "again", leave_out=real / "none", share=share)
     assert (made / "data").is_symlink()
     assert sum(len(files) for _, _, files in os.walk(made / "data")) == 30
     assert (made / ".venv").is_symlink()
@@ -109,7 +109,7 @@ def test_too_much_is_refused_by_name_and_can_be_shared(real, tmp_path, monkeypat
 @pytest.mark.parametrize(("given", "said"), [("nowhere", "nothing at"), ("..", "not inside"), (".", "not inside")])
 def test_what_cannot_be_shared_is_refused(real, given, said):
     with pytest.raises(UsageError, match=said):
-        shadow.shared([given], real)
+        scratch_folder.shared([given], real)
 
 
 WRITES = """
@@ -174,11 +174,11 @@ def can_confine():
 
 def test_a_working_directory_at_the_top_has_a_shadow_too(tmp_path, monkeypatch):
     top = tmp_path.__class__(tmp_path.anchor)
-    monkeypatch.setattr(shadow, "_entries", lambda folder: [])
-    assert shadow.make(top, tmp_path / "scratch", leave_out=tmp_path).is_dir()
+    monkeypatch.setattr(scratch_folder, "_entries", lambda folder: [])
+    assert scratch_folder.make(top, tmp_path / "scratch", leave_out=tmp_path).is_dir()
 
 
 def test_a_shadow_inside_the_working_directory_does_not_hold_itself(real):
-    made = shadow.make(real, real / "surefoot-replay-1" / "shadow", leave_out=real / "none")
+    made = scratch_folder.make(real, real / "surefoot-replay-1" / "shadow", leave_out=real / "none")
     assert (made / "train.py").exists()
     assert not (made / "surefoot-replay-1").exists()

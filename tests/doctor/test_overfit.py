@@ -1,0 +1,55 @@
+"""Step 3: a handful of rows is learnt by heart, or something other than the data is wrong."""
+
+import torch
+from torch import nn
+
+from doctor_probing import context_of
+from surefoot.doctor.overfit import check_overfit
+
+
+def check(model, y, loss_fn=None, lr=0.05):
+    torch.manual_seed(0)
+    batches = [(torch.randn(16, 4), y)]
+    context = context_of(
+        model, batches, loss_fn or nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=lr), seconds=60
+    )
+    (found,) = check_overfit(context)
+    return found, context
+
+
+def test_a_model_that_can_learn_passes_whatever_its_own_rate():
+    found, context = check(nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 3)), torch.arange(16) % 3, lr=1e-9)
+    assert found.status == "pass"
+    assert context.overfits is True
+    assert context.tiny_left < 0.5
+
+
+def test_a_model_that_ignores_its_input_does_not():
+    class Deaf(nn.Linear):
+        def forward(self, x):
+            return super().forward(x * 0)
+
+    found, context = check(Deaf(4, 3, bias=False), torch.arange(16) % 3)
+    assert found.status in ("warn", "fail")
+    assert context.overfits is False
+
+
+def test_a_second_step_that_raises_is_reported():
+    class Carries(nn.Linear):
+        state = None
+
+        def forward(self, x):
+            out = super().forward(x) + (0 if self.state is None else self.state)
+            self.state = out.mean()
+            return out
+
+    found, _ = check(Carries(4, 3), torch.arange(16) % 3)
+    assert found.cause == "memory.graph-retained"
+
+
+def test_nothing_to_train_is_skipped():
+    model = nn.Linear(4, 3)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    context = context_of(model, [(torch.ones(4, 4), torch.zeros(4, dtype=torch.int64))], nn.CrossEntropyLoss())
+    assert [check.status for check in check_overfit(context)] == ["skipped"]
