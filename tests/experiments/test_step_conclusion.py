@@ -160,8 +160,9 @@ def test_where_chance_decides_no_row_is_spoken_of() -> None:
     assert verdict_of_probe("tiny-batch", None, drawn(3, 10))[1] == (
         "the step draws random numbers, and fails with 3 of 10 other draws: rows cannot be told apart"
     )
-    by_chance = "fails with 3 of 10 other draws of random numbers: it depends on chance"
-    assert verdict_of_draws((3, 10), True)[1] == by_chance
+    assert (
+        verdict_of_draws((3, 10), True)[1] == "fails with 3 of 10 other draws of random numbers: it depends on chance"
+    )
     assert verdict_of_draws((10, 10), True)[1] == "fails with 10 of 10 other draws of random numbers"
     assert verdict_of_draws((1, 1), False) == ("does not apply", "the step draws no random numbers")
 

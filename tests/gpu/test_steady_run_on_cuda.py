@@ -1,0 +1,55 @@
+"""`surefoot run` on CUDA: steady steps wait for nothing, and every number of theirs still arrives."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+STEPS = 420
+SCRIPT = f"""
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1)).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=FUSED)
+x = torch.randn(256, 32, device="cuda")
+y = x[:, :1].clone()
+for step in range({STEPS}):
+    if step == 310:
+        torch.cuda.set_sync_debug_mode("error")
+    optimizer.zero_grad()
+    (model(x) - y).square().mean().backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    if step == 410:
+        torch.cuda.set_sync_debug_mode("default")
+"""
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_steady_steps_start_no_sync_and_lose_no_number(tmp_path, fused):
+    (tmp_path / "train.py").write_text(SCRIPT.replace("FUSED", str(fused)))
+    command = [sys.executable, "-m", "surefoot", "run", "--out", "run", "train.py"]
+    ended = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert "stopped watching" not in ended.stderr
+    facts = json.loads((tmp_path / "run" / "facts.json").read_text())
+    assert facts["problems"] == {}
+    series = facts["optimizers"][0]["series"]
+    for name in ("loss", "grad_norm", "clip_norm"):
+        assert len(series[name]) == STEPS, name
+        assert all(isinstance(value, float) for value in series[name]), name

@@ -1,0 +1,80 @@
+"""`surefoot run` stands on the guard: a steady step goes through the same stages as a guarded one."""
+
+import json
+
+TRACED = """
+import json, sys
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+x = torch.randn(16, 8)
+
+def step(scale=1.0):
+    optimizer.zero_grad()
+    (model(x).square().mean() * scale).backward()
+    optimizer.step()
+
+for _ in range(90):
+    step()
+seen = set()
+
+def profile(frame, event, argument):
+    path = frame.f_code.co_filename
+    if "surefoot" in path:
+        seen.add(path.replace("\\\\", "/").rpartition("/surefoot/")[2])
+
+sys.setprofile(profile)
+step()
+sys.setprofile(None)
+open("seen.json", "w").write(json.dumps(sorted(seen)))
+"""
+
+GUARD = {
+    "act/apply.py",
+    "act/optimizer_settings.py",
+    "detect/combine.py",
+    "detect/step_rules.py",
+    "guard/attach.py",
+    "guard/guarded_optimizer.py",
+    "guard/log_rows.py",
+    "guard/run_history.py",
+    "guard/step_decision.py",
+    "guard/step_numbers.py",
+    "guard/step_results.py",
+    "observe/parameters.py",
+    "observe/tensors.py",
+}
+
+
+def test_a_steady_step_is_measured_and_decided_by_the_guard(watch):
+    run = watch(TRACED)
+    seen = set(json.loads((run.folder / "seen.json").read_text()))
+    assert seen >= GUARD, GUARD - seen
+
+
+def test_the_guard_skips_a_step_whose_loss_is_not_finite_although_its_gradients_are(watch):
+    run = watch.guarded(
+        """
+        import torch
+
+        weight = torch.ones(3, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for step in range(12):
+            optimizer.zero_grad()
+            loss = weight.square().sum() + (torch.tensor(float("inf")) if step == 5 else 0.0)
+            before = weight.detach().clone()
+            loss.backward()
+            assert weight.grad.isfinite().all()
+            optimizer.step()
+            assert torch.equal(before, weight) == (step == 5), step
+        """
+    )
+    assert run.exit_code == 0, run.errors
+    facts, _ = run.loaded
+    assert facts.guard is not None
+    assert facts.guard.skipped == 1
+    assert facts.optimizers[0].series.skipped[5] is True
+    assert "left out 1 (step 5); the loss" in run.errors
