@@ -502,13 +502,19 @@ def test_guarding_twice_is_an_error_and_watching_beside_a_guard_is_not():
 def test_a_stabilizers_clipping_is_not_taken_for_a_loss_scale():
     model, opt = built("fused adamw")
     watcher = sf.attach(model, opt, mode="watch")
-    stabilizer = sf.TrainingStabilizer(model, opt, clip=sf.ClipByNorm(1e-3), decide_on="device")
-    for step in range(5):
-        stabilizer.backward(loss_of(model, step))
+    stabilizer = sf.TrainingStabilizer(model, opt, clip=sf.ClipByNorm(1e-3), accumulate=2, decide_on="device")
+    for step in range(10):
+        stabilizer.backward(loss_of(model, step), weight=8)
         stabilizer.step()
     seen, own = watcher.history, stabilizer.history
+    assert len(seen) == 5
     assert [each.signals.grad_norm for each in seen] == [each.signals.grad_norm for each in own]
     assert {each.signals.loss_scale for each in seen} == {1.0}
+    stabilizer.backward(loss_of(model, 0, frozenset({0})), weight=8)
+    stabilizer.step()
+    stabilizer.backward(loss_of(model, 1), weight=8)
+    stabilizer.step()
+    assert watcher.counts["skipped"] == 1, "the kernel was told to leave it out"
     assert watcher.counts["overflows"] == 0
 
 

@@ -81,8 +81,8 @@ class OuterScaling(NamedTuple):
 
 
 NO_OUTER_SCALING = OuterScaling()
-_SET_BY_GUARD: WeakKeyDictionary[Any, Tensor | None] = WeakKeyDictionary()
-"""Optimizers on which a guard has set `grad_scale`, with the part of it that is a loss scale or a divisor."""
+_SET_BY_GUARD: WeakKeyDictionary[Any, OuterScaling] = WeakKeyDictionary()
+"""Optimizers on which a guard has set `grad_scale`, with what it is without the factor of the clipper."""
 
 
 def outer_scaling(optimizer: Any) -> OuterScaling:
@@ -91,8 +91,7 @@ def outer_scaling(optimizer: Any) -> OuterScaling:
     if scale is None and found_inf is None:
         return NO_OUTER_SCALING
     if optimizer in _SET_BY_GUARD:
-        scale = _SET_BY_GUARD[optimizer]
-        return OuterScaling(scale, found_inf, is_loss_scale=scale is not None)
+        return _SET_BY_GUARD[optimizer]._replace(found_inf=found_inf)
     return OuterScaling(scale, found_inf, is_loss_scale=True)
 
 
@@ -103,15 +102,17 @@ def fold(
     divide: Tensor | None,
     factor: Tensor | None,
     skip: Tensor | None,
+    *,
+    is_loss_scale: bool = False,
 ) -> None:
     """Let the optimizer's kernel divide by `divide`, multiply by `factor`, and change nothing where `skip` is true.
 
     `outer` is what others have set: their scale is part of the new one, and their `found_inf` still counts. `undo` puts
-    everything back as it was.
+    everything back as it was. `is_loss_scale` says whether a loss scale is part of `divide`.
     """
     scale = outer.scale if divide is None else divide if outer.scale is None else divide * outer.scale
     if optimizer not in _SET_BY_GUARD:
-        _SET_BY_GUARD[optimizer] = scale
+        _SET_BY_GUARD[optimizer] = OuterScaling(scale, None, is_loss_scale or outer.is_loss_scale)
         undo.callback(_SET_BY_GUARD.pop, optimizer, None)
     if factor is not None:
         scale = (1 if scale is None else scale) / factor

@@ -308,7 +308,9 @@ class GuardedOptimizer:
             if factor is not None and factor.ndim:
                 scale_gradients(views, factor)
                 factor = None
-            fold(step.undo, optimizer, outer, divide, factor, skip if self._on_device else None)
+            scales = self.decider.policy.scaler is not None
+            skipped = skip if self._on_device else None
+            fold(step.undo, optimizer, outer, divide, factor, skipped, is_loss_scale=scales)
         elif bool(skip):  # the one scalar sync of an optimizer that is not fused
             step.refused = True
             step.refused_unchanged = not self._shapers  # which have changed the gradients by now

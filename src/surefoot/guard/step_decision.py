@@ -237,7 +237,7 @@ class StepDecider:
             seen, divide = reshape(unscale), None
         factor = self._clip(seen, given.positions, skip)
         smallest: Scalar = 1.0 if factor is None else factor.min()
-        used = self._advance_scale(overflow, outer_scale)
+        used = self._advance_scale(overflow, outer_scale if given.outer.is_loss_scale else None)
         if not self._tensors:
             smallest, used = float(smallest), float(used)
         return StepDecision(
