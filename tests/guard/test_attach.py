@@ -368,6 +368,28 @@ def test_clipping_gives_the_weights_of_clip_grad_norm(optimizer, scaled):
         torch.testing.assert_close(clipped[name], value)
 
 
+@pytest.mark.parametrize("optimizer", ["fused adamw", "adamw"])
+def test_shapers_see_unscaled_gradients_under_a_grad_scaler(optimizer):
+    def run(attached: bool) -> dict[str, torch.Tensor]:
+        model, opt = built(optimizer)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=1000)
+        if attached:
+            sf.attach(model, opt, clip=sf.ClipByValue(0.01))
+        for step in range(10):
+            opt.zero_grad()
+            scaler.scale(loss_of(model, step)).backward()
+            if not attached:
+                scaler.unscale_(opt)
+                nn.utils.clip_grad_value_(model.parameters(), 0.01)
+            scaler.step(opt)
+            scaler.update()
+        return {name: p.detach() for name, p in model.named_parameters() if name != "0.bias"}
+
+    bare, clipped = run(False), run(True)
+    for name, value in bare.items():
+        torch.testing.assert_close(clipped[name], value)
+
+
 def test_budgets_cut_the_rate_for_the_step_alone_and_halt_in_the_end():
     model, opt = built("sgd")
     attachment = sf.attach(model, opt, escalation=sf.Escalation(skips=1, cuts=1))

@@ -142,8 +142,6 @@ class OpenStep:
     """Whether the host knows that the step must not be applied: the optimizer is not to be called, or to do nothing."""
     refused_unchanged: bool = False
     """Whether it is refused and the gradients are still those that backward left."""
-    left_out_by_others: bool = False
-    """Whether the host knows that a `GradScaler` or another guard makes the optimizer skip the step."""
     measured: MeasuredGradients | None = None
     """`None` if no parameter has a gradient."""
     given: StepInput | None = None
@@ -298,8 +296,8 @@ class GuardedOptimizer:
         skip, divide, factor = decision.skip, decision.divide, decision.factor
         if not self._on_device and bool(skip):
             found = outer.found_inf is not None and bool(outer.found_inf > 0)
-            step.left_out_by_others = found and not lacks_momentum(optimizer)
-            step.refused = step.refused_unchanged = not step.left_out_by_others
+            # What a scaler has decided is left to the kernel, which is told already.
+            step.refused = step.refused_unchanged = not found or lacks_momentum(optimizer)
             return
         if self._shapers and outer.scale is not None:  # they have left gradients that are unscaled
             set_for_step(step.undo, optimizer, "grad_scale", torch.ones_like(outer.scale))
