@@ -286,11 +286,11 @@ class StepDecider:
         skip = overflow | self.left_out_by(given.outer)
         for flag in flags:
             skip = skip | flag
-        # What one rule refused is no baseline for the others: they have not seen it.
-        self.policy.rules_state = tuple(
-            choose(skip > flag, old, new)  # refused, and not by this one
-            for flag, old, new in zip(flags[:-1], before, self.policy.rules_state, strict=True)
-        )
+        if self._tensors or skip:  # what one rule refused is no baseline for the others: they have not seen it
+            self.policy.rules_state = tuple(
+                choose(skip > flag, old, new)  # refused, and not by this one
+                for flag, old, new in zip(flags[:-1], before, self.policy.rules_state, strict=True)
+            )
         return skip, overflow, (*flags, *notices)
 
     def left_out_by(self, outer: OuterScaling) -> Any:
@@ -342,7 +342,9 @@ class StepDecider:
         state, factor = self.policy.clipper.update(
             self.policy.clip_state, GradientNorms(total_norm(statistics.norm), each)
         )
-        self.policy.clip_state = choose(skip, self.policy.clip_state, state)
+        if self._tensors or skip:
+            state = choose(skip, self.policy.clip_state, state)
+        self.policy.clip_state = state
         return factor if positions is None or factor.ndim == 0 else factor[positions]
 
     def _advance_scale(self, overflow: Any, outer_scale: Tensor | None) -> Scalar:
