@@ -161,7 +161,7 @@ class _Tally:
     def take(self, guard: sf.TrainingStabilizer, outcome: sf.Outcome) -> None:
         if outcome.skipped and not outcome.record.overflow:
             self.result.skipped_at.append(outcome.step)
-        total = sum(guard._history.by_kind.values())
+        total = sum(guard._run.guard.history.by_kind.values())
         fresh = total - self._seen.get(id(guard), 0)
         self._seen[id(guard)] = total
         if not fresh:
@@ -175,8 +175,8 @@ class _Tally:
                 self.result.alarmed_at.append(incident.step)
 
     def finish(self, guard: sf.TrainingStabilizer) -> None:
-        self.result.overflows += guard._history.counts["overflows"]
-        self.result.skipped += guard._history.counts["skipped"] - guard._history.counts["overflows"]
+        self.result.overflows += guard._run.guard.history.counts["overflows"]
+        self.result.skipped += guard._run.guard.history.counts["skipped"] - guard._run.guard.history.counts["overflows"]
 
 
 def _autocast(learner: Learner) -> Any:

@@ -185,7 +185,7 @@ def meet(
         if rank == 1:
             fault(what, step, model, x, y)
         if disk and step == FAULT_AT:
-            stabilizer._persistence.forget_snapshots()
+            stabilizer._run.persistence.weights.forget_snapshots()
         try:
             stabilizer.backward((model(x) - y).square().mean())
             stabilizer.step()
@@ -197,7 +197,7 @@ def meet(
         states.append(digest_of([list(model.parameters()), optimizer.state_dict()]))
     actions = [[i.step, i.action, i.summary] for i in stabilizer.incidents if i.kind == "recovery"]
     skipped = [record.signals.step for record in stabilizer.history if record.skipped]
-    rate = stabilizer._results.lr_factor
+    rate = stabilizer._run.results.lr_factor
     return {"states": states, "actions": actions, "skipped": skipped, "halted": halted, "rate": rate}
 
 
@@ -238,11 +238,11 @@ def fail_to_write(rank: int, folder: Path) -> Any:
     for step in range(20):
         x, y = batch(rank, step)
         if rank == 1 and step == 12:
-            stabilizer._persistence._checkpoints.wait()
+            stabilizer._run.persistence.checkpoints.wait()
             resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
         stabilizer.backward((model(x) - y).square().mean())
         assert stabilizer.step().applied
-    stabilizer._persistence._checkpoints.wait()
+    stabilizer._run.persistence.checkpoints.wait()
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     dist.barrier()
     return [stabilizer.steps, stabilizer.restore()]

@@ -122,8 +122,8 @@ def interrupted(folder: Path, stops: Iterable[int], kind: type[Run] = Run, **par
                 pass
             else:
                 raise AssertionError(f"the run ended before {stop} batches")
-            if run.stabilizer._persistence._checkpoints is not None:
-                run.stabilizer._persistence._checkpoints.wait()  # a process that is gone writes no more
+            if run.stabilizer._run.persistence.checkpoints is not None:
+                run.stabilizer._run.persistence.checkpoints.wait()  # a process that is gone writes no more
         losses += run.losses
     return losses, run.state()
 

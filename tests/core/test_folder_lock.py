@@ -273,7 +273,7 @@ def play(folder: Path, stop: int | None = None) -> list[Any]:
         make.step()
         if make.steps == stop:
             break
-    manager = make._persistence._checkpoints
+    manager = make._run.persistence.checkpoints
     assert manager is not None
     manager.wait()
     assert make.steps == judge.steps == (stop or 20)

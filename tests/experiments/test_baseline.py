@@ -9,6 +9,7 @@ from surefoot.diagnose.findings import Diagnosis, Finding
 from surefoot.errors import UsageError
 from surefoot.experiments.baseline import Baseline, usable_facts
 from surefoot.experiments.run_comparison import RunReading
+from surefoot.record.facts import RunFacts
 
 
 def child(folder, facts=None, **run):
@@ -22,9 +23,9 @@ FACTS = {"backwards": 5, "experiment": {"ended": ""}}
 
 
 def test_facts_of_a_run_that_trained_are_used(tmp_path):
-    facts, run = usable_facts(child(tmp_path, FACTS))
-    assert facts["backwards"] == 5
-    assert run["exit_code"] == 0
+    facts, description = usable_facts(child(tmp_path, FACTS))
+    assert facts.backwards == 5
+    assert description.exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_a_script_that_cannot_be_experimented_with_is_wrong_use(tmp_path, facts,
 
 
 def baseline(reading, *findings, cut_short=False):
-    return Baseline(reading, Diagnosis("broken", 10, findings), FACTS, 1.0, cut_short)
+    return Baseline(reading, Diagnosis("broken", 10, findings), RunFacts.from_json(FACTS), 1.0, cut_short)
 
 
 def test_why_no_experiment_could_cure_it():

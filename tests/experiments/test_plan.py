@@ -6,6 +6,7 @@ from surefoot.diagnose.run import RecordedRun
 from surefoot.errors import UsageError
 from surefoot.experiments.plan import BY_NAME, CHANGES, chosen, in_turn, nothing_to_change, order_for, warmup_steps
 from surefoot.experiments.run_comparison import RunReading
+from surefoot.record.facts import RunFacts
 
 
 def reading(outcome="non-finite", failed_at=40, **given):
@@ -39,7 +40,9 @@ def test_orders_carry_what_their_change_needs():
 
 
 def test_no_run_is_spent_on_a_change_that_has_nothing_to_change():
-    run = RecordedRun({"steps": 0, "optimizers": [], "experiment": {"seen": {"devices": ["cpu"]}}}, {})
+    run = RecordedRun(
+        RunFacts.from_json({"experiment": {"seen": {"devices": ["cpu"], "has_state": True, "dtypes": []}}})
+    )
     assert nothing_to_change(BY_NAME["clip"], run, reading()) == "no optimizer ever stepped"
     assert nothing_to_change(BY_NAME["deterministic"], run, reading()) == "everything runs on the CPU"
     assert nothing_to_change(BY_NAME["fp32"], run, reading()) is None

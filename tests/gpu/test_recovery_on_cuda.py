@@ -104,7 +104,7 @@ def test_a_run_resumes_bit_for_bit(tmp_path, stop):
         first.train([x])
         if i == stop:
             break
-    first.stabilizer._persistence._checkpoints.wait()
+    first.stabilizer._run.persistence.checkpoints.wait()
     second = Run(tmp_path, seed=99)
     second.train(second.stabilizer.resume(loader))
     assert same(whole.bits(), second.bits())

@@ -368,6 +368,28 @@ def test_clipping_gives_the_weights_of_clip_grad_norm(optimizer, scaled):
         torch.testing.assert_close(clipped[name], value)
 
 
+@pytest.mark.parametrize("optimizer", ["fused adamw", "adamw"])
+def test_shapers_see_unscaled_gradients_under_a_grad_scaler(optimizer):
+    def run(attached: bool) -> dict[str, torch.Tensor]:
+        model, opt = built(optimizer)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=1000)
+        if attached:
+            sf.attach(model, opt, clip=sf.ClipByValue(0.01))
+        for step in range(10):
+            opt.zero_grad()
+            scaler.scale(loss_of(model, step)).backward()
+            if not attached:
+                scaler.unscale_(opt)
+                nn.utils.clip_grad_value_(model.parameters(), 0.01)
+            scaler.step(opt)
+            scaler.update()
+        return {name: p.detach() for name, p in model.named_parameters() if name != "0.bias"}
+
+    bare, clipped = run(False), run(True)
+    for name, value in bare.items():
+        torch.testing.assert_close(clipped[name], value)
+
+
 def test_budgets_cut_the_rate_for_the_step_alone_and_halt_in_the_end():
     model, opt = built("sgd")
     attachment = sf.attach(model, opt, escalation=sf.Escalation(skips=1, cuts=1))
@@ -502,13 +524,19 @@ def test_guarding_twice_is_an_error_and_watching_beside_a_guard_is_not():
 def test_a_stabilizers_clipping_is_not_taken_for_a_loss_scale():
     model, opt = built("fused adamw")
     watcher = sf.attach(model, opt, mode="watch")
-    stabilizer = sf.TrainingStabilizer(model, opt, clip=sf.ClipByNorm(1e-3), decide_on="device")
-    for step in range(5):
-        stabilizer.backward(loss_of(model, step))
+    stabilizer = sf.TrainingStabilizer(model, opt, clip=sf.ClipByNorm(1e-3), accumulate=2, decide_on="device")
+    for step in range(10):
+        stabilizer.backward(loss_of(model, step), weight=8)
         stabilizer.step()
     seen, own = watcher.history, stabilizer.history
+    assert len(seen) == 5
     assert [each.signals.grad_norm for each in seen] == [each.signals.grad_norm for each in own]
     assert {each.signals.loss_scale for each in seen} == {1.0}
+    stabilizer.backward(loss_of(model, 0, frozenset({0})), weight=8)
+    stabilizer.step()
+    stabilizer.backward(loss_of(model, 1), weight=8)
+    stabilizer.step()
+    assert watcher.counts["skipped"] == 1, "the kernel was told to leave it out"
     assert watcher.counts["overflows"] == 0
 
 

@@ -197,7 +197,7 @@ def test_the_default_dtype_does_not_reach_our_own_arithmetic():
         stabilizer.flush()
     finally:
         torch.set_default_dtype(default)
-    assert all(part.dtype is torch.float32 for part in stabilizer._decider.clip_state)
+    assert all(part.dtype is torch.float32 for part in stabilizer._run.guard.policy.clip_state)
     bare = net()
     loss_of(bare).backward()
     torch.optim.SGD(bare.parameters(), lr=0.1).step()
@@ -236,10 +236,10 @@ def test_what_one_rule_refused_is_no_baseline_for_another(decide_on):
     for seed in range(100):
         stabilizer.backward(loss_of(model, seed))
         stabilizer.step()
-    peak = float(stabilizer._decider.rules_state[1].peak)
+    peak = float(stabilizer._run.guard.policy.rules_state[1].peak)
     stabilizer.backward(loss_of(model, 3) * 30)
     assert stabilizer.step().reasons == ("spike",)
-    assert float(stabilizer._decider.rules_state[1].peak) == peak
+    assert float(stabilizer._run.guard.policy.rules_state[1].peak) == peak
 
 
 def test_a_window_may_start_with_a_microbatch_of_weight_zero():

@@ -87,4 +87,4 @@ def test_gradients_under_a_loss_scale_are_shown_as_they_are(tmp_path):
 def test_without_a_log_nobody_looks():
     model = nn.Linear(2, 2)
     stabilizer = sf.TrainingStabilizer(model, torch.optim.SGD(model.parameters()))
-    assert stabilizer._guarded._sampler is None
+    assert stabilizer._run.guard.guarded._sampler is None

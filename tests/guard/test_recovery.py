@@ -153,7 +153,7 @@ def test_a_return_that_does_not_help_is_taken_back():
 
     loop.run(both, steps=FAULT_AT + 20)
     assert loop.actions[:2] == ["roll_back", "take_back"]
-    assert loop.stabilizer._results.lr_factor == 1.0
+    assert loop.stabilizer._run.results.lr_factor == 1.0
 
 
 def test_moments_can_be_cleared_instead():
@@ -190,7 +190,7 @@ def test_without_snapshots_left_a_checkpoint_serves(tmp_path):
 
     def tamper(step, x, y):
         if step == FAULT_AT:
-            loop.stabilizer._persistence.forget_snapshots()
+            loop.stabilizer._run.persistence.weights.forget_snapshots()
             loop.model[2].bias.fill_(torch.nan)
 
     loop.run(tamper)

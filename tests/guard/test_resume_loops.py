@@ -92,7 +92,7 @@ class OnlySaved(Run):
             self.step(batch)
             self.seen += 1
             if self.seen == stop:
-                self.stabilizer._persistence._checkpoints.wait()
+                self.stabilizer._run.persistence.checkpoints.wait()
                 raise Stop
 
 
@@ -125,13 +125,13 @@ def test_a_save_that_is_due_is_made_though_the_loop_is_left_or_takes_many_steps(
         run.step(batch)
         if run.stabilizer.steps == 4:
             break
-    run.stabilizer._persistence._checkpoints.wait()
+    run.stabilizer._run.persistence.checkpoints.wait()
     assert [found.step for found in sf.CheckpointManager(tmp_path).checkpoints()] == [4]
     for batch in run.batches():
         for _ in range(6):  # due after the fourth of them, the first after which it is clear that no batch is drawn
             run.step(batch)
         break
-    run.stabilizer._persistence._checkpoints.wait()
+    run.stabilizer._run.persistence.checkpoints.wait()
     assert sf.CheckpointManager(tmp_path).checkpoints()[0].step == 8
 
 
@@ -151,7 +151,7 @@ def test_batches_that_another_thread_draws_ahead_do_not_disturb_a_save(tmp_path:
         run.step(batch)
         weights.append(run.model.get_parameter("0.weight").detach().clone())
     thread.join()
-    run.stabilizer._persistence._checkpoints.wait()
+    run.stabilizer._run.persistence.checkpoints.wait()
     manager = sf.CheckpointManager(tmp_path)
     assert manager.checkpoints()
     for found in manager.checkpoints():
@@ -282,7 +282,7 @@ def test_a_window_that_turns_out_broken_after_a_restart_is_undone_from_its_begin
             super().step(batch)
 
         def due(self) -> bool:
-            return self.stabilizer._window.sums.count == 1
+            return self.stabilizer._run.window.sums.count == 1
 
     state = check_resume(tmp_path, (7,), SecondOfThree, accumulate=3)
     assert state["stabilizer"]["aftermath"]["ledger"]["counts"]["skipped"] == 1

@@ -61,7 +61,7 @@ def saved_run(folder: Path, model: nn.Module | None = None, make: Any = None, **
 
 def everything(stabilizer: sf.TrainingStabilizer) -> Any:
     own = {"stabilizer": stabilizer.state_dict(), "streams": read_streams()}
-    return copy.deepcopy({**stabilizer._persistence.gather(), **own})
+    return copy.deepcopy({**stabilizer._run.run_state.gather(), **own})
 
 
 def check_refused(stabilizer: sf.TrainingStabilizer, match: str) -> None:
@@ -261,7 +261,7 @@ def test_a_checkpoint_that_does_not_fit_is_not_returned_to(tmp_path: Path, caplo
     stabilizer = build(tmp_path, model, optim.AdamW(model.parameters(), fused=True))
     train(stabilizer, model)
     before = everything(stabilizer)
-    assert stabilizer._persistence.return_to(before=10, tried=0, keep_present=False) is None
+    assert stabilizer._run.persistence.return_to(before=10, tried=0, keep_present=False) is None
     assert not differences(everything(stabilizer), before)
     assert "cannot be returned to: its 'exp_avg' of parameter 0" in caplog.text
 

@@ -1,15 +1,16 @@
 import numpy as np
 
 import surefoot as sf
-from surefoot.guard.run_history import RunHistory
+from surefoot.guard.run_history import Budgets, RunHistory
 from surefoot.types import StepRecord
 
 
 def account(losses):
-    ledger = RunHistory(sf.StabilityChecker(), None, None, None, lambda counts: "", lambda: False, lambda flag: flag)
+    budgets = Budgets(None, None, None, weights_broken=lambda: False, agreed=lambda flag: flag)
+    history = RunHistory(sf.StabilityChecker(), budgets, first_of=lambda counts: "")
     for i, loss in enumerate(losses):
-        ledger.account(StepRecord(sf.Signals(i, float(loss), 1.0, 0.0), skipped=False))
-    return [(incident.kind, incident.severity) for incident in ledger.incidents]
+        history.account(StepRecord(sf.Signals(i, float(loss), 1.0, 0.0), skipped=False))
+    return [(incident.kind, incident.severity) for incident in history.incidents]
 
 
 def test_a_remark_that_becomes_a_warning_is_told_again():

@@ -76,7 +76,7 @@ def test_saves_that_go_on_failing_are_told_again_in_log_run_log_and_sinks(
     model, sink = nn.Linear(4, 1), Kept()
     log = sf.RunLog(tmp_path / "log", sinks=[sink], device_seconds=None)
     stabilizer = build(tmp_path, model, every_steps=1, log=log)
-    manager = stabilizer._persistence._checkpoints
+    manager = stabilizer._run.persistence.checkpoints
     assert manager is not None
     step(stabilizer, model)
     manager.wait()
@@ -196,7 +196,7 @@ def test_ranks_put_what_was_not_quiet_beside_the_good_one_alike(tmp_path: Path) 
 def test_a_worker_that_is_killed_costs_no_save_that_was_due(tmp_path: Path, decide_on: str) -> None:
     model = nn.Linear(4, 1)
     stabilizer = build(tmp_path, model, every_steps=2, decide_on=decide_on, lag_steps=1)
-    manager = stabilizer._persistence._checkpoints
+    manager = stabilizer._run.persistence.checkpoints
     assert manager is not None
     finish = threading.Event()
     manager.events.on_saved = lambda *_: finish.wait(60) and None  # the first save is not over before this
@@ -248,7 +248,7 @@ def test_a_worker_that_dies_during_a_save_is_no_trouble_with_the_disk(tmp_path: 
 
     with pytest.raises(RuntimeError, match="worker"):
         train()
-    manager = stabilizer._persistence._checkpoints
+    manager = stabilizer._run.persistence.checkpoints
     assert manager is not None
     manager.wait()
     found = manager.load()

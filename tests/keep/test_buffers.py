@@ -74,7 +74,7 @@ def test_what_is_kept_does_not_grow_with_the_run():
     for _ in range(20):
         stabilizer.backward(net(torch.randn(8, 4)).square().mean())
         stabilizer.step()
-    assert len(stabilizer._results.buffers._copies) <= 5
+    assert len(stabilizer._run.results.buffers._copies) <= 5
 
 
 def step_once(net: nn.Module, stabilizer: sf.TrainingStabilizer, spoiled: bool = False) -> None:

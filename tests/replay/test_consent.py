@@ -75,3 +75,31 @@ def test_files_of_a_module_are_found_without_running_it(places, monkeypatch):
 def test_nobody_is_asked_without_a_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     assert asking() is None
+
+
+def test_what_the_incident_names_is_run_only_if_the_user_agrees(places):
+    folder, asked = places[2], []
+    facts = {"script": {"path": "train.py", "arguments": ["--lr", "a b"]}}
+    order = order_for(folder, facts, None, (), None, ask=lambda words: asked.append(words) or True)
+    assert (order.script, order.arguments) == ("train.py", ("--lr", "a b"))
+    assert "SHA-256" in asked[0]
+    assert "--lr 'a b'" in asked[0]
+    with pytest.raises(UsageError, match="nothing was run"):
+        order_for(folder, facts, None, (), None, ask=lambda words: False)
+    with pytest.raises(UsageError, match="--lr 'a b'"):
+        order_for(folder, facts, None, (), None)
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ({}, "names no script"),
+        ({"path": "gone.py"}, "is not here"),
+        ({"path": "train.py", "arguments": ["x" * 5_000]}, "too long to be shown"),
+        ({"path": "train.py", "redacted": True}, "was redacted"),
+        ({"module": "no_such_module_here"}, "no module"),
+    ],
+)
+def test_what_cannot_be_agreed_to_is_refused(places, script, message):
+    with pytest.raises(UsageError, match=message):
+        order_for(places[2], {"script": script}, None, (), None, ask=lambda words: True)

@@ -7,22 +7,31 @@ Two ways lead to the same weights:
   and no host sync.
 - Plain: any other optimizer. Whether to step is known on the host by then, and the gradients are scaled in place.
 
-What is changed for the length of one step is registered with an `ExitStack` that puts it back.
+What is changed for the length of one step is registered with an `ExitStack` that puts it back. `StepCopy` is for
+optimizers that move the parameters while they look for a step (L-BFGS): leaving a step out means restoring a copy.
+
+Settings that are not finite are found here too: a NaN learning rate reaches every weight, whatever the gradients are.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from surefoot.core.gradient_mode import without_gradients
+from surefoot.core.save_restore import save_optimizer, save_tensors
+from surefoot.types import OptimizerSetting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from contextlib import ExitStack
+
+    from surefoot.types import NamedParameter
 
 _MISSING = object()
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
@@ -72,8 +81,8 @@ class OuterScaling(NamedTuple):
 
 
 NO_OUTER_SCALING = OuterScaling()
-_SET_BY_GUARD: WeakKeyDictionary[Any, Tensor | None] = WeakKeyDictionary()
-"""Optimizers on which a guard has set `grad_scale`, with the part of it that is a loss scale or a divisor."""
+_SET_BY_GUARD: WeakKeyDictionary[Any, OuterScaling] = WeakKeyDictionary()
+"""Optimizers on which a guard has set `grad_scale`, with what it is without the factor of the clipper."""
 
 
 def outer_scaling(optimizer: Any) -> OuterScaling:
@@ -82,8 +91,7 @@ def outer_scaling(optimizer: Any) -> OuterScaling:
     if scale is None and found_inf is None:
         return NO_OUTER_SCALING
     if optimizer in _SET_BY_GUARD:
-        scale = _SET_BY_GUARD[optimizer]
-        return OuterScaling(scale, found_inf, is_loss_scale=scale is not None)
+        return _SET_BY_GUARD[optimizer]._replace(found_inf=found_inf)
     return OuterScaling(scale, found_inf, is_loss_scale=True)
 
 
@@ -94,15 +102,17 @@ def fold(
     divide: Tensor | None,
     factor: Tensor | None,
     skip: Tensor | None,
+    *,
+    is_loss_scale: bool = False,
 ) -> None:
     """Let the optimizer's kernel divide by `divide`, multiply by `factor`, and change nothing where `skip` is true.
 
     `outer` is what others have set: their scale is part of the new one, and their `found_inf` still counts. `undo` puts
-    everything back as it was.
+    everything back as it was. `is_loss_scale` says whether a loss scale is part of `divide`.
     """
     scale = outer.scale if divide is None else divide if outer.scale is None else divide * outer.scale
     if optimizer not in _SET_BY_GUARD:
-        _SET_BY_GUARD[optimizer] = scale
+        _SET_BY_GUARD[optimizer] = OuterScaling(scale, None, is_loss_scale or outer.is_loss_scale)
         undo.callback(_SET_BY_GUARD.pop, optimizer, None)
     if factor is not None:
         scale = (1 if scale is None else scale) / factor
@@ -176,3 +186,124 @@ def scale_gradients(gradients: Sequence[Tensor], factor: Tensor) -> None:
             torch._foreach_mul_(own, factor.to(device))
         else:
             torch._foreach_mul_(own, [factor[i].to(device) for i in members])
+
+
+# ---- copies ---------------------------------------------------------------------------------------------------------
+
+
+class ClosureRefused(Exception):
+    """Raised by a closure to end the optimizer's step that is being refused."""
+
+
+class StepCopy:
+    """Parameters, optimizer state and the settings of the groups as they were before a step.
+
+    An optimizer with a closure moves the parameters while it looks for a step, so leaving a step out means going back.
+    """
+
+    def __init__(self, parameters: Sequence[NamedParameter], optimizer: Any) -> None:
+        self._undo = (save_tensors([parameter for _, parameter in parameters]), save_optimizer(optimizer))
+
+    def restore(self) -> None:
+        """Put everything back, bit for bit."""
+        for put_back in self._undo:
+            put_back()
+
+
+# ---- settings that are not finite -----------------------------------------------------------------------------------
+
+SETTINGS = (
+    "lr",
+    "weight_decay",
+    "betas",
+    "eps",
+    "momentum",
+    "dampening",
+    "alpha",
+    "rho",
+    "lambd",
+    "lr_decay",
+    "momentum_decay",
+    "beta2_decay",
+)
+"""The settings that are checked: those that enter the update of torch's optimizers.
+
+Others may be infinite on purpose: Prodigy's `growth_rate`, the `step_sizes` of Rprop.
+"""
+
+
+class SettingsOfStep(NamedTuple):
+    """What was found in the settings that a step is about to be taken with."""
+
+    broken: tuple[OptimizerSetting, ...] = ()
+    """Those known on the host not to be finite."""
+    places: tuple[tuple[int, str], ...] = ()
+    """Group and key of those that are on a device."""
+    values: Tensor | None = None
+    """… and their values, one vector."""
+
+    def all_broken(self, values: Sequence[float]) -> tuple[OptimizerSetting, ...]:
+        """Every setting that is not finite, given the values of those that were on a device."""
+        found = zip(self.places, values, strict=True)
+        return self.broken + tuple(OptimizerSetting(*at, value) for at, value in found if not math.isfinite(value))
+
+
+NOTHING_FOUND = SettingsOfStep()
+
+
+def look_at_settings(optimizer: Any, home: torch.device, on_device: bool) -> SettingsOfStep:
+    """The settings of a step. With `on_device` nothing is read off a device."""
+    broken: list[OptimizerSetting] = []
+    places: list[tuple[int, str]] = []
+    tensors: list[Tensor] = []
+    for index, group in enumerate(optimizer.param_groups):
+        if _surely_finite(group):
+            continue
+        for key, value in _numbers(group):
+            if not isinstance(value, Tensor):
+                if not math.isfinite(value) and _has_gradient(group):
+                    broken.append(OptimizerSetting(index, key, float(value)))
+            elif on_device and value.device.type != "cpu":
+                if _has_gradient(group):
+                    places.append((index, key))
+                    tensors.append(value)
+            elif not math.isfinite(number := float(value)) and _has_gradient(group):
+                broken.append(OptimizerSetting(index, key, number))
+    if tensors:
+        values = torch.stack([each.detach().to(home, torch.float32).reshape(()) for each in tensors])
+        return SettingsOfStep(tuple(broken), tuple(places), values)
+    return SettingsOfStep(tuple(broken)) if broken else NOTHING_FOUND
+
+
+def _surely_finite(group: dict[str, Any]) -> bool:
+    """Whether all settings are plain finite numbers, in a microsecond or so: nearly always the case."""
+    total = 0.0
+    for value in map(group.get, SETTINGS):
+        kind = type(value)
+        if kind is float:
+            total += value  # type: ignore[operator]
+        elif kind is tuple and len(value) == 2 and type(value[0]) is type(value[1]) is float:  # type: ignore[arg-type,index]
+            total += value[0] + value[1]  # type: ignore[index]
+        elif value is not None and kind is not int:
+            return False
+    return total - total == 0.0  # a sum with a NaN or an infinity in it has no difference to itself
+
+
+def _numbers(group: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The settings of a group that may not be finite, by name, those in a tuple one by one."""
+    for key in SETTINGS:
+        value = group.get(key)
+        if isinstance(value, (tuple, list)):
+            yield from ((f"{key}[{i}]", each) for i, each in enumerate(value) if _is_number(each))
+        elif _is_number(value):
+            yield key, value
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and value.is_floating_point()
+    return isinstance(value, (float, np.floating))
+
+
+def _has_gradient(group: dict[str, Any]) -> bool:
+    return any(parameter.grad is not None for parameter in group["params"])

@@ -33,22 +33,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from surefoot.act.apply import hide_gradients
-from surefoot.act.closure import StepCopy
+from surefoot.act.apply import StepCopy, hide_gradients
 from surefoot.core.device import is_capturing
-from surefoot.decide.agreement import Ranks, find_group
 from surefoot.decide.recovery import Escalation
-from surefoot.detect.checker import StabilityChecker
-from surefoot.detect.combine import Combined, tolerated
 from surefoot.errors import SettingError, TrainingHalted, UsageError, require
+from surefoot.guard.context import build_guard
 from surefoot.guard.guarded_optimizer import ClosureStep, GuardedOptimizer, OpenStep, StepFacts
-from surefoot.guard.log_rows import LogRows, open_log, setup_of
 from surefoot.guard.run_actions import halt_message
-from surefoot.guard.run_history import RunHistory
-from surefoot.guard.step_decision import StepDecider
-from surefoot.guard.step_numbers import StepNumbers
+from surefoot.guard.step_decision import StepNumbers
 from surefoot.guard.step_results import StepResults
-from surefoot.guard.validation import split_clip
 from surefoot.observe.parameters import BackwardOrder, Layout
 from surefoot.observe.without_hooks import WithoutHooks, is_calm
 from surefoot.types import Incident, Scalar, Signals, StepRecord
@@ -59,6 +52,7 @@ if TYPE_CHECKING:
 
     from torch.utils.hooks import RemovableHandle
 
+    from surefoot.detect.checker import StabilityChecker
     from surefoot.guard.step_decision import StepDecision
     from surefoot.observe.tensors import LayerMetrics
     from surefoot.record.log import RunLog
@@ -142,49 +136,35 @@ def attach(
         f"the optimizer's {len(layout.parameters)} parameters are none of the model's. Pass the model that it trains, "
         "or `None`.",
     )
-    on_device = decide_on == "device" or (decide_on == "auto" and layout.home.type != "cpu")
-    group = find_group(models) if acts else None
-    ranks = Ranks(group, layout.home)
-    run_log = open_log(log, ranks, setup_of(optimizer))
-    rows = LogRows(run_log, None) if run_log is not None else None
-    checker = checker or StabilityChecker()
-    shapers, clipper = split_clip(clip)
-    decider = StepDecider(
-        tolerated(Combined(checker.step_rules, "any")) if checker.step_rules else None,
-        None,
-        clipper,
-        None,
-        count=len(layout.parameters),
-        home=layout.home,
-        decides_on_device=on_device,
-        group=group,
-    )
-    guarded = GuardedOptimizer(optimizer, layout, decider, shapers, watch, on_device, acts=acts)
-    order = BackwardOrder(layout.parameters if acts else [])
-    broken = weakref.WeakMethod(guarded.parameters_broken)
-    history = RunHistory(
-        checker,
-        escalation if acts else None,
-        None,
-        None,
-        order.first,
-        lambda: (method := broken()) is not None and method(),
-        ranks.any,
-        _each([rows.incident if rows else None, _safe(on_event, "on_event")]),
+    guard = build_guard(
+        models,
+        optimizer,
+        layout,
+        acts=acts,
+        clip=clip,
+        checker=checker,
+        escalation=escalation,
+        watch=watch,
+        decide_on=decide_on,
+        lag_steps=lag_steps,
+        log=log,
+        samples_model=False,
+        on_step=_safe(on_step, "on_step"),
+        on_event=_safe(on_event, "on_event"),
         announce=announce,
     )
     results = StepResults(
         models if acts else (),
-        history,
-        lag_steps if on_device else 0,
+        guard.history,
+        guard.lag_steps,
         respond=_respond,
-        on_step=_each([rows.step if rows else None, _safe(on_step, "on_step")]),
+        on_step=guard.on_step,
         restore_after_overflow=False,
     )
-    if run_log is not None:
-        run_log.before_close(results.report_rest)
-    hooks = _StepHooks(optimizer, guarded, results, order, on_decision, run_hook, acts=acts)
-    return Attachment(optimizer, hooks, results, run_log)
+    if guard.log is not None:
+        guard.log.before_close(results.report_rest)
+    hooks = _StepHooks(optimizer, guard.guarded, results, guard.order, on_decision, run_hook, acts=acts)
+    return Attachment(optimizer, hooks, results, guard.log)
 
 
 class Attachment:
@@ -228,12 +208,12 @@ class Attachment:
         """Give the next step its loss, which the optimizer does not know, and signals of your own."""
         hooks = self._hooks()
         if hooks is not None:
-            hooks.observe(loss, signals)
+            hooks.signals.observe(loss, signals)
 
     def skipped_by_scaler(self, loss_scale: float = 1.0) -> None:
         """Count a step that a `GradScaler` has left out without calling the optimizer, because of an overflow.
 
-        An optimizer that is not fused is not called then, so that nobody else can tell.
+        An optimizer that is not fused is not called then, so that no hook runs.
         """
         hooks = self._hooks()
         if hooks is not None and hooks.active:
@@ -262,6 +242,30 @@ class Attachment:
         return dict(self._results.seen().counts)
 
 
+class _StepSignals:
+    """The loss and the user's own signals for the next step, which the optimizer does not know."""
+
+    def __init__(self) -> None:
+        self.loss: Scalar | None = None
+        self.own: dict[str, Scalar] = {}
+
+    def observe(self, loss: Any, signals: dict[str, Scalar]) -> None:
+        """Keep a loss, unless it is `None` or no number, and signals."""
+        if isinstance(loss, Tensor) and loss.numel() == 1:
+            self.loss = loss.detach().reshape(())
+        elif isinstance(loss, (int, float)):
+            self.loss = float(loss)
+        for name, value in signals.items():
+            if isinstance(value, Tensor) and value.numel() != 1:
+                raise UsageError(f"signal {name!r} must be one number; got a tensor of shape {tuple(value.shape)}.")
+            self.own[name] = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
+
+    def facts(self, step: int, lr_factor: float, home: torch.device) -> StepFacts:
+        """What is known of the next step."""
+        loss = torch.full((), self.loss, device=home) if isinstance(self.loss, float) else self.loss
+        return StepFacts(step, loss, 1.0, self.own, lr_factor)
+
+
 class _StepHooks:
     """The two hooks of one attachment, with what they need. Belongs to the optimizer."""
 
@@ -282,8 +286,7 @@ class _StepHooks:
         self._depth = 0
         """How many calls of `step` are under way: a subclass may call the `step` of its base."""
         self._open: OpenStep | ClosureStep | None = None
-        self._loss: Scalar | None = None
-        self._own: dict[str, Scalar] = {}
+        self.signals = _StepSignals()
         self._warned = False
         self._handles: list[RemovableHandle] = [
             optimizer.register_step_pre_hook(partial(run_hook, self.before)),
@@ -373,6 +376,10 @@ class _StepHooks:
                 step.undo.callback(StepCopy(layout.parameters, optimizer).restore)
             hide_gradients(step.undo, [parameter for _, parameter in layout.parameters])
 
+    def _facts(self, loss: Any = None) -> StepFacts:
+        self.signals.observe(loss, {})
+        return self.signals.facts(self._results.steps, self._results.lr_factor, self._guarded.layout.home)
+
     def _decided(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """The closure, with the decision after its first evaluation."""
         if self.acts and not (_is_torchs(self._guarded.optimizer) and _evaluates_first(self._guarded.optimizer)):
@@ -393,7 +400,7 @@ class _StepHooks:
 
     def _after_evaluation(self, loss: Any) -> None:
         try:
-            self._note_loss(loss)
+            self.signals.observe(loss, {})
             self._begin()
         except Exception as error:
             if self.acts:
@@ -447,29 +454,7 @@ class _StepHooks:
             )
         return False
 
-    # ---- what is known of a step ------------------------------------------------------------------------------------
-
-    def observe(self, loss: Scalar | None, signals: dict[str, Scalar]) -> None:
-        """Keep the loss and the user's own signals for the next step."""
-        if loss is not None:
-            self._note_loss(loss)
-        for name, value in signals.items():
-            if isinstance(value, Tensor) and value.numel() != 1:
-                raise UsageError(f"signal {name!r} must be one number; got a tensor of shape {tuple(value.shape)}.")
-            self._own[name] = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
-
-    def _note_loss(self, loss: Any) -> None:
-        if isinstance(loss, Tensor) and loss.numel() == 1:
-            self._loss = loss.detach().reshape(())
-        elif isinstance(loss, (int, float)):
-            self._loss = float(loss)
-
-    def _facts(self, loss: Any = None) -> StepFacts:
-        self._note_loss(loss)
-        known: Any = self._loss
-        if isinstance(known, float):
-            known = torch.full((), known, device=self._guarded.layout.home)
-        return StepFacts(self._results.steps, known, 1.0, self._own, self._results.lr_factor)
+    # ---- results ----------------------------------------------------------------------------------------------------
 
     def _without_gradient(self) -> StepNumbers:
         signals = Signals(self._results.steps, lr=self._guarded.lr(self._results.lr_factor))
@@ -480,13 +465,13 @@ class _StepHooks:
     def skipped_by_scaler(self, loss_scale: float) -> None:
         """A step was left out without a call of the optimizer."""
         lr = self._guarded.lr(self._results.lr_factor)
-        loss = None if self._loss is None else float(self._loss)
+        loss = None if self.signals.loss is None else float(self.signals.loss)
         signals = Signals(self._results.steps, loss, lr=lr, loss_scale=float(loss_scale))
         self._take(StepNumbers(StepRecord(signals, skipped=True, overflow=True)))
 
     def _take(self, numbers: StepNumbers) -> None:
         self._order.stop()
-        self._loss, self._own = None, {}
+        self.signals = _StepSignals()
         with WithoutHooks():
             self._results.take(numbers)
 
@@ -587,22 +572,9 @@ def _evaluates_first(optimizer: Any) -> bool:
 def _respond(results: StepResults, record: StepRecord, decision: Decision) -> None:
     results.lr_factor = decision.lr_factor
     if decision.action == "halt":
-        history = results.history
-        broken = history.agreed(history.weights_broken())
+        history, budgets = results.history, results.history.budgets
+        broken = budgets.agreed(budgets.weights_broken())
         raise TrainingHalted(halt_message(history, decision.reason, broken), history.incidents[-1])
-
-
-def _each(functions: Sequence[Callable[[Any], None] | None]) -> Callable[[Any], None] | None:
-    """One function that calls all that are given; `None` if none is."""
-    given = [function for function in functions if function is not None]
-    if len(given) < 2:
-        return given[0] if given else None
-
-    def call(value: Any) -> None:
-        for function in given:
-            function(value)
-
-    return call
 
 
 def _safe(function: Callable[[Any], None] | None, name: str) -> Callable[[Any], None] | None:

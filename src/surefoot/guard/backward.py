@@ -1,7 +1,7 @@
 """From losses to the gradients of one optimizer step: backward, loss scale, accumulation, pieces, ranks.
 
 `GradientWindow` is everything that happens between two optimizer steps. It knows the microbatches of the window, what
-their gradients still have to be divided by, and whether somebody else has laid hands on them.
+their gradients still have to be divided by, and whether other code has changed them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from surefoot.act.pieces import count_rows
 from surefoot.core.state_tree import pack
 from surefoot.decide.agreement import add_up, average_gradients, set_gradient_sync
 from surefoot.decide.uneven_ranks import apart, check_can_part
-from surefoot.guard.validation import check_loss
+from surefoot.errors import UsageError
 from surefoot.keep.restore import as_gradient
 from surefoot.keep.staging import map_tensors
 from surefoot.observe.gradient_changes import GradientChanges
@@ -33,10 +33,49 @@ if TYPE_CHECKING:
     from torch import nn
 
     from surefoot.guard.run_history import RunHistory
-    from surefoot.guard.step_decision import StepDecider
+    from surefoot.guard.step_decision import StepPolicy
     from surefoot.observe.parameters import Layout
 
 log = logging.getLogger("surefoot")
+
+
+class GradientWarnings:
+    """Warnings about gradients that other code has changed, and about batches that do not fit in memory."""
+
+    def __init__(self, models: Sequence[nn.Module], history: RunHistory) -> None:
+        self._models, self._history = models, history
+
+    def lost_gradients(self, step: int, window: AccumulationWindow) -> None:
+        """Losses were taken in, and their gradients are gone: `zero_grad()` was called in between."""
+        self._history.warn_once(
+            Signals(step),
+            "optim.lost-microbatch",
+            f"the gradients of {window.count} of {window.length} microbatches were thrown away before the step: with "
+            "`accumulate` the stabilizer calls `zero_grad()`, the loop must not",
+        )
+
+    def clipped_outside(self, step: int) -> None:
+        """Other code changed gradients that are still multiplied by the loss scale."""
+        self._history.warn_once(
+            Signals(step),
+            "clip.before-unscale",
+            "gradients were changed in place between backward() and step(), while they are still multiplied by the "
+            "loss scale: a limit applied there means nothing. Pass `clip=` instead",
+        )
+
+    def split(self, step: int, split: Split) -> None:
+        """Batches do not fit whole: said once, and once more what that does to batch norm."""
+        signals = Signals(step)
+        if "memory.split" not in self._history.by_kind:
+            log.info("surefoot: step %d: %s", step, split)
+            self._history.note(signals, "memory.split", "info", str(split), evidence=split.evidence())
+        if any(isinstance(m, _BatchNorm) and m.training for model in self._models for m in model.modules()):
+            self._history.warn_once(
+                signals,
+                "memory.split-batch-norm",
+                f"batches are run in pieces of {split.largest} rows, since more did not fit in memory, and batch norm "
+                "takes its statistics over a piece: they are noisier than over the batch. Group norm has no such limit",
+            )
 
 
 class GradientWindow:
@@ -46,20 +85,20 @@ class GradientWindow:
         self,
         models: Sequence[nn.Module],
         layout: Layout,
-        judge: StepDecider,
-        ledger: RunHistory,
+        policy: StepPolicy,
+        warnings: GradientWarnings,
         group: dist.ProcessGroup | None,
         accumulate: int,
         zero_grad: bool,
     ) -> None:
-        self._models, self._layout, self._judge, self._ledger, self._group = models, layout, judge, ledger, group
-        self._zero_grad = zero_grad
+        self._models, self._layout, self._policy, self._group = models, layout, policy, group
+        self.warnings, self._zero_grad = warnings, zero_grad
         self.step = 0
         """The optimizer step that is being gathered for."""
         self.sums = AccumulationWindow(accumulate, across_ranks=group is not None)
         self._row_limit = RowLimit()
         self._microbatches: Microbatches | None = None
-        self._seal: GradientChanges | None = None
+        self._changes: GradientChanges | None = None
         self._announce_sync()
 
     # ---- one microbatch -------------------------------------------------------------------------------------------
@@ -79,7 +118,7 @@ class GradientWindow:
             check_can_part(self._models)
             self._microbatches = Microbatches(self._models, self._row_limit)
         try:
-            with apart(self._models, self._group, self._is_last):
+            with apart(self._models, self._group, _is_last(self.sums)):
                 loss, weight_of_all, split = self._run_pieces(self._microbatches, loss_fn, batch, weight)
         except Exception:
             if self._group is not None:  # all ranks failed together, and begin anew together
@@ -88,7 +127,7 @@ class GradientWindow:
                 self._announce_sync()
             raise
         if split is not None:
-            self._tell_split(split)
+            self.warnings.split(self.step, split)
         self._take_in(loss, weight_of_all)
         return loss
 
@@ -111,7 +150,7 @@ class GradientWindow:
         return loss, weighing.total, split
 
     def _scaled_backward(self, loss: Tensor, weight: Scalar | None, **options: Any) -> None:
-        scale = self._judge.loss_scale()
+        scale = self._policy.loss_scale()
         with torch.enable_grad():  # the loss has its graph, wherever backward is called from
             scaled = self.sums.scaled(loss, weight)
             if scale is not None:
@@ -121,19 +160,15 @@ class GradientWindow:
     def _take_in(self, loss: Tensor, weight: Scalar | None) -> None:
         """After a microbatch, or one loss of it."""
         self.sums.add(loss, weight)
-        if self._judge.scaler is not None:
-            self._seal = GradientChanges(self._layout.parameters)
+        if self._policy.scaler is not None:
+            self._changes = GradientChanges(self._layout.parameters)
 
     # ---- the window -----------------------------------------------------------------------------------------------
-
-    @property
-    def _is_last(self) -> bool:
-        return self.sums.count == self.sums.length - 1
 
     def _announce_sync(self) -> None:
         """Under DDP and FSDP2, only the last microbatch of a window averages gradients over ranks."""
         if self.sums.length > 1:
-            set_gradient_sync(self._models, self._is_last)
+            set_gradient_sync(self._models, _is_last(self.sums))
 
     def close_microbatch(self) -> bool:
         """The microbatch is complete; returns whether the window is."""
@@ -150,9 +185,14 @@ class GradientWindow:
             average_gradients(dense_views(self._layout.with_gradient()[1]), self._group)
         return self.sums.count > 0
 
+    def check_unchanged(self) -> None:
+        """Warn if other code has changed gradients that are still multiplied by the loss scale."""
+        if self._changes is not None and self._changes.broken:
+            self.warnings.clipped_outside(self.step)
+
     def begin(self, step: int) -> None:
         """An empty window for the next optimizer step."""
-        self.step, self.sums, self._seal = step, self.sums.cleared(), None
+        self.step, self.sums, self._changes = step, self.sums.cleared(), None
         self._announce_sync()
 
     def evaluate(self, closure: Callable[[], Tensor]) -> Tensor:
@@ -176,52 +216,17 @@ class GradientWindow:
         total = torch.as_tensor(divisor, dtype=torch.float32, device=home)
         return add_up(total, self._group) / torch.distributed.get_world_size(self._group)
 
-    # ---- what others did to the gradients -------------------------------------------------------------------------
-
     def _look_at_gradients(self) -> None:
-        """Before a microbatch: drop or notice what somebody else did to the gradients."""
+        """Before a microbatch: drop gradients that other code left, or notice that some are gone."""
         if self._zero_grad and self.sums.loss_sum is None:
             self._layout.drop_gradients()  # what another model's backward left, as in a GAN
-        self._notice_lost_gradients()
-
-    def _notice_lost_gradients(self) -> None:
-        """Losses were taken in, and their gradients are gone: somebody called `zero_grad()` in between."""
         window = self.sums
         if window.loss_sum is None or any(p.grad is not None for _, p in self._layout.parameters):
             return
         if window.length == 1:  # as after a batch that failed: thrown away, and on to the next
             self.sums = window.cleared()
-            return
-        self._ledger.warn_once(
-            Signals(self.step),
-            "optim.lost-microbatch",
-            f"the gradients of {window.count} of {window.length} microbatches were thrown away before the step: with "
-            "`accumulate` the stabilizer calls `zero_grad()`, the loop must not",
-        )
-
-    def warn_if_clipped_outside(self) -> None:
-        """Somebody changed gradients that are still multiplied by the loss scale."""
-        if self._seal is not None and self._seal.broken:
-            self._ledger.warn_once(
-                Signals(self.step),
-                "clip.before-unscale",
-                "gradients were changed in place between backward() and step(), while they are still multiplied by the "
-                "loss scale: a limit applied there means nothing. Pass `clip=` instead",
-            )
-
-    def _tell_split(self, split: Split) -> None:
-        """Say once that batches do not fit whole, and once what that does to batch norm."""
-        signals = Signals(self.step)
-        if "memory.split" not in self._ledger.by_kind:
-            log.info("surefoot: step %d: %s", self.step, split)
-            self._ledger.note(signals, "memory.split", "info", str(split), evidence=split.evidence())
-        if any(isinstance(m, _BatchNorm) and m.training for model in self._models for m in model.modules()):
-            self._ledger.warn_once(
-                signals,
-                "memory.split-batch-norm",
-                f"batches are run in pieces of {split.largest} rows, since more did not fit in memory, and batch norm "
-                "takes its statistics over a piece: they are noisier than over the batch. Group norm has no such limit",
-            )
+        else:
+            self.warnings.lost_gradients(self.step, window)
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
@@ -247,3 +252,22 @@ class GradientWindow:
         for (_, parameter), gradient in zip(self._layout.parameters, state["gradients"], strict=True):
             if gradient is not None:
                 parameter.grad = as_gradient(gradient, parameter)
+
+
+def check_loss(loss: object) -> None:
+    """Raise `UsageError` for a loss that backward cannot run on."""
+    if not isinstance(loss, Tensor):
+        raise UsageError(
+            f"`backward` takes the loss tensor; got {type(loss).__name__}. Pass the loss itself, not `loss.item()`."
+        )
+    if loss.numel() != 1:
+        raise UsageError(f"the loss must be one number; got shape {tuple(loss.shape)}. Reduce it with `.mean()` first.")
+    if not loss.requires_grad:
+        raise UsageError(
+            "the loss has no graph, so no gradient can flow: it was detached, made under `no_grad`, or depends on no "
+            "parameter that requires a gradient."
+        )
+
+
+def _is_last(window: AccumulationWindow) -> bool:
+    return window.count == window.length - 1

@@ -1,8 +1,8 @@
-"""The judgement of a step as one CUDA graph: a hundred small kernels for the price of one launch.
+"""The decision on a step as one CUDA graph: a hundred small kernels for the price of one launch.
 
 The rules are written as ordinary tensor operations, so that they exist once and read well. On a GPU their launches
 would cost the host milliseconds a step; recorded once into a CUDA graph and replayed, they cost it a few microseconds.
-After `WARM_STEPS` steps of the ordinary way the judgement is recorded with fixed inputs and states; a step whose shape
+After `WARM_STEPS` steps of the ordinary way the decision is recorded with fixed inputs and states; a step whose shape
 differs from the recorded one (another set of gradients, no loss) takes the ordinary way, as does everything if
 recording fails for any reason.
 """
@@ -24,7 +24,7 @@ from surefoot.detect.step_rules import Explosion, NonFinite, Setback, Spike
 from surefoot.observe.tensors import TensorStatistics
 
 if TYPE_CHECKING:
-    from surefoot.guard.step_decision import StepDecider, StepDecision, StepInput
+    from surefoot.guard.step_decision import StepDecider, StepDecision, StepInput, StepPolicy
 
 log = logging.getLogger("surefoot")
 
@@ -33,16 +33,16 @@ MOST_RECORDINGS = 8
 
 
 class GraphedDecider:
-    """Judges steps like `StepDecider`, through a CUDA graph once it is recorded."""
+    """Decides steps like `StepDecider`, through a CUDA graph once it is recorded."""
 
-    def __init__(self, judge: StepDecider) -> None:
-        self._judge = judge
-        self._usable = judge.group is None and _is_ours(judge)
+    def __init__(self, decider: StepDecider) -> None:
+        self._decider = decider
+        self._usable = decider.group is None and _is_ours(decider.policy)
         self._seen: dict[tuple[Any, ...], int] = {}
         self._recorded: dict[tuple[Any, ...], _Recording] = {}
 
-    def judge(self, given: StepInput) -> tuple[StepDecision, Tensor]:
-        """The judgement, and all its numbers in one vector."""
+    def decide(self, given: StepInput) -> tuple[StepDecision, Tensor]:
+        """The decision, and all its numbers in one vector."""
         key = self._key(given)
         if key is None:
             return self._plainly(given)
@@ -54,10 +54,10 @@ class GraphedDecider:
             if len(self._recorded) >= MOST_RECORDINGS:
                 self.forget()
             try:
-                recording = self._recorded[key] = _Recording(self._judge, given)
+                recording = self._recorded[key] = _Recording(self._decider, given)
             except Exception as error:  # any failure to record leaves the ordinary way, which always works
                 self._usable = False
-                log.debug("judging without a CUDA graph: %s", error)
+                log.debug("deciding without a CUDA graph: %s", error)
                 return self._plainly(given)
         return recording.replay(given)
 
@@ -66,13 +66,13 @@ class GraphedDecider:
         self._recorded.clear()
 
     def _plainly(self, given: StepInput) -> tuple[StepDecision, Tensor]:
-        before = self._judge.states
-        judged = self._judge.judge(given)
-        vector = judged.packed()
+        before = self._decider.policy.states
+        decision = self._decider.decide(given)
+        vector = decision.packed()
         if self._recorded:  # recordings go on working on the same state tensors
-            torch._foreach_copy_(leaves(before), leaves(self._judge.states))
-            self._judge.states = before
-        return judged, vector
+            torch._foreach_copy_(leaves(before), leaves(self._decider.policy.states))
+            self._decider.policy.states = before
+        return decision, vector
 
     def _key(self, given: StepInput) -> tuple[Any, ...] | None:
         """What must be the same for a recording to serve; `None` if none can."""
@@ -86,25 +86,25 @@ class GraphedDecider:
 
 
 class _Recording:
-    """One recorded judgement with its fixed inputs and outputs."""
+    """One recorded decision with its fixed inputs and outputs."""
 
-    def __init__(self, judge: StepDecider, given: StepInput) -> None:
+    def __init__(self, decider: StepDecider, given: StepInput) -> None:
         self._fixed = [tensor.detach().clone() for tensor in _tensors_of(given)]
         fixed_given = _with_tensors(given, self._fixed)
-        states = leaves(judge.states)
-        before = judge.states
+        states = leaves(decider.policy.states)
+        before = decider.policy.states
         try:
             with recorded_graph(given.statistics.norm.device) as self._graph:
-                self.judged = judge.judge(fixed_given)
-                self.vector = self.judged.packed()
-                torch._foreach_copy_(states, leaves(judge.states))
+                self.decision = decider.decide(fixed_given)
+                self.vector = self.decision.packed()
+                torch._foreach_copy_(states, leaves(decider.policy.states))
         finally:
-            judge.states = before  # recording ran nothing; from here on the graph advances them in place
+            decider.policy.states = before  # recording ran nothing; from here on the graph advances them in place
 
     def replay(self, given: StepInput) -> tuple[StepDecision, Tensor]:
         torch._foreach_copy_(self._fixed, _tensors_of(given))
         self._graph.replay()
-        return self.judged, self.vector
+        return self.decision, self.vector
 
 
 def _tensors_of(given: StepInput) -> list[Tensor]:
@@ -134,12 +134,12 @@ def _with_tensors(given: StepInput, tensors: list[Tensor]) -> StepInput:
     )
 
 
-def _is_ours(judge: StepDecider) -> bool:
+def _is_ours(policy: StepPolicy) -> bool:
     """Whether every part is one whose arithmetic depends on its tensors alone, the same way every step."""
-    if judge.scaler is not None and not isinstance(judge.scaler, DynamicLossScaler):
+    if policy.scaler is not None and not isinstance(policy.scaler, DynamicLossScaler):
         return False
-    clipper_is_ours = judge.clipper is None or type(judge.clipper).__module__ == "surefoot.act.clip"
-    return clipper_is_ours and all(rule is None or _rule_is_ours(rule) for rule in (judge.rules, judge.setback))
+    clipper_is_ours = policy.clipper is None or type(policy.clipper).__module__ == "surefoot.act.clip"
+    return clipper_is_ours and all(rule is None or _rule_is_ours(rule) for rule in (policy.rules, policy.setback))
 
 
 def _rule_is_ours(rule: Any) -> bool:

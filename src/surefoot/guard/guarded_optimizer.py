@@ -15,23 +15,33 @@ import torch
 from torch import Tensor
 
 from surefoot.act.apply import (
+    NOTHING_FOUND,
+    ClosureRefused,
+    SettingsOfStep,
+    StepCopy,
     can_fold,
     fold,
     hide_gradients,
     lacks_momentum,
+    look_at_settings,
     outer_scaling,
     scale_gradients,
     scale_lr,
     set_for_step,
 )
-from surefoot.act.closure import ClosureRefused, StepCopy
-from surefoot.act.optimizer_settings import NOTHING_FOUND, SettingsOfStep, look_at_settings
 from surefoot.core.gradient_mode import without_gradients
 from surefoot.core.weak_reference import weak_reference
 from surefoot.errors import UsageError
 from surefoot.guard.decision_graph import GraphedDecider
-from surefoot.guard.step_decision import StepDecider, StepDecision, StepInput
-from surefoot.guard.step_numbers import Arriving, LayerNames, StepNumbers, at_hand
+from surefoot.guard.step_decision import (
+    ArrivingNumbers,
+    LayerNames,
+    StepDecider,
+    StepDecision,
+    StepInput,
+    StepNumbers,
+    record_on_host,
+)
 from surefoot.observe.shards import combine_shards
 from surefoot.observe.tensors import (
     LayerMetrics,
@@ -70,13 +80,57 @@ class StepFacts:
 
 
 @dataclass(frozen=True)
-class _Measured:
+class MeasuredGradients:
     """The gradients of a step: whose they are, where they lie, and their statistics."""
 
     named: list[NamedParameter]
-    gradients: list[Tensor]
+    tensors: list[Tensor]
     views: list[Tensor]
     statistics: TensorStatistics
+
+
+class StepMeasurer:
+    """Measures the gradients and, now and then, the parameters of one optimizer."""
+
+    def __init__(self, layout: Layout, *, across_ranks: bool) -> None:
+        self.layout, self._across_ranks = layout, across_ranks
+        self._meter = TensorMeter()
+        self.param_norm: Tensor | None = None
+        """The norm of the parameters when it was last measured: part of a saved run, since rules go by it."""
+
+    def gradients(self) -> MeasuredGradients | None:
+        """The gradients as they are now; `None` if no parameter has one."""
+        named, gradients = self.layout.with_gradient()
+        if not gradients:
+            return None
+        statistics = self._meter.measure(gradients)
+        if all(map(is_plain, gradients)):
+            return MeasuredGradients(named, gradients, gradients, statistics)
+        return MeasuredGradients(named, gradients, dense_views(gradients), self._combined(statistics, gradients))
+
+    def measure_again(self, gradients: MeasuredGradients) -> TensorStatistics:
+        """The same gradients after they were changed, and perhaps replaced."""
+        gradients.tensors[:] = [p.grad for _, p in gradients.named if p.grad is not None]
+        gradients.views[:] = dense_views(gradients.tensors)  # a sparse one may have been coalesced
+        return self._combined(self._meter.measure(gradients.tensors), gradients.tensors)
+
+    def parameters(self, step: int, gradients: MeasuredGradients) -> Tensor:
+        """The norm of the parameters, measured every `PARAM_NORM_EVERY` steps."""
+        if self.param_norm is None or step % PARAM_NORM_EVERY == 0:
+            own = [parameter.detach() for _, parameter in gradients.named]
+            self.param_norm = total_norm(self._combined(self._meter.measure(own), own).norm)
+        return self.param_norm
+
+    def _combined(self, statistics: TensorStatistics, tensors: list[Tensor]) -> TensorStatistics:
+        """Over all ranks, where tensors are sharded; an observer starts no collective."""
+        return combine_shards(statistics, tensors) if self._across_ranks else statistics
+
+    def parameters_broken(self) -> bool:
+        """Whether any parameter has a non-finite entry. Waits for the device."""
+        parameters = [parameter for _, parameter in self.layout.parameters]
+        # A frozen table of whole numbers may be among them, as in a quantized layer.
+        able = [each for each in parameters if each.is_floating_point() or each.is_complex()]
+        return bool(self._meter.measure(able).nonfinite.sum() > 0)
 
 
 @dataclass
@@ -88,9 +142,7 @@ class OpenStep:
     """Whether the host knows that the step must not be applied: the optimizer is not to be called, or to do nothing."""
     refused_unchanged: bool = False
     """Whether it is refused and the gradients are still those that backward left."""
-    left_out_by_others: bool = False
-    """Whether the host knows that somebody else has made the optimizer leave the step out."""
-    measured: _Measured | None = None
+    measured: MeasuredGradients | None = None
     """`None` if no parameter has a gradient."""
     given: StepInput | None = None
     decision: StepDecision | None = None
@@ -124,11 +176,9 @@ class GuardedOptimizer:
         self.layout, self.decider = layout, decider
         self._shapers, self._watch, self._on_device, self._acts = shapers, watch or LayerMetrics(), on_device, acts
         self._graphed = GraphedDecider(decider)
-        self._meter = TensorMeter()
+        self.measurer = StepMeasurer(layout, across_ranks=acts)
         self._folds = can_fold(optimizer)
         self._constants: dict[float, Tensor] = {}
-        self.param_norm: Tensor | None = None
-        """The norm of the parameters when it was last measured: part of a saved run, since rules go by it."""
         self._sampler = sampler
 
     @property
@@ -143,7 +193,7 @@ class GuardedOptimizer:
         """
         if self.layout.refresh():
             self._folds = can_fold(self.optimizer)
-            self.decider.grow(len(self.layout.parameters))
+            self.decider.policy.grow(len(self.layout.parameters))
             self.forget_recordings()
             return True
         if self._folds != all(group.get("fused") for group in self.optimizer.param_groups):
@@ -153,10 +203,6 @@ class GuardedOptimizer:
     def forget_recordings(self) -> None:
         """Drop what was recorded for states that have been replaced."""
         self._graphed.forget()
-
-    def forget_norm(self) -> None:
-        """The parameters are others now: measure their norm again."""
-        self.param_norm = None
 
     def lr(self, factor: float) -> float | None:
         """The learning rate of the first group, unless reading it would need a sync."""
@@ -171,7 +217,7 @@ class GuardedOptimizer:
     def begin(self, facts: StepFacts) -> OpenStep:
         """Decide on the gradients as they are now, and prepare the optimizer for what its step is to do with them."""
         step = OpenStep(facts)
-        step.measured = measured = self._measure()
+        step.measured = measured = self.measurer.gradients()
         if measured is None:
             return step
         self._decide(step, measured)
@@ -196,43 +242,27 @@ class GuardedOptimizer:
         if self._sampler is not None:
             self._sampler.after_update(step.facts.step)
             self._sampler.before_forward(step.facts.step + 1)
-        return None if step.measured is None else self._numbers(step)
+        return None if step.measured is None else self.numbers(step)
 
-    def _measure(self) -> _Measured | None:
-        named, gradients = self.layout.with_gradient()
-        if not gradients:
-            return None
-        statistics = self._meter.measure(gradients)
-        if all(map(is_plain, gradients)):
-            return _Measured(named, gradients, gradients, statistics)
-        return _Measured(named, gradients, dense_views(gradients), self._combined(statistics, gradients))
-
-    def _combined(self, statistics: TensorStatistics, tensors: list[Tensor]) -> TensorStatistics:
-        """Over all ranks, where tensors are sharded; an observer starts no collective."""
-        return combine_shards(statistics, tensors) if self._acts else statistics
-
-    def _decide(self, step: OpenStep, measured: _Measured) -> None:
+    def _decide(self, step: OpenStep, measured: MeasuredGradients) -> None:
         step.given = given = self._given(step, measured)
         if self._on_device and not self._shapers:
-            step.decision, step.vector = self._graphed.judge(given)
+            step.decision, step.vector = self._graphed.decide(given)
         else:
             step.decision, step.vector = self._decide_in_pieces(given, measured)
 
-    def _given(self, step: OpenStep, measured: _Measured) -> StepInput:
+    def _given(self, step: OpenStep, measured: MeasuredGradients) -> StepInput:
         facts = step.facts
         step.settings = look_at_settings(self.optimizer, self.layout.home, self._on_device)
-        if self.param_norm is None or facts.step % PARAM_NORM_EVERY == 0:
-            own = [parameter.detach() for _, parameter in measured.named]
-            self.param_norm = total_norm(self._combined(self._meter.measure(own), own).norm)
         return StepInput(
             facts.step,
             measured.statistics,
             facts.loss,
             facts.divisor,
             facts.own,
-            self.param_norm,
+            self.measurer.parameters(facts.step, measured),
             self._broken(step.settings),
-            self.layout.positions if self.decider.clipper is not None else None,
+            self.layout.positions if self.decider.policy.clipper is not None else None,
             outer_scaling(self.optimizer),
         )
 
@@ -247,7 +277,7 @@ class GuardedOptimizer:
             self._constants[value] = torch.full((), value, dtype=torch.float32, device=self.layout.home)
         return self._constants[value]
 
-    def _decide_in_pieces(self, given: StepInput, measured: _Measured) -> tuple[StepDecision, Tensor | None]:
+    def _decide_in_pieces(self, given: StepInput, measured: MeasuredGradients) -> tuple[StepDecision, Tensor | None]:
         """Decide with the shapers in between; on the device, with the numbers as one vector."""
 
         def reshape(divide: Tensor | None) -> TensorStatistics:
@@ -255,21 +285,19 @@ class GuardedOptimizer:
                 scale_gradients(measured.views, 1 / divide)
             for shaper in self._shapers:
                 shaper.shape(measured.named)
-            measured.gradients[:] = [p.grad for _, p in measured.named if p.grad is not None]
-            measured.views[:] = dense_views(measured.gradients)  # a shaper may have coalesced a sparse one
-            return combine_shards(self._meter.measure(measured.gradients), measured.gradients)
+            return self.measurer.measure_again(measured)
 
-        decision = self.decider.judge(given, reshape if self._shapers else None)
+        decision = self.decider.decide(given, reshape if self._shapers else None)
         return decision, decision.packed() if self._on_device else None
 
-    def _prepare(self, step: OpenStep, measured: _Measured, decision: StepDecision) -> None:
+    def _prepare(self, step: OpenStep, measured: MeasuredGradients, decision: StepDecision) -> None:
         assert step.given is not None
         optimizer, views, outer = self.optimizer, measured.views, step.given.outer
         skip, divide, factor = decision.skip, decision.divide, decision.factor
         if not self._on_device and bool(skip):
             found = outer.found_inf is not None and bool(outer.found_inf > 0)
-            step.left_out_by_others = found and not lacks_momentum(optimizer)
-            step.refused = step.refused_unchanged = not step.left_out_by_others
+            # What a scaler has decided is left to the kernel, which is told already.
+            step.refused = step.refused_unchanged = not found or lacks_momentum(optimizer)
             return
         if self._shapers and outer.scale is not None:  # they have left gradients that are unscaled
             set_for_step(step.undo, optimizer, "grad_scale", torch.ones_like(outer.scale))
@@ -278,7 +306,9 @@ class GuardedOptimizer:
             if factor is not None and factor.ndim:
                 scale_gradients(views, factor)
                 factor = None
-            fold(step.undo, optimizer, outer, divide, factor, skip if self._on_device else None)
+            scales = self.decider.policy.scaler is not None
+            skipped = skip if self._on_device else None
+            fold(step.undo, optimizer, outer, divide, factor, skipped, is_loss_scale=scales)
         elif bool(skip):  # the one scalar sync of an optimizer that is not fused
             step.refused = True
             step.refused_unchanged = not self._shapers  # which have changed the gradients by now
@@ -288,7 +318,8 @@ class GuardedOptimizer:
             if factor is not None:
                 scale_gradients(views, factor)
 
-    def _numbers(self, step: OpenStep) -> StepNumbers:
+    def numbers(self, step: OpenStep) -> StepNumbers:
+        """The numbers of a decided step, which may still be on their way to the host."""
         assert step.measured is not None
         assert step.given is not None
         assert step.decision is not None
@@ -297,24 +328,17 @@ class GuardedOptimizer:
         layout = LayerNames.of(named)
         watched = step.updates.columns() if step.updates else {}
         known = {"step": facts.step, "lr": self.lr(facts.lr_factor)}
-        if not self._acts:  # the step was left out only if somebody else saw to that
+        if not self._acts:  # the step was skipped only if a scaler or another guard has skipped it
             decision = replace(decision, skip=self.decider.left_out_by(step.given.outer))
             if step.vector is not None:
                 _set_first(step.vector, decision.skip)
         if step.vector is not None:
-            arriving = Arriving(
+            arriving = ArrivingNumbers(
                 decision, step.vector, rules, notices, layout, watched, facts.own, step.settings, **known
             )
             return StepNumbers(arriving)
         own = {name: float(value) for name, value in facts.own.items()}
-        return StepNumbers(at_hand(decision, rules, notices, layout, watched, step.settings, extra=own, **known))
-
-    def parameters_broken(self) -> bool:
-        """Whether any parameter has a non-finite entry. Waits for the device."""
-        parameters = [parameter for _, parameter in self.layout.parameters]
-        # A frozen table of whole numbers may be among them, as in a quantized layer.
-        able = [each for each in parameters if each.is_floating_point() or each.is_complex()]
-        return bool(self._meter.measure(able).nonfinite.sum() > 0)
+        return StepNumbers(record_on_host(decision, rules, notices, layout, watched, step.settings, extra=own, **known))
 
     # ---- optimizers that evaluate the loss themselves -------------------------------------------------------------
 
@@ -325,17 +349,17 @@ class GuardedOptimizer:
         Only the first evaluation of a step counts for the rules. Waits for the device. `None` if it left no gradient.
         """
         step = OpenStep(facts)
-        step.measured = measured = self._measure()
+        step.measured = measured = self.measurer.gradients()
         if measured is None:
             return None
-        states = self.decider.states
+        states = self.decider.policy.states
         step.given = self._given(step, measured)
         step.decision, step.vector = self._decide_in_pieces(step.given, measured)
         step.refused = step.refused_unchanged = self._acts and bool(step.decision.skip)
         if self._acts and step.decision.factor is not None:
             scale_gradients(measured.views, step.decision.factor)
         if not first:
-            self.decider.states = states
+            self.decider.policy.states = states
         return step
 
 
@@ -401,10 +425,10 @@ class ClosureStep:
         self.undo.close()
         if self.first is None:
             return None
-        record = self._guarded._numbers(self.first).record()
+        record = self._guarded.numbers(self.first).record()
         if self.first.refused:
             self._copy.restore()
-        elif self._evaluations > 1 and self._guarded.parameters_broken():
+        elif self._evaluations > 1 and self._guarded.measurer.parameters_broken():
             self._copy.restore()
             record = replace(record, skipped=True, reasons=("nonfinite",))
         return StepNumbers(record)

@@ -1,14 +1,14 @@
-"""Incidents of a run with a stabilizer: when one is captured, from which state, and what is said about it.
+"""Incidents of a run with a stabilizer: when one is captured, from which state, and what is recorded about it.
 
-A step that is refused at once (on a CPU; on a GPU with an optimizer that is not fused) leaves everything as it was but
-the schedule and the loss scale, which are noted before they move on: that is the exact state before the step. On a GPU
-it is copied to the host there and then, since the rest of the verdict comes some steps later. Where nobody knows before
-that, and where recovery undoes steps that were applied, the state is the present one. How many steps have been applied
-to it since is written down, and that the replay is not exact unless it is none.
+A step that the host refuses at once (on a CPU; on a GPU with an optimizer that is not fused) leaves everything
+unchanged except the schedule and the loss scale, which are noted before they move on: that is the exact state before
+the step. On a GPU this state is copied to the host immediately, because the result of the step is read some steps
+later. If the refusal is known only then, or if recovery undoes steps that were applied, the present state is captured.
+The incident records how many steps have been applied to it since; its replay is exact only if there were none.
 
-Healthy steps pay for the notes alone (`record/incidents/step_capture.py`). Of steps refused in a row only the first is
-captured: the others tell the same story. Whatever goes wrong here ends the capturing, with a warning, not the run. A
-disk that fails does not even end the capturing: a later incident is tried again.
+Healthy steps only pay for the notes (`record/incidents/step_capture.py`). Only the first of several consecutive refused
+steps is captured. An error in here ends the capturing with a warning, not the run. A disk that fails does not even end
+the capturing: later incidents are tried again.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 
     from surefoot.decide.agreement import Ranks
     from surefoot.guard.run_history import RunHistory
-    from surefoot.guard.step_decision import StepDecider
-    from surefoot.guard.step_numbers import StepNumbers
+    from surefoot.guard.step_decision import StepNumbers, StepPolicy
     from surefoot.observe.parameters import Layout
     from surefoot.record.incidents.step_capture import Weight
     from surefoot.types import Decision, StepRecord
@@ -51,11 +50,11 @@ log = logging.getLogger("surefoot")
 
 SIGNALS_KEPT = 50
 LONGEST_PAUSE = 1024
-"""Steps that a disk which goes on failing is left alone at most."""
+"""The longest pause, in steps, before a failing disk is tried again."""
 
 
 def _quietly(method: Method) -> Method:
-    """Watching never kills: what fails here ends the capturing, and says so once."""
+    """Watching never ends a run: an error in here ends the capturing, with one warning."""
 
     @functools.wraps(method)
     def guarded(self: IncidentCapture, *args: Any, **kwargs: Any) -> Any:
@@ -64,7 +63,7 @@ def _quietly(method: Method) -> Method:
         try:
             return method(self, *args, **kwargs)
         except OSError as error:
-            self._disk_failed(error)
+            self.pauses.failed(error)
         except Exception as error:
             self._give_up(error)
         return None
@@ -80,8 +79,8 @@ class RunToCapture:
     optimizer: Any
     scheduler: Any
     layout: Layout
-    judge: StepDecider
-    ledger: RunHistory
+    policy: StepPolicy
+    history: RunHistory
     ranks: Ranks
     settings: dict[str, Any]
     """What the stabilizer was given, for the record."""
@@ -101,28 +100,189 @@ class _PendingStep:
     """Weights and moments, where steps will be applied before the incident is written."""
 
 
+class RunIncidentWriter:
+    """Writes the folder of an incident."""
+
+    def __init__(self, keeper: IncidentKeeper, run: RunToCapture) -> None:
+        self._keeper, self._run = keeper, run
+
+    def has_room(self, step: int) -> bool:
+        """Whether the keeper wants an incident of this step."""
+        return self._keeper.has_room(step, *self._place)
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        """This process among all that were started together, whether they train together or not."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return 0, 1
+
+    def write(
+        self,
+        record: StepRecord,
+        what: dict[str, Any],
+        applied: int,
+        held: _PendingStep | None,
+        window: Window | None,
+    ) -> Path:
+        """Write the incident of a step; returns its folder.
+
+        `applied` is how many steps have been applied since, `held` what was kept of the step before that, `window` what
+        the models were called with.
+        """
+        step, redact = record.signals.step, Redactor(self._keeper.redact)
+        left_out: list[str] = []
+        inexact = [*faults_of(window), *(held.faults if held else []), *self._faults(applied, held)]
+        with torch.no_grad():
+            facts = {
+                "step": step,
+                "part": self._keeper.part,
+                **what,
+                "exact": not inexact,
+                "inexact": inexact,
+                "applied_since": applied,
+                "rank": self._place[0],
+                "world_size": self._place[1],
+                "signals": self._signals(),
+                "configuration": self._configuration(record, held),
+                "versions": versions(),
+                "hardware": hardware(self._run.layout.home),
+                "switches": switches(),
+                "script": script(redact),
+                "fingerprints": prints_of(
+                    window, _number(record.signals.loss), held.gradients if held else None, _norms(record)
+                ),
+            }
+            tree = self._tree(window, held, redact, left_out)
+            place = self._keeper.place(step, *self._place)
+            write_incident(place, facts | {"left_out": left_out}, tree, self._keeper, redact)
+        return place
+
+    def _faults(self, applied: int, held: _PendingStep | None) -> list[str]:
+        found = []
+        if applied:
+            found.append(
+                f"the weights are as they were after the step: {applied} more {'was' if applied == 1 else 'were'} "
+                "applied before the host learned of it"
+            )
+        if held is None:
+            found.append("the gradients were gone by the time it was known: their norms are all there is to compare")
+        if self._run.ranks.several:
+            found.append(
+                f"gradients were averaged over {self._run.ranks.count} processes, of which this is one: only the loss "
+                "of this one can be compared"
+            )
+        return found
+
+    def _tree(
+        self, window: Window | None, held: _PendingStep | None, redact: Redactor, left_out: list[str]
+    ) -> dict[str, Any]:
+        run = self._run
+        parts = held.copies if held else None
+        parts = parts or {**model_parts(run.models), "optimizer": run.optimizer.state_dict()}
+        scheduler = None if run.scheduler is None else run.scheduler.state_dict()
+        if held is not None:
+            parts = parts | {"optimizer": {**parts["optimizer"], "param_groups": held.groups}}
+            scheduler = held.scheduler
+        return {
+            **parts,
+            "scheduler": scheduler,
+            "scaler": None if run.policy.scaler is None else {"state": held.scaler if held else None},
+            "window": None if window is None else window_part(window, redact, left_out),
+            "gradients": None if held is None else held.gradients,
+        }
+
+    def _signals(self) -> list[dict[str, Any]]:
+        rows = list(self._run.history.history)[-SIGNALS_KEPT:]
+        return [
+            {
+                "step": row.signals.step,
+                "loss": row.signals.loss,
+                "grad_norm": row.signals.grad_norm,
+                "lr": row.signals.lr,
+                "scale": row.signals.loss_scale,
+                "skipped": row.skipped,
+            }
+            for row in rows
+        ]
+
+    def _configuration(self, record: StepRecord, held: _PendingStep | None) -> dict[str, Any]:
+        run = self._run
+        groups = held.groups if held else run.optimizer.state_dict()["param_groups"]
+        names = ("params", "param_names")
+        groups = [{key: value for key, value in group.items() if key not in names} for group in groups]
+        return {
+            **run.settings,
+            "models": [type(model).__name__ for model in run.models],
+            "optimizer": type(run.optimizer).__name__,
+            "groups": groups,
+            "scheduler": None if run.scheduler is None else type(run.scheduler).__name__,
+            "loss_scale": _number(record.signals.loss_scale) if run.policy.scaler is not None else None,
+            "lr": record.signals.lr,
+            **run.policy.settings(),
+            **run.history.settings(),
+        }
+
+
+class DiskPauses:
+    """Leaves a disk that fails alone for a while: for a step at first, twice as long each time."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+        """How often in a row the disk has failed."""
+        self._asked_at, self._try_from = 0, 0
+
+    def may_try(self, step: int) -> bool:
+        """Whether an incident of this step may be written."""
+        if step < self._try_from:
+            return False
+        self._asked_at = step
+        return True
+
+    def failed(self, error: OSError) -> None:
+        """The disk has failed; the first of several failures in a row is logged."""
+        self.failures += 1
+        self._try_from = self._asked_at + min(2 ** (self.failures - 1), LONGEST_PAUSE)
+        if self.failures == 1:
+            log.warning(
+                "surefoot: the incident of step %d cannot be written (%s: %s); training goes on, and later incidents "
+                "are tried again.",
+                self._asked_at,
+                type(error).__name__,
+                error,
+            )
+
+    def over(self) -> None:
+        """The disk works, or the run has moved to another step."""
+        self._try_from = 0
+
+    def written(self) -> None:
+        """An incident was written."""
+        self.failures, self._try_from = 0, 0
+
+
 class IncidentCapture:
-    """Writes incidents. Without a keeper every method does nothing."""
+    """Decides when an incident is written, and keeps what it needs until then."""
 
     def __init__(
         self,
-        keeper: IncidentKeeper | None,
+        keeper: IncidentKeeper,
         run: RunToCapture,
         lag_steps: int,
         buffers_before: Callable[[int], dict[int, Tensor]],
     ) -> None:
         """Capture incidents for `keeper`; `buffers_before` gives the buffers as they were before a step."""
-        self._keeper, self._run, self._lag, self._buffers_before = keeper, run, lag_steps, buffers_before
+        self._writer, self._run, self._lag, self._buffers_before = (
+            RunIncidentWriter(keeper, run),
+            run,
+            lag_steps,
+            buffers_before,
+        )
         self.notes: StepCapture | None = None
         self._scaler_before: Any = None
         self._held: _PendingStep | None = None
         self._last_refused = -2
-        self._disk_failures = 0  # in a row
-        self._asked_at, self._try_from = 0, 0  # steps
-        if keeper is not None:
-            self._begin_notes()
-
-    def _begin_notes(self) -> None:
+        self.pauses = DiskPauses()
         try:
             self.notes = StepCapture(self._run.models, self._run.layout.home, self._lag)
             self.notes.failed = self._give_up
@@ -139,19 +299,6 @@ class IncidentCapture:
             " ".join(str(error).split())[:300],
             exc_info=None if isinstance(error, OSError) else error,
         )
-
-    def _disk_failed(self, error: OSError) -> None:
-        """Leave the disk alone for a while: for a step at first, twice as long each time."""
-        self._disk_failures += 1
-        self._try_from = self._asked_at + min(2 ** (self._disk_failures - 1), LONGEST_PAUSE)
-        if self._disk_failures == 1:
-            log.warning(
-                "surefoot: the incident of step %d cannot be written (%s: %s); training goes on, and later incidents "
-                "are tried again.",
-                self._asked_at,
-                type(error).__name__,
-                error,
-            )
 
     def note_everything(self) -> None:
         """Hold on to what the models are called with, whatever it costs: for a replay, which is one step long."""
@@ -182,12 +329,12 @@ class IncidentCapture:
 
     @_quietly
     def before_step(self) -> None:
-        """The gradients are about to be judged. The states of our own scaler are replaced, never written to."""
-        self._scaler_before = self._run.judge.scale_state
+        """The gradients are about to be decided on. The states of our own scaler are replaced, never written to."""
+        self._scaler_before = self._run.policy.scale_state
 
     @_quietly
-    def judged(self, numbers: StepNumbers, refused_at_once: bool, evaluated: int = 0) -> None:
-        """A step was judged: if it is known to be refused, hold on to what is about to change."""
+    def decided(self, numbers: StepNumbers, refused_at_once: bool, evaluated: int = 0) -> None:
+        """A step was decided: if it is known to be refused, hold on to what is about to change."""
         if not refused_at_once:
             return
         record = numbers.record()
@@ -222,7 +369,8 @@ class IncidentCapture:
     def moved_to(self, step: int, under_way: bool) -> None:
         """A saved run was loaded, which may have stopped in the middle of a step."""
         self.notes.moved_to(step, under_way)  # type: ignore[union-attr]
-        self._last_refused, self._try_from = -2, 0
+        self._last_refused = -2
+        self.pauses.over()
 
     @_quietly
     def begin(self, step: int) -> None:
@@ -241,11 +389,11 @@ class IncidentCapture:
         if held is not None and held.step <= record.signals.step:
             self._held = None
         wanted = self._wanted(record)
-        if self._run.ledger.refuses(record):
+        if self._run.history.budgets.refuses(record):
             self._last_refused = record.signals.step
         if not wanted:
             return
-        incident = self._run.ledger.incidents[-1]
+        incident = self._run.history.incidents[-1]
         what = {
             "kind": incident.kind,
             "severity": incident.severity,
@@ -274,128 +422,23 @@ class IncidentCapture:
     def _wanted(self, record: StepRecord) -> bool:
         """Whether the step is refused, the first in a row, and has room."""
         step = record.signals.step
-        follows = step - self._last_refused == 1 and not self._disk_failures
-        if not self._run.ledger.refuses(record) or follows:
+        follows = step - self._last_refused == 1 and not self.pauses.failures
+        if not self._run.history.budgets.refuses(record) or follows:
             return False
         return self._has_room(step)
 
     def _has_room(self, step: int) -> bool:
-        assert self._keeper is not None
-        if step < self._try_from:
-            return False
-        self._asked_at = step
-        return self._keeper.has_room(step, *self._place)
-
-    @property
-    def _place(self) -> tuple[int, int]:
-        """This process among all that were started together, whether they train together or not."""
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.get_rank(), torch.distributed.get_world_size()
-        return 0, 1
+        return self.pauses.may_try(step) and self._writer.has_room(step)
 
     def _write(self, record: StepRecord, what: dict[str, Any], applied: int, held: _PendingStep | None) -> None:
-        assert self._keeper is not None
         assert self.notes is not None
-        step, redact = record.signals.step, Redactor(self._keeper.redact)
-        window, left_out = self.notes.window(step), list[str]()
-        inexact = [*faults_of(window), *(held.faults if held else []), *self._faults(applied, held)]
-        with torch.no_grad():
-            facts = {
-                "step": step,
-                "part": self._keeper.part,
-                **what,
-                "exact": not inexact,
-                "inexact": inexact,
-                "applied_since": applied,
-                "rank": self._place[0],
-                "world_size": self._place[1],
-                "signals": self._signals(),
-                "configuration": self._configuration(record, held),
-                "versions": versions(),
-                "hardware": hardware(self._run.layout.home),
-                "switches": switches(),
-                "script": script(redact),
-                "fingerprints": prints_of(
-                    window, _number(record.signals.loss), held.gradients if held else None, _norms(record)
-                ),
-            }
-            tree = self._tree(window, held, redact, left_out)
-            place = self._keeper.place(step, *self._place)
-            write_incident(place, facts | {"left_out": left_out}, tree, self._keeper, redact)
-        self._tell(place)
-
-    def _faults(self, applied: int, held: _PendingStep | None) -> list[str]:
-        found = []
-        if applied:
-            found.append(
-                f"the weights are as they were after the step: {applied} more {'was' if applied == 1 else 'were'} "
-                "applied before the host learned of it"
-            )
-        if held is None:
-            found.append("the gradients were gone by the time it was known: their norms are all there is to compare")
-        if self._run.ranks.several:
-            found.append(
-                f"gradients were averaged over {self._run.ranks.count} processes, of which this is one: only the loss "
-                "of this one can be compared"
-            )
-        return found
-
-    def _tree(
-        self, window: Window | None, held: _PendingStep | None, redact: Redactor, left_out: list[str]
-    ) -> dict[str, Any]:
-        run = self._run
-        parts = held.copies if held else None
-        parts = parts or {**model_parts(run.models), "optimizer": run.optimizer.state_dict()}
-        scheduler = None if run.scheduler is None else run.scheduler.state_dict()
-        if held is not None:
-            parts = parts | {"optimizer": {**parts["optimizer"], "param_groups": held.groups}}
-            scheduler = held.scheduler
-        return {
-            **parts,
-            "scheduler": scheduler,
-            "scaler": None if run.judge.scaler is None else {"state": held.scaler if held else None},
-            "window": None if window is None else window_part(window, redact, left_out),
-            "gradients": None if held is None else held.gradients,
-        }
-
-    def _signals(self) -> list[dict[str, Any]]:
-        rows = list(self._run.ledger.history)[-SIGNALS_KEPT:]
-        return [
-            {
-                "step": row.signals.step,
-                "loss": row.signals.loss,
-                "grad_norm": row.signals.grad_norm,
-                "lr": row.signals.lr,
-                "scale": row.signals.loss_scale,
-                "skipped": row.skipped,
-            }
-            for row in rows
-        ]
-
-    def _configuration(self, record: StepRecord, held: _PendingStep | None) -> dict[str, Any]:
-        run = self._run
-        groups = held.groups if held else run.optimizer.state_dict()["param_groups"]
-        names = ("params", "param_names")
-        groups = [{key: value for key, value in group.items() if key not in names} for group in groups]
-        return {
-            **run.settings,
-            "models": [type(model).__name__ for model in run.models],
-            "optimizer": type(run.optimizer).__name__,
-            "groups": groups,
-            "scheduler": None if run.scheduler is None else type(run.scheduler).__name__,
-            "loss_scale": _number(record.signals.loss_scale) if run.judge.scaler is not None else None,
-            "lr": record.signals.lr,
-            **run.judge.settings(),
-            **run.ledger.settings(),
-        }
-
-    def _tell(self, place: Path) -> None:
-        self._disk_failures, self._try_from = 0, 0
+        place = self._writer.write(record, what, applied, held, self.notes.window(record.signals.step))
+        self.pauses.written()
         log.warning("surefoot: the step is kept in %s; `%s` runs it again", place, replay_command(place))
 
 
 def _settled(value: Any) -> Any:
-    """A setting of an optimizer's that nobody will change: a learning rate may be a tensor."""
+    """A copy of an optimizer's setting: a learning rate may be a tensor that is changed in place."""
     return value.clone() if isinstance(value, Tensor) else copy.copy(value)
 
 
@@ -404,7 +447,7 @@ def _number(value: Any) -> float | None:
 
 
 def _norms(record: StepRecord) -> dict[str, dict[str, Any]]:
-    """What the step's own statistics tell about its gradients."""
+    """Norm and non-finite count of each gradient, from the step's record."""
     layers = record.signals.layers
     rows = [] if layers is None else list(layers.rows())
     return {row["name"]: {"norm": row["grad_norm"], "nonfinite": int(row["nonfinite"])} for row in rows}

@@ -169,7 +169,7 @@ class LogRows:
         self.log.event("alarm", step, message, severity=severity, cause="checkpoint.failed", evidence=evidence)
 
     def resumed(self, step: int, folder: Path) -> None:
-        """The run goes on from a checkpoint."""
+        """The run continues from a checkpoint."""
         evidence = {"checkpoint": str(folder)}
         self.log.event("resume", step, f"goes on from the checkpoint of step {step:,}", evidence=evidence)
 

@@ -2,17 +2,17 @@
 
 `ModelSampler` follows one optimizer. The loop tells it where a step stands, and takes what has arrived to the run log:
 
-    portraits = Portraits(models)                                      # beside the optimizer
+    sampler = ModelSampler(models)                                     # beside the optimizer
 
-    portraits.before_update(step, named_parameters, divide)            # gradients are ready, nothing is applied yet
+    sampler.before_update(step, named_parameters, divide)              # gradients are ready, nothing is applied yet
     optimizer.step()
-    portraits.after_update(step)
-    portraits.before_forward(step + 1)                                 # hooks on, if that step is looked at
-    for message in portraits.arrived(step - lag_steps):                # of steps whose numbers are on the host by now
+    sampler.after_update(step)
+    sampler.before_forward(step + 1)                                   # hooks on, if that step is looked at
+    for message in sampler.arrived(step - lag_steps):                  # of steps whose numbers are on the host by now
         log.take(message)
 
-The run log keeps one row per step and layer. Whoever writes such rows of a step (gradient norms) joins the norms and
-update ratios of the same parameters into them first: `columns |= portraits.layer_columns(step, names)`.
+The run log keeps one row per step and layer. Code that writes such rows of a step (gradient norms) joins the norms and
+update ratios of the same parameters into them first: `columns |= sampler.layer_columns(step, names)`.
 
 On all other steps each call is one comparison. On a sampled one everything is computed where the tensors lie and comes
 to the host in two copies, read some steps later, so that the loop never waits. An error inside ends the looking with
@@ -55,14 +55,16 @@ class ModelSampler:
     def __init__(self, models: Sequence[nn.Module], sampling: Sampling | None = None, part: str = "") -> None:
         self._sampling, self._part = sampling or Sampling(), part
         self._activations = ActivationWatch(models)
-        weakref.finalize(self, self._activations.end)  # hooks must not outlive whoever reads what they see
+        weakref.finalize(self, self._activations.end)  # hooks must not outlive the sampler
         self._now: LayerSample | None = None
         self._pending: deque[LayerSample] = deque()
         self._active = True
+        self._observes_forward = False
 
     def before_forward(self, step: int) -> None:
         """The forward pass of `step` is next."""
         if self._active and self._sampling.due(step):
+            self._observes_forward = True
             self._safely(self._activations.begin)
 
     def before_update(self, step: int, named: Sequence[NamedParameter], divide: Tensor | float | None = None) -> None:
@@ -73,7 +75,8 @@ class ModelSampler:
     def after_update(self, step: int) -> None:
         """The parameters have been updated, or the step was left out."""
         now, self._now = self._now, None
-        if self._activations.is_on:  # there was no update to look at
+        if self._observes_forward:  # there may have been no update to look at
+            self._observes_forward = False
             self._activations.end()
         if now is not None and now.step == step:
             self._safely(now.finish)
@@ -111,19 +114,19 @@ class ModelSampler:
     def _safely(self, work: Callable[[], object]) -> None:
         try:
             work()
-        except Exception as error:  # watching never kills
+        except Exception as error:  # watching never ends a run
             self._active, self._now = False, None
             self._activations.end()
             words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             log.warning("histograms and activations are no longer watched (%s); training goes on", words)
 
 
-def _join(found: dict[str, Tensor], close_up: LayerSample, names: Sequence[str]) -> None:
-    found |= close_up.columns(names)
+def _join(found: dict[str, Tensor], sample: LayerSample, names: Sequence[str]) -> None:
+    found |= sample.columns(names)
 
 
-def _add(found: list[Histogram | LayerRows], close_up: LayerSample, part: str) -> None:
-    found += close_up.messages(part)
+def _add(found: list[Histogram | LayerRows], sample: LayerSample, part: str) -> None:
+    found += sample.messages(part)
 
 
 def histograms_of(named: Sequence[NamedParameter], step: int, part: str = "") -> list[Histogram]:

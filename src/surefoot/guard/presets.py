@@ -74,7 +74,7 @@ def for_gan(
     discriminator_optimizer: Any,
     **settings: Any,
 ) -> tuple[TrainingStabilizer, TrainingStabilizer]:
-    """Two stabilizers, generator first. Broken and exploding steps are refused; the loss curves are not judged.
+    """Two stabilizers, generator first. Broken and exploding steps are refused; no detector looks at the loss curves.
 
     With `checkpoints` the generator's stabilizer saves and loads both, so that they are always of the same moment: draw
     the batches from its `resume`, and call its `save` and `restore`. What is in `also_save` is saved with it once.
@@ -92,7 +92,7 @@ def for_gan(
 
 
 def for_rl(model: nn.Module, optimizer: Any, **settings: Any) -> TrainingStabilizer:
-    """Clip at 0.5, as PPO's reference settings do; the loss, which crosses zero and follows the returns, is not judged.
+    """Clip at 0.5, as PPO's reference settings do. The loss crosses zero and follows the returns: it is not watched.
 
     Watch what does mean something: `stabilizer.observe(kl=…, entropy=…)`.
     """

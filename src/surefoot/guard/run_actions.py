@@ -11,7 +11,7 @@ from surefoot.errors import CheckpointError, TrainingHalted
 
 if TYPE_CHECKING:
     from surefoot.decide.agreement import Ranks
-    from surefoot.guard.guarded_optimizer import GuardedOptimizer
+    from surefoot.guard.guarded_optimizer import StepMeasurer
     from surefoot.guard.incident_capture import IncidentCapture
     from surefoot.guard.persistence import RunPersistence
     from surefoot.guard.run_history import RunHistory
@@ -26,23 +26,23 @@ class RunActions:
 
     def __init__(
         self,
-        guarded: GuardedOptimizer,
+        measurer: StepMeasurer,
         history: RunHistory,
         persistence: RunPersistence,
-        capture: IncidentCapture,
+        capture: IncidentCapture | None,
         ranks: Ranks,
     ) -> None:
-        self._guarded, self._history, self._ranks = guarded, history, ranks
+        self._measurer, self._history, self._ranks = measurer, history, ranks
         self._persistence, self._capture = persistence, capture
 
     def respond(self, results: StepResults, record: StepRecord, decision: Decision) -> None:
         """Do what was decided about a step. Raises `TrainingHalted` when every attempt to continue is used up."""
-        if record.skipped:
+        if record.skipped and self._capture is not None:
             self._capture.refused(record, results.pending)
         if decision.only_if_moved and not self._ranks.any(
-            self._persistence.weights_had_moved(self._history.typical_gradient)
+            self._persistence.weights.weights_had_moved(self._history.typical_gradient)
         ):
-            self._history.decline_return()
+            self._history.budgets.decline_return()
             return
         results.lr_factor = decision.lr_factor
         if decision.action in ("roll_back", "reset_moments", "take_back"):
@@ -52,24 +52,25 @@ class RunActions:
 
     def _return(self, results: StepResults, record: StepRecord, decision: Decision) -> None:
         """Return to earlier weights, or clear the optimizer's state, and record which."""
-        self._capture.returning(record, decision, results.steps)
+        if self._capture is not None:
+            self._capture.returning(record, decision, results.steps)
         done = self._carried_out(record, decision)
         if done is None:
             self._nothing_to_return_to(results, record, decision)
             return
         results.returned()
-        self._guarded.forget_norm()
+        self._measurer.param_norm = None  # the parameters are others now
         summary = f"{decision.reason}: {done}; learning rate x {decision.lr_factor:g}"
         self._history.note(record.signals, "recovery", "warning", summary, decision.action)
 
     def _carried_out(self, record: StepRecord, decision: Decision) -> str | None:
         if decision.action == "reset_moments":
-            self._persistence.reset_moments()
+            self._persistence.weights.reset_moments()
             return "the optimizer's state is cleared"
         if decision.action == "take_back":
-            return "back to the state that was left" if self._persistence.take_back() else None
+            return "back to the state that was left" if self._persistence.weights.take_back() else None
         assert decision.before is not None
-        tried = self._history.returns_tried - 1
+        tried = self._history.budgets.returns_tried - 1
         where = self._persistence.return_to(decision.before, tried, keep_present=not record.skipped)
         return where and f"back to {where}"
 
@@ -81,24 +82,24 @@ class RunActions:
 
     def _weights_broken(self) -> bool:
         """Whether they are on any rank: what follows from it must be done on all."""
-        return self._ranks.any(self._guarded.parameters_broken())
+        return self._ranks.any(self._measurer.parameters_broken())
 
     def _halt(self, results: StepResults, reason: str) -> NoReturn:
         message = halt_message(self._history, reason, self._weights_broken())
-        evidence = self._persistence.save_evidence(results.steps, reason)
+        evidence = self._persistence.saver.save_evidence(results.steps, reason)
         if evidence:
             message += f" The state as it is was kept in {evidence}."
         raise TrainingHalted(message, self._history.incidents[-1])
 
     def stop_if_asked(self, results: StepResults) -> None:
         """Save and exit if a signal was received. Ranks exit together, once they know of each other's signals."""
-        received = self._persistence.interrupts.received
+        received = self._persistence.data.interrupts.received
         agreed = results.stop_at is not None and results.steps >= results.stop_at
         if not (agreed if self._ranks.several else received is not None):
             return
         results.drain()
         try:
-            self._persistence.save(results.steps, self._history.unrest(), self._history.recent_loss())
+            self._persistence.saver.save(results.steps, self._history.instability(), self._history.recent_loss())
         except CheckpointError as error:  # whoever sent the signal does not wait
             log.error("surefoot: %s", error)
         with suppress(RuntimeError):  # a rank that is gone cannot be waited for

@@ -1,8 +1,11 @@
-"""The host's side of a run: takes in what became of each step, keeps the history, and says how far to go.
+"""The history of a run: every step, alarms and incidents, and the decision what to do about each step.
 
 On a GPU the numbers of a step arrive a few steps after it, always the same few, so that a run decides the same way
-every time. Whether a step is applied was settled on the device long before; here it is a matter of alarms, budgets,
-and of telling the person.
+every time. Whether a step is applied was decided on the device long before. Three parts:
+
+- `RunHistory` keeps records, incidents and counts, and takes steps in;
+- `Alarms` runs the detectors that look back over many steps, and those for the user's own signals;
+- `Budgets` decides about refused steps: skip, cut the learning rate, return to earlier weights, halt.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import logging
 import math
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from surefoot.core.state_tree import pack, settings_of, unpack
 from surefoot.detect.combine import Combined, sustained, tolerated
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from surefoot.detect.checker import StabilityChecker
     from surefoot.types import Detector, Signals, Verdict
 
+    Note: TypeAlias = Callable[..., Incident]
+
 log = logging.getLogger("surefoot")
 
 HISTORY_STEPS = 1_000
@@ -34,47 +39,236 @@ LAYERS_KEPT = 100
 """How many of them keep their per-layer statistics, which of a large model are the bulk."""
 INCIDENTS_KEPT = 200
 RECENT_STEPS = 50
-UNREST_KEPT = 5
+REASONS_KEPT = 5
 QUIET_STEPS = 10
 """Steps without a refusal or a setback before the run counts as quiet."""
-SETBACKS_TOLD = 3
+SETBACKS_COUNTED = 3
 """Setbacks in a row from which on the run is not quiet: a single one is noise."""
-LOUD_INCIDENTS = 20
+LOGGED_INCIDENTS = 20
 """Incidents of one kind that are logged one by one; later ones are only counted."""
 
 _RETURNS = ("roll_back", "reset_moments", "take_back")
 """Actions after which the steps taken since count for nothing."""
 
 
+class Alarms:
+    """Detectors that look back over many steps; they raise incidents and refuse nothing."""
+
+    def __init__(self, checker: StabilityChecker) -> None:
+        self.look_back = tolerated(Combined(checker.look_back, "any")) if checker.look_back else None
+        self._look_back_state = self.look_back.init() if self.look_back else ()
+        self._own: dict[str, tuple[Detector, Any]] = {}
+        self._active: set[str] = set()
+
+    def ahead(self) -> Alarms:
+        """A copy with states of its own."""
+        ahead = copy.copy(self)
+        ahead._own, ahead._active = dict(self._own), set(self._active)
+        ahead._look_back_state = copy.deepcopy(self._look_back_state)
+        return ahead
+
+    def update(self, record: StepRecord, note: Note) -> None:
+        """Take one step in; `note` records an incident.
+
+        A step that is not applied, or would not have been, is no part of a baseline.
+        """
+        self._watch_own_signals(record.signals, note)
+        if not record.skipped and not record.reasons:
+            self._watch_behind(record.signals, note)
+
+    def applied_nonetheless(
+        self, record: StepRecord, explain: Callable[[StepRecord], tuple[str, dict[str, Any]]], note: Note
+    ) -> None:
+        """Where steps are only watched, one that would be refused is applied: an incident when that starts."""
+        kind = record.reasons[0] if record.reasons else "refused"
+        if record.skipped or not record.reasons:
+            self._active -= {each for each in self._active if each.endswith("/applied")}
+        elif f"{kind}/applied" not in self._active:
+            self._active.add(f"{kind}/applied")
+            summary, evidence = explain(record)
+            note(record.signals, kind, "error", summary, evidence=evidence)
+
+    def _watch_behind(self, signals: Signals, note: Note) -> None:
+        if self.look_back is None:
+            return
+        self._look_back_state, verdict = self.look_back.update(self._look_back_state, signals)
+        for part in verdict.parts:
+            self._alarm(part.detector, part, signals, note)
+
+    def _watch_own_signals(self, signals: Signals, note: Note) -> None:
+        """The user's own signals get what ours get: NaN at once, a spike once it lasts."""
+        for name, value in signals.extra.items():
+            detector, state = self._own.get(name) or _fresh(name)
+            state, verdict = detector.update(state, signals)
+            self._own[name] = (detector, state)
+            if not math.isfinite(value):
+                verdict = replace(verdict, anomalous=True, summary=f"{name} is {value}")
+            elif verdict.anomalous:
+                verdict = replace(verdict, summary=f"{name} is {value:.4g}, far above its recent past")
+            self._alarm(f"signal.{name}", verdict, signals, note)
+
+    def _alarm(self, kind: str, verdict: Verdict, signals: Signals, note: Note) -> None:
+        """An alarm is an incident when it starts, and when a remark becomes a warning; not for as long as it lasts."""
+        known = f"{kind}/{verdict.severity}"
+        if not verdict.anomalous:
+            self._active -= {f"{kind}/{severity}" for severity in ("info", "warning", "error")}
+        elif known not in self._active:
+            self._active.add(known)
+            note(signals, kind, verdict.severity, verdict.summary, evidence=dict(verdict.evidence))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of the detectors, and which alarms are raised."""
+        return {
+            "look_back": pack(self._look_back_state),
+            "own": {name: pack(state) for name, (_, state) in self._own.items()},
+            "active": sorted(self._active),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], same_look_back: bool) -> None:
+        """Continue from a saved state; detectors with other settings start anew."""
+        if self.look_back and same_look_back:
+            self._look_back_state = unpack(self.look_back.init(), state["look_back"])
+        self._own = {}
+        for name, packed in state["own"].items():
+            detector, fresh = _fresh(name)
+            self._own[name] = (detector, unpack(fresh, packed))
+        self._active = set(state["active"])
+
+
+class Budgets:
+    """What may be done about refused steps and setbacks, and how much of it is left."""
+
+    def __init__(
+        self,
+        escalation: Escalation | None,
+        recovery: TrainingRecovery | None,
+        scale_floor: float | None,
+        weights_broken: Callable[[], bool],
+        agreed: Callable[[bool], bool],
+    ) -> None:
+        """Start with full budgets.
+
+        Args:
+            escalation: skip, then cut the learning rate, then halt.
+            recovery: return to earlier weights.
+            scale_floor: the lowest loss scale; an overflow there is a refused step.
+            weights_broken: whether a parameter is not finite on this rank.
+            agreed: whether any rank says so.
+        """
+        self.escalation, self.recovery, self._scale_floor = escalation, recovery, scale_floor
+        self._escalation_state = escalation.init() if escalation else None
+        self._recovery_state = recovery.init() if recovery else None
+        self.weights_broken, self.agreed = weights_broken, agreed
+        self._reasons: deque[tuple[int, str]] = deque(maxlen=REASONS_KEPT)
+
+    def ahead(self) -> Budgets:
+        """A copy that asks no other rank: only this one may be reading."""
+        ahead = copy.copy(self)
+        ahead._reasons, ahead.agreed = self._reasons.copy(), lambda flag: flag
+        return ahead
+
+    def is_stuck(self, record: StepRecord) -> bool:
+        """Whether gradients overflow at the lowest loss scale."""
+        floor = self._scale_floor
+        return record.overflow and floor is not None and record.signals.loss_scale <= floor  # type: ignore[return-value]
+
+    def refuses(self, record: StepRecord) -> bool:
+        """Whether the step was refused, and not merely skipped for a smaller loss scale."""
+        return record.skipped and (not record.overflow or self.is_stuck(record))
+
+    def escalate(self, record: StepRecord, refused: bool, summary: str) -> Decision:
+        """What to do about a step; `summary` says why it was refused."""
+        if self.escalation is None:
+            decision = Decision("skip" if refused else "none", summary)
+        else:
+            self._escalation_state, decision = self.escalation.update(self._escalation_state, refused, summary)  # type: ignore[arg-type]
+        if refused:
+            step = record.signals.step
+            self._reasons.append((step, f"step {step} was refused: {summary}"))
+        return decision
+
+    def recover(self, record: StepRecord, refused: bool, decision: Decision) -> Decision:
+        """Let the recovery see the step; what it calls for comes before what skipping would."""
+        if self.recovery is None:
+            return decision
+        assert self._recovery_state is not None
+        step, setback = record.signals.step, "setback" in record.notices
+        if record.reasons == (BROKEN_SETTING,):  # no earlier weights would help
+            return replace(decision, lr_factor=decision.lr_factor * self.recovery.cut(self._recovery_state))
+        # Every rank gets here with the same flags, so every rank asks.
+        broken = refused and "nonfinite" in record.reasons and self.agreed(self.weights_broken())
+        self._recovery_state, advice = self.recovery.update(
+            self._recovery_state, step, refused=refused, setback=setback, broken=broken
+        )
+        if setback and self._recovery_state.unhealthy >= SETBACKS_COUNTED:
+            loss = format_number(record.signals.loss)
+            self._reasons.append((step, f"the loss at step {step} is {loss}, which loses much of what was gained"))
+        decision = replace(decision, lr_factor=decision.lr_factor * advice.lr_factor)
+        if advice.action == "none":
+            return decision
+        if advice.action != "halt" and self._escalation_state is not None:
+            self._escalation_state = self._escalation_state._replace(skips=0.0)
+        return replace(advice, lr_factor=decision.lr_factor)
+
+    def decline_return(self) -> None:
+        """The return that was just called for was not made."""
+        assert self.recovery is not None
+        assert self._recovery_state is not None
+        self._recovery_state = self.recovery.decline(self._recovery_state)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the last step was neither refused nor a setback."""
+        return self._recovery_state is None or self._recovery_state.onset < 0
+
+    @property
+    def returns_tried(self) -> int:
+        """How many states were returned to since the last healthy step, the one now called for included."""
+        return 0 if self._recovery_state is None else self._recovery_state.returned
+
+    def instability(self, since_step: int) -> tuple[str, ...]:
+        """Why steps after `since_step` were not quiet; empty if they were."""
+        return tuple(reason for step, reason in self._reasons if step > since_step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is left of the budgets."""
+        return {
+            "escalation": pack(self._escalation_state),
+            "recovery": pack(self._recovery_state),
+            "unrest": [list(reason) for reason in self._reasons],
+        }
+
+    def load_state_dict(self, state: dict[str, Any], same_escalation: bool, same_recovery: bool) -> None:
+        """Continue from a saved state; budgets with other settings start full."""
+        if self.escalation and same_escalation:
+            self._escalation_state = unpack(self.escalation.init(), state["escalation"])
+        if self.recovery and same_recovery:
+            self._recovery_state = unpack(self.recovery.init(), state["recovery"])
+        self._reasons = deque(((int(step), str(reason)) for step, reason in state["unrest"]), maxlen=REASONS_KEPT)
+
+
 class RunHistory:
-    """History, alarms and budgets of one run."""
+    """Steps, incidents and counts of one run."""
 
     def __init__(
         self,
         checker: StabilityChecker,
-        escalation: Escalation | None,
-        recovery: TrainingRecovery | None,
-        scale_floor: float | None,
+        budgets: Budgets,
         first_of: Callable[[Any], str],
-        weights_broken: Callable[[], bool],
-        agreed: Callable[[bool], bool],
         on_event: Callable[[Incident], None] | None = None,
         *,
         announce: bool = True,
     ) -> None:
-        self._look_back = tolerated(Combined(checker.look_back, "any")) if checker.look_back else None
-        self._look_back_state = self._look_back.init() if self._look_back else ()
-        self.escalation = escalation
-        self._escalation_state = escalation.init() if escalation else None
-        self.recovery = recovery
-        self._recovery_state = recovery.init() if recovery else None
-        self._unrest: deque[tuple[int, str]] = deque(maxlen=UNREST_KEPT)
-        self._scale_floor = scale_floor
-        self._first_of = first_of
-        self.weights_broken = weights_broken
-        self.agreed = agreed
-        self._own: dict[str, tuple[Detector, Any]] = {}
-        self._active: set[str] = set()
+        """Start an empty history.
+
+        Args:
+            checker: the detectors that look back over many steps.
+            budgets: decide what is done about a step.
+            first_of: of several parameters, the one whose gradient was ready first.
+            on_event: called with each incident.
+            announce: whether each incident is logged as a warning.
+        """
+        self.alarms, self.budgets, self._first_of = Alarms(checker), budgets, first_of
         self.history: deque[StepRecord] = deque(maxlen=HISTORY_STEPS)
         self.incidents: deque[Incident] = deque(maxlen=INCIDENTS_KEPT)
         self.counts: dict[str, int] = {
@@ -96,18 +290,16 @@ class RunHistory:
         stale_before: float,
         on_event: Callable[[Incident], None] | None = None,
     ) -> RunHistory:
-        """A copy that has taken in steps whose turn has not come yet, to be looked at.
+        """A copy that has taken in steps whose turn has not come yet, to be read.
 
         The copy logs nothing, and calls `on_event` with each new incident. This history stays as it is: what the steps
-        call for is done when their turn comes, whether or not somebody has looked. Steps before `stale_before` are only
-        counted, and so are those after a step that calls for a return.
+        call for is done when their turn comes, whether or not they were read before. Steps before `stale_before` are
+        only counted, and so are those after a step that calls for a return.
         """
         ahead = copy.copy(self)
         ahead.history, ahead.incidents = self.history.copy(), self.incidents.copy()
         ahead.counts, ahead.by_kind = dict(self.counts), dict(self.by_kind)
-        ahead._unrest, ahead._own, ahead._active = self._unrest.copy(), dict(self._own), set(self._active)
-        ahead._look_back_state = copy.deepcopy(self._look_back_state)
-        ahead.agreed = lambda flag: flag  # only this rank may be looking
+        ahead.alarms, ahead.budgets = self.alarms.ahead(), self.budgets.ahead()
         ahead.on_event, ahead._logs = on_event, False
         for record in records:
             if record.signals.step < stale_before:
@@ -119,12 +311,17 @@ class RunHistory:
     def account(self, record: StepRecord) -> Decision:
         """Take one step in; returns what is to be done from here on."""
         self.count(record)
-        self._watch_own_signals(record.signals)
-        if not record.skipped and not record.reasons:
-            self._watch_behind(record.signals)
-        self._note_applied_nonetheless(record)
-        decision, refused = self._escalate(record)
-        return decision if self.recovery is None else self._recover(record, refused, decision)
+        self.alarms.update(record, self.note)
+        refused = self.budgets.refuses(record)
+        summary, evidence = self._explain(record) if refused else ("", {})
+        decision = self.budgets.escalate(record, refused, summary)
+        if refused:
+            kind = record.reasons[0] if record.reasons else "refused"
+            kind = "precision.scaler-stuck" if self.budgets.is_stuck(record) else kind
+            self.note(record.signals, kind, "error", summary, decision.action, evidence)
+        else:
+            self.alarms.applied_nonetheless(record, self._explain, self.note)
+        return self.budgets.recover(record, refused, decision)
 
     def count(self, record: StepRecord) -> None:
         """Take one step into the history and the counts, and draw no conclusion."""
@@ -150,117 +347,27 @@ class RunHistory:
         action: Action = "none",
         evidence: Any = None,
     ) -> Incident:
-        """Record an incident and tell the person about it."""
+        """Record an incident, call `on_event` and log a warning."""
         incident = Incident(signals.step, kind, severity, summary, action, evidence or {}, signals)
         self.incidents.append(incident)
         self.by_kind[kind] = seen = self.by_kind.get(kind, 0) + 1
         self.counts["alarms"] += severity != "info"
         if self.on_event is not None:
             self.on_event(incident)
-        if self._logs and severity != "info" and seen <= LOUD_INCIDENTS:
-            last = f" (later incidents of kind {kind!r} are counted, not logged)" if seen == LOUD_INCIDENTS else ""
+        if self._logs and severity != "info" and seen <= LOGGED_INCIDENTS:
+            last = f" (later incidents of kind {kind!r} are counted, not logged)" if seen == LOGGED_INCIDENTS else ""
             log.warning("surefoot: %s%s", incident, last)
         return incident
 
     def warn_once(self, signals: Signals, kind: str, summary: str) -> None:
-        """Record and tell something that is said the first time only."""
+        """Record a warning the first time only."""
         if kind not in self.by_kind:
             self.note(signals, kind, "warning", summary)
-
-    def _watch_behind(self, signals: Signals) -> None:
-        if self._look_back is None:
-            return
-        self._look_back_state, verdict = self._look_back.update(self._look_back_state, signals)
-        for part in verdict.parts:
-            self._alarm(part.detector, part, signals)
-
-    def _watch_own_signals(self, signals: Signals) -> None:
-        """The user's own signals get what ours get: NaN at once, a spike once it lasts."""
-        for name, value in signals.extra.items():
-            detector, state = self._own.get(name) or _fresh(name)
-            state, verdict = detector.update(state, signals)
-            self._own[name] = (detector, state)
-            if not math.isfinite(value):
-                verdict = replace(verdict, anomalous=True, summary=f"{name} is {value}")
-            elif verdict.anomalous:
-                verdict = replace(verdict, summary=f"{name} is {value:.4g}, far above its recent past")
-            self._alarm(f"signal.{name}", verdict, signals)
-
-    def _alarm(self, kind: str, verdict: Verdict, signals: Signals) -> None:
-        """An alarm is an incident when it starts, and when a remark becomes a warning; not for as long as it lasts."""
-        known = f"{kind}/{verdict.severity}"
-        if not verdict.anomalous:
-            self._active -= {f"{kind}/{severity}" for severity in ("info", "warning", "error")}
-        elif known not in self._active:
-            self._active.add(known)
-            self.note(signals, kind, verdict.severity, verdict.summary, evidence=dict(verdict.evidence))
-
-    def _note_applied_nonetheless(self, record: StepRecord) -> None:
-        """Where steps are only watched, one that would be refused is applied: an incident when that starts."""
-        kind = record.reasons[0] if record.reasons else "refused"
-        if record.skipped or not record.reasons:
-            self._active -= {each for each in self._active if each.endswith("/applied")}
-        elif f"{kind}/applied" not in self._active:
-            self._active.add(f"{kind}/applied")
-            summary, evidence = self._explain(record, stuck=False)
-            self.note(record.signals, kind, "error", summary, evidence=evidence)
-
-    def refuses(self, record: StepRecord) -> bool:
-        """Whether the step was refused, and not merely left out for a smaller loss scale."""
-        return record.skipped and (not record.overflow or self._at_floor(record.signals))
-
-    def _escalate(self, record: StepRecord) -> tuple[Decision, bool]:
-        """What to do about a refused step, and whether it was one that counts."""
-        stuck = record.overflow and self._at_floor(record.signals)
-        refused = self.refuses(record)
-        kind = "precision.scaler-stuck" if stuck else record.reasons[0] if record.reasons else "refused"
-        summary, evidence = self._explain(record, stuck) if refused else ("", {})
-        if self.escalation is None:
-            decision = Decision("skip" if refused else "none", summary)
-        else:
-            self._escalation_state, decision = self.escalation.update(self._escalation_state, refused, summary)  # type: ignore[arg-type]
-        if refused:
-            self._unrest.append((record.signals.step, f"step {record.signals.step} was refused: {summary}"))
-            self.note(record.signals, kind, "error", summary, decision.action, evidence)
-        return decision, refused
-
-    def _recover(self, record: StepRecord, refused: bool, decision: Decision) -> Decision:
-        """Let the recovery see the step; what it calls for comes before what skipping would."""
-        assert self.recovery is not None
-        assert self._recovery_state is not None
-        step, setback = record.signals.step, "setback" in record.notices
-        if record.reasons == (BROKEN_SETTING,):  # no earlier weights would help
-            return replace(decision, lr_factor=decision.lr_factor * self.recovery.cut(self._recovery_state))
-        # Every rank gets here with the same flags, so every rank asks.
-        broken = refused and "nonfinite" in record.reasons and self.agreed(self.weights_broken())
-        self._recovery_state, advice = self.recovery.update(
-            self._recovery_state, step, refused=refused, setback=setback, broken=broken
-        )
-        if setback and self._recovery_state.unhealthy >= SETBACKS_TOLD:
-            loss = format_number(record.signals.loss)
-            self._unrest.append((step, f"the loss at step {step} is {loss}, which loses much of what was gained"))
-        decision = replace(decision, lr_factor=decision.lr_factor * advice.lr_factor)
-        if advice.action == "none":
-            return decision
-        if advice.action != "halt" and self._escalation_state is not None:
-            self._escalation_state = self._escalation_state._replace(skips=0.0)
-        return replace(advice, lr_factor=decision.lr_factor)
-
-    def decline_return(self) -> None:
-        """The return that was just called for was not made."""
-        assert self.recovery is not None
-        assert self._recovery_state is not None
-        self._recovery_state = self.recovery.decline(self._recovery_state)
 
     @property
     def healthy(self) -> bool:
         """Whether the last step was neither refused nor a setback."""
-        return self._recovery_state is None or self._recovery_state.onset < 0
-
-    @property
-    def returns_tried(self) -> int:
-        """How many states were returned to since the last healthy step, the one now called for included."""
-        return 0 if self._recovery_state is None else self._recovery_state.returned
+        return self.budgets.healthy
 
     def typical_gradient(self, first: int, end: int) -> float:
         """Median gradient norm of the steps from `first` up to `end` that were applied; 0 if there were none."""
@@ -277,15 +384,12 @@ class RunHistory:
         known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
         return math.fsum(known) / len(known) if known else None
 
-    def unrest(self, steps: int = QUIET_STEPS) -> tuple[str, ...]:
+    def instability(self, steps: int = QUIET_STEPS) -> tuple[str, ...]:
         """Why the last steps were not quiet; empty if they were."""
         last = self.history[-1].signals.step if self.history else 0
-        return tuple(reason for step, reason in self._unrest if step > last - steps)
+        return self.budgets.instability(last - steps)
 
-    def _at_floor(self, signals: Signals) -> bool:
-        return self._scale_floor is not None and signals.loss_scale <= self._scale_floor  # type: ignore[return-value]
-
-    def _explain(self, record: StepRecord, stuck: bool) -> tuple[str, dict[str, Any]]:
+    def _explain(self, record: StepRecord) -> tuple[str, dict[str, Any]]:
         """One sentence and the numbers: what was broken, where it broke first."""
         signals = record.signals
         counts = signals.layers.nonfinite_counts() if signals.layers else {}
@@ -293,7 +397,7 @@ class RunHistory:
         loss = format_number(signals.loss)
         if record.reasons == (BROKEN_SETTING,):
             return _explain_settings(record, evidence), evidence
-        if stuck:
+        if self.budgets.is_stuck(record):
             evidence["loss_scale"] = signals.loss_scale
             return f"gradients overflow at loss scale {signals.loss_scale:g}, the lowest there is", evidence
         if counts:
@@ -302,7 +406,7 @@ class RunHistory:
             more = f" and {len(counts) - 1} more" if len(counts) > 1 else ""
             values = "value" if counts[first] == 1 else "values"
             where = f"{counts[first]:,} non-finite {values} in the gradient of {first}{more}"
-            if "nonfinite" not in self.by_kind and self.weights_broken():
+            if "nonfinite" not in self.by_kind and self.budgets.weights_broken():
                 evidence["weights_broken"] = True
                 return f"the weights themselves are not finite, so every step from here on is: {where}", evidence
             return f"{where}; the loss is {loss}", evidence
@@ -310,51 +414,45 @@ class RunHistory:
             if signals.loss is not None and math.isfinite(signals.loss):
                 return f"another rank's loss or gradient is not finite; here the loss is {loss}", evidence
             return f"the loss is {loss}, though every gradient is finite", evidence
-        typical = self._typical_norm()
+        typical = _typical_norm(self.history)
         evidence["typical_grad_norm"] = typical
         compared = "" if typical is None else f", {_times(signals.grad_norm / typical)} its recent median"  # type: ignore[arg-type,operator]
         return f"gradient norm {format_number(signals.grad_norm)}{compared}; the loss is {loss}", evidence
 
-    def _typical_norm(self) -> float | None:
-        norms = sorted(r.signals.grad_norm for r in self.history if not r.skipped and r.signals.grad_norm)
-        return norms[len(norms) // 2] if norms else None  # type: ignore[return-value]
-
     def settings(self) -> dict[str, str]:
-        """What the parts are set to, to tell whether a saved state still fits."""
-        parts = {"look_back": self._look_back, "escalation": self.escalation, "recovery": self.recovery}
+        """What the parts are set to, to decide whether a saved state still fits."""
+        parts = {
+            "look_back": self.alarms.look_back,
+            "escalation": self.budgets.escalation,
+            "recovery": self.budgets.recovery,
+        }
         return {name: settings_of(part) for name, part in parts.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what happens next; the history itself is not part of it."""
+        alarms, budgets = self.alarms.state_dict(), self.budgets.state_dict()
         return {
             "settings": self.settings(),
-            "look_back": pack(self._look_back_state),
-            "escalation": pack(self._escalation_state),
-            "recovery": pack(self._recovery_state),
-            "unrest": [list(reason) for reason in self._unrest],
-            "own": {name: pack(state) for name, (_, state) in self._own.items()},
-            "active": sorted(self._active),
+            "look_back": alarms["look_back"],
+            **budgets,
+            "own": alarms["own"],
+            "active": alarms["active"],
             "counts": dict(self.counts),
             "by_kind": dict(self.by_kind),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where a saved ledger stopped."""
+        """Continue from a saved state. A part whose settings have changed starts anew."""
         same = {part: state["settings"].get(part) == now for part, now in self.settings().items()}
-        if self._look_back and same["look_back"]:
-            self._look_back_state = unpack(self._look_back.init(), state["look_back"])
-        if self.escalation and same["escalation"]:
-            self._escalation_state = unpack(self.escalation.init(), state["escalation"])
-        if self.recovery and same["recovery"]:
-            self._recovery_state = unpack(self.recovery.init(), state["recovery"])
-        self._unrest = deque(((int(step), str(reason)) for step, reason in state["unrest"]), maxlen=UNREST_KEPT)
-        self._own = {}
-        for name, packed in state["own"].items():
-            detector, fresh = _fresh(name)
-            self._own[name] = (detector, unpack(fresh, packed))
-        self._active = set(state["active"])
+        self.alarms.load_state_dict(state, same["look_back"])
+        self.budgets.load_state_dict(state, same["escalation"], same["recovery"])
         self.counts = dict(state["counts"])
         self.by_kind = dict(state["by_kind"])
+
+
+def _typical_norm(history: Iterable[StepRecord]) -> float | None:
+    norms = sorted(r.signals.grad_norm for r in history if not r.skipped and r.signals.grad_norm)
+    return norms[len(norms) // 2] if norms else None  # type: ignore[return-value]
 
 
 def _explain_settings(record: StepRecord, evidence: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The parts without the shell: clip gradients in a loop of your own, run a detector by hand."""
+"""Single parts without a stabilizer: clip gradients in your own loop, run one detector."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Stateful:
         self.state: Any = None
 
     def update(self, step: int | None = None, **signals: Any) -> Verdict:
-        """Let a detector judge one step, given its signals by name."""
+        """Run a detector on one step, given its signals by name."""
         known = {
             name: signals.pop(name) for name in ("loss", "grad_norm", "nonfinite", "clip_factor") if name in signals
         }

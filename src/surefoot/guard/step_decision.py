@@ -1,33 +1,37 @@
-"""From the statistics of a step's gradients to what is done with it: apply or leave out, and by what to scale.
+"""Decide one step from the statistics of its gradients: apply or skip it, and what to scale the gradients by.
 
-`StepDecider` holds the step rules, the clipper and the loss scaler with their states, and advances all of them by one
-step. It works on tensors, without reading one, when steps are decided on the device, and on floats when the host
-decides.
+`StepPolicy` holds the step rules, the clipper and the loss scaler with their states; `StepDecider` advances all of them
+by one step and returns a `StepDecision`. When steps are decided on the device, everything is a tensor and none is read;
+when the host decides, they are floats. `StepNumbers` brings the numbers of a decided step to the host, where they
+become a `StepRecord`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from surefoot.act.apply import NO_OUTER_SCALING, OuterScaling
 from surefoot.act.loss_scale import TorchLossScaler
-from surefoot.core.state_tree import choose, grown, leaves, on_device, pack, settings_of, unpack, with_leaves
+from surefoot.core.device import AsyncCopy, begin_reading
+from surefoot.core.state_tree import choose, grown, leaves, pack, settings_of, unpack, with_leaves
+from surefoot.core.state_tree import on_device as to_device
 from surefoot.decide.agreement import agree_and_average
 from surefoot.detect.step_rules import Setback
 from surefoot.observe.tensors import TensorStatistics, total_norm
-from surefoot.types import GradientNorms, Scalar, Signals
+from surefoot.types import GradientNorms, LayerStats, Scalar, Signals, StepRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch.distributed as dist
 
+    from surefoot.act.apply import SettingsOfStep
     from surefoot.detect.combine import Combined
-    from surefoot.types import Clipper, Detector, LossScaler
+    from surefoot.types import Clipper, Detector, LossScaler, NamedParameter, OptimizerSetting
 
 _HEAD = ("loss", "grad_norm", "nonfinite", "clip_factor", "loss_scale")
 BROKEN_SETTING = "nonfinite-setting"
@@ -36,7 +40,7 @@ BROKEN_SETTING = "nonfinite-setting"
 
 @dataclass(frozen=True)
 class StepInput:
-    """What is known of a step before it is judged."""
+    """What is known of a step before it is decided."""
 
     step: int
     statistics: TensorStatistics
@@ -89,8 +93,8 @@ class StepDecision:
         return tuple(name for name in _HEAD if getattr(self, name) is not None)
 
 
-class StepDecider:
-    """Step rules, clipper and loss scaler, with their states."""
+class StepPolicy:
+    """Step rules, setback rule, clipper and loss scaler, each with its state."""
 
     def __init__(
         self,
@@ -101,31 +105,35 @@ class StepDecider:
         *,
         count: int,
         home: torch.device,
-        decides_on_device: bool,
-        group: dist.ProcessGroup | None,
+        on_device: bool,
     ) -> None:
+        """Start with fresh states.
+
+        Args:
+            rules: what may refuse a step.
+            setback: detects for recovery that the model has lost much of what it had learned.
+            clipper: what limits the gradients.
+            scaler: what scales the loss.
+            count: how many parameters the optimizer has.
+            home: the device of the first parameter.
+            on_device: whether states are tensors on that device, rather than floats.
+        """
         self.rules, self.setback, self.clipper, self.scaler = rules, setback, clipper, scaler
-        self.group = group
-        self.rule_names: tuple[str, ...] = ()
-        """What may refuse a step, in the order of the flags: as the verdicts of the last step called themselves."""
-        self.notice_names = (*(["setback"] if setback else []), *(["stop"] if group is not None else []))
-        """What the flags behind those are called: they refuse nothing, but all ranks learn of them."""
-        self.stop_wanted = False
-        """Whether this rank has been asked to stop."""
-        self._count, self._home, self._tensors = count, home, decides_on_device
+        self.home, self.on_device = home, on_device
+        self._count = count
         self.rules_state = self._placed(rules.init()) if rules else ()
         self.setback_state = self._placed(setback.init()) if setback else ()
         self.clip_state = self._fresh_clip_state()
         with home:
-            self.scale_state = on_device(scaler.init(), home) if scaler else ()
+            self.scale_state = to_device(scaler.init(), home) if scaler else ()
 
     def _fresh_clip_state(self) -> Any:
         """In fp32 on the model's device, whatever torch's defaults are."""
-        with self._home:
-            return on_device(self.clipper.init(self._count), self._home) if self.clipper else ()
+        with self.home:
+            return to_device(self.clipper.init(self._count), self.home) if self.clipper else ()
 
     def _placed(self, state: Any) -> Any:
-        return on_device(state, self._home) if self._tensors else state
+        return to_device(state, self.home) if self.on_device else state
 
     def grow(self, count: int) -> None:
         """Make room for parameters that were added behind the others; their history is empty."""
@@ -140,6 +148,11 @@ class StepDecider:
     @states.setter
     def states(self, states: tuple[Any, Any, Any, Any]) -> None:
         self.rules_state, self.setback_state, self.clip_state, self.scale_state = states
+
+    @property
+    def count(self) -> int:
+        """How many parameters the optimizer has."""
+        return self._count
 
     def live_states(self) -> list[Any]:
         """The states of the parts, and the tensors of a GradScaler that the user keeps."""
@@ -159,12 +172,59 @@ class StepDecider:
         """What the loss is multiplied by before backward."""
         return self.scaler.scale_of(self.scale_state) if self.scaler else None
 
-    def judge(
+    def settings(self) -> dict[str, str]:
+        """What the parts are set to, to decide whether a saved state still fits."""
+        parts = {"rules": self.rules, "setback": self.setback, "clip": self.clipper, "scaler": self.scaler}
+        return {name: settings_of(part) for name, part in parts.items()}
+
+    def state_dict(self, live: bool = False) -> dict[str, Any]:
+        """The states of the parts as tensors and plain values; with `live` the tensors are not copied."""
+        return {
+            "settings": self.settings(),
+            "rules": pack(self.rules_state, live),
+            "setback": pack(self.setback_state, live),
+            "clip": pack(self.clip_state, live),
+            "scaler": pack(self.scale_state, live),
+            "grad_scaler": self.scaler.state(live) if isinstance(self.scaler, TorchLossScaler) else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state. A part whose settings have changed starts anew."""
+        same = {part: state["settings"].get(part) == now for part, now in self.settings().items()}
+        if self.rules and same["rules"]:
+            self.rules_state = self._placed(unpack(self.rules.init(), state["rules"]))
+        if self.setback and same["setback"]:
+            self.setback_state = self._placed(unpack(self.setback.init(), state["setback"]))
+        if self.clipper and same["clip"]:
+            fresh = self._fresh_clip_state()
+            loaded = to_device(unpack(fresh, state["clip"]), self.home)
+            fits = [part.shape for part in leaves(loaded)] == [part.shape for part in leaves(fresh)]
+            self.clip_state = loaded if fits else fresh  # a history per tensor is of use to the same tensors only
+        if self.scaler and same["scaler"]:
+            self.scale_state = to_device(unpack(self.scaler.init(), state["scaler"]), self.home)
+        if isinstance(self.scaler, TorchLossScaler) and state["grad_scaler"] is not None:
+            self.scaler.load(state["grad_scaler"])
+
+
+class StepDecider:
+    """Decides one step after the other, and advances the policy's states."""
+
+    def __init__(self, policy: StepPolicy, group: dist.ProcessGroup | None) -> None:
+        self.policy, self.group = policy, group
+        self._home, self._tensors = policy.home, policy.on_device
+        self.rule_names: tuple[str, ...] = ()
+        """What may refuse a step, in the order of the flags: as the verdicts of the last step called themselves."""
+        self.notice_names = (*(["setback"] if policy.setback else []), *(["stop"] if group is not None else []))
+        """What the flags behind those are called: they refuse nothing, but all ranks learn of them."""
+        self.stop_wanted = False
+        """Whether this rank has been asked to stop."""
+
+    def decide(
         self, given: StepInput, reshape: Callable[[Tensor | None], TensorStatistics] | None = None
     ) -> StepDecision:
         """Advance everything by one step.
 
-        `reshape` changes the gradients in place between the verdict and the clipper, given what they must be divided
+        `reshape` changes the gradients in place between the step rules and the clipper, given what they must be divided
         by first; the clipper then sees the statistics it returns.
         """
         divide, outer_scale = self._divide_by(given.divisor), given.outer.scale
@@ -177,7 +237,7 @@ class StepDecider:
             seen, divide = reshape(unscale), None
         factor = self._clip(seen, given.positions, skip)
         smallest: Scalar = 1.0 if factor is None else factor.min()
-        used = self._advance_scale(overflow, outer_scale)
+        used = self._advance_scale(overflow, outer_scale if given.outer.is_loss_scale else None)
         if not self._tensors:
             smallest, used = float(smallest), float(used)
         return StepDecision(
@@ -196,7 +256,7 @@ class StepDecider:
 
     def _divide_by(self, divisor: Scalar) -> Tensor | None:
         """Loss scale times what accumulation left over; `None` if that is 1."""
-        scale = self.loss_scale()
+        scale = self.policy.loss_scale()
         if scale is not None:
             return scale * divisor
         if isinstance(divisor, Tensor):
@@ -213,12 +273,12 @@ class StepDecider:
         return Signals(given.step, loss_now, float(total), float(broken), extra=own, param_norm=float(given.param_norm))
 
     def _verdict(self, signals: Signals, given: StepInput) -> tuple[Any, Any, tuple[Any, ...]]:
-        """Let the step rules judge, and let the ranks agree: skip, overflow, and a flag per rule and notice."""
+        """Apply the step rules and let the ranks agree: skip, overflow, and a flag per rule and notice."""
         flags: list[Any] = []
-        before: tuple[Any, ...] = self.rules_state
+        before: tuple[Any, ...] = self.policy.rules_state
         self.rule_names = (BROKEN_SETTING,)
-        if self.rules is not None:
-            self.rules_state, verdict = self.rules.update(self.rules_state, signals)
+        if self.policy.rules is not None:
+            self.policy.rules_state, verdict = self.policy.rules.update(self.policy.rules_state, signals)
             flags = [part.anomalous for part in verdict.parts]
             self.rule_names = (*(part.detector for part in verdict.parts), BROKEN_SETTING)
         overflow = self._overflow(signals, given.outer)
@@ -227,9 +287,9 @@ class StepDecider:
         for flag in flags:
             skip = skip | flag
         # What one rule refused is no baseline for the others: they have not seen it.
-        self.rules_state = tuple(
+        self.policy.rules_state = tuple(
             choose(skip > flag, old, new)  # refused, and not by this one
-            for flag, old, new in zip(flags[:-1], before, self.rules_state, strict=True)
+            for flag, old, new in zip(flags[:-1], before, self.policy.rules_state, strict=True)
         )
         return skip, overflow, (*flags, *notices)
 
@@ -240,14 +300,14 @@ class StepDecider:
         return outer.found_inf > 0 if self._tensors else bool(outer.found_inf > 0)
 
     def _setback_notice(self, signals: Signals) -> list[Any]:
-        if self.setback is None:
+        if self.policy.setback is None:
             return []
-        self.setback_state, verdict = self.setback.update(self.setback_state, signals)
+        self.policy.setback_state, verdict = self.policy.setback.update(self.policy.setback_state, signals)
         return [verdict.anomalous]
 
     def _overflow(self, signals: Signals, outer: OuterScaling) -> Any:
         overflow: Any = signals.nonfinite > 0  # type: ignore[operator]
-        if self.scaler is None and not outer.is_loss_scale:
+        if self.policy.scaler is None and not outer.is_loss_scale:
             return overflow & False
         overflow = overflow | self.left_out_by(outer)
         if signals.loss is not None:  # a broken loss is no overflow that a smaller scale would cure
@@ -258,68 +318,143 @@ class StepDecider:
         """Flags and overflow, true where any rank says so, and the notices between them."""
         if self.group is None:
             return flags, self._setback_notice(signals), overflow
-        # With many ranks there is always one whose batch is hard: whether the model is set back, their mean tells.
-        alone = [] if self._judges_mean else self._setback_notice(signals)
-        told = [*flags, overflow, *alone, self.stop_wanted]
-        shared, mean = agree_and_average(told, signals.loss, self._home, self.group)
+        # With many ranks there is always one whose batch is hard: the mean loss shows whether the model is set back.
+        alone = [] if self._averages_loss else self._setback_notice(signals)
+        shared_flags = [*flags, overflow, *alone, self.stop_wanted]
+        shared, mean = agree_and_average(shared_flags, signals.loss, self._home, self.group)
         agreed, loss = (list(shared.unbind()), mean) if self._tensors else (shared.tolist(), float(mean))
         count = len(flags)
-        together = self._setback_notice(replace(signals, loss=loss)) if self._judges_mean else []
+        together = self._setback_notice(replace(signals, loss=loss)) if self._averages_loss else []
         return agreed[:count], [*together, *agreed[count + 1 :]], agreed[count]
 
     @property
-    def _judges_mean(self) -> bool:
+    def _averages_loss(self) -> bool:
         """Whether the mean loss is all that the setback rule looks at, so that it says the same on every rank."""
-        return isinstance(self.setback, Setback) and self.setback.signal == "loss"
+        return isinstance(self.policy.setback, Setback) and self.policy.setback.signal == "loss"
 
     def _clip(self, statistics: TensorStatistics, positions: Tensor | None, skip: Any) -> Tensor | None:
         """The clipper's factor. Its history does not take a refused step in."""
-        if self.clipper is None:
+        if self.policy.clipper is None:
             return None
         each = statistics.norm
         if positions is not None:
-            each = each.new_zeros(self._count).index_copy(0, positions, each)
-        state, factor = self.clipper.update(self.clip_state, GradientNorms(total_norm(statistics.norm), each))
-        self.clip_state = choose(skip, self.clip_state, state)
+            each = each.new_zeros(self.policy.count).index_copy(0, positions, each)
+        state, factor = self.policy.clipper.update(
+            self.policy.clip_state, GradientNorms(total_norm(statistics.norm), each)
+        )
+        self.policy.clip_state = choose(skip, self.policy.clip_state, state)
         return factor if positions is None or factor.ndim == 0 else factor[positions]
 
     def _advance_scale(self, overflow: Any, outer_scale: Tensor | None) -> Scalar:
         """Move the loss scale on; returns the one this step was run with."""
-        if self.scaler is None:
+        if self.policy.scaler is None:
             return 1.0 if outer_scale is None else outer_scale.clone()
-        used = self.scaler.scale_of(self.scale_state).clone()
-        self.scale_state = self.scaler.update(self.scale_state, torch.as_tensor(overflow, device=self._home))
+        policy, scaler = self.policy, self.policy.scaler
+        used = scaler.scale_of(policy.scale_state).clone()
+        policy.scale_state = scaler.update(policy.scale_state, torch.as_tensor(overflow, device=self._home))
         return used
 
-    def settings(self) -> dict[str, str]:
-        """What the parts are set to, to tell whether a saved state still fits."""
-        parts = {"rules": self.rules, "setback": self.setback, "clip": self.clipper, "scaler": self.scaler}
-        return {name: settings_of(part) for name, part in parts.items()}
 
-    def state_dict(self, live: bool = False) -> dict[str, Any]:
-        """The states of the parts as tensors and plain values; with `live` the tensors are not copied."""
-        return {
-            "settings": self.settings(),
-            "rules": pack(self.rules_state, live),
-            "setback": pack(self.setback_state, live),
-            "clip": pack(self.clip_state, live),
-            "scaler": pack(self.scale_state, live),
-            "grad_scaler": self.scaler.state(live) if isinstance(self.scaler, TorchLossScaler) else None,
-        }
+# ---- the result on its way to the host ------------------------------------------------------------------------------
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where a saved judge stopped. A part whose settings have changed starts anew."""
-        same = {part: state["settings"].get(part) == now for part, now in self.settings().items()}
-        if self.rules and same["rules"]:
-            self.rules_state = self._placed(unpack(self.rules.init(), state["rules"]))
-        if self.setback and same["setback"]:
-            self.setback_state = self._placed(unpack(self.setback.init(), state["setback"]))
-        if self.clipper and same["clip"]:
-            fresh = self._fresh_clip_state()
-            loaded = on_device(unpack(fresh, state["clip"]), self._home)
-            fits = [part.shape for part in leaves(loaded)] == [part.shape for part in leaves(fresh)]
-            self.clip_state = loaded if fits else fresh  # a history per tensor is of use to the same tensors only
-        if self.scaler and same["scaler"]:
-            self.scale_state = on_device(unpack(self.scaler.init(), state["scaler"]), self._home)
-        if isinstance(self.scaler, TorchLossScaler) and state["grad_scaler"] is not None:
-            self.scaler.load(state["grad_scaler"])
+
+class LayerNames(NamedTuple):
+    """The parameters that had a gradient: their names and numbers of dimensions. Keeps none of them alive."""
+
+    names: tuple[str, ...]
+    ranks: tuple[int, ...]
+
+    @classmethod
+    def of(cls, named: Sequence[NamedParameter]) -> LayerNames:
+        """Those of the given parameters."""
+        return cls(tuple(name for name, _ in named), tuple(parameter.ndim for _, parameter in named))
+
+
+class StepNumbers:
+    """What became of one step; read on demand, once."""
+
+    def __init__(self, source: StepRecord | ArrivingNumbers) -> None:
+        self._source = source
+
+    def record(self) -> StepRecord:
+        """The record on the host. Waits for the device if the numbers have not arrived."""
+        if not isinstance(self._source, StepRecord):
+            self._source = self._source.record()
+        return self._source
+
+
+def record_on_host(
+    decision: StepDecision,
+    rules: Sequence[str],
+    notices: Sequence[str],
+    named: LayerNames,
+    watched: Mapping[str, Tensor],
+    settings: SettingsOfStep,
+    **facts: Any,
+) -> StepRecord:
+    """The record of a step that was decided on the host."""
+    layers = _layers(named, *decision.statistics, **watched)
+    numbers = {name: getattr(decision, name) for name in decision.head}
+    signals = Signals(layers=layers, **numbers, **facts)
+    return _record(signals, decision.skip, decision.overflow, rules, notices, decision.flags, settings.all_broken(()))
+
+
+class ArrivingNumbers:
+    """A step that was decided on the device, whose numbers are being copied."""
+
+    def __init__(
+        self,
+        decision: StepDecision,
+        vector: Tensor,
+        rules: Sequence[str],
+        notices: Sequence[str],
+        named: LayerNames,
+        watched: Mapping[str, Tensor],
+        own: Mapping[str, Scalar],
+        settings: SettingsOfStep,
+        **facts: Any,
+    ) -> None:
+        self._head, self._flag_count = decision.head, len(decision.flags)
+        self._rules, self._notices = rules, notices
+        self._named, self._watched, self._facts = named, tuple(watched), facts
+        self._own_floats = {name: value for name, value in own.items() if not isinstance(value, Tensor)}
+        self._own_tensors = {name: value for name, value in own.items() if isinstance(value, Tensor)}
+        self._settings = settings
+        parts = [vector, *(column.to(vector) for column in watched.values())]
+        parts += [value.to(vector).reshape(1) for value in self._own_tensors.values()]
+        parts += [] if settings.values is None else [settings.values.to(vector)]
+        self._reading: AsyncCopy = begin_reading(vector if len(parts) == 1 else torch.cat(parts))
+
+    def record(self) -> StepRecord:
+        """Wait for the numbers and sort them out."""
+        vector = self._reading.wait()
+        scalar_count = 2 + self._flag_count + len(self._head)
+        skip, overflow, *rest = vector[:scalar_count].tolist()
+        flags, numbers = rest[: self._flag_count], rest[self._flag_count :]
+        columns, count = 3 + len(self._watched), len(self._named.names)
+        end = scalar_count + columns * count
+        table = vector[scalar_count:end].view(columns, count)
+        rest, own_count = vector[end:].tolist(), len(self._own_tensors)
+        own = self._own_floats | dict(zip(self._own_tensors, rest[:own_count], strict=True))
+        settings = self._settings.all_broken(rest[own_count:])
+        layers = _layers(self._named, *table[:3], **dict(zip(self._watched, table[3:], strict=True)))
+        signals = Signals(layers=layers, **dict(zip(self._head, numbers, strict=True)), extra=own, **self._facts)
+        return _record(signals, skip > 0, overflow > 0, self._rules, self._notices, flags, settings)
+
+
+def _record(
+    signals: Signals,
+    skip: Any,
+    overflow: Any,
+    rules: Sequence[str],
+    notices: Sequence[str],
+    flags: Sequence[Any],
+    settings: tuple[OptimizerSetting, ...],
+) -> StepRecord:
+    reasons = tuple(name for name, flag in zip(rules, flags[: len(rules)], strict=True) if flag)
+    raised = tuple(name for name, flag in zip(notices, flags[len(rules) :], strict=True) if flag)
+    return StepRecord(signals, bool(skip), reasons, bool(overflow), raised, settings)
+
+
+def _layers(named: LayerNames, norm: Tensor, largest: Tensor, nonfinite: Tensor, **more: Any) -> LayerStats:
+    return LayerStats(*named, norm, largest, nonfinite, **more)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from surefoot.core.state_tree import pack_record, unpack_record
 from surefoot.core.weak_reference import weak_reference
 from surefoot.errors import TrainingHalted
-from surefoot.guard.step_numbers import StepNumbers
+from surefoot.guard.step_decision import StepNumbers
 from surefoot.keep.buffers import BufferKeeper
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class StepResults:
             models: the modules whose buffers are restored after a skipped step; empty to restore none.
             history: takes every step in and decides what is to be done.
             lag_steps: how many steps later a step is read.
-            respond: does what the history has decided; may raise `TrainingHalted`.
+            respond: does what the history has decided about a step that was skipped or calls for an action; may raise
+                `TrainingHalted`.
             on_step: called with every step once its numbers have arrived.
             restore_after_overflow: whether buffers are restored after an fp16 overflow too.
         """
@@ -79,7 +80,8 @@ class StepResults:
             while len(self.pending) > self._lag_steps:
                 self._account(self.pending.popleft())
         finally:
-            self.buffers.save(self.steps)
+            if self.buffers.has_any:
+                self.buffers.save(self.steps)
 
     def drain(self) -> None:
         """Read every step now. Only for what happens at the same step in every run: a save, a stop.
@@ -123,10 +125,15 @@ class StepResults:
         if step < self._stale_before:  # taken on weights that the run has left since
             self.history.count(record)
             return
-        if record.skipped and (self._restore_after_overflow or not record.overflow):
-            self.buffers.restore(step)
-        self.buffers.settle(step)
-        self._respond(self, record, self.history.account(record))
+        if self.buffers.has_any:
+            if record.skipped and (self._restore_after_overflow or not record.overflow):
+                self.buffers.restore(step)
+            self.buffers.settle(step)
+        decision = self.history.account(record)
+        if record.skipped or decision.action != "none":
+            self._respond(self, record, decision)
+        else:
+            self.lr_factor = decision.lr_factor
 
     def state_dict(self) -> dict[str, Any]:
         """The state, with steps whose numbers may still be on their way; `settled` waits for them."""

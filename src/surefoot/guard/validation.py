@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from surefoot.act.loss_scale import DynamicLossScaler, TorchLossScaler
-from surefoot.errors import SettingError, UsageError, require
+from surefoot.errors import SettingError, require
+from surefoot.observe.parameters import Layout
 from surefoot.types import Clipper, LossScaler, Shaper
 
 if TYPE_CHECKING:
@@ -65,6 +66,17 @@ def check_settings(
         )
 
 
+def layout_of(models: Sequence[nn.Module], optimizer: Any) -> Layout:
+    """The optimizer's parameters, some of which must be the model's."""
+    layout = Layout(models, optimizer)
+    require(
+        layout.known > 0,
+        f"the optimizer's {len(layout.parameters)} parameters are none of the model's: "
+        "it would train nothing of it. Build the optimizer from `model.parameters()`.",
+    )
+    return layout
+
+
 def split_clip(clip: Any) -> tuple[tuple[Shaper, ...], Clipper | None]:
     """Shapers first, then at most one clipper."""
     parts = () if clip is None else tuple(clip) if isinstance(clip, (tuple, list)) else (clip,)
@@ -96,21 +108,6 @@ def as_scaler(scaler: Any, precision: Precision | None, device: torch.device) ->
         f"`scaler` must be a DynamicLossScaler or a torch.amp.GradScaler; got {scaler!r}.",
     )
     return scaler  # type: ignore[no-any-return]
-
-
-def check_loss(loss: object) -> None:
-    """Raise `UsageError` for a loss that backward cannot run on."""
-    if not isinstance(loss, Tensor):
-        raise UsageError(
-            f"`backward` takes the loss tensor; got {_kind(loss)}. Pass the loss itself, not `loss.item()`."
-        )
-    if loss.numel() != 1:
-        raise UsageError(f"the loss must be one number; got shape {tuple(loss.shape)}. Reduce it with `.mean()` first.")
-    if not loss.requires_grad:
-        raise UsageError(
-            "the loss has no graph, so no gradient can flow: it was detached, made under `no_grad`, or depends on no "
-            "parameter that requires a gradient."
-        )
 
 
 def _kind(thing: object) -> str:

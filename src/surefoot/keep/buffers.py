@@ -52,6 +52,8 @@ class BufferKeeper:
             for name, buffer in module._buffers.items()
             if buffer is not None and buffer.layout is torch.strided and 0 < buffer.numel() <= LARGEST_STATISTIC
         ]
+        self.has_any = bool(self._names)
+        """Whether there is any buffer to keep."""
         self._versions = _versions(self._current())
         self._copies: dict[int, list[Tensor | None]] = {0: [_copied(buffer) for buffer in self._current()]}
 

@@ -83,21 +83,7 @@ def _recorded(
     words = recorded.get("arguments")
     given = bool(arguments)
     arguments = arguments or tuple(str(word) for word in (words if isinstance(words, list) else []))
-    module, path = recorded.get("module"), recorded.get("path")
-    if isinstance(module, str) and module:
-        order = _module_order(folder, module, arguments, seconds, tree)
-        files, option = files_of(module), f"--module {_quoted(module)}"
-        what = f"the module {module!r}"
-    elif isinstance(path, str) and path:
-        if not os.path.isfile(path):
-            raise UsageError(
-                f"the recorded script {path!r} is not here: go to where it was started, or give --script or --target"
-            )
-        order = Order(folder, script=path, arguments=arguments, seconds=seconds)
-        files, option = [Path(path)], f"--script {_quoted(path)}"
-        what = f"the script {path!r}"
-    else:
-        raise UsageError("the incident names no script: give --script train.py or --target module:function")
+    order, files, option, what = _named(folder, recorded, arguments, seconds, tree)
     for file in files:
         _refuse(file, tree, what)
         if not _is_below_here(file):
@@ -112,17 +98,35 @@ def _recorded(
             f"an argument of the script was redacted when the incident was written. Give them all: {_shown(line)}"
         )
     with_these = f"with the arguments {words_shown}" if arguments else "without arguments"
-    said = f"{what} (SHA-256 {_checksum(files[-1])}) {with_these}"
-    if len(said) > _LONGEST_ASKED:
+    shown = f"{what} (SHA-256 {_checksum(files[-1])}) {with_these}"
+    if len(shown) > _LONGEST_ASKED:
         raise UsageError(
             f"the arguments in the incident are {len(words_shown):,} characters long, too long to be shown and agreed "
             f"to. If you want to run the script, name it with the arguments it needs: {_shown(option)} -- ARGS"
         )
     if ask is None:
-        raise UsageError(f"the incident names {said}. What a file names is not run by itself: name it, as in `{line}`")
-    if not ask(f"The incident {_shown(str(folder))} names {said}."):
+        raise UsageError(f"the incident names {shown}. What a file names is not run by itself: name it, as in `{line}`")
+    if not ask(f"The incident {_shown(str(folder))} names {shown}."):
         raise UsageError("nothing was run")
     return order
+
+
+def _named(
+    folder: Path, recorded: dict[str, Any], arguments: tuple[str, ...], seconds: float, tree: Path
+) -> tuple[Order, list[Path], str, str]:
+    """The module or script that an incident names: its order, its files, the option that names it, and a phrase."""
+    module, path = recorded.get("module"), recorded.get("path")
+    if isinstance(module, str) and module:
+        order = _module_order(folder, module, arguments, seconds, tree)
+        return order, files_of(module), f"--module {_quoted(module)}", f"the module {module!r}"
+    if not isinstance(path, str) or not path:
+        raise UsageError("the incident names no script: give --script train.py or --target module:function")
+    if not os.path.isfile(path):
+        raise UsageError(
+            f"the recorded script {path!r} is not here: go to where it was started, or give --script or --target"
+        )
+    order = Order(folder, script=path, arguments=arguments, seconds=seconds)
+    return order, [Path(path)], f"--script {_quoted(path)}", f"the script {path!r}"
 
 
 def ask_at_terminal(words: str) -> bool:

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from surefoot.core.state_tree import unpack
-from surefoot.guard.persistence import _Drawn
-from surefoot.guard.stabilizer import TrainingStabilizer
+from surefoot.guard.data_loop import DrawnBatches
+from surefoot.guard.stabilizer import TrainingStabilizer, run_of
 from surefoot.record.incidents.loader_batches import listen
 from surefoot.record.incidents.reading import number
 from surefoot.record.incidents.retention import IncidentKeeper
@@ -44,7 +43,7 @@ def install(first_step: FirstStep, scratch: Path, **settings: Any) -> None:
     `settings` take the place of those that the script gives to a stabilizer.
     """
     listen(first_step)
-    _wrap(_Drawn, "__next__", lambda original: lambda self: first_step.loader_drew(original(self)))
+    _wrap(DrawnBatches, "__next__", lambda original: lambda self: first_step.loader_drew(original(self)))
     if first_step.incident.facts["configuration"].get("loop") == "bare":
         _BareLoop(first_step).install()
         made: Callable[[Any], None] = lambda stabilizer: None  # noqa: E731
@@ -62,7 +61,9 @@ def _quieten(scratch: Path, made: Callable[[Any], None], settings: dict[str, Any
         def made_quiet(self: Any, *args: Any, **kwargs: Any) -> None:
             quiet = {"log": None, "checkpoints": None, "incidents": IncidentKeeper(scratch)}
             original(self, *args, **{**kwargs, **quiet, **settings})
-            self._capture.note_everything()
+            capture = run_of(self).capture
+            if capture is not None:
+                capture.note_everything()
             made(self)
 
         return made_quiet
@@ -97,7 +98,8 @@ class _GuardedLoop:
 
     def made(self, stabilizer: TrainingStabilizer) -> None:
         """A stabilizer is there; it is the one we want if the captured weights fit its models."""
-        run, notes = stabilizer._capture._run, stabilizer._capture.notes
+        run = run_of(stabilizer)
+        notes = None if run.capture is None else run.capture.notes
         if (
             self._first_step.objects is None
             and notes is not None
@@ -111,18 +113,18 @@ class _GuardedLoop:
 
     def _set_scale(self) -> None:
         assert self._stabilizer is not None
-        incident, judge = self._first_step.incident, self._stabilizer._decider
+        incident = self._first_step.incident
         used = incident.facts["configuration"].get("loss_scale")
-        if judge.scaler is None or used is None:
-            return
-        saved = (incident.state.get("scaler") or {}).get("state")
-        if saved:
-            judge.scale_state = unpack(judge.scaler.init(), saved)
-        judge.scaler.scale_of(judge.scale_state).fill_(number(used))
+        if used is not None:
+            saved = (incident.state.get("scaler") or {}).get("state")
+            run_of(self._stabilizer).set_loss_scale(number(used), saved)
 
     def _ours(self, stabilizer: Any) -> bool:
         objects = self._first_step.objects
-        return objects is not None and stabilizer._capture.notes is objects.notes and not self._first_step.is_over
+        capture = run_of(stabilizer).capture
+        if objects is None or capture is None or self._first_step.is_over:
+            return False
+        return capture.notes is objects.notes
 
     def _step(self, original: Any) -> Any:
         def step(stabilizer: Any, closure: Any = None) -> Any:
@@ -130,7 +132,7 @@ class _GuardedLoop:
                 return original(stabilizer, closure)
             if self._first_step.ready and not self._first_step.goes_on:
                 if closure is not None:
-                    stabilizer._window.evaluate(closure)
+                    run_of(stabilizer).window.evaluate(closure)
                 self._close(stabilizer)
             outcome = original(stabilizer, closure)
             if self._first_step.ready and self._first_step.goes_on and self._first_step.is_last:
@@ -157,7 +159,9 @@ class _GuardedLoop:
 
     def _close(self, stabilizer: Any) -> None:
         if self._first_step.is_last:
-            stabilizer._capture.close_microbatch()
+            capture = run_of(stabilizer).capture
+            if capture is not None:
+                capture.close_microbatch()
             self._first_step.finish()
 
 

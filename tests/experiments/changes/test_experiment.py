@@ -30,7 +30,7 @@ def test_it_ends_at_the_ordered_step_without_the_scripts_last_words(watch: Nurse
     run = watch.under({"steps": 12}, CLASSES, NET, start)
     assert run.output.split() == ["False", "finally"]
     assert (run.facts["steps"], run.facts["experiment"]["ended"]) == (12, "steps")
-    assert run.loaded[1]["exit_code"] == 0
+    assert run.loaded[1].exit_code == 0
     assert "crash" not in run.facts
 
 

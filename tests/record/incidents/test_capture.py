@@ -251,7 +251,7 @@ def test_a_model_can_be_copied_and_pickled_while_it_is_watched(tmp_path):
         stabilizer.backward(model(twin(batch) * batch).sum())
         stabilizer.step()
         assert not model._forward_pre_hooks
-    notes = stabilizer._capture.notes
+    notes = stabilizer._run.capture.notes
     assert [len(each.calls) for each in notes.window(1).microbatches] == [1]  # the twin's call is not the model's
 
 

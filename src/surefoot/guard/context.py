@@ -1,0 +1,169 @@
+"""`GuardContext`: the parts that every guarded or watched optimizer has, built and connected in one place.
+
+`attach` adds the hooks of an optimizer to them, `TrainingStabilizer` backward, accumulation, checkpoints and recovery.
+The parts do not know each other's owners: who reports to whom is decided here, when they are built.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from surefoot.decide.agreement import Ranks, find_group
+from surefoot.detect.checker import StabilityChecker
+from surefoot.detect.combine import Combined, tolerated
+from surefoot.guard.guarded_optimizer import GuardedOptimizer
+from surefoot.guard.log_rows import LogRows, open_log, setup_of
+from surefoot.guard.model_sampling import ModelSampler
+from surefoot.guard.run_history import Budgets, RunHistory
+from surefoot.guard.step_decision import StepDecider, StepPolicy
+from surefoot.guard.validation import as_scaler, split_clip
+from surefoot.observe.parameters import BackwardOrder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+    from surefoot.decide.recovery import Escalation, TrainingRecovery
+    from surefoot.guard.validation import Precision
+    from surefoot.observe.parameters import Layout
+    from surefoot.observe.tensors import LayerMetrics
+    from surefoot.record.log import RunLog
+    from surefoot.types import Clipper, Incident, LossScaler, Shaper, StepRecord
+
+DecideOn = Literal["auto", "host", "device"]
+
+
+@dataclass(frozen=True)
+class GuardContext:
+    """The connected parts of one guard."""
+
+    layout: Layout
+    """The optimizer's parameters and their names."""
+    policy: StepPolicy
+    """Step rules, clipper and loss scaler with their states."""
+    decider: StepDecider
+    guarded: GuardedOptimizer
+    history: RunHistory
+    order: BackwardOrder
+    ranks: Ranks
+    shapers: tuple[Shaper, ...]
+    decides_on_device: bool
+    lag_steps: int
+    """How many steps later the host reads a step: 0 if it decides them itself."""
+    log: RunLog | None
+    rows: LogRows | None
+    """What is written into the log."""
+    on_step: Callable[[StepRecord], None] | None
+    """To be called with every step once its numbers have arrived."""
+
+
+def build_guard(
+    models: Sequence[nn.Module],
+    optimizer: Any,
+    layout: Layout,
+    *,
+    acts: bool = True,
+    clip: Any = None,
+    precision: Precision | None = None,
+    scaler: Any = None,
+    checker: StabilityChecker | None = None,
+    escalation: Escalation | None = None,
+    recovery: TrainingRecovery | None = None,
+    watch: LayerMetrics | None = None,
+    decide_on: DecideOn = "auto",
+    lag_steps: int = 4,
+    log: Any = None,
+    samples_model: bool = True,
+    on_step: Callable[[StepRecord], None] | None = None,
+    on_event: Callable[[Incident], None] | None = None,
+    announce: bool = True,
+    scheduler: Any = None,
+) -> GuardContext:
+    """Build the parts of a guard and connect them.
+
+    The arguments are those of `TrainingStabilizer` and `attach`. With `acts=False` steps are measured and decided, and
+    nothing is changed. `samples_model` adds histograms and dead units of sampled steps to the log.
+    """
+    home = layout.home
+    on_device = decide_on == "device" or (decide_on == "auto" and home.type != "cpu")
+    group = find_group(models) if acts else None
+    ranks = Ranks(group, home)
+    run_log = open_log(log, ranks, setup_of(optimizer, scheduler) if log is not None else None)
+    rows = None if run_log is None else LogRows(run_log, ModelSampler(models) if samples_model else None)
+    checker = checker or StabilityChecker()
+    shapers, clipper = split_clip(clip)
+    loss_scaler = as_scaler(scaler, precision, home)
+    policy = _policy(checker, recovery, clipper, loss_scaler, layout, on_device)
+    decider = StepDecider(policy, group)
+    sampler = rows.sampler if rows else None
+    guarded = GuardedOptimizer(optimizer, layout, decider, shapers, watch, on_device, acts=acts, sampler=sampler)
+    order = BackwardOrder(layout.parameters if acts else [])
+    budgets = _budgets(escalation if acts else None, recovery, loss_scaler, guarded, ranks)
+    on_event = call_each(rows.incident if rows else None, on_event)
+    history = RunHistory(checker, budgets, order.first, on_event, announce=announce)
+    return GuardContext(
+        layout=layout,
+        policy=policy,
+        decider=decider,
+        guarded=guarded,
+        history=history,
+        order=order,
+        ranks=ranks,
+        shapers=shapers,
+        decides_on_device=on_device,
+        lag_steps=lag_steps if on_device else 0,
+        log=run_log,
+        rows=rows,
+        on_step=call_each(rows.step if rows else None, on_step),
+    )
+
+
+def _policy(
+    checker: StabilityChecker,
+    recovery: TrainingRecovery | None,
+    clipper: Clipper | None,
+    scaler: LossScaler | None,
+    layout: Layout,
+    on_device: bool,
+) -> StepPolicy:
+    return StepPolicy(
+        tolerated(Combined(checker.step_rules, "any")) if checker.step_rules else None,
+        tolerated(checker.setback) if recovery and checker.setback else None,
+        clipper,
+        scaler,
+        count=len(layout.parameters),
+        home=layout.home,
+        on_device=on_device,
+    )
+
+
+def _budgets(
+    escalation: Escalation | None,
+    recovery: TrainingRecovery | None,
+    scaler: LossScaler | None,
+    guarded: GuardedOptimizer,
+    ranks: Ranks,
+) -> Budgets:
+    broken = weakref.WeakMethod(guarded.measurer.parameters_broken)  # the history keeps no parameters alive
+
+    def weights_broken() -> bool:
+        method = broken()
+        return method is not None and method()
+
+    return Budgets(escalation, recovery, scaler.floor if scaler else None, weights_broken, ranks.any)
+
+
+def call_each(*functions: Callable[[Any], None] | None) -> Callable[[Any], None] | None:
+    """One function that calls all that are given; `None` if none is."""
+    given = [function for function in functions if function is not None]
+    if len(given) < 2:
+        return given[0] if given else None
+
+    def call(value: Any) -> None:
+        for function in given:
+            function(value)
+
+    return call

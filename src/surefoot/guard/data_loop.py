@@ -1,0 +1,168 @@
+"""The data of a run: batches that are left, the place in them, and signals to stop.
+
+Before each batch that is drawn from `resume` is a moment to save and to stop. A signal that comes while the next batch
+is waited for is acted upon at once, as if it had come before.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from surefoot.core.random_state import set_streams
+from surefoot.keep.stop_signals import StopSignals, StopWaiting
+from surefoot.record.incidents.random_streams import QuickStreams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from surefoot.guard.run_state import RunState
+    from surefoot.guard.saving import CheckpointSaver
+    from surefoot.keep.checkpoint.manager import CheckpointManager
+
+
+class DataLoop:
+    """Follows the loaders of a run."""
+
+    def __init__(
+        self,
+        run_state: RunState,
+        saver: CheckpointSaver,
+        checkpoints: CheckpointManager | None,
+        *,
+        several_ranks: bool,
+        on_draw: Callable[[Any], None] | None,
+        on_stop_point: Callable[[], None],
+    ) -> None:
+        """Follow loaders from here on.
+
+        Args:
+            run_state: knows the place in the data.
+            saver: saves what is due between two batches.
+            checkpoints: names the signals that stop a run.
+            several_ranks: whether other processes train with this one, and stop only together.
+            on_draw: called with each batch that was drawn.
+            on_stop_point: called where the run can stop; saves and exits if it was asked to.
+        """
+        self._run_state, self._saver, self._several_ranks = run_state, saver, several_ranks
+        self._quick_streams = QuickStreams() if checkpoints is not None else None
+        self.interrupts = StopSignals(checkpoints.signals if checkpoints else ())
+        self._drawer: int | None = None  # the thread that batches are drawn in
+        self._stepper: int | None = None  # the one that trains
+        self._drawn = False
+        self.on_draw, self._on_stop_point = on_draw, on_stop_point
+
+    def follow(self, loader: Any, epochs: int) -> FollowedBatches:
+        """The batches that are left, from where the run stopped."""
+        put_back = self._run_state.put_streams_back
+        return FollowedBatches(self._run_state.position.follow(loader, epochs=epochs, after_positioning=put_back), self)
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """The epochs that are left."""
+        numbers = self._run_state.position.epochs(total, after_positioning=self._run_state.put_streams_back)
+        return self._epochs_until_stopped(numbers)
+
+    def _epochs_until_stopped(self, numbers: Iterator[int]) -> Iterator[int]:
+        with self.interrupts.installed():
+            for number in numbers:
+                self._on_stop_point()  # a signal that came after the last step of the epoch before
+                yield number
+            self._on_stop_point()
+
+    @property
+    def between_batches_soon(self) -> bool:
+        """Whether this was the first step since a batch was drawn from `resume`, so that the next may be drawn now."""
+        return self._drawn and self._drawer == threading.get_ident()
+
+    def step_over(self) -> None:
+        """All that a step calls for is done."""
+        self._drawn, self._stepper = False, threading.get_ident()
+
+    def before_draw(self) -> bool:
+        """The next batch is asked for; returns whether this is a moment between two."""
+        between = not self._drawn  # with two loaders side by side, before the first of the two
+        if between:
+            self.stop_here()
+        self._drawer, self._drawn = threading.get_ident(), True
+        return between
+
+    def draw(self, batches: Iterator[Any], between: bool) -> Any:
+        """The next batch. A stop signal that comes while it is waited for is acted upon as if it had come before."""
+        if not (between and self._may_stop_waiting):
+            return next(batches)
+        assert self._quick_streams is not None
+        mark, streams = self._run_state.position.mark(), self._quick_streams.note()
+        try:
+            try:
+                self.interrupts.begin_waiting()
+                return next(batches)
+            finally:
+                self.interrupts.end_waiting()
+        except StopWaiting:
+            if self._run_state.position.back_to(mark):
+                set_streams(streams.full())
+            self.stop_here()
+            raise
+
+    @property
+    def _may_stop_waiting(self) -> bool:
+        """Whether a signal may end the waiting for a batch: not that of one rank alone, which the others wait for."""
+        if self._quick_streams is None or self._several_ranks or self._stepper not in (None, threading.get_ident()):
+            return False
+        return threading.current_thread() is threading.main_thread() and self._run_state.position.can_mark
+
+    def stop_here(self) -> None:
+        """Save what is due, and stop if asked to, unless this is a thread that draws ahead of the one that trains."""
+        if self._stepper in (None, threading.get_ident()):
+            self._saver.copy_due()
+            self._on_stop_point()
+
+    def after_draws(self) -> None:
+        """No more batches are asked for. There may be no further step: what is due is written now."""
+        if self._drawer != threading.get_ident():
+            return
+        died = self._saver.finish()
+        self._drawer = None
+        if died is not None:
+            raise died
+
+
+class FollowedBatches:
+    """Batches of a loader; stop signals are received while they are drawn, and no batch is drawn after one."""
+
+    def __init__(self, batches: Any, loop: DataLoop) -> None:
+        self._batches, self._loop = batches, loop
+
+    def __iter__(self) -> Iterator[Any]:
+        with self._loop.interrupts.installed():
+            try:
+                yield from DrawnBatches(iter(self._batches), self._loop)
+            finally:
+                self._loop.after_draws()
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+class DrawnBatches:
+    """The iterator: the run may save and stop before each batch."""
+
+    def __init__(self, batches: Iterator[Any], loop: DataLoop) -> None:
+        self._batches, self._loop = batches, loop
+
+    def __iter__(self) -> DrawnBatches:
+        return self
+
+    def __next__(self) -> Any:
+        between = self._loop.before_draw()
+        try:
+            batch = self._loop.draw(self._batches, between)
+        except StopIteration:
+            self._loop.stop_here()  # at the end of the data there may be no step to come
+            raise
+        except Exception:
+            self._loop.stop_here()  # the signal may have ended what loads the data
+            raise
+        if self._loop.on_draw is not None:
+            self._loop.on_draw(batch)
+        return batch

@@ -1,0 +1,276 @@
+"""The whole state of a run as one nested value: gather it, check whether a saved one fits, load it.
+
+A run is its models, optimizer, scheduler, whatever else the user saves with it, the stabilizer's own state, the random
+streams and the place in the data. A state is loaded as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from surefoot.core.random_state import RandomStreams, read_streams, set_streams
+from surefoot.errors import CheckpointError, SettingError
+from surefoot.keep.buffers import infinite_buffers
+from surefoot.keep.position.data import DataPosition
+from surefoot.keep.restore import (
+    describe_optimizer,
+    load_models,
+    load_optimizer,
+    model_faults,
+    optimizer_faults,
+    refuse,
+    scheduler_kind,
+)
+from surefoot.keep.staging import stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import nn
+
+log = logging.getLogger("surefoot")
+
+UNCHECKED = ("stabilizer", "scheduler", "streams", "data")
+"""Parts of a checkpoint that may hold NaN on purpose, such as the windows of detectors.
+
+So may a buffer that was infinite before the first step (a mask, the start of a minimum): that was no accident.
+"""
+
+
+@dataclass(frozen=True)
+class OwnState:
+    """The stabilizer's own state: how to read and load it."""
+
+    read: Callable[[], dict[str, Any]]
+    """With live tensors, and with steps whose numbers are still on their way."""
+    settle: Callable[[dict[str, Any]], dict[str, Any]]
+    """Waits for those numbers."""
+    load: Callable[[dict[str, Any]], None]
+    load_rules: Callable[[dict[str, Any]], None]
+    """Only what belongs to the weights."""
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """Everything of a run that a checkpoint holds."""
+
+    models: Sequence[nn.Module]
+    optimizer: Any
+    scheduler: Any
+    also: Mapping[str, Any]
+    """Whatever else has `state_dict` and `load_state_dict`."""
+    own: OwnState
+
+
+class RunState:
+    """Reads and loads the state of one run."""
+
+    def __init__(self, parts: RunParts) -> None:
+        self.parts = parts
+        self.position = DataPosition()
+        """The place in the data."""
+        self._streams: RandomStreams | None = None
+        self.unchecked = _unchecked(parts)
+        """Paths in a checkpoint under which NaN and Inf are no damage."""
+
+    def gather(self) -> dict[str, Any]:
+        """The whole run as one nested state of live tensors and plain values."""
+        parts = self.parts
+        return {
+            "models": [model.state_dict() for model in parts.models],
+            "optimizer": parts.optimizer.state_dict(),
+            "scheduler": None if parts.scheduler is None else parts.scheduler.state_dict(),
+            "also": {name: full_state(thing) for name, thing in parts.also.items()},
+            "described": self._described(),
+            "stabilizer": parts.own.read(),
+            # Until the data are back in place, the streams as they are mean nothing.
+            "streams": self._streams if self.position.pending and self._streams else read_streams(),
+            "data": self.position.state_dict(),
+        }
+
+    def settle(self, tree: dict[str, Any]) -> None:
+        """Wait for the numbers of steps that were still on their way when `gather` gave the tree."""
+        tree["stabilizer"] = self.parts.own.settle(tree["stabilizer"])
+        for name, thing in self.parts.also.items():
+            if is_stabilizer(thing):
+                run_state_of(thing).settle(tree["also"][name])
+
+    def apply(self, tree: dict[str, Any]) -> None:
+        """Load the whole run. Raises `CheckpointError`, with everything as it was, unless all of it fits."""
+        refuse(self.faults(tree))
+        before, streams = stage(self.to_put_back()), read_streams()
+        try:
+            self.load(tree)
+            set_streams(tree["streams"])
+        except BaseException as error:
+            before.wait()
+            self.load(before.tree)
+            set_streams(streams)
+            if not isinstance(error, Exception):
+                raise
+            raise CheckpointError(
+                f"the checkpoint does not fit this run: {type(error).__name__}: {str(error).rstrip('.')}. Nothing was "
+                "loaded. Build the run as it was when it was saved, or start in another folder."
+            ) from error
+        self.find_place(tree)
+
+    def faults(self, tree: Any) -> list[str]:
+        """Why a state cannot be loaded; changes nothing."""
+        try:
+            return self._faults(tree)
+        except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+            return [f"it is not a state that a TrainingStabilizer saved ({type(error).__name__}: {error})"]
+
+    def _faults(self, tree: dict[str, Any]) -> list[str]:
+        parts = self.parts
+        expected = ("models", "optimizer", "scheduler", "also", "stabilizer", "streams", "data")
+        if missing := [part for part in expected if part not in tree]:
+            return [f"it has no part {part!r}" for part in missing]
+        if len(parts.models) != len(tree["models"]):
+            return [f"it holds {len(tree['models'])} models, and the run has {len(parts.models)}"]
+        then = tree.get("described")
+        if then is None:
+            log.warning(
+                "surefoot: the checkpoint was saved by a version that did not save the names of parameters: that each "
+                "moment belongs to the parameter at its position is taken for granted, and only shapes are compared."
+            )
+        described, then = then is not None, then or {"optimizer": None, "scheduler": None, "also": {}}
+        faults = [
+            fault
+            for model, saved in zip(parts.models, tree["models"], strict=True)
+            for fault in model_faults(model, saved)
+        ]
+        faults += optimizer_faults(parts.optimizer, tree["optimizer"], then["optimizer"], parts.models)
+        if described:
+            faults += _scheduler_faults(parts.scheduler, then["scheduler"])
+        for name, thing in parts.also.items():
+            if name in tree["also"]:
+                found = self._faults_of(thing, tree["also"][name], then["also"].get(name))
+                faults += [f"in {name!r}, {fault}" for fault in found]
+        try:
+            DataPosition().load_state_dict(tree["data"])
+        except SettingError as error:
+            faults.append(str(error))
+        return faults
+
+    def _faults_of(self, thing: Any, saved: Any, then: Any) -> list[str]:
+        if is_stabilizer(thing):
+            return list(run_state_of(thing).faults(saved))
+        if isinstance(thing, torch.optim.Optimizer):
+            return optimizer_faults(thing, saved, then, self._modules)
+        return _scheduler_faults(thing, then) if _is_scheduler(thing) and then is not None else []
+
+    def to_put_back(self) -> dict[str, Any]:
+        """What `load` is given when it failed before: the state of all that surefoot and torch know how to read.
+
+        Reading the state of other things may change them (torchdata's loader begins to iterate).
+        """
+        parts, also = self.parts, dict[str, Any]()
+        for name, thing in parts.also.items():
+            if is_stabilizer(thing):
+                also[name] = run_state_of(thing).to_put_back()
+            elif isinstance(thing, (torch.nn.Module, torch.optim.Optimizer)) or _is_scheduler(thing):
+                also[name] = thing.state_dict()
+        return {
+            "models": [model.state_dict() for model in parts.models],
+            "optimizer": parts.optimizer.state_dict(),
+            "scheduler": None if parts.scheduler is None else parts.scheduler.state_dict(),
+            "also": also,
+            "stabilizer": parts.own.settle(parts.own.read()),
+        }
+
+    def load(self, tree: dict[str, Any]) -> None:
+        """Load all but the place in the data and the random streams."""
+        parts = self.parts
+        load_models(parts.models, tree["models"])
+        load_optimizer(parts.optimizer, tree["optimizer"])
+        if parts.scheduler is not None and tree["scheduler"] is not None:
+            parts.scheduler.load_state_dict(tree["scheduler"])
+        for name, thing in parts.also.items():
+            if is_stabilizer(thing) and name in tree["also"]:
+                run_state_of(thing).load(tree["also"][name])
+            elif name in tree["also"] and isinstance(thing, torch.optim.Optimizer):
+                load_optimizer(thing, tree["also"][name])
+            elif name in tree["also"]:
+                thing.load_state_dict(tree["also"][name])
+        parts.own.load(tree["stabilizer"])
+
+    def find_place(self, tree: dict[str, Any]) -> None:
+        """Find the place in the data again; the random streams are put back with it, by `put_streams_back`."""
+        for name, thing in self.parts.also.items():
+            if name not in tree["also"]:
+                log.warning("surefoot: the checkpoint has no %r; it starts anew.", name)
+            elif is_stabilizer(thing):
+                run_state_of(thing).find_place(tree["also"][name])
+        self.position.load_state_dict(tree["data"])
+        self._streams = tree["streams"]
+
+    @property
+    def _modules(self) -> list[nn.Module]:
+        """All modules whose parameters have names."""
+        also = [thing for thing in self.parts.also.values() if isinstance(thing, torch.nn.Module)]
+        return [*self.parts.models, *also]
+
+    def _described(self) -> dict[str, Any]:
+        """What a saved state must be compared with before it is loaded."""
+        parts = self.parts
+        also: dict[str, Any] = {}
+        for name, thing in parts.also.items():
+            if isinstance(thing, torch.optim.Optimizer):
+                also[name] = describe_optimizer(thing, self._modules)
+            elif _is_scheduler(thing):
+                also[name] = scheduler_kind(thing)
+        optimizer = describe_optimizer(parts.optimizer, parts.models)
+        return {"optimizer": optimizer, "scheduler": scheduler_kind(parts.scheduler), "also": also}
+
+    def put_streams_back(self) -> None:
+        """The data are back in place: so are the random numbers from here on."""
+        if self._streams is not None:
+            set_streams(self._streams)
+            self._streams = None
+
+
+def _unchecked(parts: RunParts) -> set[str]:
+    names = [*UNCHECKED]
+    names += [f"models.{i}.{name}" for i, model in enumerate(parts.models) for name in infinite_buffers(model)]
+    for key, thing in parts.also.items():
+        if isinstance(thing, torch.nn.Module):
+            names += [f"also.{key}.{name}" for name in infinite_buffers(thing)]
+        elif is_stabilizer(thing):
+            names += [f"also.{key}.{name}" for name in run_state_of(thing).unchecked]
+    return set(names)
+
+
+def is_stabilizer(thing: Any) -> bool:
+    """Whether a thing that is saved with a run is a run of its own."""
+    return isinstance(getattr(getattr(thing, "_run", None), "run_state", None), RunState)
+
+
+def run_state_of(stabilizer: Any) -> RunState:
+    """The state of another stabilizer that is saved with this one, as in a GAN."""
+    return stabilizer._run.run_state  # type: ignore[no-any-return]
+
+
+def full_state(thing: Any) -> Any:
+    """Everything of a thing: of another stabilizer its model and optimizer too."""
+    return run_state_of(thing).gather() if is_stabilizer(thing) else thing.state_dict()
+
+
+def _is_scheduler(thing: Any) -> bool:
+    return isinstance(thing, torch.optim.lr_scheduler.LRScheduler)
+
+
+def _scheduler_faults(scheduler: Any, then: str | None) -> list[str]:
+    """`then` is the kind of the saved scheduler; `None` if there was none."""
+    now = scheduler_kind(scheduler)
+    if then == now:
+        return []
+    if now is None:
+        return [f"it was saved with the scheduler {then}, and the run has none"]
+    if then is None:
+        return [f"it was saved without a scheduler, and the run has {now}"]
+    return [f"its scheduler is {then}, and the run's is {now}"]

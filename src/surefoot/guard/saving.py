@@ -1,0 +1,225 @@
+"""Saving a run: a checkpoint is copied at the step it belongs to, and written once the result of that step is known.
+
+The moment that a checkpoint is of lies between two batches: what the loop does after `step()` with a batch (an average
+of the weights, the other model of a GAN) belongs to it. So a save that is due waits until the next batch is asked for.
+Where batches are not drawn from `resume`, or one of them takes several steps, it is made at the end of the step.
+
+On a GPU the result of a step is known a few steps later: by then the copy is complete and reading it waits for nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from surefoot.core.device import free_bytes
+from surefoot.decide.agreement import copies_of_first
+from surefoot.errors import CheckpointError, UsageError
+from surefoot.keep.position.workers import worker_died
+from surefoot.keep.replicated_state import leave_out_copies
+from surefoot.keep.staging import Place, Staged, bytes_of, stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from surefoot.decide.agreement import Ranks
+    from surefoot.guard.run_state import RunState
+    from surefoot.keep.checkpoint.manager import CheckpointManager
+
+log = logging.getLogger("surefoot")
+
+ROOM = 1.5
+"""How many times the size of a state must be free on a GPU for it to be staged there."""
+
+
+@dataclass(frozen=True)
+class _DueSave:
+    """A checkpoint that is due."""
+
+    step: int
+    instability: Callable[[], tuple[str, ...]]
+    metric: Callable[[], float | None]
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A checkpoint that is staged, and waits for the result of its step, or for the writer."""
+
+    due: _DueSave
+    staged: Staged
+    is_final: bool = False
+
+    def final(self) -> _Waiting:
+        """The same with the result as it is now, whatever comes later."""
+        if self.is_final:
+            return self
+        instability, metric = self.due.instability(), self.due.metric()
+        return _Waiting(_DueSave(self.due.step, lambda: instability, lambda: metric), self.staged, is_final=True)
+
+
+class CheckpointSaver:
+    """Saves a run, when it is due and when it is asked to."""
+
+    def __init__(
+        self, run_state: RunState, checkpoints: CheckpointManager | None, lag_steps: int, ranks: Ranks, owner: object
+    ) -> None:
+        """Save the run of `owner`, which alone may use `checkpoints`."""
+        self._run_state, self._checkpoints, self._lag, self._owner = run_state, checkpoints, lag_steps, owner
+        if checkpoints is not None:
+            checkpoints.belong_to(owner)
+        self._copies_first = (
+            checkpoints is not None
+            and ranks.place > 0
+            # Those that train together are those that save together: the first of them is rank 0 of the parts.
+            and (checkpoints.rank, checkpoints.world_size) == (ranks.place, ranks.count)
+            and copies_of_first(run_state.parts.models, run_state.parts.optimizer)
+        )
+        self._waiting: deque[_Waiting] = deque()
+        self._due: _DueSave | None = None
+
+    def before_update(self) -> None:
+        """The optimizer is about to write: copies under way must be complete by then."""
+        if self._checkpoints is None:
+            return
+        self._checkpoints.check_owner(self._owner)
+        self._due = None  # no further batch was asked for; the save is still due after this step
+        for waiting in self._waiting:
+            waiting.staged.hold_updates()
+
+    def after_step(
+        self,
+        step: int,
+        instability: Callable[[], tuple[str, ...]],
+        metric: Callable[[], float | None],
+        *,
+        waits_for_batch: bool,
+    ) -> None:
+        """`step` optimizer steps are done: copy what is due, now or when the next batch is asked for."""
+        if self._checkpoints is None:
+            return
+        self._write_known(step)
+        if not self._waiting and self._checkpoints.due(step):
+            self._due = _DueSave(step, instability, metric)
+            if not waits_for_batch:
+                self.copy_due()
+
+    def forget_copies(self) -> None:
+        """The run has returned to earlier weights: what was copied since is not written."""
+        self._waiting.clear()
+
+    def forget_due(self) -> None:
+        """The run continues from a checkpoint: nothing is due."""
+        self._due = None
+
+    def finish(self) -> Exception | None:
+        """No more batches are asked for, and there may be no further step: write what is due.
+
+        Returns the error of a data loader's worker that died meanwhile: torch raises it wherever the program happens
+        to be.
+        """
+        died: Exception | None = None
+        while self._due is not None or self._waiting:
+            try:
+                self.copy_due()
+                self._write_all()
+            except Exception as error:
+                if not worker_died(error):
+                    raise
+                died = error
+        return died
+
+    def copy_due(self) -> None:
+        """Copy what is due."""
+        due = self._due
+        if due is None:
+            return
+        self._waiting.append(_Waiting(due, self._staged()))
+        self._due = None
+        self._write_known(due.step)
+
+    def _write_all(self) -> None:
+        while self._waiting and self._checkpoints is not None:
+            self._checkpoints.wait()
+            self._write_first()
+
+    def _write_known(self, step: int) -> None:
+        """Write the copies whose steps' results are known, unless the one before is still being written.
+
+        The result of one that has to wait is fixed now. Later the run may be quiet again, and the copy would count as
+        good.
+        """
+        assert self._checkpoints is not None
+        while self._waiting and self._waiting[0].due.step + self._lag <= step:
+            if self._checkpoints.busy:
+                self._waiting[0] = self._waiting[0].final()
+                return
+            self._write_first()
+
+    def _write_first(self) -> None:
+        waiting = self._waiting.popleft()
+        try:
+            self._write(waiting)
+        except Exception as error:
+            if worker_died(error):  # that has nothing to do with the save: it is made when the loop is left
+                self._waiting.appendleft(waiting)
+            raise
+
+    def _staged(self) -> Staged:
+        tree = self._run_state.gather()
+        if self._copies_first:
+            leave_out_copies(tree, self._run_state.parts.models)
+        return stage(tree, _place_for(tree))
+
+    def _write(self, waiting: _Waiting, metric_given: bool = False, blocking: bool = False) -> bool:
+        assert self._checkpoints is not None
+        tree, instability = waiting.staged.tree, waiting.due.instability()
+        self._run_state.settle(tree)
+        return self._checkpoints.save(
+            tree,
+            waiting.due.step,
+            quiet=not instability,
+            reasons=instability,
+            metric=waiting.due.metric(),
+            metric_given=metric_given,
+            unchecked=self._run_state.unchecked,
+            staged=waiting.staged,
+            blocking=blocking,
+        )
+
+    def save(self, step: int, instability: tuple[str, ...], metric: float | None, given: bool = False) -> None:
+        """Save now, and come back when it is written. Raises `CheckpointError` if it cannot be."""
+        if self._checkpoints is None:
+            raise UsageError(
+                "there is nowhere to save to: give the stabilizer `checkpoints=CheckpointManager(folder)`."
+            )
+        self._checkpoints.check_owner(self._owner)
+        self._waiting.clear()
+        self._due = None
+        due = _DueSave(step, lambda: instability, lambda: metric)
+        if not self._write(_Waiting(due, self._staged()), metric_given=given, blocking=True):
+            error = self._checkpoints.last_error
+            raise CheckpointError(
+                f"the checkpoint of step {step} could not be written to {self._checkpoints.folder}: "
+                f"{error or type(error).__name__}. {self._checkpoints.newest_good_age(step)} Make room or mend the "
+                "folder, then call `save()` again; the run itself is untouched."
+            ) from error
+
+    def save_evidence(self, step: int, reason: str) -> Path | None:
+        """Save a run that is about to halt; returns the folder, or `None` if there is none to save to."""
+        if self._checkpoints is None:
+            return None
+        try:
+            self.save(step, (reason,), None)
+        except CheckpointError as error:  # why the run halts matters more
+            log.error("surefoot: %s", error)
+            return None
+        return next((found.path for found in self._checkpoints.checkpoints() if found.step == step), None)
+
+
+def _place_for(tree: Any) -> Place:
+    """On the device if there is plenty of room, else in pinned host memory."""
+    free = free_bytes()
+    return "device" if free is None or free >= ROOM * bytes_of(tree) else "pinned"
