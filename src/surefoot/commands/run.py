@@ -104,6 +104,57 @@ def main(arguments: list[str]) -> NoReturn:
     sys.exit(0)
 
 
+class RunFolder:
+    """Where one run is written: chosen once, and locked, so that no other run writes there too."""
+
+    def __init__(self, request: Request, began: float, rank: int, world_size: int) -> None:
+        self._out, self._name, self._here, self._began = request.out, request.target.name, os.getcwd(), began
+        self._rank, self._world_size = rank, world_size
+        self._lock_rank = rank if world_size > 1 else 0  # ranks that have no folder of their own would mix their files
+        self._held: Hold | None = None
+        self.chosen: Path | None = None
+        """The folder, once it is chosen."""
+
+    def claim(self) -> None:
+        """Two processes in one folder would mix their files: the second ends before its script begins.
+
+        Imports nothing: the script has not begun.
+        """
+        if self._out is None:
+            return
+        folder = os.path.join(self._here, self._out)
+        folder = os.path.join(folder, f"rank{self._rank}") if self._world_size > 1 else folder
+        try:
+            self._held = hold(folder, "log", self._lock_rank)
+        except (FolderInUse, OSError) as error:
+            say(f"surefoot run: {error}")
+            sys.exit(2)
+
+    def choose(self) -> Path:
+        """The folder, which may not exist yet."""
+        from surefoot.record.run_folder import folder_for
+
+        while self.chosen is None:
+            folder = folder_for(self._out, self._name, self._here, self._began, self._rank, self._world_size)
+            try:
+                self._held = self._held or hold(folder, "log", self._lock_rank)
+            except FolderInUse:  # chosen by another run that began in the same second
+                if self._world_size == 1:
+                    continue
+            self.chosen = folder
+        return self.chosen
+
+    def make(self) -> Path:
+        """The folder, which exists now. That of a rank must be no link in a folder of somebody else's."""
+        from surefoot.core.files import make_subfolder
+
+        folder = self.choose()
+        if self._world_size > 1:
+            make_subfolder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
 class RunSession:
     """One watched run."""
 
@@ -111,20 +162,17 @@ class RunSession:
         self.request = request
         self.watcher: Watcher | None = None
         self.ending = Ending()
-        self._here = os.getcwd()
         self._began = time.time()
         self._started = time.monotonic()
         self._process = os.getpid()
         self._closed = False
-        self._folder: Path | None = None
-        self._held: Hold | None = None
         self._experiment: Experiment | None = None
         self._rank, self._world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+        self._folder = RunFolder(request, self._began, self._rank, self._world_size)
 
     def run(self) -> None:
         """Run the script. However it ends, the diagnosis comes last: after its threads and its `atexit` functions."""
-        if self.request.out is not None:
-            self._claim()
+        self._folder.claim()
         when_imported("torch", self._attach)
         atexit.register(self._close)
 
@@ -144,24 +192,6 @@ class RunSession:
             import torch  # noqa: F401
         run(self.request.target, self.ending)
 
-    def _claim(self) -> None:
-        """Two processes in one folder would mix their files: the second ends before its script begins."""
-        try:
-            self._held = hold(self._out(), "log", self._lock_rank)
-        except (FolderInUse, OSError) as error:
-            say(f"surefoot run: {error}")
-            sys.exit(2)
-
-    @property
-    def _lock_rank(self) -> int:
-        """Ranks that have no folder of their own here would mix their files."""
-        return self._rank if self._world_size > 1 else 0
-
-    def _out(self) -> str:
-        """The folder that was asked for, without importing anything: the script has not begun."""
-        folder = os.path.join(self._here, self.request.out or "")
-        return os.path.join(folder, f"rank{self._rank}") if self._world_size > 1 else folder
-
     def _attach(self) -> None:
         try:
             from surefoot.watch.context import WatchOptions
@@ -172,7 +202,7 @@ class RunSession:
                 "guard": self.request.guard,
                 "open_log": self._open_log,
                 "save": self._save,
-                "folder": self._place,
+                "folder": self._folder.choose,
                 "rank": self._rank,
                 "world_size": self._world_size,
             }
@@ -247,35 +277,10 @@ class RunSession:
         from surefoot.core.formats import FACTS
         from surefoot.record.run_folder import write_json
 
-        folder = self._made()
+        folder = self._folder.make()
         write_json(folder / "run.json", run_facts)
         held = facts.to_json() if facts is not None else {"schema": FACTS.version, "steps": 0}
         write_json(folder / "facts.json", held)
-        return folder
-
-    def _place(self) -> Path:
-        """The run folder, chosen once."""
-        from surefoot.record.run_folder import folder_for
-
-        while self._folder is None:
-            where = (self._here, self._began, self._rank, self._world_size)
-            folder = folder_for(self.request.out, self.request.target.name, *where)
-            try:
-                self._held = self._held or hold(folder, "log", self._lock_rank)
-            except FolderInUse:  # chosen by another run that began in the same second
-                if self._world_size == 1:
-                    continue
-            self._folder = folder
-        return self._folder
-
-    def _made(self) -> Path:
-        """The run folder, which is there now. That of a rank must be no link in a folder of somebody else's."""
-        from surefoot.core.files import make_subfolder
-
-        folder = self._place()
-        if self._world_size > 1:
-            make_subfolder(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def _open_log(self) -> RunLog | None:
@@ -285,9 +290,9 @@ class RunSession:
         from surefoot.record.log import RunLog
         from surefoot.record.run_folder import write_json
 
-        folder = self._place()
+        folder = self._folder.choose()
         try:
-            self._made()
+            self._folder.make()
             if (folder / "telemetry").exists():
                 say(f"surefoot: {folder} holds a run already; this one counts from step 0 and takes its place there")
             write_json(folder / "run.json", self._describe(None))
@@ -308,7 +313,8 @@ class RunSession:
         try:
             folder = self._write_facts(facts, run_facts)
         except OSError as error:
-            say(f"surefoot: cannot write {self._folder}: {error.strerror or error}; the diagnosis is only shown here")
+            where, why = self._folder.chosen, error.strerror or error
+            say(f"surefoot: cannot write {where}: {why}; the diagnosis is only shown here")
         if self.watcher is None or facts is None:
             return
         from surefoot.diagnose.engine import diagnose
@@ -323,7 +329,7 @@ class RunSession:
             from surefoot.record.run_folder import write_json
 
             write_json(folder / "findings.json", diagnosis.as_json())
-        say(as_text(diagnosis, str(self._folder)))
+        say(as_text(diagnosis, str(self._folder.chosen)))
         if facts.guard is not None:
             from surefoot.watch.guard import in_words
 

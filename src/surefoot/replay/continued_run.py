@@ -200,6 +200,7 @@ class ContinuedRun:
     def _after_step(self, optimizer: Optimizer) -> None:
         if optimizer is not self.optimizer or not self._stepping:
             return  # the step before the captured one
+        self.experiment.watcher.steps.guard.settle()  # on a device its numbers would come some steps later
         row = self.experiment.watcher.steps.record_of(optimizer).series.rows[-1]
         self._numbers = {"loss": _plain(row.get("loss")), "grad_norm": _plain(row.get("grad_norm")), "lr": row["lr"]}
         if not self.guarded:

@@ -73,6 +73,7 @@ class OptimizerGuard:
         self.probe = "left-out steps" if self.acts else "gradient norms"
         """The name under which a failure is reported."""
         self._attachments: weakref.WeakKeyDictionary[Optimizer, Attachment] = weakref.WeakKeyDictionary()
+        self._changes: list[Callable[[Optimizer, StepDecision], None]] = []
         self._replicas: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         self._checked = self._skipped = 0
         self._first: int | None = None
@@ -122,11 +123,19 @@ class OptimizerGuard:
             return None
         return self._probes.safely(self.probe, hook, *args)
 
+    def add_change(self, change: Callable[[Optimizer, StepDecision], None]) -> None:
+        """Have something done to each step once its gradients are measured, before it is applied: an experiment."""
+        self._changes.append(change)
+
     def _decided(self, ref: weakref.ref[OptimizerRecord], decision: StepDecision) -> None:
         record = ref()
-        nonfinite = decision.nonfinite
-        if record is not None and not isinstance(nonfinite, Tensor) and nonfinite:
+        optimizer = record.ref() if record is not None else None
+        if record is None or optimizer is None:
+            return
+        if not isinstance(decision.nonfinite, Tensor) and decision.nonfinite:
             self._on_nonfinite(record)
+        for change in self._changes:
+            change(optimizer, decision)
 
     def _arrived(self, ref: weakref.ref[OptimizerRecord], acts: bool, step: StepRecord) -> None:
         record = ref()

@@ -31,7 +31,7 @@ Row: TypeAlias = "dict[str, Any]"
 
 
 @dataclass
-class _Waiting:
+class _IncompleteRow:
     """A row that is not complete yet."""
 
     row: Row
@@ -53,14 +53,14 @@ class StepRows:
         self._write_row = write_row
         self.rows: list[Row] = []
         self.count = 0
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_IncompleteRow] = deque()
 
     def append(self, row: Row, waits_for_guard: bool = False) -> None:
         """Add the row of the next step; its number is the count so far."""
         row["step"] = self.count
         self.count += 1
         self.rows.append(row)
-        self._waiting.append(_Waiting(row, _copies(row), waits_for_guard))
+        self._waiting.append(_IncompleteRow(row, _copies(row), waits_for_guard))
         self._write_complete(READ_STEPS_LATER)
         if len(self.rows) > MOST:
             self.rows = self.rows[:HEAD] + self.rows[HEAD:-TAIL:2] + self.rows[-TAIL:]

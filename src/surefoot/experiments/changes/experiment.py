@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
+    from surefoot.guard.step_decision import StepDecision
     from surefoot.watch.watcher import Watcher
 
 GRACE_SECONDS = 10.0
@@ -78,8 +79,17 @@ class Experiment:
     # What changes use
 
     def before_step(self, call: Callable[[Optimizer], None]) -> None:
-        """Have something done before each step, after the watcher has looked at the gradients."""
+        """Have something done before each step. Gradients are changed by `change_gradients`."""
         self._before.append(call)
+
+    def change_gradients(self, call: Callable[[Optimizer, StepDecision], None]) -> None:
+        """Have gradients changed for each step, once the watcher has measured them."""
+
+        def change(optimizer: Optimizer, decision: StepDecision) -> None:
+            if self.watcher.probes.here():
+                self.safely(call, optimizer, decision)
+
+        self.watcher.steps.guard.add_change(change)
 
     def after_step(self, call: Callable[[Optimizer], None]) -> None:
         """Have something done after each step, after the watcher has looked at the result."""
@@ -175,15 +185,9 @@ class Experiment:
             return "time"
         if self.problem or (self.patience is not None and done >= self.patience and not self.acted):
             return "does not apply"
-        if self._is_broken():
+        if _is_broken(self.watcher):
             return "non-finite"
         return ""
-
-    def _is_broken(self) -> bool:
-        held = max(self.watcher.optimizers.all, key=lambda item: item.series.count, default=None)
-        rows = (held.series if held is not None and held.series.count else self.watcher.backward.series).rows
-        last = [row.get("loss") for row in rows[-BROKEN_STEPS:]]
-        return len(last) == BROKEN_STEPS and all(isinstance(v, float) and not math.isfinite(v) for v in last)
 
     def end(self, why: str) -> None:
         """Write down what is known, and go."""
@@ -209,3 +213,11 @@ class Experiment:
             seen=ExperimentDevices(**self._seen),
             found=self.found,
         )
+
+
+def _is_broken(watcher: Watcher) -> bool:
+    """Whether so many losses in a row are not finite that the run will not recover."""
+    held = max(watcher.optimizers.all, key=lambda item: item.series.count, default=None)
+    rows = (held.series if held is not None and held.series.count else watcher.backward.series).rows
+    last = [row.get("loss") for row in rows[-BROKEN_STEPS:]]
+    return len(last) == BROKEN_STEPS and all(isinstance(v, float) and not math.isfinite(v) for v in last)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from surefoot.experiments.changes.experiment import Experiment
+    from surefoot.guard.step_decision import StepDecision
 
 LIMIT = 1.0
 """The clipping norm that most recipes use."""
@@ -26,7 +27,7 @@ LIMIT = 1.0
 def clip(experiment: Experiment) -> None:
     """The gradient norm of each optimizer is at most 1. What is not finite stays as it is."""
 
-    def before(optimizer: Optimizer) -> None:
+    def before(optimizer: Optimizer, decision: StepDecision) -> None:
         grads = [g for g in _gradients(optimizer) if g.layout is torch.strided]
         if not grads or experiment.has_closure:
             return
@@ -39,7 +40,7 @@ def clip(experiment: Experiment) -> None:
                     grad.mul_(limit / norm)
                 experiment.acted += 1
 
-    experiment.before_step(before)
+    experiment.change_gradients(before)
 
 
 def skip_batches(experiment: Experiment) -> None:
@@ -47,11 +48,11 @@ def skip_batches(experiment: Experiment) -> None:
     named = set(experiment.order.get("skip_steps") or ())
     hidden: list[list[tuple[Tensor, Tensor]]] = []
 
-    def before(optimizer: Optimizer) -> None:
+    def before(optimizer: Optimizer, decision: StepDecision) -> None:
         level: list[tuple[Tensor, Tensor]] = []
         number = experiment.number(optimizer)
         losses = experiment.watcher.context.losses.values
-        bad = number in named or any(map(_is_broken, losses)) or any(map(_has_nonfinite, _gradients(optimizer)))
+        bad = number in named or any(map(_is_broken, losses)) or bool(decision.nonfinite)
         if bad and not experiment.has_closure:
             for group in optimizer.param_groups:
                 level += [(tensor, tensor.grad) for tensor in group["params"] if tensor.grad is not None]
@@ -65,17 +66,12 @@ def skip_batches(experiment: Experiment) -> None:
         for tensor, grad in hidden.pop() if hidden else ():
             tensor.grad = grad
 
-    experiment.before_step(before)
+    experiment.change_gradients(before)
     experiment.after_step(after)
 
 
 def _gradients(optimizer: Optimizer) -> list[Tensor]:
     return [t.grad for group in optimizer.param_groups for t in group["params"] if t.grad is not None]
-
-
-def _has_nonfinite(gradient: Tensor) -> bool:
-    with WithoutHooks():
-        return not bool(torch.isfinite(gradient.coalesce().values() if gradient.is_sparse else gradient).all())
 
 
 def _is_broken(value: Any) -> bool:
