@@ -10,6 +10,7 @@ Nothing here initialises a device: what is asked of a device that is not in use 
 
 from __future__ import annotations
 
+import gc
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -168,15 +169,24 @@ def can_record(device: torch.device) -> bool:
 
 @contextmanager
 def recorded_graph(device: torch.device) -> Iterator[Any]:
-    """Record what is launched inside on a stream of its own; the graph's `replay()` runs it again."""
+    """Record what is launched inside on a stream of its own; the graph's `replay()` runs it again.
+
+    No garbage is collected meanwhile: an older graph that is freed while another is recorded breaks both.
+    """
     graph, stream = torch.cuda.CUDAGraph(), new_stream(device)
     stream.wait_stream(current_stream())
-    with on_stream(stream):
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            yield graph
-        finally:
-            graph.capture_end()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with on_stream(stream):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                yield graph
+            finally:
+                graph.capture_end()
+    finally:
+        if collects:
+            gc.enable()
     current_stream().wait_stream(stream)
 
 

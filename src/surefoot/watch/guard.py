@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 STEPS_LATER = 8
 """So many steps after a step that was decided on a GPU the host reads its numbers; by then they have arrived."""
 MOST_NAMES = 20
+MOST_OUTLIVED = 16
+"""Attachments of optimizers that are gone which may wait to be read: a script may make one optimizer per step."""
 WHY_REPLICAS = "which models are replicas, whose ranks must agree before a step is left out"
 RULES = StabilityChecker(
     explosion=None,
@@ -73,6 +75,8 @@ class OptimizerGuard:
         self.probe = "left-out steps" if self.acts else "gradient norms"
         """The name under which a failure is reported."""
         self._attachments: weakref.WeakKeyDictionary[Optimizer, Attachment] = weakref.WeakKeyDictionary()
+        self._outlived: list[Attachment] = []
+        """Attachments whose optimizer is gone, with steps that may not have been read yet."""
         self._changes: list[Callable[[Optimizer, StepDecision], None]] = []
         self._replicas: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         self._checked = self._skipped = 0
@@ -100,6 +104,8 @@ class OptimizerGuard:
         known = self._attachments.get(optimizer)
         if known is not None or not any(group["params"] for group in optimizer.param_groups):
             return known
+        if len(self._outlived) > MOST_OUTLIVED:  # their steps are long past
+            self._settle_outlived()
         acts = self.acts and not self._why_not(record, optimizer)
         made = attach(
             None,
@@ -115,6 +121,8 @@ class OptimizerGuard:
             run_hook=self._run,
         )
         self._attachments[optimizer] = made
+        # Nothing is read at the moment an optimizer dies, which may be anywhere in the script.
+        weakref.finalize(optimizer, self._outlived.append, made).atexit = False
         return made
 
     def _run(self, hook: Callable[..., Any], *args: Any) -> Any:
@@ -165,8 +173,13 @@ class OptimizerGuard:
 
     def settle(self) -> None:
         """Read the steps that have not been read yet. Waits for the device."""
+        self._settle_outlived()
         for attachment in list(self._attachments.values()):
             attachment.settle()
+
+    def _settle_outlived(self) -> None:
+        while self._outlived:
+            self._outlived.pop(0).settle()
 
     def as_facts(self) -> GuardFacts | None:
         """What the guard did; `None` if it only watched."""
