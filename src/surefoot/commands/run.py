@@ -104,7 +104,7 @@ def main(arguments: list[str]) -> NoReturn:
     sys.exit(0)
 
 
-class RunFolder:
+class OutputFolder:
     """Where one run is written: chosen once, and locked, so that no other run writes there too."""
 
     def __init__(self, request: Request, began: float, rank: int, world_size: int) -> None:
@@ -168,7 +168,7 @@ class RunSession:
         self._closed = False
         self._experiment: Experiment | None = None
         self._rank, self._world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
-        self._folder = RunFolder(request, self._began, self._rank, self._world_size)
+        self._folder = OutputFolder(request, self._began, self._rank, self._world_size)
 
     def run(self) -> None:
         """Run the script. However it ends, the diagnosis comes last: after its threads and its `atexit` functions."""

@@ -12,8 +12,8 @@ from surefoot.watch.log_rows import WatchLog
 from surefoot.watch.optimizer_record import OptimizerRecords
 from surefoot.watch.parameter_registry import ParameterRegistry
 from surefoot.watch.probe_runner import ProbeRunner
-from surefoot.watch.run_state import RunState
 from surefoot.watch.step_data import StepData
+from surefoot.watch.watch_state import WatchState
 
 if TYPE_CHECKING:
     import weakref
@@ -103,7 +103,7 @@ class WatchContext:
 
     def __init__(self, options: WatchOptions) -> None:
         self.options = options
-        self.state = RunState()
+        self.state = WatchState()
         self.probes = ProbeRunner(self.state)
         self.registry = ParameterRegistry()
         self.optimizers = OptimizerRecords()

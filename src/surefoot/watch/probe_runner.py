@@ -21,7 +21,7 @@ from surefoot.watch.script_hooks import is_calm, unseen
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from surefoot.watch.run_state import RunState
+    from surefoot.watch.watch_state import WatchState
 
 SOME_STEPS = "some steps"
 """The name under which steps that could not be observed are listed among the problems."""
@@ -34,7 +34,7 @@ _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 class ProbeRunner:
     """Runs observations one at a time and records which probes have failed."""
 
-    def __init__(self, state: RunState) -> None:
+    def __init__(self, state: WatchState) -> None:
         self._state = state
         self._is_observing = False
         self.originals = Originals()

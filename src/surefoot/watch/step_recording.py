@@ -29,6 +29,7 @@ from surefoot.watch.script_hooks import WithoutHooks, listeners
 
 if TYPE_CHECKING:
     from surefoot.watch.context import WatchContext
+    from surefoot.watch.function_recorder import RecordedCall
 
 
 class BackwardPlace(TypedDict):
@@ -104,21 +105,14 @@ class StepRecording:
             entries = self.recorder.entries
             products = {i for e in entries if e.name in ("matmul", "einsum", "bmm", "mul") for i in e.inputs}
             self.calls.layers.mark_attention(
-                lambda call: call.op == "scaled_dot_product_attention" or bool(products & self._passed_on(call.index))
+                lambda call: (
+                    call.op == "scaled_dot_product_attention" or bool(products & _passed_on(entries, call.index))
+                )
             )
             self.origins = self.recorder.origins()
             for entry in entries:
                 entry.note = {}
         self.calls.losses.targets = {}
-
-    def _passed_on(self, index: int) -> set[int]:
-        """An entry and those that only reshape, drop or copy its result."""
-        assert self.recorder is not None
-        found = {index}
-        for entry in self.recorder.entries[index + 1 : index + 12]:
-            if (entry.name in VIEWS or entry.name == "dropout") and found & set(entry.inputs):
-                found.add(entry.index)
-        return found
 
     def as_facts(self) -> SampledStep:
         """Everything that was seen."""
@@ -231,3 +225,12 @@ class StepRecording:
     def nonfinite_node(self) -> NonFiniteNode | None:
         """The first node of all backwards that turned finite gradients into something else."""
         return next((call.nonfinite_node for call in self.backward_calls if call.nonfinite_node is not None), None)
+
+
+def _passed_on(entries: list[RecordedCall], index: int) -> set[int]:
+    """An entry and those that only reshape, drop or copy its result."""
+    found = {index}
+    for entry in entries[index + 1 : index + 12]:
+        if (entry.name in VIEWS or entry.name == "dropout") and found & set(entry.inputs):
+            found.add(entry.index)
+    return found

@@ -144,7 +144,7 @@ class Experiment:
 
         def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if self.watcher.probes.here():
-                self.safely(self._look_after, optimizer)
+                self._seen["has_state"] = self._seen["has_state"] or bool(self.safely(_has_state, optimizer))
                 for call in self._after:
                     self.safely(call, optimizer)
                 self._end_if_due()
@@ -156,11 +156,6 @@ class Experiment:
         tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
         for key, words in (("devices", {t.device.type for t in tensors}), ("dtypes", {str(t.dtype) for t in tensors})):
             self._seen[key] = sorted({*self._seen[key], *words})
-
-    def _look_after(self, optimizer: Optimizer) -> None:
-        self._seen["has_state"] = self._seen["has_state"] or any(
-            isinstance(value, Tensor) and value.dim() for state in optimizer.state.values() for value in state.values()
-        )
 
     def _around_backward(self, original: Any, args: Any, kwargs: Any) -> Any:
         if self.watcher.probes.here():
@@ -221,3 +216,9 @@ def _is_broken(watcher: Watcher) -> bool:
     rows = (held.series if held is not None and held.series.count else watcher.backward.series).rows
     last = [row.get("loss") for row in rows[-BROKEN_STEPS:]]
     return len(last) == BROKEN_STEPS and all(isinstance(v, float) and not math.isfinite(v) for v in last)
+
+
+def _has_state(optimizer: Optimizer) -> bool:
+    """Whether an optimizer keeps tensors, such as moments."""
+    held = [value for state in optimizer.state.values() for value in state.values()]
+    return any(isinstance(value, Tensor) and value.dim() for value in held)

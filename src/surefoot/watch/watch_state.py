@@ -35,7 +35,7 @@ class LossScalerState:
         return LossScalerFacts(**vars(self))
 
 
-class RunState:
+class WatchState:
     """How far the run is, and what is switched on."""
 
     def __init__(self) -> None:
