@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +41,8 @@ def test_a_bad_step_on_cuda_leaves_no_trace_in_any_optimizer(tmp_path):
     assert guarded["left_out"] == 2 * (told["cases"] - 5)  # the scaler's own overflows, and a gradient that was mended
     assert guarded["not_guarded"] == {}
     assert len(guarded["parameters"]) == 20
-    assert "not finite: the gradients of second.weight" in ended.stderr
+    # The name is looked up when the numbers have arrived; by then several models may be known.
+    assert re.search(r"not finite: the gradients of (\w+\.)?second\.weight", ended.stderr)
 
 
 def test_without_a_bad_step_on_cuda_the_guard_changes_no_bit(tmp_path):
