@@ -10,14 +10,14 @@ from surefoot.replay.locate.result import make_result
 
 def test_an_operation_is_named_with_its_line_its_inputs_and_the_way():
     record = MemoryWrite(
-        3, "aten.log.default", "forward", Counts(negative_inf=2), 4, Place("train.py", 7, "loss"), "head"
+        3, "aten.log.default", "forward", Counts(negative_inf=2), 4, Place("/nowhere/train.py", 7, "loss"), "head"
     )
     record.inputs = (describe("arg 0", torch.tensor([0.0, 1.0])),)
     end = MemoryWrite(9, "aten.mean.default", "forward", Counts(negative_inf=1), 1)
     found = make_result(record, [record, end], ["loss", "the gradient of `w`"], ["rows"])
     assert str(found) == (
-        "aten.log.default in `head` (forward) made 2 -Inf of 4 values at train.py:7 in `loss`; inputs: arg 0 float32 "
-        "[2] 0 .. 1 (1 zero) (rows). From there: log -> mean -> loss. Reached: loss, the gradient of `w`"
+        "aten.log.default in `head` (forward) made 2 -Inf of 4 values at /nowhere/train.py:7 in `loss`; inputs: arg 0 "
+        "float32 [2] 0 .. 1 (1 zero) (rows). From there: log -> mean -> loss. Reached: loss, the gradient of `w`"
     )
     assert found.path == ("log", "mean", "loss")
 
