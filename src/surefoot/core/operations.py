@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from types import FrameType
 
     from torch import nn
@@ -55,7 +55,7 @@ def function_name(func: Any) -> str:
     return _SAME_FUNCTION.get(name, name)
 
 
-def arguments_by_name(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def arguments_by_name(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a function written in Python, with defaults filled in."""
     bound = inspect.signature(func).bind(*args, **kwargs)
     bound.apply_defaults()

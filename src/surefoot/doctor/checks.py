@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
 from surefoot.core.formats import EXAMINATION
 from surefoot.diagnose.catalogue import CATALOGUE
@@ -114,6 +114,36 @@ def from_finding(step: int, name: str, finding: Finding, expected: str) -> Check
     return from_catalogue(step, name, status, finding.cause, finding.summary, number, expected)
 
 
+class CheckJson(TypedDict):
+    """The JSON of a `Check`; its fields are described there."""
+
+    step: int
+    name: str
+    status: Status
+    number: float | str | None
+    expected: str
+    summary: str
+    fix: str
+    cause: str | None
+
+
+class ExaminationJson(TypedDict):
+    """The JSON of an `Examination`."""
+
+    schema: int
+    status: Status
+    """The worst status of all checks."""
+    ok: bool
+    """Whether nothing failed."""
+    seconds: float
+    """How long it took."""
+    causes: list[str]
+    """The codes that were named, failures first."""
+    notes: list[str]
+    """How it was done."""
+    checks: list[CheckJson]
+
+
 @dataclass(frozen=True, repr=False)
 class Examination:
     """Every check, in order."""
@@ -157,7 +187,7 @@ class Examination:
         counts = ", ".join(f"{count} {status}" for status, count in self.counts().items() if count)
         return f"{counts} · {self.seconds:.1f} s"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> ExaminationJson:
         """The same as plain values, for JSON; a number that is not finite becomes a string."""
         return {
             "schema": EXAMINATION.version,

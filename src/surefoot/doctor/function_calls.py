@@ -10,7 +10,7 @@ Left out: what runs inside a single call, such as the softmax within `multi_head
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,9 @@ from torch import Tensor
 
 from surefoot.core.nested import leaves
 from surefoot.core.operations import FunctionMode, RunningModules, arguments_by_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 CLASSES = ("cross_entropy", "nll_loss")
 """Losses whose targets are class indices."""
@@ -42,7 +45,7 @@ class LossInput:
     kind: str
     input: Tensor
     target: Tensor
-    settings: dict[str, Any]
+    settings: Mapping[str, Any]
     """Its other arguments, defaults filled in."""
     value: Tensor | None = None
     """What it returned; `None` if it raised."""
@@ -119,7 +122,7 @@ class FunctionCalls(FunctionMode):
         self._running = running
         self._trace_nan = trace_nan
 
-    def on_function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_function(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run the function, noting what matters about it."""
         self._before(func, args, kwargs)
         result = func(*args, **kwargs)
@@ -127,20 +130,20 @@ class FunctionCalls(FunctionMode):
             self._after(func, args, kwargs, result)
         return result
 
-    def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if func in _LOSSES:
             self._note_loss(_LOSSES[func], func, args, kwargs)
         elif func is F.embedding:
             ids, table = args[0], args[1] if len(args) > 1 else kwargs["weight"]
             self.recorded.lookups.append(Lookup(self._running.innermost, ids.detach(), table.shape[0]))
 
-    def _note_loss(self, kind: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _note_loss(self, kind: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         settings = arguments_by_name(func, args, kwargs)
         value, target = settings.pop("input"), settings.pop("target")
         if isinstance(value, Tensor) and isinstance(target, Tensor):
             self.recorded.losses.append(LossInput(kind, value.detach(), target.detach(), settings))
 
-    def _after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def _after(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         if func in _LOSSES and self.recorded.losses and isinstance(result, Tensor):
             call = self.recorded.losses[-1]
             self.recorded.losses[-1] = LossInput(call.kind, call.input, call.target, call.settings, result.detach())
@@ -151,7 +154,7 @@ class FunctionCalls(FunctionMode):
             self.recorded.first_nan = (getattr(func, "__name__", str(func)), self._running.innermost)
 
 
-def _made_nan(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+def _made_nan(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> bool:
     def nan(value: Any) -> bool:
         numbers = (each for each in leaves(value) if each.is_floating_point() or each.is_complex())
         return any(bool(each.isnan().any()) for each in numbers)

@@ -23,6 +23,8 @@ from surefoot.doctor.probe_facts import ProbeRecorder
 from surefoot.observe.tensors import TensorMeter, total_norm
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from surefoot.doctor.loss_of_batch import Convention
     from surefoot.record.facts import SampledStep
 
@@ -172,7 +174,7 @@ def scalar(loss: Any) -> Tensor:
     return loss.reshape(())
 
 
-def peak_rate(group: dict[str, Any]) -> float:
+def peak_rate(group: Mapping[str, Any]) -> float:
     """The learning rate of a group, or the one a schedule is warming up to."""
     return max(float(group["lr"]), float(group.get("initial_lr", 0.0)))
 

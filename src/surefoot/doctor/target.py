@@ -13,14 +13,37 @@ import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, cast
 
 from surefoot.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from types import ModuleType
 
+    from torch import nn
+
     from surefoot.doctor.checks import Examination
+
+
+class TrainingParts(TypedDict, total=False):
+    """What a target returned: the arguments of `examine`. Model and loader are always there."""
+
+    model: nn.Module
+    """The model."""
+    loader: Iterable[Any]
+    """Batches to train on."""
+    loss_fn: Any
+    """The loss function, or one that takes model and batch."""
+    optimizer: Any
+    """The optimizer."""
+    eval_loader: Iterable[Any] | None
+    """Batches to evaluate on."""
+    loss_of: Callable[..., Any] | None
+    """Takes model and batch, and returns the loss."""
+    clip: Any
+    """The limit of the gradient norm, or a clipper."""
+
 
 NAMES = ("model", "loader", "loss_fn", "optimizer")
 EXTRAS = ("eval_loader", "loss_of", "clip")
@@ -98,7 +121,7 @@ def _raise_as_usage(doing: str, error: Exception) -> NoReturn:
     raise UsageError(f"{doing} raised {type(error).__name__}{where}: {line}. Make that run first.") from error
 
 
-def subject_of(returned: Any, target: str) -> dict[str, Any]:
+def subject_of(returned: Any, target: str) -> TrainingParts:
     """Model, loader and the rest, out of whatever the function returned."""
     if isinstance(returned, Mapping):
         subject = {name: returned[name] for name in (*NAMES, *EXTRAS) if name in returned}
@@ -111,4 +134,4 @@ def subject_of(returned: Any, target: str) -> dict[str, Any]:
     missing = [name for name in ("model", "loader") if name not in subject]
     if missing:
         raise UsageError(f"{target!r} returned a {type(returned).__name__} without {' and '.join(missing)}. {_WAY_OUT}")
-    return subject
+    return cast("TrainingParts", subject)

@@ -16,7 +16,7 @@ from surefoot.core.nested import leaves
 from surefoot.doctor.checks import Check, Status, from_catalogue, passed, skipped, warned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from surefoot.doctor.context import CheckContext
     from surefoot.doctor.model_copy import ModelCopy, PassTrace
@@ -160,7 +160,7 @@ def _state(trial: ModelCopy) -> Check:
     return passed(STEP, name, summary, worst, expected)
 
 
-def _mismatch(parameter: Tensor, state: dict[str, Any]) -> float:
+def _mismatch(parameter: Tensor, state: Mapping[str, object]) -> float:
     """How many times the fresh gradient exceeds what Adam's second moment remembers."""
     moment, gradient = state.get("exp_avg_sq"), parameter.grad
     if not isinstance(moment, Tensor) or gradient is None or moment.shape != gradient.shape:

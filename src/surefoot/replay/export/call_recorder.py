@@ -29,7 +29,7 @@ from surefoot.replay.locate.frames import is_code_of_user, look
 from surefoot.replay.locate.recorder import OperationRecorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from types import FrameType
 
     from surefoot.replay.locate.memory_writes import Memory
@@ -68,7 +68,7 @@ class CallRecorder(OperationRecorder):
             self._listener.__exit__(*error)  # type: ignore[no-untyped-call]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
-    def on_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_operation(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run an operation, remembering it, and take hold of the one that is looked for."""
         number = len(self.calls)
         listener = self._listener
@@ -88,7 +88,7 @@ class CallRecorder(OperationRecorder):
             self._recent.append(ran)
         return out
 
-    def _take(self, ran: Ran, args: Any, kwargs: dict[str, Any]) -> None:
+    def _take(self, ran: Ran, args: Any, kwargs: Mapping[str, Any]) -> None:
         """The operation that is looked for is about to run."""
         node = autograd_node()
         self.in_backward = node is not None
@@ -118,7 +118,7 @@ class _Functions(FunctionMode):
         self.current: Ran | None = None
         self._number: int | None = None
 
-    def on_function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_function(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run a function, remembering it, and take copies before the one that is looked for."""
         if self.current is not None or getattr(func, "__name__", "") in _AUTOGRAD:
             return func(*args, **kwargs)
@@ -170,7 +170,7 @@ class _Functions(FunctionMode):
                 tensor.register_hook(lambda gradient, path=path: arrived(path, gradient))
 
 
-def remember(func: Any, args: Any, kwargs: dict[str, Any], *, operation: bool) -> Ran:
+def remember(func: Any, args: Any, kwargs: Mapping[str, Any], *, operation: bool) -> Ran:
     """A call that is about to run."""
     tensors = list(leaves((args, kwargs)))
     # In backward, whether a tensor is held by somebody changes what autograd does with it.

@@ -122,7 +122,7 @@ def _listed(ran: Ran, of: Callable[[Key], str], start: int) -> str:
     return ", ".join(words)
 
 
-def _defaults(func: Any) -> dict[str, Any]:
+def _defaults(func: Any) -> dict[str, object]:
     if not inspect.isfunction(func):
         return {}
     parameters = inspect.signature(func).parameters.values()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from surefoot.replay.locate.frames import Place
 
@@ -57,7 +57,7 @@ class Ran:
     func: Any
     args: Any
     """Its arguments, with a `Key` in place of every tensor."""
-    kwargs: dict[str, Any]
+    kwargs: Mapping[str, Any]
     inputs: dict[Key, Callable[[], Tensor | None]]
     """The tensors among them, as far as they are still there."""
     place: Place | None

@@ -19,6 +19,8 @@ from surefoot.replay.locate.describe import count, nonfinite_number
 from surefoot.replay.locate.memory_writes import same_storage
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from surefoot.replay.locate.describe import Counts
     from surefoot.replay.locate.frames import Scene
     from surefoot.replay.locate.memory_writes import MemoryWrite
@@ -69,11 +71,11 @@ class Call:
     """The autograd node being run; `None` outside backward."""
 
     arguments: list[Argument]
-    settings: dict[str, Any]
+    settings: dict[str, object]
     """Arguments that are not tensors, by name."""
 
     args: Any
-    kwargs: dict[str, Any]
+    kwargs: Mapping[str, Any]
 
     bad: list[BadInput] = field(default_factory=list)
     before: dict[str, Tensor] = field(default_factory=dict)
@@ -173,7 +175,7 @@ def base_name(op: str) -> str:
     return parts[1] if len(parts) > 1 else op
 
 
-def make_call(func: Any, index: int, scene: Scene, node: Any, args: Any, kwargs: dict[str, Any]) -> Call:
+def make_call(func: Any, index: int, scene: Scene, node: Any, args: Any, kwargs: Mapping[str, Any]) -> Call:
     """Sort the arguments of an operation."""
     op = str(func)
     call = Call(func, op, base_name(op), index, scene, node, [], {}, args, kwargs)

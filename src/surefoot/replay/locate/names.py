@@ -134,9 +134,9 @@ def _joined(root: str, name: str) -> str:
     return f"{root}.{name}" if root and name else root or name
 
 
-def _reached(step_fn: Any) -> dict[str, Any]:
+def _reached(step_fn: Any) -> dict[str, object]:
     """The variables a function can see without being called, through other functions and objects of the user's."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     waiting: list[tuple[str, Any, int]] = [("", step_fn, 0)]
     seen: set[int] = set()
     while waiting and len(found) < _MOST_HELD:

@@ -25,7 +25,7 @@ from surefoot.replay.locate.frames import look
 from surefoot.replay.locate.memory_writes import MemoryWrite, MemoryWrites
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Mapping
 
     from torch import nn
 
@@ -90,7 +90,7 @@ class OperationRecorder(OperationMode):  # type: ignore[no-untyped-call]
         self._latest_wrote = False
         self._overwritten: dict[Any, tuple[Tensor, Tensor]] = {}
 
-    def on_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_operation(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run an operation, noting what it reads and writes."""
         node = autograd_node()
         scene = look(in_backward=node is not None)
