@@ -11,12 +11,12 @@ import pytest
 
 from recorded import completed
 from surefoot.diagnose.findings import Diagnosis, Finding
-from surefoot.experiments.incident import AppliedAsItWas, CapturedIncident, _Short
+from surefoot.experiments.incident import AppliedAsItWas, CapturedIncident, _AfterIncident
 from surefoot.experiments.plan import BY_NAME
 from surefoot.experiments.results import Row
 from surefoot.experiments.run_comparison import RunReading
-from surefoot.experiments.step_conclusion import conclude, other_draws, verdict_of_draws, verdict_of_probe
-from surefoot.record.facts import RunFacts
+from surefoot.experiments.step_conclusion import conclude, other_draws, verdict_of_draws, verdict_of_rows
+from surefoot.record.facts import FailingRows, RepeatedDraws, RunFacts
 
 CALM = RunReading("calm", 21, words="goes on at 1 (before: 1)", losses=[(100, 1.0)], end=1.0, start=1.0)
 BROKEN = RunReading("non-finite", 5, failed_at=100, words="…", losses=[(100, math.nan)])
@@ -75,7 +75,7 @@ def test_another_batch_that_fails_too_points_to_what_came_before() -> None:
 
 def test_weights_that_were_broken_before_need_no_experiment() -> None:
     first = baseline(BROKEN, loss="nan", state={"fc.weight": 3})
-    assert _Short(first).nothing_to_change(BY_NAME["fp32"]) == "weights were not finite before the step"
+    assert _AfterIncident(first).nothing_to_change(BY_NAME["fp32"]) == "weights were not finite before the step"
     found = concluded(first)
     assert (found.answer, found.conclusions[0]) == (
         "not cured",
@@ -133,31 +133,32 @@ def test_a_rise_that_only_this_batch_brings_is_not_blamed_on_the_rate() -> None:
     ],
 )
 def test_no_run_is_spent_on_what_cannot_reach_the_failure(reading: RunReading, name: str, why: str | None) -> None:
-    assert _Short(baseline(reading)).nothing_to_change(BY_NAME[name]) == why
+    assert _AfterIncident(baseline(reading)).nothing_to_change(BY_NAME[name]) == why
 
 
 def test_a_lower_rate_is_given_the_steps_to_come_as_far() -> None:
-    question = _Short(baseline(RISEN))
+    question = _AfterIncident(baseline(RISEN))
     assert question.order(BY_NAME["clip"], 100.0)["follow"] == 20
     assert question.order(BY_NAME["lr-10"], 100.0)["follow"] == 70
-    assert _Short(baseline(BROKEN)).order(BY_NAME["lr-10"], 100.0)["follow"] == 20
+    assert _AfterIncident(baseline(BROKEN)).order(BY_NAME["lr-10"], 100.0)["follow"] == 20
 
 
 def test_rows_are_told_as_far_as_they_are_known() -> None:
-    found = {"of": 32, "tries": 9, "fails": True, "single": [17], "together": [], "everywhere": False, "done": True}
-    assert verdict_of_probe("tiny-batch", None, {"rows": found})[1].startswith("row 17 alone fails (of the batch's 32")
-    early = found | {"single": [], "done": False, "narrowed": [16, 23], "microbatch": 1}
-    words = verdict_of_probe("tiny-batch", None, {"rows": early})[1]
+    found = FailingRows(of=32, tries=9, fails=True, single=[17], done=True)
+    assert verdict_of_rows(found)[1].startswith("row 17 alone fails (of the batch's 32")
+    early = replace(found, single=[], done=False, narrowed=[16, 23], microbatch=1)
+    words = verdict_of_rows(early)[1]
     assert words.startswith("rows 16 to 23 fail; the script ended before they could be told apart (of microbatch 1's")
-    assert verdict_of_probe("tiny-batch", None, {"rows": found | {"tries": 0}})[0] == "cannot tell"
+    assert verdict_of_rows(replace(found, tries=0))[0] == "cannot tell"
+    assert verdict_of_rows(None)[0] == "cannot tell"
 
 
-def drawn(failed: int, tries: int, done: bool = True) -> dict[str, Any]:
-    return {"rows": {"tries": 1, "done": done, "draws": {"random": True, "tries": tries, "failed": failed}}}
+def drawn(failed: int, tries: int, done: bool = True) -> FailingRows:
+    return FailingRows(tries=1, done=done, draws=RepeatedDraws(random=True, tries=tries, failed=failed))
 
 
 def test_where_chance_decides_no_row_is_spoken_of() -> None:
-    assert verdict_of_probe("tiny-batch", None, drawn(3, 10))[1] == (
+    assert verdict_of_rows(drawn(3, 10))[1] == (
         "the step draws random numbers, and fails with 3 of 10 other draws: rows cannot be told apart"
     )
     assert (

@@ -24,14 +24,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import median, quantiles
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from surefoot.experiments.run_comparison import RunReading, crash_of, is_numeric
+from surefoot.record.facts import ExperimentFacts
 from surefoot.record.incidents.reading import number
 
 if TYPE_CHECKING:
     from surefoot.experiments.run_comparison import Result
-    from surefoot.record.facts import RunDescription, RunFacts
+    from surefoot.record.facts import ContinuedStep, RunDescription, RunFacts
+    from surefoot.record.incidents.summary import IncidentFacts
 
 FOLLOW_STEPS = 20
 WINDOW_STEPS = 20
@@ -55,7 +57,7 @@ class Level:
     """What a loss that stays above it has risen from."""
 
 
-def losses_before(facts: dict[str, Any]) -> list[tuple[int, float]]:
+def losses_before(facts: IncidentFacts) -> list[tuple[int, float]]:
     """The applied steps before the captured one, with their losses."""
     rows = [row for row in facts.get("signals", []) if isinstance(row, dict) and not row.get("skipped")]
     found = [(int(row["step"]), number(row.get("loss"))) for row in rows if isinstance(row.get("step"), int)]
@@ -75,22 +77,22 @@ def level_before(losses: list[float]) -> Level | None:
     return Level(middle, bar)
 
 
-def recorded_by(facts: RunFacts) -> dict[str, Any]:
-    """What an experiment on an incident saw from inside."""
-    return facts.experiment.to_json() if facts.experiment is not None else {}
+def recorded_by(facts: RunFacts) -> ExperimentFacts:
+    """What an experiment on an incident recorded in its own process."""
+    return facts.experiment or ExperimentFacts()
 
 
 def read_stretch(facts: RunFacts, description: RunDescription, step: int, level: Level | None) -> RunReading:
     """What became of one run."""
     recorded = recorded_by(facts)
-    rows: list[dict[str, Any]] = recorded.get("trail", [])
-    losses = [(step + k, number(row["loss"])) for k, row in enumerate(rows)]
-    kept = [k for k, row in enumerate(rows) if not row["skipped"]]
+    rows = recorded.trail or []
+    losses = [(step + k, number(row.loss)) for k, row in enumerate(rows)]
+    kept = [k for k, row in enumerate(rows) if not row.skipped]
     after = [losses[k][1] for k in kept if k > 0]
     tail = after[len(after) // 2 :]
     end = median(tail) if tail and all(map(math.isfinite, tail)) else math.nan
     outcome, k, words, crash = "calm", None, "", crash_of(facts, description)
-    bad = _first_bad(rows, recorded.get("open", []))
+    bad = _first_bad(rows, recorded.open or [])
     if bad is not None:
         outcome, k, words = "non-finite", bad, _when(bad, rows)
     elif crash:
@@ -116,7 +118,7 @@ def read_stretch(facts: RunFacts, description: RunDescription, step: int, level:
         failed_at=None if k is None else step + k,
         start=losses[0][1] if losses else math.nan,
         end=end,
-        travelled=math.fsum(number(row["lr"]) for row in rows[:k] if row["lr"] is not None and row["applied"]),
+        travelled=math.fsum(row.lr for row in rows[:k] if row.lr is not None and row.applied),
         words=words,
         losses=losses,
         crash=crash,
@@ -134,31 +136,31 @@ def _before(level: Level | None) -> str:
     return "" if level is None else f" (before: {level.middle:.3g})"
 
 
-def _first_bad(rows: list[dict[str, Any]], under_way: list[float]) -> int | None:
+def _first_bad(rows: list[ContinuedStep], under_way: list[float]) -> int | None:
     """The first step that failed by a value that is not finite."""
     for k, row in enumerate(rows):
-        if not row["skipped"] and _is_bad(row, k):
+        if not row.skipped and _is_bad(row, k):
             return k
-    if any(not math.isfinite(number(loss)) for loss in under_way):  # and there it died
+    if not all(map(math.isfinite, under_way)):  # and there it died
         return len(rows)
-    later = [row for row in rows[1:] if not row["skipped"]]
-    left_out = [k for k, row in enumerate(rows) if k > 0 and not row["applied"] and not row["skipped"]]
+    later = [row for row in rows[1:] if not row.skipped]
+    left_out = [k for k, row in enumerate(rows) if k > 0 and not row.applied and not row.skipped]
     return left_out[0] if len(later) >= FEWEST_AFTER and len(left_out) > len(later) / 2 else None
 
 
-def _is_bad(row: dict[str, Any], k: int) -> bool:
-    if not math.isfinite(number(row["loss"])):
+def _is_bad(row: ContinuedStep, k: int) -> bool:
+    if not math.isfinite(number(row.loss)):
         return True
-    gradient = row["grad_norm"] is None or math.isfinite(number(row["grad_norm"]))
-    return not gradient if row["applied"] else k == 0
+    gradient = row.grad_norm is None or math.isfinite(row.grad_norm)
+    return not gradient if row.applied else k == 0
 
 
-def _when(k: int, rows: list[dict[str, Any]]) -> str:
-    what = "the loss is" if k >= len(rows) or not math.isfinite(number(rows[k]["loss"])) else "gradients are"
+def _when(k: int, rows: list[ContinuedStep]) -> str:
+    what = "the loss is" if k >= len(rows) or not math.isfinite(number(rows[k].loss)) else "gradients are"
     words = (
         f"{what} not finite {'at the step itself' if k == 0 else f'{k} steps after it' if k > 1 else 'right after it'}"
     )
-    if k == 0 and rows and not rows[0]["applied"]:
+    if k == 0 and rows and not rows[0].applied:
         words += ", which the loss scaler leaves out"
     return words
 

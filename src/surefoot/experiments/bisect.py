@@ -8,7 +8,7 @@ Then the changes, as many at a time as there are jobs. When the time is over, wh
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from surefoot.experiments.baseline import Baseline, run_baseline
 from surefoot.experiments.change_causes import confirm, speaks_for, weigh
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from surefoot.diagnose.findings import Diagnosis
+    from surefoot.experiments.changes.run_order import RunOrder
     from surefoot.experiments.plan import Change
     from surefoot.experiments.results import Answer, Verdict
     from surefoot.record.facts import RunDescription, RunFacts
@@ -121,7 +122,7 @@ class _Bisection:
     def nothing_to_change(self, change: Change) -> str | None:
         return nothing_to_change(change, self.baseline.run, self.baseline.reading)
 
-    def order(self, change: Change, seconds_left: float) -> dict[str, Any]:
+    def order(self, change: Change, seconds_left: float) -> RunOrder:
         seconds = min(seconds_left, max(LEAST_SECONDS, 5 * self.baseline.seconds))
         order = order_for(change if change is not REPEAT else None, self.baseline.reading, seconds)
         if self.baseline.cut_short and "steps" not in order:

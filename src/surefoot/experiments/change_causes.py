@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from surefoot.diagnose.catalogue import CATALOGUE
 
@@ -11,6 +11,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from surefoot.diagnose.findings import Diagnosis, Finding
+
+
+class ExperimentEvidence(TypedDict):
+    """What the experiments say about a finding: `evidence["experiments"]`."""
+
+    confirmed: bool
+    """Whether a change that fixes the cause cured the run, and none that must fix it failed."""
+    refuted: bool
+    """Whether a change that must fix the cause did not."""
+    cured_by: list[str]
+    """The fixes that cured the run."""
+    not_cured_by: list[str]
+    """The fixes that did not."""
+
 
 FIXES = {cause.code: dict(cause.cured_by) for cause in CATALOGUE.values() if cause.cured_by}
 """Cause, change, and the words of the catalogue's fix."""
@@ -47,13 +61,13 @@ def confirm(diagnosis: Diagnosis, cause: str, probe: str) -> Diagnosis:
 
 
 def _confirmed(finding: Finding, probe: str) -> Finding:
-    outcome: dict[str, Any] = {"confirmed": True, "refuted": False, "cured_by": [probe], "not_cured_by": []}
+    outcome: ExperimentEvidence = {"confirmed": True, "refuted": False, "cured_by": [probe], "not_cured_by": []}
     confidence = min(0.99, 1.0 - (1.0 - finding.confidence) * _DOUBT_LEFT)
     return replace(finding, confidence=confidence, evidence={**finding.evidence, "experiments": outcome})
 
 
 def _refuted(finding: Finding) -> Finding:
-    outcome: dict[str, Any] = {"confirmed": False, "refuted": True, "cured_by": [], "not_cured_by": []}
+    outcome: ExperimentEvidence = {"confirmed": False, "refuted": True, "cured_by": [], "not_cured_by": []}
     evidence = {**finding.evidence, "experiments": outcome}
     return replace(finding, confidence=_REFUTED * finding.confidence, evidence=evidence)
 
@@ -70,8 +84,12 @@ def _weigh_one(finding: Finding, cures: list[str], failures: list[str], unmoved:
         confidence *= _REFUTED
     elif cured:
         confidence = min(0.99, 1.0 - (1.0 - confidence) * _DOUBT_LEFT)
-    outcome: dict[str, Any] = {"confirmed": bool(cured) and not refuted, "refuted": bool(refuted)}
-    outcome |= {"cured_by": cured, "not_cured_by": failed}
+    outcome: ExperimentEvidence = {
+        "confirmed": bool(cured) and not refuted,
+        "refuted": bool(refuted),
+        "cured_by": cured,
+        "not_cured_by": failed,
+    }
     return replace(finding, confidence=confidence, evidence={**finding.evidence, "experiments": outcome})
 
 

@@ -98,7 +98,7 @@ def _answer(report: Report, folder: Path, as_json: bool) -> int:
     if as_json:
         from surefoot.record.run_folder import as_json as text
 
-        print(text(report.as_json() | {"findings": report.diagnosis.as_json()["findings"]}, indent=2))
+        print(text({**report.as_json(), "findings": report.diagnosis.as_json()["findings"]}, indent=2))
     else:
         from rich.console import Console
 

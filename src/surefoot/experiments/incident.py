@@ -1,9 +1,9 @@
 """From an incident to the change that cures it: the captured step and those after it, run again under single changes.
 
 As in `bisect` the baseline comes first, then its repetition, then the changes, within one budget. A run begins at the
-captured step, from the captured state (`replay.continued_run`), and is short, so it is read by `stretch`. Changes
-that act on the update alone are not tried where the step fails before anything is updated. What the runs say together
-is concluded in `meaning`.
+captured step, from the captured state (`replay.continued_run`), and is short, so it is read by `after_incident`.
+Changes that act on the update alone are not tried where the step fails before anything is updated. `step_conclusion`
+concludes from all runs together.
 """
 
 from __future__ import annotations
@@ -31,17 +31,25 @@ from surefoot.experiments.baseline import usable_facts
 from surefoot.experiments.processes import Children, Subject
 from surefoot.experiments.results import Report, Row
 from surefoot.experiments.run_comparison import crash_of, is_numeric
-from surefoot.experiments.step_conclusion import conclude, other_draws, verdict_of_draws, verdict_of_probe
+from surefoot.experiments.step_conclusion import (
+    conclude,
+    other_draws,
+    verdict_of_draws,
+    verdict_of_probe,
+    verdict_of_rows,
+)
 from surefoot.experiments.trials import BASELINE_SHARE, LEAST_SECONDS, REPEAT, Trials, cores
 from surefoot.record.incidents.reading import number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from surefoot.experiments.changes.run_order import RunOrder
     from surefoot.experiments.plan import Change
     from surefoot.experiments.run_comparison import RunReading
-    from surefoot.record.facts import RunDescription, RunFacts
+    from surefoot.record.facts import ExperimentFacts, RunDescription, RunFacts
+    from surefoot.record.incidents.summary import IncidentFacts
 
 LOOP = "surefoot.replay.target_loop"
 MOST_STEPS = 200
@@ -54,7 +62,8 @@ class CapturedIncident:
     """The incident, and what of it is compared with."""
 
     folder: Path
-    facts: dict[str, Any]
+    facts: IncidentFacts
+    """What is in its `incident.json`."""
     target: str | None = None
 
     @property
@@ -67,7 +76,7 @@ class CapturedIncident:
         """Where the loss was before."""
         return level_before([loss for _, loss in losses_before(self.facts)])
 
-    def order(self, change: str | None, seconds: float, follow: int = FOLLOW_STEPS) -> dict[str, Any]:
+    def order(self, change: str | None, seconds: float, follow: int = FOLLOW_STEPS) -> RunOrder:
         """The order that a run is given."""
         return {
             "change": change,
@@ -88,8 +97,8 @@ class AppliedAsItWas:
     seconds: float
 
     @property
-    def recorded(self) -> dict[str, Any]:
-        """What was seen from inside."""
+    def recorded(self) -> ExperimentFacts:
+        """What the run recorded in its own process."""
         return recorded_by(self.facts)
 
     @property
@@ -125,7 +134,7 @@ def experiment_on(
         on_event("baseline", baseline.reading.words)
         rows = [_row_of(baseline)]
         if baseline.reading.fails and not baseline.why_not:
-            trials = Trials(children, _Short(baseline), began + budget_s, jobs, on_event)
+            trials = Trials(children, _AfterIncident(baseline), began + budget_s, jobs, on_event)
             rows += trials.run(changes, changes)
     report = conclude(baseline, rows, findings_near(captured), subject.target if captured.target is None else "")
     report.script, report.budget_s, report.jobs = captured.target or subject.target, budget_s, jobs
@@ -140,7 +149,7 @@ def _apply(captured: CapturedIncident, children: Children, seconds: float, deadl
     facts, description = usable_facts(child)
     recorded, log = recorded_by(facts), child.folder / "output.txt"
     reading = read_stretch(facts, description, captured.step, captured.level)
-    if not recorded.get("trail") and not recorded.get("open"):
+    if not recorded.trail and not recorded.open:
         crash = f" ({reading.crash})" if reading.crash else ""
         raise UsageError(
             f"the script did not come to the end of a step with the captured state{crash}: nothing in it trains a "
@@ -155,11 +164,11 @@ def _row_of(baseline: AppliedAsItWas) -> Row:
     shown = replace(reading, losses=[*before, *reading.losses])  # the picture begins before the step
     return Row(
         "baseline", "baseline", "baseline", "fails" if reading.fails else "healthy", reading.words, shown,
-        baseline.seconds, list(baseline.recorded.get("notes", [])),
+        baseline.seconds, list(baseline.recorded.notes),
     )  # fmt: skip
 
 
-class _Short:
+class _AfterIncident:
     """Asks of each run whether it stays calm where the baseline failed."""
 
     def __init__(self, baseline: AppliedAsItWas) -> None:
@@ -170,19 +179,20 @@ class _Short:
 
     def nothing_to_change(self, change: Change) -> str | None:
         baseline, level = self.baseline, self.captured.level
-        if baseline.recorded.get("state"):
+        if baseline.recorded.state:
             return "weights were not finite before the step"
-        first = next(iter(baseline.recorded.get("trail", [])), None)
+        first = next(iter(baseline.recorded.trail or []), None)
         if baseline.fails_at_once:
             if change.name in _UPDATE_ONLY:
                 return "the step fails before anything is updated"
-            if change.name == "skip-batch" and first is not None and not first["applied"]:
+            if change.name == "skip-batch" and first is not None and not first.applied:
                 return "the loss scaler leaves the step out already"
-        elif change.name == "tiny-batch" and (level is None or first is None or number(first["loss"]) <= level.bar):
+        elif change.name == "tiny-batch" and (level is None or first is None or number(first.loss) <= level.bar):
             return "the loss of the step itself does not stand out, so no row of it can"
         if change.name in ("synthetic-inputs", "shuffled-labels") and baseline.reading.outcome == "risen":
             return "what the loss should be then is not known"
-        if change.name == "reset-moments" and not baseline.recorded["seen"].get("has_state", True):
+        seen = baseline.recorded.seen
+        if change.name == "reset-moments" and seen is not None and not seen.has_state:
             return "the optimizer keeps no moments"
         if change.name in ("clip", "skip-batch") and any(held.series.closure for held in self._optimizers):
             return "the optimizer evaluates the loss itself, so that its gradients are out of reach"
@@ -195,7 +205,7 @@ class _Short:
     def _has_eps(self) -> bool:
         return any(isinstance(group.eps, float) for held in self._optimizers for group in held.settings)
 
-    def order(self, change: Change, seconds_left: float) -> dict[str, Any]:
+    def order(self, change: Change, seconds_left: float) -> RunOrder:
         seconds = min(seconds_left, max(LEAST_SECONDS, 5 * self.baseline.seconds))
         name = None if change is REPEAT else change.name
         order = self.captured.order(name, seconds, self._follow(change))
@@ -204,7 +214,7 @@ class _Short:
         if name == "tiny-batch":
             level = self.captured.level
             order["bar"] = None if self.baseline.fails_at_once or level is None else level.bar
-        return order | {"skip_steps": [0], "reset_at": 0, "warmup_steps": FOLLOW_STEPS}
+        return {**order, "skip_steps": [0], "reset_at": 0, "warmup_steps": FOLLOW_STEPS}
 
     def _follow(self, change: Change) -> int:
         """Long enough to come as far as the baseline did before it failed."""
@@ -215,24 +225,24 @@ class _Short:
 
     def judge(self, row: Row, change: Change, facts: RunFacts, description: RunDescription) -> None:
         recorded = recorded_by(facts)
-        row.draws = other_draws(recorded, crash_of(facts, description))
-        if change.name == "other-seed" and row.draws is not None:
-            row.verdict, row.why = verdict_of_draws(row.draws, recorded["rows"]["draws"]["random"])
+        row.draws = other_draws(recorded.rows, crash_of(facts, description))
+        if change.name == "other-seed" and row.draws is not None and recorded.rows is not None:
+            row.verdict, row.why = verdict_of_draws(row.draws, recorded.rows.draws.random)
             return
         if change.name == "tiny-batch":
             row.title = "rows of the batch"
-            row.verdict, row.why = verdict_of_probe(change.name, None, recorded)
+            row.verdict, row.why = verdict_of_rows(recorded.rows)
             return
         # What a loss on noise should be is not known: only what is plain counts there.
         level = None if change.name in ("synthetic-inputs", "shuffled-labels") else self.captured.level
         row.reading = read_stretch(facts, description, self.captured.step, level)
-        first: dict[str, Any] = next(iter(recorded.get("trail", [])), {})
+        first = next(iter(recorded.trail or []), None)
         if change is REPEAT:
             row.verdict, row.why = ("fails" if row.reading.fails else "healthy"), row.reading.words
-        elif change.name == "other-batches" and first.get("captured_rows"):
+        elif change.name == "other-batches" and first is not None and first.captured_rows:
             row.verdict, row.why, row.reading = "does not apply", "the batches stay the same", None
         elif change.kind == "probe":
-            row.verdict, row.why = verdict_of_probe(change.name, row.reading, recorded)
+            row.verdict, row.why = verdict_of_probe(change.name, row.reading)
         else:
             row.verdict, row.why = compare_stretch(self.baseline.reading, row.reading)
 
@@ -252,7 +262,7 @@ def findings_near(captured: CapturedIncident) -> Diagnosis:
         return nothing
 
 
-def _printable(held: dict[str, Any]) -> dict[str, Any]:
+def _printable(held: Mapping[str, object]) -> Mapping[str, object]:
     def shown(item: Any) -> Any:
         if isinstance(item, list):
             return [shown(each) for each in item]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from surefoot.errors import UsageError
 from surefoot.record.facts import OptimizerLoadedEvent
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
+    from surefoot.experiments.changes.run_order import RunOrder
     from surefoot.experiments.run_comparison import RunReading
 
 Kind = Literal["cure", "probe", "baseline"]
@@ -94,9 +95,9 @@ def nothing_to_change(change: Change, run: RecordedRun, baseline: RunReading) ->
     return None
 
 
-def order_for(change: Change | None, baseline: RunReading, seconds: float) -> dict[str, Any]:
+def order_for(change: Change | None, baseline: RunReading, seconds: float) -> RunOrder:
     """What the run of a change (or, for `None`, the repetition of the baseline) is ordered to do."""
-    order: dict[str, Any] = {"change": change.name if change else None, "seconds": seconds}
+    order: RunOrder = {"change": change.name if change else None, "seconds": seconds}
     failed = baseline.failed_at
     if failed is not None and baseline.outcome in ("non-finite", "crashed"):  # other failures take the whole curve
         slower = change.slower if change else 1.0

@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from surefoot.core.files import make_subfolder, new_file
 from surefoot.errors import UsageError
@@ -28,6 +28,8 @@ from surefoot.experiments.changes.guard import free_folders, missing_caches
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from surefoot.experiments.changes.run_order import RunOrder
 
 OUTPUT = "output.txt"
 """What a run has printed."""
@@ -105,7 +107,7 @@ class Children:
         self.running = []
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def start(self, name: str, order: dict[str, Any]) -> Child:
+    def start(self, name: str, order: RunOrder) -> Child:
         """Start one run in a copy of the working directory."""
         folder = self.out / name
         try:
@@ -117,10 +119,11 @@ class Children:
         scratch = self._scratch / name
         work = scratch_folder.make(self.subject.folder, scratch / "shadow", self.out, self.subject.share)
         (scratch / "tmp").mkdir()
-        order = order | {"parent": os.getpid(), "scratch": str(scratch), "out": str(self.out), "began": self._began}
-        order["writable"] = [str(each) for each in self.subject.writable]
+        own: RunOrder = {"parent": os.getpid(), "scratch": str(scratch), "out": str(self.out), "began": self._began}
+        own["writable"] = [str(each) for each in self.subject.writable]
+        order = {**order, **own}
         command = [sys.executable, "-m", "surefoot", "run", "--out", str(folder)]
-        confined = confine.confined([str(scratch), str(self.out), *order["writable"], *free_folders()])
+        confined = confine.confined([str(scratch), str(self.out), *own["writable"], *free_folders()])
         with open(new_file(folder / OUTPUT, appending=True), "ab") as log:  # to be appended to wherever it is cut
             process = subprocess.Popen(
                 [*confined, *command, *self.subject.command(work)],
@@ -135,7 +138,7 @@ class Children:
         self.running.append(child)
         return child
 
-    def _environment(self, order: dict[str, Any], temporary: Path) -> dict[str, str]:
+    def _environment(self, order: RunOrder, temporary: Path) -> dict[str, str]:
         source = str(Path(__file__).parents[2])
         installed = source.endswith(("site-packages", "dist-packages"))
         # MKL's own number would outdo a smaller one that the person has set for OpenMP.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from surefoot.core.formats import EXPERIMENTS
 from surefoot.record.run_folder import write_json
@@ -22,6 +22,54 @@ SURE = 0.9
 
 Verdict = Literal["cures", "does not", "cannot tell", "does not apply", "tells", "not run", "fails", "healthy"]
 Answer = Literal["healthy", "no harm", "cured", "not cured", "flaky", "undecided"]
+
+
+class DrawsJson(TypedDict):
+    """The captured step with other random numbers."""
+
+    failed: int
+    """With how many draws it failed."""
+    tried: int
+    """How many were tried."""
+
+
+class RowJson(TypedDict):
+    """One run in `bisect.json`."""
+
+    name: str
+    title: str
+    kind: str
+    applied: bool
+    outcome: str | None
+    """What the run came to; `None` if it was not run or not read."""
+    verdict: Verdict
+    why: str
+    notes: list[str]
+    draws: DrawsJson | None
+    steps: int
+    failed_at: int | None
+    final_loss: float | None
+    loss: list[list[float]]
+    """The loss curve, thinned: step and loss."""
+    seconds: float
+
+
+class ReportJson(TypedDict):
+    """`bisect.json`."""
+
+    schema: int
+    script: str
+    incident: str | None
+    answer: Answer
+    sentence: str
+    conclusions: list[str]
+    cures: list[str]
+    confirms: list[str]
+    speaks_for: list[str]
+    budget_s: float
+    seconds: float
+    jobs: int
+    runs: list[RowJson]
 
 
 @dataclass
@@ -44,7 +92,7 @@ class Row:
         """Whether the run really was another one than the baseline."""
         return self.verdict not in ("does not apply", "not run") and self.name not in ("baseline", "repeat")
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> RowJson:
         """For `bisect.json`."""
         held = self.reading
         return {
@@ -102,7 +150,7 @@ class Report:
         sure = (f for f in self.diagnosis.findings if f.severity != "info" and f.confidence >= SURE)
         return [] if any("experiments" not in finding.evidence for finding in sure) else self.speaks_for
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> ReportJson:
         """The whole result."""
         return {
             "schema": EXPERIMENTS.version,

@@ -7,7 +7,7 @@ would fix it cures, and nothing that must fix it fails; a cause that a single st
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from surefoot.diagnose.catalogue import CATALOGUE
 from surefoot.diagnose.findings import Diagnosis, Finding
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from surefoot.experiments.incident import AppliedAsItWas
     from surefoot.experiments.results import Answer, Verdict
     from surefoot.experiments.run_comparison import RunReading
+    from surefoot.record.facts import FailingRows
 
 _AT_ONCE = ("data.nonfinite-input", "data.bad-batch", "loss.no-valid-targets", "precision.fp16-overflow")
 _LATER = ("model.exploding-gradient", "lr.too-high", "optim.stale-state", "optim.epsilon", "precision.fp16-overflow")
@@ -45,7 +46,7 @@ def conclude(baseline: AppliedAsItWas, rows: list[Row], before: Diagnosis, scrip
     unmoved = [name for name, step in failed.items() if step == baseline.reading.failed_at]
     refuted = ["data.nonfinite-input"] if _came_in_finite(baseline, cures) else []
     report = Report("not cured", sentence(rows), rows, weigh(before, cures, list(failed), unmoved, refuted))
-    broken = baseline.recorded.get("state", {})
+    broken = baseline.recorded.state
     report.answer = "cured" if cures else "not cured" if failed or broken else "undecided"
     report.conclusions = [*hidden, *_facts(baseline, by_name, script)]
     report.speaks_for = _causes(baseline, by_name, speaks_for(cures, unmoved))
@@ -101,14 +102,14 @@ def _hides(baseline: AppliedAsItWas, rows: dict[str, Row], by_chance: bool) -> l
 
 
 def _nonfinite_in_batch(baseline: AppliedAsItWas) -> int:
-    return int(baseline.recorded.get("batch", {}).get("nonfinite", 0))
+    batch = baseline.recorded.batch
+    return 0 if batch is None else batch.nonfinite
 
 
 def _facts(baseline: AppliedAsItWas, rows: dict[str, Row], script: str) -> list[str]:
-    recorded = baseline.recorded
-    if recorded.get("state"):
-        name, count = next(iter(recorded["state"].items()))
-        more = f" and in {len(recorded['state']) - 1} more" if len(recorded["state"]) > 1 else ""
+    if broken := baseline.recorded.state:
+        name, count = next(iter(broken.items()))
+        more = f" and in {len(broken) - 1} more" if len(broken) > 1 else ""
         return [f"{count} values of {name}{more} were not finite before the step.", _earlier(script)]
     found = []
     precise = [rows[name].title for name in ("fp32", "bf16") if _is(rows, name, "cures")]
@@ -172,8 +173,9 @@ def _causes(baseline: AppliedAsItWas, rows: dict[str, Row], spoken_for: list[str
 
 def _came_in_finite(baseline: AppliedAsItWas, cures: list[str]) -> bool:
     """Whether the values of the batch were finite: they would be so in any precision, and they are looked at."""
-    handed_out = baseline.recorded.get("batch", {}).get("handed_out", False) and not _nonfinite_in_batch(baseline)
-    return bool({"fp32", "bf16"} & set(cures)) or (handed_out and baseline.fails_at_once)
+    batch = baseline.recorded.batch
+    is_finite = batch is not None and batch.handed_out and not batch.nonfinite
+    return bool({"fp32", "bf16"} & set(cures)) or (is_finite and baseline.fails_at_once)
 
 
 def _names_operation(before: Diagnosis, baseline: AppliedAsItWas) -> bool:
@@ -200,11 +202,8 @@ def _with(diagnosis: Diagnosis, cause: str, baseline: AppliedAsItWas, cures: lis
 # ---- probes ----------------------------------------------------------------------------------------------
 
 
-def verdict_of_probe(name: str, changed: RunReading | None, recorded: dict[str, Any]) -> tuple[Verdict, str]:
-    """One line for the table."""
-    if name == "tiny-batch":
-        return _rows(recorded.get("rows") or {})
-    assert changed is not None
+def verdict_of_probe(name: str, changed: RunReading) -> tuple[Verdict, str]:
+    """One line for the table, of a probe that runs steps."""
     if changed.outcome == "too short":
         return "cannot tell", changed.words
     again, not_again = {
@@ -215,15 +214,12 @@ def verdict_of_probe(name: str, changed: RunReading | None, recorded: dict[str, 
     return "tells", again if changed.fails else not_again
 
 
-def other_draws(recorded: dict[str, Any], crash: str = "") -> tuple[int, int] | None:
+def other_draws(found: FailingRows | None, crash: str = "") -> tuple[int, int] | None:
     """With how many other draws of random numbers the step failed, and how many were tried; `None` if none was."""
-    found = recorded.get("rows") or {}
-    draws = found.get("draws") or {"tries": 0, "failed": 0}
-    died = bool(
-        crash and draws["tries"] and not found["done"]
-    )  # a script that ends at a bad loss, in the try under way
-    tries, failed = draws["tries"] + died, draws["failed"] + died
-    return (failed, tries) if tries else None
+    if found is None or not found.draws.tries:
+        return None
+    died = bool(crash) and not found.done  # a script that ends at a bad loss, in the try under way
+    return found.draws.failed + died, found.draws.tries + died
 
 
 def verdict_of_draws(draws: tuple[int, int], is_random: bool) -> tuple[Verdict, str]:
@@ -242,28 +238,28 @@ def _by_chance(draws: tuple[int, int] | None) -> bool:
     return draws is not None and draws[0] < draws[1]
 
 
-def _rows(found: dict[str, Any]) -> tuple[Verdict, str]:
-    """Which rows of the batch fail."""
-    draws = other_draws({"rows": found})
+def verdict_of_rows(found: FailingRows | None) -> tuple[Verdict, str]:
+    """The line of `tiny-batch`: which rows of the batch fail."""
+    draws = other_draws(found)
     if draws is not None and _by_chance(draws):
         words = f"fails with {draws[0] or 'none'} of {draws[1]} other draws: rows cannot be told apart"
         return "tells", f"the step draws random numbers, and {words}"
-    if found.get("ahead"):
+    if found is not None and found.ahead:
         return "cannot tell", "the script draws batches ahead of their steps, so that parts cannot be told apart"
-    if not found.get("tries"):
+    if found is None or not found.tries:
         return "cannot tell", "the script ended before a part of the batch had been tried"
-    single, together = sorted(found["single"]), found["together"]
-    if not found["fails"]:
+    single = sorted(found.single)
+    if not found.fails:
         return "tells", "all rows of the batch together do not fail"
-    if found["everywhere"]:
+    if found.everywhere:
         return "tells", _EVERYWHERE
     parts = []
     if single:
         listed = ", ".join(map(str, single))
         parts.append(f"row {listed} alone fails" if len(single) == 1 else f"rows {listed} fail, each alone")
-    parts += [f"rows {first} to {last} fail only together" for first, last in together]
-    if not found["done"] and found.get("narrowed"):
-        first, last = found["narrowed"]
+    parts += [f"rows {first} to {last} fail only together" for first, last in found.together]
+    if not found.done and found.narrowed:
+        first, last = found.narrowed
         parts.append(f"rows {first} to {last} fail; the script ended before they could be told apart")
-    batch = "the batch" if found.get("microbatch") is None else f"microbatch {found['microbatch']}"
-    return "tells", f"{' and '.join(parts)} (of {batch}'s {found['of']}, counted from 0)"
+    batch = "the batch" if found.microbatch is None else f"microbatch {found.microbatch}"
+    return "tells", f"{' and '.join(parts)} (of {batch}'s {found.of}, counted from 0)"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from surefoot.diagnose.engine import load
 from surefoot.errors import UsageError
@@ -21,6 +21,7 @@ from surefoot.record.facts import ExperimentFacts
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from surefoot.experiments.changes.run_order import RunOrder
     from surefoot.experiments.processes import Child, Children
     from surefoot.experiments.results import Verdict
     from surefoot.record.facts import RunDescription, RunFacts
@@ -68,7 +69,7 @@ class Question(Protocol):
     def nothing_to_change(self, change: Change) -> str | None:
         """Why a change cannot do anything, as far as the baseline shows; then no run is spent on it."""
 
-    def order(self, change: Change, seconds_left: float) -> dict[str, Any]:
+    def order(self, change: Change, seconds_left: float) -> RunOrder:
         """The order that a run is given."""
 
     def judge(self, row: Row, change: Change, facts: RunFacts, description: RunDescription) -> None:
@@ -135,8 +136,8 @@ class Trials:
             row.why = "stopped: budget"  # killed on its way; what it had written by then proves nothing
         elif recorded.problem:
             row.verdict, row.why = "does not apply", f"could not be made: {recorded.problem}"
-        elif why_not := recorded.found.get("why_not"):
-            row.verdict, row.why = "does not apply", str(why_not)
+        elif recorded.why_not:
+            row.verdict, row.why = "does not apply", recorded.why_not
         elif change.name in NOTHING and not recorded.acted:
             row.verdict, row.why = "does not apply", NOTHING[change.name]
         else:

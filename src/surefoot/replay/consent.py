@@ -15,7 +15,7 @@ import shlex
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from surefoot.core.redaction import is_redacted
 from surefoot.diagnose.terminal import printable
@@ -27,6 +27,9 @@ from surefoot.watch.user_frames import is_users
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from surefoot.record.incidents.environment import ScriptFacts
+    from surefoot.record.incidents.summary import IncidentFacts
+
 _LONGEST_SHOWN = 300
 _LONGEST_ASKED = 4_000
 """Characters in a question. Nobody reads more, and what is not read cannot be agreed to."""
@@ -34,7 +37,7 @@ _LONGEST_ASKED = 4_000
 
 def order_for(
     folder: Path,
-    facts: dict[str, Any],
+    facts: IncidentFacts,
     script: str | None,
     arguments: tuple[str, ...],
     target: str | None,
@@ -73,7 +76,7 @@ def _module_order(folder: Path, module: str, arguments: tuple[str, ...], seconds
 
 def _recorded(
     folder: Path,
-    recorded: dict[str, Any],
+    recorded: ScriptFacts,
     arguments: tuple[str, ...],
     seconds: float,
     tree: Path,
@@ -112,7 +115,7 @@ def _recorded(
 
 
 def _named(
-    folder: Path, recorded: dict[str, Any], arguments: tuple[str, ...], seconds: float, tree: Path
+    folder: Path, recorded: ScriptFacts, arguments: tuple[str, ...], seconds: float, tree: Path
 ) -> tuple[Order, list[Path], str, str]:
     """The module or script that an incident names: its order, its files, the option that names it, and a phrase."""
     module, path = recorded.get("module"), recorded.get("path")

@@ -16,34 +16,43 @@ so that the numbers can be compared with those before the step.
 from __future__ import annotations
 
 import math
-import random
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from surefoot.core.random_state import set_streams
 from surefoot.errors import SurefootError
-from surefoot.experiments.changes.order import OTHER, change_order
+from surefoot.record.facts import CapturedBatch, ContinuedStep
 from surefoot.record.incidents.reading import StoredIncident, number, read_incident
 from surefoot.record.incidents.values import tensors_in
-from surefoot.replay.failing_rows import OtherRows, RowSearch, suspect
+from surefoot.replay.changed_data import ChangedData
 from surefoot.replay.first_step import FirstStep
 from surefoot.replay.hooks import install as install_hooks
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch.optim import Optimizer
 
     from surefoot.experiments.changes.experiment import Experiment
+    from surefoot.record.facts import ExperimentFacts
 
 HOPELESS_STEPS = 5
 """So many losses in a row that are not finite: it will not come back."""
 
 current: ContinuedRun | None = None
-"""The continued run of this process, for `loop`."""
+"""The continued run of this process, for `target_loop`."""
+
+
+class _Measured(NamedTuple):
+    """What was measured of one step."""
+
+    loss: float | None
+    grad_norm: float | None
+    lr: float | None
 
 
 def continue_from_incident(experiment: Experiment) -> bool:
@@ -60,26 +69,25 @@ def continue_from_incident(experiment: Experiment) -> bool:
 
 
 class ContinuedRun:
-    """What is done to the script from its first step on, and what is seen."""
+    """Follows the script from its first step on, and records each step."""
 
     def __init__(self, experiment: Experiment, incident: StoredIncident) -> None:
         self.experiment, self.incident = experiment, incident
-        self.change = experiment.order.get("change")
         self.follow_steps = int(experiment.order["follow"])
         self.has_target = bool(experiment.order.get("target"))
         self.guarded = incident.facts["configuration"].get("loop") != "bare" and not self.has_target
-        self.search: RowSearch | None = None
+        self.data = ChangedData(experiment, incident)
         self.first_step: FirstStep | None = None
         self.optimizer: Optimizer | None = None
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[ContinuedStep] = []
         self._open: list[float] = []
         """Losses of the step under way."""
         self._stepping = False
-        self._rates: list[Any] = []
-        self._numbers: dict[str, Any] = {}
-        self.others: OtherRows | None = None
-        experiment.found |= {"trail": self._rows, "open": self._open, "state": _broken_state(incident)}
-        experiment.found["batch"] = _broken_batch(incident)
+        self._rates: list[float | Tensor | None] = []
+        self._measured: _Measured | None = None
+        """What the watcher measured of the step under way."""
+        self._state, self._batch = _broken_state(incident), _broken_batch(incident)
+        experiment.add_facts(self._add_facts)
 
     def prepare(self) -> bool:
         """Wrap what has to be wrapped. Returns whether no other change has to be made."""
@@ -95,78 +103,18 @@ class ContinuedRun:
             install_hooks(first_step, Path(experiment.order["scratch"]) / "surefoot", **_without_guard())
             if self.guarded:
                 self._wrap_stabilizer()
-        return self._change_the_data()
+        return self.data.install(self.first_step)
 
-    def _change_the_data(self) -> bool:
-        """The changes that are a matter of what the step is given."""
-        experiment, first_step = self.experiment, self.first_step
-        if self.change == "other-batches":
-            self.others = OtherRows(self.incident)
-            if first_step is not None:
-                first_step.gives = False
-                first_step.drawing = self.others.of
-                change_order(experiment)
-            experiment.acted += 1
-            return True
-        if self.change == "other-seed":
-            if first_step is not None and not first_step.feeds:
-                self._does_not_apply("the script makes its data from the same random numbers")
-                return True
-            captured = self.incident.state["window"]["microbatches"][suspect(self.incident)]
-            if experiment.order.get("draws") and captured["drawn"] and captured["streams"] is not None:
-                self._search(halves=False)
-            elif first_step is not None:
-                first_step.place_streams = lambda _: seed_otherwise()
-            experiment.acted += 1
-            return True
-        if self.change == "tiny-batch":
-            self._search()
-            return True
-        return False
-
-    def _does_not_apply(self, why: str) -> None:
-        self.experiment.found["why_not"] = why
-        self.experiment.patience = 0
-
-    def _search(self, halves: bool = True) -> None:
-        """Play the captured batch again and again: parts of it, or the whole with other random numbers."""
-        self.search = search = RowSearch(self.incident, self.experiment.order.get("bar"), halves)
-        self.experiment.found["rows"] = search.found
-        if halves and search.why_not:
-            self._does_not_apply(search.why_not)
-            return
-        self.experiment.acted += 1
-        if self.first_step is not None:
-            first_step, microbatch = self.first_step, suspect(self.incident)
-
-            def draw(batch: Any) -> Any:
-                if search.take_turn():
-                    first_step.play_again(microbatch)
-                elif search.found["ahead"] and not halves:
-                    self._play_once()
-                elif search.is_over:
-                    self.experiment.end("rows")
-                return batch
-
-            first_step.choose, first_step.drawing = search.chosen, draw
-            first_step.place_streams = self.place_streams
-
-    def _play_once(self) -> None:
-        """The script draws batches ahead of their steps, so that tries cannot be told apart: it goes on after one."""
-        assert self.first_step is not None
-        self.search, self.first_step.drawing = None, lambda batch: batch
-
-    def place_streams(self, captured: Any) -> None:
-        """The random numbers of a try: the captured ones, or others."""
-        if self.search is None:
-            return
-        if self.search.draw:
-            seed_otherwise(self.search.draw)
-        else:
-            set_streams(captured)
-        self.search.begins()
-
-    # ---- the run --------------------------------------------------------------------------------------------------
+    def _add_facts(self, facts: ExperimentFacts) -> ExperimentFacts:
+        return replace(
+            facts,
+            trail=list(self._rows),
+            open=list(self._open),
+            state=self._state,
+            batch=self._batch,
+            rows=None if self.data.rows is None else self.data.rows.found,
+            why_not=self.data.why_not,
+        )
 
     def _first_step_begins(self) -> None:
         assert self.first_step is not None
@@ -184,7 +132,7 @@ class ContinuedRun:
         self._rates = [_times(group.get("lr"), factor) for group in groups]
 
     def _before_step(self, optimizer: Optimizer) -> None:
-        if self.search is not None and self.optimizer is not None:
+        if self.data.search is not None and self.optimizer is not None:
             for group in optimizer.param_groups:  # of a model beside the captured one, too: nothing would put it back
                 for tensor in group["params"]:
                     tensor.grad = None
@@ -202,9 +150,9 @@ class ContinuedRun:
             return  # the step before the captured one
         self.experiment.watcher.steps.guard.settle()  # on a device its numbers would come some steps later
         row = self.experiment.watcher.steps.record_of(optimizer).series.rows[-1]
-        self._numbers = {"loss": _plain(row.get("loss")), "grad_norm": _plain(row.get("grad_norm")), "lr": row["lr"]}
+        self._measured = _Measured(_plain(row.get("loss")), _plain(row.get("grad_norm")), row["lr"])
         if not self.guarded:
-            self._close(self._numbers, applied=True)
+            self._close(self._measured, applied=True)
 
     def _around_backward(self, original: Any, args: Any, kwargs: Any) -> Any:
         result = original(*args, **kwargs)
@@ -212,8 +160,8 @@ class ContinuedRun:
             losses = self.experiment.watcher.context.losses.values
             if losses:
                 self._open.append(float(losses[-1]))
-            if self.search is not None and losses:
-                self.search.note_backward(float(losses[-1]), _finite_gradients(self.optimizer))
+            if self.data.search is not None and losses:
+                self.data.search.note_backward(float(losses[-1]), _finite_gradients(self.optimizer))
         return result
 
     def _around_scaler(self, original: Any, args: Any, kwargs: Any) -> Any:
@@ -221,9 +169,9 @@ class ContinuedRun:
         result = original(*args, **kwargs)
         optimizer = args[1] if len(args) > 1 else kwargs.get("optimizer")
         left_out = optimizer is self.optimizer and self._open and len(self._rows) == known
-        if left_out and not self.guarded and self.search is None:
+        if left_out and not self.guarded and self.data.search is None:
             mean = sum(self._open) / len(self._open)
-            self._close({"loss": mean, "grad_norm": None, "lr": None}, applied=False)
+            self._close(_Measured(mean, None, None), applied=False)
         return result
 
     def _wrap_stabilizer(self) -> None:
@@ -233,49 +181,44 @@ class ContinuedRun:
             outcome = original(*args, **kwargs)
             ours = self.optimizer is not None and args[0].optimizer is self.optimizer
             if ours and outcome is not None and not outcome.accumulating and (self._stepping or self._open):
-                numbers = {"loss": outcome.loss, "grad_norm": outcome.grad_norm, "lr": self._numbers.get("lr")}
-                self._close(numbers, applied=outcome.applied)
+                lr = None if self._measured is None else self._measured.lr
+                self._close(_Measured(outcome.loss, outcome.grad_norm, lr), applied=outcome.applied)
             return outcome
 
         self.experiment.wrapping.around(TrainingStabilizer, "step", call)
         self.experiment.wrapping.around(TrainingStabilizer, "flush", call)
 
-    def _close(self, numbers: dict[str, Any], applied: bool) -> None:
+    def _close(self, measured: _Measured, applied: bool) -> None:
         """A step is over."""
         self._stepping = False
-        if self.search is not None:
+        if self.data.search is not None:
             return
-        row = {name: _word(value) for name, value in numbers.items()}
-        row |= {"applied": applied, "skipped": len(self._rows) in self.experiment.skipped}
-        if self.others is not None:
-            row["captured_rows"] = self.others.take_kept()
+        row = ContinuedStep(
+            loss=measured.loss,
+            grad_norm=measured.grad_norm,
+            lr=measured.lr,
+            applied=applied,
+            skipped=len(self._rows) in self.experiment.skipped,
+            captured_rows=None if self.data.others is None else self.data.others.take_kept(),
+        )
         self._rows.append(row)
         self._open.clear()
-        self._numbers = {}
+        self._measured = None
         if len(self._rows) > self.follow_steps or self._is_hopeless():
             self.experiment.end("steps")
 
     def _is_hopeless(self) -> bool:
         last = self._rows[-HOPELESS_STEPS:]
         return len(last) == HOPELESS_STEPS and all(
-            not math.isfinite(number(row["loss"])) and not row["skipped"] for row in last
+            not math.isfinite(number(row.loss)) and not row.skipped for row in last
         )
 
 
-def seed_otherwise(draw: int = 0) -> None:
-    """Other random numbers than those of the captured step, and others for each `draw`."""
-    torch.manual_seed(OTHER + draw)
-    random.seed(OTHER + draw)
-    np.random.seed(OTHER + draw)
-
-
-def _without_guard() -> dict[str, Any]:
-    """Settings of a stabilizer that clips and scales as ever, and refuses and undoes nothing."""
-    from dataclasses import fields
-
+def _without_guard() -> Mapping[str, Any]:
+    """Settings of a stabilizer that clips and scales as the script has it, and refuses and undoes nothing."""
     from surefoot.detect.checker import StabilityChecker
 
-    nothing: dict[str, Any] = {each.name: None for each in fields(StabilityChecker)}
+    nothing = dict.fromkeys((each.name for each in fields(StabilityChecker)), None)
     return {"checker": StabilityChecker(**nothing), "escalation": None, "recovery": None}
 
 
@@ -291,12 +234,12 @@ def _broken_state(incident: StoredIncident) -> dict[str, int]:
     return found
 
 
-def _broken_batch(incident: StoredIncident) -> dict[str, Any]:
+def _broken_batch(incident: StoredIncident) -> CapturedBatch:
     """How many values of the batch, or of what the model was given where no batch was seen, are not finite."""
     microbatches = (incident.state.get("window") or {"microbatches": []})["microbatches"]
     drawn = [tensor for each in microbatches for tensor in tensors_in([each["drawn"], each["given"]])]
     given = drawn or [tensor for each in microbatches for tensor in tensors_in(each["calls"])]
-    return {"nonfinite": sum(map(_nonfinite, given)), "handed_out": bool(drawn)}
+    return CapturedBatch(nonfinite=sum(map(_nonfinite, given)), handed_out=bool(drawn))
 
 
 def _nonfinite(value: Tensor) -> int:
@@ -316,8 +259,3 @@ def _times(rate: Any, factor: float) -> Any:
 
 def _plain(value: Any) -> float | None:
     return None if value is None else float(value)
-
-
-def _word(value: Any) -> Any:
-    """JSON has no NaN."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

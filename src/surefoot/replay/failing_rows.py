@@ -18,6 +18,7 @@ itself are not noticed.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,11 +27,13 @@ from torch import Tensor
 from surefoot.core.nested import equal
 from surefoot.core.random_state import read_streams
 from surefoot.keep.staging import map_tensors
+from surefoot.record.facts import FailingRows
 from surefoot.record.incidents.reading import number
 from surefoot.record.incidents.values import tensors_in
 
 if TYPE_CHECKING:
     from surefoot.record.incidents.reading import StoredIncident
+    from surefoot.record.incidents.values import Encoded
 
 MOST_TRIES = 120
 MOST_ROWS = 8
@@ -49,7 +52,7 @@ def suspect(incident: StoredIncident) -> int:
 
 
 class RowSearch:
-    """Halves the batch; told of each draw and of each backward, it judges a part when the next one is drawn.
+    """Halves the batch. Called at each draw and at each backward, it judges a part when the next one is drawn.
 
     Without `halves` it plays the whole batch with other random numbers, and nothing else.
     """
@@ -81,25 +84,20 @@ class RowSearch:
         """The parts whose halves are tried in this round."""
         self._is_trying = False
         self._failed: bool | None = None
-        """Whether the try under way failed, as far as was heard."""
+        """Whether the try under way failed, as far as is known."""
         self._drawn, self._of_a_step = 0, len(parts)
-        nothing: dict[str, Any] = {
-            "ahead": False,
-            "fails": None if halves else True,
-            "single": [],
-            "together": [],
-            "everywhere": False,
-            "done": False,
-        }
-        draws = {"random": False, "tries": 0, "failed": 0}
-        self.found: dict[str, Any] = {"of": self.rows, "tries": 0, "draws": draws, **nothing}
-        self.found["microbatch"] = number_of_it if len(microbatches) > 1 else None
+        self.found = FailingRows(
+            of=self.rows,
+            fails=None if halves else True,
+            microbatch=number_of_it if len(microbatches) > 1 else None,
+        )
+        """What is known so far."""
 
     def take_turn(self) -> bool:
         """A batch is drawn: judge the try before it, if there was one. Returns whether a new one begins."""
         if self._is_trying and self._failed is None:
             self._drawn += 1  # one more batch for the same step, if that had so many
-            self.found["ahead"] = self._drawn > self._of_a_step
+            self.found = replace(self.found, ahead=self._drawn > self._of_a_step)
             return False
         if self._failed is not None:
             self._judge(self._parts.pop(0), self._failed)
@@ -113,55 +111,58 @@ class RowSearch:
     def note_backward(self, loss: float, finite_gradients: bool) -> None:
         """Backward was run. A step may have several, and fails with any of them."""
         if self._streams is not None and not equal(self._streams, read_streams()):
-            self.found["draws"]["random"] = True
+            self.found = replace(self.found, draws=replace(self.found.draws, random=True))
         bad = not finite_gradients or not math.isfinite(loss) or (self._bar is not None and loss > self._bar)
         self._failed = bad or bool(self._failed)
 
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to try."""
-        return bool(self.found["done"] or self.found["ahead"]) or self.found["tries"] >= MOST_TRIES
+        return self.found.done or self.found.ahead or self.found.tries >= MOST_TRIES
 
-    def chosen(self, plain: dict[str, Any]) -> dict[str, Any]:
-        """The part of a captured batch that is up, repeated to its old length."""
+    def chosen(self, plain: Encoded) -> Encoded:
+        """The part of a captured batch that is tried next, repeated to its old length."""
         part = self._parts[0]
         index = torch.tensor([part[i % len(part)] for i in range(self.rows)])
         return plain if len(part) == self.rows else _selected(plain, index, self.rows)
 
     def _judge(self, part: list[int], fails: bool) -> None:
-        draws = self.found["draws"]
         if self.draw:
-            draws["tries"], draws["failed"] = draws["tries"] + 1, draws["failed"] + fails
+            draws = self.found.draws
+            tried = replace(draws, tries=draws.tries + 1, failed=draws.failed + fails)
+            self.found = replace(self.found, draws=tried)
         else:
-            self.found["tries"] += 1
+            self.found = replace(self.found, tries=self.found.tries + 1)
             self._note(part, fails)
-        is_open = draws["random"] and self.found["fails"] and draws["tries"] < OTHER_DRAWS
-        self.draw = draws["tries"] + 1 if is_open else 0
+        draws = self.found.draws
+        is_open = draws.random and self.found.fails and draws.tries < OTHER_DRAWS
+        self.draw = draws.tries + 1 if is_open else 0
         if self.draw:
             self._parts = [list(range(self.rows))]
-        elif not self._parts and self._halves and draws["failed"] == draws["tries"]:
+        elif not self._parts and self._halves and draws.failed == draws.tries:
             self._next_round()
-        self.found["done"] = not self._parts
+        self.found = replace(self.found, done=not self._parts)
 
     def _note(self, part: list[int], fails: bool) -> None:
         if len(part) == self.rows:
-            self.found["fails"] = fails
+            self.found = replace(self.found, fails=fails)
         if not fails:
             return
         if len(part) == 1:
-            self.found["single"].append(part[0])
+            self.found = replace(self.found, single=[*self.found.single, part[0]])
         else:
             self._failing.append(part)
-        self.found["narrowed"] = [part[0], part[-1]]
+        self.found = replace(self.found, narrowed=[part[0], part[-1]])
 
     def _next_round(self) -> None:
         """Halve what failed. A part whose halves are both fine fails as a whole only."""
-        together = [part for part in self._halved if not _has_failing_half(part, self._failing, self.found["single"])]
-        self.found["together"] += [[part[0], part[-1]] for part in together]
+        together = [part for part in self._halved if not _has_failing_half(part, self._failing, self.found.single)]
+        ends = [[part[0], part[-1]] for part in together]
+        self.found = replace(self.found, together=[*self.found.together, *ends])
         if len(self._failing) >= MANY_PARTS and len(self._failing) == self._tried:
-            self.found["everywhere"] = True
+            self.found = replace(self.found, everywhere=True)
             return
-        if len(self.found["single"]) >= MOST_ROWS:
+        if len(self.found.single) >= MOST_ROWS:
             return
         self._halved, self._failing = self._failing, []
         self._parts = [half for part in self._halved for half in _halves(part)]
@@ -177,23 +178,26 @@ def _has_failing_half(part: list[int], failing: list[list[int]], single: list[in
     return any(half in failing or (len(half) == 1 and half[0] in single) for half in _halves(part))
 
 
-def _selected(plain: dict[str, Any], index: Tensor, length: int) -> dict[str, Any]:
+def _selected(plain: Encoded, index: Tensor, length: int) -> Encoded:
     """The same plain data with other rows."""
     value = plain.get("value")
     if plain["is"] == "tensor" and isinstance(value, Tensor):
         if not value.dim() or len(value) != length:
             return plain
-        kept = {key: item for key, item in plain.items() if key not in ("strides", "beyond")}
-        return kept | {"value": value.index_select(0, index.to(value.device))}
+        selected = plain.copy()
+        selected.pop("strides", None)
+        selected.pop("beyond", None)
+        selected["value"] = value.index_select(0, index.to(value.device))
+        return selected
     if "items" not in plain:
         return plain
     if plain["is"] in ("list", "tuple"):
-        return plain | {"items": [_selected(item, index, length) for item in plain["items"]]}
-    return plain | {"items": [[name, _selected(item, index, length)] for name, item in plain["items"]]}
+        return {**plain, "items": [_selected(item, index, length) for item in plain["items"]]}
+    return {**plain, "items": [[name, _selected(item, index, length)] for name, item in plain["items"]]}
 
 
 class OtherRows:
-    """Batches of the script's own without the rows of the captured one, which a small set of data deals out again."""
+    """Batches of the script's own without the rows of the captured one, which a small data set yields again."""
 
     def __init__(self, incident: StoredIncident) -> None:
         self._known: set[bytes] = set()
@@ -201,7 +205,7 @@ class OtherRows:
             self._known.update(_row_prints([microbatch["drawn"], microbatch["given"]]))
         self._kept = 0
         self._last: Any = None
-        """A copy of the last batch without captured rows, for one that has no others: the captured one, dealt again."""
+        """A copy of the last batch without captured rows, for one that has no others: the captured one, drawn again."""
 
     def of(self, batch: Any) -> Any:
         """The batch, captured rows replaced by others: of its own, or those of a batch before. If there are none, it is

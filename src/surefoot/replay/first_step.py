@@ -36,13 +36,16 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from surefoot.record.incidents.contents import WindowState
     from surefoot.record.incidents.reading import StoredIncident
-    from surefoot.record.incidents.step_capture import StepCapture, Window
+    from surefoot.record.incidents.step_capture import StepCapture
+    from surefoot.record.incidents.summary import IncidentPrints
+    from surefoot.record.incidents.values import Encoded
 
 
 @dataclass(frozen=True)
 class LiveObjects:
-    """What trains in the script: the part that the captured step is played by."""
+    """What trains in the script, and what a step leaves in it."""
 
     models: Sequence[nn.Module]
     optimizer: Any
@@ -58,16 +61,30 @@ class LiveObjects:
         """The optimizer's parameters, by name."""
         return Layout(self.models, self.optimizer)
 
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradients by name, as they are now."""
+        named, gradients = self.layout.with_gradient()
+        return {name: gradient for (name, _), gradient in zip(named, gradients, strict=True)}
+
+    def losses(self) -> list[Tensor]:
+        """Every loss of the step under way."""
+        window = self.notes.window(self.step())
+        return [] if window is None else [loss for each in window.microbatches for loss in each.losses]
+
+    def prints(self) -> IncidentPrints:
+        """Everything of the step under way that is compared with the record."""
+        return prints_of(self.notes.window(self.step()), None, self.gradients(), {})
+
 
 class FirstStep:
-    """Where the script stands. `start` begins a new run of it."""
+    """Replaces the script's first step by the captured one. `start` begins a new run of the script."""
 
     def __init__(self, incident: StoredIncident) -> None:
         if missing := incident.missing("models", "window"):
             raise UsageError(f"the incident {incident.folder} lacks {' and '.join(missing)}: it cannot be replayed")
         self.incident = incident
-        window = incident.state["window"]
-        self._microbatches: list[dict[str, Any]] = window["microbatches"]
+        window: WindowState = incident.state["window"]
+        self._microbatches = window["microbatches"]
         self._start = window["start"]
         if not self._microbatches:
             raise UsageError(f"the incident {incident.folder} holds neither batch nor inputs: it cannot be replayed")
@@ -81,7 +98,7 @@ class FirstStep:
         """Whether the script applies the step and goes on after it."""
         self.gives = True
         """Whether the captured batch takes the place of the script's own."""
-        self.choose: Callable[[dict[str, Any]], dict[str, Any]] = lambda plain: plain
+        self.choose: Callable[[Encoded], Encoded] = lambda plain: plain
         """What of a captured batch is handed out, both as plain data."""
         self.place_streams: Callable[[Any], None] = set_streams
         """Puts the random streams where the step needs them."""
@@ -130,8 +147,9 @@ class FirstStep:
             return batch
         self.draws_seen += 1
         microbatch = self._microbatches[min(self._number, len(self._microbatches) - 1)]
-        captured = microbatch["drawn"] if kind == "drawn" else [microbatch["given"]]
-        if self._given >= len(captured) or captured[0] is None:
+        given = microbatch["given"]
+        captured = microbatch["drawn"] if kind == "drawn" else [] if given is None else [given]
+        if self._given >= len(captured):
             return batch
         self.begin()
         fed = batch
@@ -199,27 +217,6 @@ class FirstStep:
         """The step is over, and so is the script."""
         self.is_over = True
         self.over()
-
-    # ---- what it left ---------------------------------------------------------------------------------------------
-
-    def gradients(self) -> dict[str, Tensor]:
-        """The gradients by name, as they are now."""
-        assert self.objects is not None
-        named, gradients = self.objects.layout.with_gradient()
-        return {name: gradient for (name, _), gradient in zip(named, gradients, strict=True)}
-
-    def losses(self) -> list[Tensor]:
-        """Every loss of the step."""
-        window = self._window()
-        return [] if window is None else [loss for each in window.microbatches for loss in each.losses]
-
-    def _window(self) -> Window | None:
-        assert self.objects is not None
-        return self.objects.notes.window(self.objects.step())
-
-    def prints(self) -> dict[str, Any]:
-        """Everything that is compared with the record."""
-        return dict(prints_of(self._window(), None, self.gradients(), {}))
 
 
 def _equal(one: Any, other: Any) -> bool:

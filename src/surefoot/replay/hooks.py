@@ -28,7 +28,7 @@ from surefoot.replay.state import fits
 from surefoot.watch.first_model_call import FirstModelCall
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 
@@ -54,7 +54,7 @@ def install(first_step: FirstStep, scratch: Path, **settings: Any) -> None:
     _quieten(scratch, made, settings)
 
 
-def _quieten(scratch: Path, made: Callable[[Any], None], settings: dict[str, Any]) -> None:
+def _quieten(scratch: Path, made: Callable[[Any], None], settings: Mapping[str, Any]) -> None:
     """Nothing that surefoot itself writes in this script goes where it would have gone."""
 
     def init(original: Any) -> Any:
@@ -166,7 +166,7 @@ class _GuardedLoop:
 
 
 class _BareLoop:
-    """A loop of the script's own: heard of through its optimizers and its backwards."""
+    """A loop of the script's own: observed through its optimizers and its backward calls."""
 
     def __init__(self, first_step: FirstStep) -> None:
         self._first_step = first_step

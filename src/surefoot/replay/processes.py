@@ -15,12 +15,20 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import UsageError
 from surefoot.experiments import scratch_folder
 from surefoot.experiments.changes.guard import free_folders, missing_caches
 from surefoot.experiments.sandbox import confined
+
+if TYPE_CHECKING:
+    from surefoot.record.incidents.environment import Hardware, Switches, Versions
+    from surefoot.record.incidents.summary import IncidentPrints
+    from surefoot.replay.export.export import ReproductionData
+    from surefoot.replay.origin import OriginData
+    from surefoot.replay.pass_exchange import PassOrder
+    from surefoot.replay.tensor_difference import TensorDifference
 
 _OUTPUT_SHOWN = 20
 _LONGEST_TAIL = 64 << 10
@@ -57,16 +65,22 @@ class Order:
 class ReplayPass:
     """What one pass found."""
 
-    prints: dict[str, Any]
-    differences: dict[str, Any]
+    prints: IncidentPrints
+    """The fingerprints of losses, inputs and gradients."""
+    differences: dict[str, TensorDifference]
     """How the gradients differ from the recorded ones, where those were kept."""
-    versions: dict[str, Any]
-    hardware: dict[str, Any]
-    switches: dict[str, Any]
+    versions: Versions
+    """The versions of everything that computes."""
+    hardware: Hardware
+    """The device of the step, and the host's processor."""
+    switches: Switches
+    """The settings that decide which kernels run."""
     notes: list[str] = field(default_factory=list)
-    origin: dict[str, Any] | None = None
-    reproduction: dict[str, Any] | None = None
-    """The script that was written, or why none was; `None` if nobody asked."""
+    """What could not be done as in the record."""
+    origin: OriginData | None = None
+    """The first bad operation, if it was looked for and found."""
+    reproduction: ReproductionData | None = None
+    """The script that was written, or why none was; `None` if none was asked for."""
 
 
 def run_pass(order: Order, scratch: Path, number: int, locate: bool) -> ReplayPass:
@@ -75,7 +89,7 @@ def run_pass(order: Order, scratch: Path, number: int, locate: bool) -> ReplayPa
     temporary = scratch / f"tmp-{number}"
     work = scratch_folder.make(Path.cwd(), scratch / f"shadow-{number}", leave_out=scratch.resolve(), share=order.share)
     temporary.mkdir()
-    content: dict[str, Any] = {
+    content: PassOrder = {
         "incident": str(order.incident.resolve()),
         "script": None if order.script is None or order.module else _below_here(order.script),
         "module": order.script if order.module else None,
@@ -165,7 +179,7 @@ def _environment(temporary: Path, path: tuple[str, ...]) -> dict[str, str]:
 
 
 def _tail(output: Path) -> str:
-    with output.open("rb") as file:  # of a script that prints for ever, the end alone
+    with output.open("rb") as file:  # of a script that prints without end, only the end
         file.seek(max(0, output.stat().st_size - _LONGEST_TAIL))
         lines = file.read().decode(errors="replace").rstrip().splitlines()[-_OUTPUT_SHOWN:]
     return "" if not lines else "\n" + "\n".join(f"    {line}" for line in lines)

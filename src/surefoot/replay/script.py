@@ -9,6 +9,7 @@ needs an answer back, a run has a thread of its own, which then stays where it i
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,12 +23,25 @@ from surefoot.watch.run_script import Ending, Target, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
+    from contextlib import AbstractContextManager
 
     from surefoot.replay.first_step import FirstStep
     from surefoot.replay.locate.memory_writes import MemoryWrite
 
 PATIENCE_S = 600.0
 """How long a run in a thread of its own may take."""
+
+
+@dataclass(frozen=True)
+class _Recording:
+    """What is held while a step is recorded."""
+
+    names: Names
+    """The names of the tensors that the step reaches."""
+    recorder: OperationRecorder
+    """Records the operations of the step."""
+    one_thread: AbstractContextManager[Any]
+    """Keeps backward on the thread that the recorder sees."""
 
 
 class ScriptRuns:
@@ -53,7 +67,7 @@ class ScriptRuns:
         )
 
     def again(self, make: Callable[[Names], OperationRecorder]) -> OriginSearch:
-        """One more run, with a recorder; its thread stays at the end of the step for ever."""
+        """One more run, with a recorder; its thread stays at the end of the step indefinitely."""
         answer: list[OriginSearch] = []
         done = threading.Event()
 
@@ -78,22 +92,25 @@ class ScriptRuns:
 
     def _recorded(self, make: Callable[[Names], OperationRecorder], report: Callable[[OriginSearch], None]) -> None:
         """Run the script with a recorder on from the beginning of the step to its end."""
-        held: dict[str, Any] = {}
+        recording: _Recording | None = None
 
         def begins() -> None:
+            nonlocal recording
             objects = self._first_step.objects
             assert objects is not None
             model = objects.models[0] if len(objects.models) == 1 else nn.ModuleList(objects.models)
-            held["names"] = Names(lambda: None, model, objects.optimizer)
-            held["recorder"] = make(held["names"])
-            held["threads"] = torch.autograd.set_multithreading_enabled(False)
-            held["recorder"].__enter__()
+            names = Names(lambda: None, model, objects.optimizer)
+            recording = _Recording(names, make(names), torch.autograd.set_multithreading_enabled(False))
+            recording.recorder.__enter__()  # type: ignore[no-untyped-call]
 
         def over() -> None:
-            recorder: OperationRecorder = held["recorder"]
+            assert recording is not None
+            recorder = recording.recorder
             recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            losses = self._first_step.losses()
+            objects = self._first_step.objects
+            assert objects is not None
+            losses = objects.losses()
             returned = {"loss": losses[-1], "others": losses[:-1]} if losses else None
-            report(OriginSearch(recorder, outcomes_of(returned, recorder, held["names"]), None))
+            report(OriginSearch(recorder, outcomes_of(returned, recorder, recording.names), None))
 
         self.run(over, begins)

@@ -13,8 +13,9 @@ from surefoot.keep.checkpoint.tree import local_part
 from surefoot.keep.restore import load_models, load_optimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from surefoot.record.incidents.contents import ModelModes
     from surefoot.record.incidents.reading import StoredIncident
 
 _MOST_NAMED = 4
@@ -48,14 +49,14 @@ def put_in_place(
     return notes
 
 
-def fits(models: Sequence[nn.Module], saved: Sequence[dict[str, Any]]) -> bool:
+def fits(models: Sequence[nn.Module], saved: Sequence[Mapping[str, object]]) -> bool:
     """Whether the captured weights are those of these models, by name and shape."""
     return len(models) == len(saved) and not any(
         _differences(model, state) for model, state in zip(models, saved, strict=True)
     )
 
 
-def _check(models: Sequence[nn.Module], saved: Sequence[dict[str, Any]]) -> None:
+def _check(models: Sequence[nn.Module], saved: Sequence[Mapping[str, object]]) -> None:
     if len(models) != len(saved):
         raise UsageError(f"the incident holds {len(saved)} models, and {len(models)} were built here")
     found = [each for model, state in zip(models, saved, strict=True) for each in _differences(model, state)]
@@ -64,7 +65,7 @@ def _check(models: Sequence[nn.Module], saved: Sequence[dict[str, Any]]) -> None
         raise UsageError(f"the model built here is not the captured one: {'; '.join(found[:_MOST_NAMED])}{more}")
 
 
-def _differences(model: nn.Module, saved: dict[str, Any]) -> list[str]:
+def _differences(model: nn.Module, saved: Mapping[str, object]) -> list[str]:
     now = model.state_dict()
     found = [f"it has no {name!r}" for name in saved if name not in now]
     found += [f"the captured one has no {name!r}" for name in now if name not in saved]
@@ -77,7 +78,7 @@ def _differences(model: nn.Module, saved: dict[str, Any]) -> list[str]:
     return found
 
 
-def _load_buffers(models: Sequence[nn.Module], saved: Sequence[dict[str, Any]]) -> None:
+def _load_buffers(models: Sequence[nn.Module], saved: Sequence[Mapping[str, torch.Tensor]]) -> None:
     """Buffers that are in no `state_dict`, where they are still of the same shape."""
     for model, buffers in zip(models, saved, strict=False):
         live = dict(model.named_buffers())
@@ -87,7 +88,7 @@ def _load_buffers(models: Sequence[nn.Module], saved: Sequence[dict[str, Any]]) 
                 write(target, value)
 
 
-def set_modes(models: Sequence[nn.Module], modes: Sequence[dict[str, Any]]) -> None:
+def set_modes(models: Sequence[nn.Module], modes: Sequence[ModelModes]) -> None:
     """Training mode and frozen parameters as they were, for a model that nobody has set up."""
     for model, mode in zip(models, modes, strict=False):
         evaluating, frozen = set(mode["eval"]), set(mode["frozen"])

@@ -31,7 +31,9 @@ from surefoot.replay.state import put_in_place, set_modes
 from surefoot.types import NamedParameter
 
 if TYPE_CHECKING:
+    from surefoot.record.incidents.contents import MicrobatchState
     from surefoot.record.incidents.reading import StoredIncident
+    from surefoot.record.incidents.summary import IncidentPrints
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LossOfBatch = Callable[[Any], Tensor]
@@ -48,7 +50,7 @@ class TargetStep:
         self.notes = self.put_back()
         set_modes(self.models, incident.state.get("modes", []))
         self.home = next(self.models[0].parameters()).device
-        self.microbatches = incident.state["window"]["microbatches"]
+        self.microbatches: list[MicrobatchState] = incident.state["window"]["microbatches"]
         self.accumulate = int(self._facts["configuration"].get("accumulate") or 1)
         if not self.microbatches:
             raise UsageError(f"the incident {incident.folder} holds no batch: it cannot be replayed with --target")
@@ -77,7 +79,7 @@ class TargetStep:
                 hook.remove()
         return loss
 
-    def _run_one(self, microbatch: Mapping[str, Any], window: AccumulationWindow) -> Tensor:
+    def _run_one(self, microbatch: MicrobatchState, window: AccumulationWindow) -> Tensor:
         self._inputs.append([])
         batch = self.batch(microbatch)
         if microbatch["streams"] is not None:
@@ -95,7 +97,7 @@ class TargetStep:
         self._losses.append([loss.detach()])
         return loss
 
-    def batch(self, microbatch: Mapping[str, Any]) -> Any:
+    def batch(self, microbatch: MicrobatchState) -> Any:
         """A captured batch, on the model's device."""
         if microbatch["drawn"]:
             return decode(microbatch["drawn"][-1], device=self.home)
@@ -139,9 +141,10 @@ class TargetStep:
             named = [NamedParameter(name, parameter) for name, parameter in named_parameters(self.models)]
         return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
 
-    def prints(self) -> dict[str, Any]:
+    def prints(self) -> IncidentPrints:
         """Everything that is compared with the record."""
         return {
+            "loss": None,
             "losses": [[{**print_of(loss), "value": float(loss)} for loss in losses] for losses in self._losses],
             "inputs": self._inputs,
             "gradients": {name: print_of(gradient) for name, gradient in self.gradients().items()},

@@ -18,13 +18,14 @@ from surefoot.doctor.model_copy import scalar
 from surefoot.errors import UsageError
 from surefoot.record.incidents.reading import number
 from surefoot.replay import continued_run
-from surefoot.replay.continued_run import seed_otherwise
+from surefoot.replay.changed_data import seed_otherwise
 from surefoot.replay.failing_rows import suspect
 from surefoot.replay.target import TargetStep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from surefoot.record.incidents.contents import MicrobatchState
     from surefoot.replay.continued_run import ContinuedRun
 
 
@@ -41,7 +42,7 @@ def main(target: str) -> None:
     scaler = torch.amp.GradScaler(step.home.type, init_scale=scale, enabled=used is not None)
     held.begin(step.optimizer)
     for batches in _steps(step, held):
-        if held.search is not None:  # each part with the captured scale
+        if held.data.search is not None:  # each part with the captured scale
             scaler = torch.amp.GradScaler(step.home.type, init_scale=scale, enabled=used is not None)
         for batch in batches:
             with step.autocast():
@@ -54,16 +55,16 @@ def main(target: str) -> None:
 
 def _steps(step: TargetStep, held: ContinuedRun) -> Iterator[list[Any]]:
     """The batches of each step, the random streams where they have to be."""
-    if held.search is not None:
+    if held.data.search is not None:
         yield from _parts(step, held)
         return
     own = _own_batches(step, held)
     length = step.accumulate
     for turn in count():
-        if turn == 0 and held.change != "other-batches":
+        if turn == 0 and held.data.change != "other-batches":
             batches = [step.batch(each) for each in step.microbatches]
             streams = step.microbatches[0]["streams"]
-            if held.change == "other-seed":
+            if held.data.change == "other-seed":
                 seed_otherwise()
             elif streams is not None:
                 set_streams(streams)
@@ -74,16 +75,20 @@ def _steps(step: TargetStep, held: ContinuedRun) -> Iterator[list[Any]]:
 
 def _parts(step: TargetStep, held: ContinuedRun) -> Iterator[list[Any]]:
     """Parts of the captured batch, each from the captured state."""
-    assert held.search is not None
+    search = held.data.search
+    assert search is not None
     microbatch = step.microbatches[suspect(held.incident)]
-    while held.search.take_turn():
+    while search.take_turn():
         step.put_back()
-        chosen = {**microbatch, "drawn": [held.search.chosen(each) for each in microbatch["drawn"]]}
-        if microbatch["given"] is not None:
-            chosen["given"] = held.search.chosen(microbatch["given"])
+        given = microbatch["given"]
+        chosen: MicrobatchState = {
+            **microbatch,
+            "drawn": [search.chosen(each) for each in microbatch["drawn"]],
+            "given": None if given is None else search.chosen(given),
+        }
         batch = step.batch(chosen)
         if microbatch["streams"] is not None:
-            held.place_streams(microbatch["streams"])
+            held.data.place_streams(microbatch["streams"])
         yield [batch]
     held.experiment.end("rows")
 
@@ -93,10 +98,10 @@ def _own_batches(step: TargetStep, held: ContinuedRun) -> Iterator[Any]:
         found = False
         for batch in step.loader:
             found = True
-            yield step.placed(batch if held.others is None else held.others.of(batch))
+            yield step.placed(batch if held.data.others is None else held.data.others.of(batch))
         if not found:
             own = step.batch(step.microbatches[0])
-            yield own if held.others is None else held.others.of(own)
+            yield own if held.data.others is None else held.data.others.of(own)
 
 
 if __name__ == "__main__":

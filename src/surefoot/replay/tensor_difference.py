@@ -1,8 +1,8 @@
-"""How far two tensors of one name are apart: how many values, where, by how many bits."""
+"""How two tensors of one name differ: how many values, where, by how many bits."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from torch import Tensor
@@ -16,22 +16,49 @@ _WIDTHS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MOST_TENSORS = 50
 
 
-def differences(recorded: Mapping[str, Tensor], replayed: Mapping[str, Tensor]) -> dict[str, Any]:
+class TensorDifference(TypedDict, total=False):
+    """How one loss or gradient differs between two runs of a step. Lists of two hold the value of each run."""
+
+    norms: list[float | str | None]
+    """The norms of a gradient, or the values of a loss."""
+    nonfinite: list[int | None]
+    """How many values are not finite."""
+    shape: list[list[int]]
+    """The shapes, if they or the dtypes differ."""
+    dtype: list[str]
+    """The dtypes, if they or the shapes differ."""
+    values: int
+    """How many values differ bit for bit."""
+    of: int
+    """How many values there are."""
+    first: list[int]
+    """The index of the first value that differs."""
+    recorded: complex | str
+    """That value in the record."""
+    replayed: complex | str
+    """That value in the replay."""
+    bits: int
+    """In how many bits the two values differ."""
+    largest: float | str
+    """The largest difference of two finite values."""
+
+
+def differences(recorded: Mapping[str, Tensor], replayed: Mapping[str, Tensor]) -> dict[str, TensorDifference]:
     """For every tensor that is not bit for bit the same: what differs. NaN is NaN, whatever its bits."""
-    found: dict[str, Any] = {}
+    found: dict[str, TensorDifference] = {}
     for name, then in recorded.items():
         now = replayed.get(name)
         if now is None:
             continue
-        apart = _apart(plain_values(then), plain_values(now))
-        if apart is not None:
-            found[name] = apart
+        difference = _difference(plain_values(then), plain_values(now))
+        if difference is not None:
+            found[name] = difference
         if len(found) >= _MOST_TENSORS:
             break
     return found
 
 
-def _apart(then: Tensor, now: Tensor) -> dict[str, Any] | None:
+def _difference(then: Tensor, now: Tensor) -> TensorDifference | None:
     if then.shape != now.shape or then.dtype != now.dtype:
         return {"shape": [list(then.shape), list(now.shape)], "dtype": [str(then.dtype), str(now.dtype)]}
     if then.is_complex():
@@ -66,6 +93,6 @@ def _place(flat: int, shape: torch.Size) -> list[int]:
 
 
 def _largest(then: Tensor, now: Tensor) -> float:
-    apart = (then.double() - now.double()).abs()
-    finite = apart[apart.isfinite()]
+    distance = (then.double() - now.double()).abs()
+    finite = distance[distance.isfinite()]
     return float(finite.max()) if finite.numel() else float("inf")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from surefoot.diagnose.terminal import printable
 
 if TYPE_CHECKING:
+    from surefoot.replay.export.export import ReproductionData
+    from surefoot.replay.tensor_difference import TensorDifference
     from surefoot.replay.verdict import Replayed
 
 _TITLES = {
@@ -36,7 +38,7 @@ def as_text(found: Replayed) -> str:
     return printable("\n".join(lines))
 
 
-def _reproduction(about: dict[str, Any]) -> list[str]:
+def _reproduction(about: ReproductionData) -> list[str]:
     if "error" in about:
         return [f"No reproduction was written: {about['error']}"]
     return ["Reproduction, which needs torch alone:", f"  {about['text']}"]
@@ -52,7 +54,7 @@ def _tensors(found: Replayed) -> list[str]:
     return lines
 
 
-def _pair(both: dict[str, Any]) -> str:
+def _pair(both: TensorDifference) -> str:
     if "values" in both:
         return (
             f"{both['values']:,} of {both['of']:,} values, first at {both['first']}: {both['recorded']}, "

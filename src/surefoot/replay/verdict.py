@@ -14,20 +14,39 @@ good as another: so the inputs of the model count too.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
 from surefoot.core.formats import REPLAY
 from surefoot.record.incidents.reading import number
 
 if TYPE_CHECKING:
-    from surefoot.replay.processes import ReplayPass
+    from collections.abc import Mapping, Sequence
 
+    from surefoot.record.incidents.summary import IncidentFacts, IncidentPrints
+    from surefoot.replay.export.export import ReproductionData
+    from surefoot.replay.origin import OriginData
+    from surefoot.replay.processes import ReplayPass
+    from surefoot.replay.tensor_difference import TensorDifference
+
+LossValue: TypeAlias = float | str | None
+"""The value of a loss; NaN and infinities are words in JSON."""
 Kind: TypeAlias = Literal["reproduced", "silent-corruption", "nondeterministic", "inconclusive"]
 EXIT_CODES: dict[str, int] = {"reproduced": 0, "silent-corruption": 3, "nondeterministic": 4, "inconclusive": 5}
 NOT_EXPORTED = 1
 """The exit code where a reproduction was asked for and none could be written."""
 CORRUPTION = "hw.silent-corruption"
+
+
+class ReplayLosses(TypedDict, total=False):
+    """The losses of the step, by microbatch."""
+
+    recorded: list[LossValue]
+    """In the record."""
+    first: list[LossValue]
+    """In the first pass."""
+    second: list[LossValue]
+    """In the second pass."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +59,16 @@ class Replayed:
     fails_again: bool
     """Whether the replayed step has a loss or a gradient that is not finite."""
     cause: str | None = None
-    different: dict[str, Any] = field(default_factory=dict)
+    different: dict[str, TensorDifference] = field(default_factory=dict)
     """By tensor: recorded and replayed, or the first and the second pass."""
     surroundings: list[str] = field(default_factory=list)
     """What is not as it was: versions, device, threads, settings."""
     notes: list[str] = field(default_factory=list)
-    origin: dict[str, Any] | None = None
+    origin: OriginData | None = None
     """The first operation that made a value which is not finite."""
-    losses: dict[str, Any] = field(default_factory=dict)
-    reproduction: dict[str, Any] | None = None
-    """The exported script, or under `error` why there is none; `None` if nobody asked."""
+    losses: ReplayLosses = field(default_factory=ReplayLosses)
+    reproduction: ReproductionData | None = None
+    """The exported script, or under `error` why there is none; `None` if none was asked for."""
 
     @property
     def exit_code(self) -> int:
@@ -58,55 +77,59 @@ class Replayed:
             return EXIT_CODES[self.kind] or NOT_EXPORTED
         return EXIT_CODES[self.kind]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """For other programs."""
         return {"schema": REPLAY.version, **{name: getattr(self, name) for name in self.__dataclass_fields__}}
 
 
-def judge(facts: dict[str, Any], first: ReplayPass, second: ReplayPass) -> Replayed:
+def judge(facts: IncidentFacts, first: ReplayPass, second: ReplayPass) -> Replayed:
     """Compare two passes with each other and with the record."""
     record = facts["fingerprints"]
     changed = _surroundings(facts, second)
-    common: dict[str, Any] = {
-        "step": int(facts["step"]),
-        "fails_again": fails(second.prints),
-        "surroundings": changed,
-        "notes": list(dict.fromkeys([*first.notes, *second.notes])),
-        "origin": second.origin,
-        "reproduction": second.reproduction,
-        "losses": {
+    undecided = Replayed(
+        step=int(facts["step"]),
+        kind="inconclusive",
+        summary="",
+        fails_again=fails(second.prints),
+        surroundings=changed,
+        notes=list(dict.fromkeys([*first.notes, *second.notes])),
+        origin=second.origin,
+        reproduction=second.reproduction,
+        losses={
             "recorded": _losses(record),
             "first": _losses(first.prints),
             "second": _losses(second.prints),
         },
-    }
+    )
     between = _different(first.prints, second.prints)
     if between:
-        return Replayed(kind="nondeterministic", different=between, summary=_unsteady(between, second), **common)
-    apart = _different(record, second.prints)
-    comparable = _comparable(facts, record)
+        return replace(undecided, kind="nondeterministic", different=between, summary=_unsteady(between, second))
+    from_record = _different(record, second.prints)
+    comparable = _comparable(record)
     same_inputs = _same_inputs(record, second.prints)
-    if not apart and comparable and same_inputs is not False:
+    if not from_record and comparable and same_inputs is not False:
         if same_inputs is None and facts["inexact"] and _all_alike(second.prints):
-            return Replayed(kind="inconclusive", summary=_another_batch_perhaps(facts["inexact"]), **common)
-        again = "The same failure again" if common["fails_again"] else "The same numbers again, all of them finite"
+            return replace(undecided, summary=_another_batch_perhaps(facts["inexact"]))
+        again = "The same failure again" if undecided.fails_again else "The same numbers again, all of them finite"
         what = f"{again}: every loss and all {len(second.prints['gradients'])} gradients bit for bit as recorded."
-        return Replayed(kind="reproduced", summary=f"{what} The failure is deterministic.", **common)
+        return replace(undecided, kind="reproduced", summary=f"{what} The failure is deterministic.")
     obstacles = _obstacles(facts, comparable, same_inputs is not False, changed)
-    details = {name: {**both, **second.differences.get(name, {})} for name, both in apart.items()}
+    details: dict[str, TensorDifference] = {
+        name: {**both, **second.differences.get(name, {})} for name, both in from_record.items()
+    }
     if obstacles:
-        return Replayed(kind="inconclusive", different=details, summary=_unclear(obstacles, common), **common)
-    return Replayed(
-        kind="silent-corruption", cause=CORRUPTION, different=details, summary=_corrupted(details), **common
+        return replace(undecided, different=details, summary=_unclear(obstacles, undecided.fails_again))
+    return replace(
+        undecided, kind="silent-corruption", cause=CORRUPTION, different=details, summary=_corrupted(details)
     )
 
 
-def _comparable(facts: dict[str, Any], record: dict[str, Any]) -> bool:
+def _comparable(record: IncidentPrints) -> bool:
     """Whether the record can be compared bit for bit."""
     return bool(record["gradients"]) and all("sha256" in each for each in record["gradients"].values())
 
 
-def _all_alike(prints: dict[str, Any]) -> bool:
+def _all_alike(prints: IncidentPrints) -> bool:
     """Whether no value of any loss or gradient is finite: any other batch that fails has the same prints."""
     losses = map(number, _losses(prints))
     gradients = prints["gradients"].values()
@@ -115,7 +138,7 @@ def _all_alike(prints: dict[str, Any]) -> bool:
     )
 
 
-def _obstacles(facts: dict[str, Any], comparable: bool, same_inputs: bool, changed: list[str]) -> list[str]:
+def _obstacles(facts: IncidentFacts, comparable: bool, same_inputs: bool, changed: list[str]) -> list[str]:
     """Why a difference from the record proves nothing."""
     found = [str(reason) for reason in facts["inexact"]]
     if not comparable and not found:
@@ -128,32 +151,32 @@ def _obstacles(facts: dict[str, Any], comparable: bool, same_inputs: bool, chang
     return found + [f"not as it was: {each}" for each in changed]
 
 
-def _same_inputs(record: dict[str, Any], now: dict[str, Any]) -> bool | None:
+def _same_inputs(record: IncidentPrints, now: IncidentPrints) -> bool | None:
     """Whether the model was called with the same as then; `None` if that was not noted."""
     pairs = zip(_input_prints(record), _input_prints(now), strict=False)
     same = [then == here for then, here in pairs if then]
     return all(same) if same else None
 
 
-def _input_prints(prints: dict[str, Any]) -> list[Any]:
+def _input_prints(prints: IncidentPrints) -> list[list[list[str]]]:
     return [[[tensor["sha256"] for tensor in call] for call in calls] for calls in prints.get("inputs", [])]
 
 
-def _different(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def _different(one: IncidentPrints, other: IncidentPrints) -> dict[str, TensorDifference]:
     """Losses and gradients whose prints differ, with both norms."""
-    found: dict[str, Any] = {}
+    found: dict[str, TensorDifference] = {}
     ours = [each for losses in one.get("losses", []) for each in losses]
     theirs = [each for losses in other.get("losses", []) for each in losses]
-    for i, (a, b) in enumerate(zip(ours, theirs, strict=False)):
-        if a["sha256"] != b["sha256"]:
+    for i, (our_loss, their_loss) in enumerate(zip(ours, theirs, strict=False)):
+        if our_loss["sha256"] != their_loss["sha256"]:
             name = "loss" if len(ours) == 1 else f"loss of microbatch {i}"
-            found[name] = {"norms": [a["value"], b["value"]]}
+            found[name] = {"norms": [our_loss["value"], their_loss["value"]]}
     if len(ours) != len(theirs):
         found["losses"] = {"norms": [len(ours), len(theirs)]}
     for name in dict.fromkeys([*one["gradients"], *other["gradients"]]):
         a, b = one["gradients"].get(name), other["gradients"].get(name)
         if a is None or b is None:
-            found[name] = {"norms": [a and a.get("norm"), b and b.get("norm")]}
+            found[name] = {"norms": [None if a is None else a.get("norm"), None if b is None else b.get("norm")]}
         elif a.get("sha256") != b.get("sha256"):
             found[name] = {
                 "norms": [a.get("norm"), b.get("norm")],
@@ -162,35 +185,35 @@ def _different(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def fails(prints: dict[str, Any]) -> bool:
+def fails(prints: IncidentPrints) -> bool:
     """Whether a loss or a gradient is not finite."""
     bad_loss = any(not math.isfinite(value) for value in map(number, _losses(prints)))
     return bad_loss or any(each.get("nonfinite") for each in prints["gradients"].values())
 
 
-def _losses(prints: dict[str, Any]) -> list[Any]:
-    found = [each["value"] for losses in prints.get("losses", []) for each in losses]
+def _losses(prints: IncidentPrints) -> list[LossValue]:
+    found: list[LossValue] = [each["value"] for losses in prints.get("losses", []) for each in losses]
     return found if found or prints.get("loss") is None else [prints["loss"]]
 
 
-def _surroundings(facts: dict[str, Any], now: ReplayPass) -> list[str]:
+def _surroundings(facts: IncidentFacts, now: ReplayPass) -> list[str]:
     """What is not as it was, in words."""
     found = []
     for name, then, current in (
-        *_pairs("", facts["versions"], now.versions),
-        *_pairs("", facts["hardware"], now.hardware),
-        *_pairs("", facts["switches"], now.switches),
+        *_pairs(facts["versions"], now.versions),
+        *_pairs(facts["hardware"], now.hardware),
+        *_pairs(facts["switches"], now.switches),
     ):
         if name not in ("cpu_count", "surefoot"):  # neither computes anything here
             found.append(f"{name} is {current}, was {then}")
     return found
 
 
-def _pairs(prefix: str, then: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    return [(f"{prefix}{name}", then[name], now.get(name)) for name in then if then[name] != now.get(name)]
+def _pairs(then: Mapping[str, object], now: Mapping[str, object]) -> list[tuple[str, object, object]]:
+    return [(name, then[name], now.get(name)) for name in then if then[name] != now.get(name)]
 
 
-def _unsteady(between: dict[str, Any], second: ReplayPass) -> str:
+def _unsteady(between: Mapping[str, TensorDifference], second: ReplayPass) -> str:
     named = ", ".join(list(between)[:4])
     text = f"Two passes differ from each other, in {len(between)} tensors ({named}): the step is not deterministic"
     if not second.switches.get("deterministic"):
@@ -203,19 +226,19 @@ def _unsteady(between: dict[str, Any], second: ReplayPass) -> str:
     return text + "."
 
 
-def _unclear(obstacles: list[str], common: dict[str, Any]) -> str:
-    failing = "It fails again" if common["fails_again"] else "It does not fail again"
+def _unclear(obstacles: list[str], fails_again: bool) -> str:
+    failing = "It fails again" if fails_again else "It does not fail again"
     return f"{failing}, but bit for bit it is not the step of the record: {'; '.join(obstacles)}."
 
 
-def _another_batch_perhaps(reasons: list[Any]) -> str:
+def _another_batch_perhaps(reasons: Sequence[object]) -> str:
     return (
         "It fails again in the same way. Whether it is the same batch cannot be told: no loss and no gradient has a "
         f"finite value, one NaN is like another, and {'; '.join(map(str, reasons))}."
     )
 
 
-def _corrupted(details: dict[str, Any]) -> str:
+def _corrupted(details: Mapping[str, TensorDifference]) -> str:
     name, first = next(iter(details.items()))
     text = f"Two passes agree bit for bit with each other and not with the record, in {len(details)} tensors"
     if "values" in first:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
@@ -31,12 +31,16 @@ from surefoot.replay.tensor_difference import differences
 from surefoot.watch.run_script import Target, clean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from torch import Tensor
+
+    from surefoot.record.incidents.summary import IncidentPrints
     from surefoot.replay.export.export import Execute
     from surefoot.replay.first_step import FirstStep
     from surefoot.replay.locate.find import OriginSearch
     from surefoot.replay.locate.memory_writes import MemoryWrite
+    from surefoot.replay.pass_exchange import PassAnswer, PassOrder
 
 
 class Answer:
@@ -44,7 +48,7 @@ class Answer:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.found: dict[str, Any] = {"status": "failed", "notes": []}
+        self.found: PassAnswer = {"status": "failed", "notes": []}
 
     def leave(self) -> NoReturn:
         """Write the answer and end the process, without any of the script's exit hooks."""
@@ -60,7 +64,9 @@ class Answer:
         self.found |= {"status": "failed", "error": why}
         self.leave()
 
-    def ran(self, incident: StoredIncident, prints: dict[str, Any], gradients: Any, home: torch.device) -> None:
+    def ran(
+        self, incident: StoredIncident, prints: IncidentPrints, gradients: Mapping[str, Tensor], home: torch.device
+    ) -> None:
         """The step was run."""
         recorded = incident.state.get("gradients") or {}
         self.found |= {
@@ -90,9 +96,16 @@ class Answer:
 
 def main(order_path: str) -> NoReturn:
     """Carry out one order."""
-    order = json.loads(Path(order_path).read_text())
+    order: PassOrder = json.loads(Path(order_path).read_text())
     answer = Answer(Path(order["answer"]))
-    files = Files({name: order[name] for name in ("scratch", "began", "writable")} | {"out": order["export"]})
+    files = Files(
+        {
+            "scratch": order["scratch"],
+            "out": order["export"],
+            "writable": order["writable"],
+            "began": order["began"],
+        }
+    )
     try:
         incident = read_incident(order["incident"])
         protect(files)
@@ -128,10 +141,12 @@ def _use_threads(incident: StoredIncident) -> None:
         torch.set_num_threads(threads)
 
 
-def _run_target(order: dict[str, Any], incident: StoredIncident, answer: Answer) -> None:
+def _run_target(order: PassOrder, incident: StoredIncident, answer: Answer) -> None:
     from surefoot.replay.target import TargetStep
 
-    step = TargetStep(order["target"], incident)
+    target = order["target"]
+    assert target is not None, "an order has a script, a module or a target"
+    step = TargetStep(target, incident)
     step.run()
     answer.found["notes"] += step.notes
     answer.ran(incident, step.prints(), step.gradients(), step.home)
@@ -149,21 +164,24 @@ def _run_target(order: dict[str, Any], incident: StoredIncident, answer: Answer)
             answer.found["notes"].append(f"the first bad operation was not found: {type(error).__name__}: {error}")
 
 
-def _run_script(order: dict[str, Any], incident: StoredIncident, answer: Answer) -> None:
+def _run_script(order: PassOrder, incident: StoredIncident, answer: Answer) -> None:
     from surefoot.replay.first_step import FirstStep
     from surefoot.replay.hooks import install
     from surefoot.replay.script import ScriptRuns
 
-    target = Target(order["script"] or order["module"], tuple(order["arguments"]), is_module=order["script"] is None)
+    name = order["script"] or order["module"]
+    assert name is not None, "an order has a script, a module or a target"
+    target = Target(name, tuple(order["arguments"]), is_module=order["script"] is None)
     scratch = Path(tempfile.mkdtemp(prefix="surefoot-replay-", dir=Path(order["answer"]).parent))
     first_step = FirstStep(incident)
     install(first_step, scratch)
     runs = ScriptRuns(target, first_step)
 
     def over() -> NoReturn:
-        assert first_step.objects is not None
+        objects = first_step.objects
+        assert objects is not None
         answer.found["notes"] += first_step.notes
-        answer.ran(incident, first_step.prints(), first_step.gradients(), first_step.objects.layout.home)
+        answer.ran(incident, objects.prints(), objects.gradients(), objects.layout.home)
         if order["locate"]:
             try:
                 runs.locate(located)

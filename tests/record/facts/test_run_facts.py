@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 
 from surefoot.record import facts as all_facts
-from surefoot.record.facts import Facts, FactsError, GroupSettings, NonFiniteLossEvent, RunFacts, SpikeEvent
+from surefoot.record.facts import (
+    ExperimentFacts,
+    Facts,
+    FactsError,
+    GroupSettings,
+    NonFiniteLossEvent,
+    RunFacts,
+    SpikeEvent,
+)
 
 RECORDED = sorted((Path(__file__).parent / "version1").glob("*.json"))
 
@@ -82,3 +90,17 @@ def test_every_field_has_a_sentence(cls: type[Facts]) -> None:
             continue
         at = next(number for number, line in enumerate(lines) if line.startswith(f"{field}: "))
         assert lines[at + 1].startswith('"""'), f"{cls.__name__}.{field} has no sentence under it"
+
+
+def test_the_facts_of_an_experiment_on_an_incident_are_written_key_by_key_as_before() -> None:
+    head = '{"change": "tiny-batch", "acted": 1, "problem": "", "notes": [], "skipped": [], "refused": null, '
+    head += '"outside": [], "ended": "rows", "seen": {"devices": ["cpu"], "has_state": true, "dtypes": []}'
+    first = '{"loss": "nan", "grad_norm": null, "lr": 0.1, "applied": false, "skipped": true, "captured_rows": 0}'
+    second = '{"loss": 1.5, "grad_norm": "inf", "lr": null, "applied": true, "skipped": false}'
+    rows = '{"of": 8, "tries": 3, "draws": {"random": true, "tries": 10, "failed": 10}, "ahead": false, '
+    rows += '"fails": null, "single": [3], "together": [[0, 1]], "everywhere": false, "done": false, '
+    rows += '"microbatch": null, "narrowed": [0, 3]}'
+    inside = f'"trail": [{first}, {second}], "open": ["nan", 2.0], "state": {{}}, '
+    inside += f'"batch": {{"nonfinite": 1, "handed_out": true}}, "rows": {rows}, "why_not": "a single row"'
+    for text in (f"{head}, {inside}}}", f"{head}}}", f'{head}, "trail": [], "open": [], "state": {{"w": 2}}}}'):
+        assert json.dumps(ExperimentFacts.from_json(json.loads(text)).to_json()) == text

@@ -15,23 +15,24 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from surefoot.experiments.changes.experiment import Experiment
+    from surefoot.experiments.changes.run_order import ChangedOptions, RunOrder
     from surefoot.watch.watcher import Watcher
 
 ORDER = "SUREFOOT_EXPERIMENT"
 """The environment variable that holds the order, as JSON. It is taken out before the script can see it."""
 
 
-def take_order() -> dict[str, Any] | None:
+def take_order() -> RunOrder | None:
     """The order, if this run has one. It is removed from the environment."""
     words = os.environ.pop(ORDER, None)
-    return None if words is None else dict(json.loads(words))
+    return None if words is None else cast("RunOrder", json.loads(words))
 
 
-def options_for(order: dict[str, Any] | None) -> dict[str, Any]:
+def options_for(order: RunOrder | None) -> ChangedOptions:
     """The options of a watched run that an order changes.
 
     A run that continues from an incident is not diagnosed, and its bad step is kept already.
@@ -39,7 +40,7 @@ def options_for(order: dict[str, Any] | None) -> dict[str, Any]:
     return {"most_sampled_steps": 0, "folder": None} if order is not None and order.get("incident") else {}
 
 
-def begin(watcher: Watcher, order: dict[str, Any]) -> Experiment:
+def begin(watcher: Watcher, order: RunOrder) -> Experiment:
     """Make the change that was ordered. Called once, right after torch was imported."""
     from surefoot.experiments.changes.experiment import Experiment
     from surefoot.experiments.changes.outputs import protect
@@ -52,6 +53,7 @@ def begin(watcher: Watcher, order: dict[str, Any]) -> Experiment:
         from surefoot.replay.continued_run import continue_from_incident
 
         made = continue_from_incident(experiment)
-    if order.get("change") and not made:
-        install(order["change"], experiment)
+    change = order.get("change")
+    if change and not made:
+        install(change, experiment)
     return experiment

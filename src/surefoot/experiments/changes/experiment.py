@@ -14,7 +14,8 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,10 +26,11 @@ from surefoot.watch.messages import say
 from surefoot.watch.patches.hooks import Hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch.optim import Optimizer
 
+    from surefoot.experiments.changes.run_order import RunOrder
     from surefoot.guard.step_decision import StepDecision
     from surefoot.watch.watcher import Watcher
 
@@ -38,6 +40,22 @@ BROKEN_STEPS = 25
 """So many losses in a row that are not finite: it will not come back."""
 
 
+class ChangeArguments(Protocol):
+    """Gives a call other arguments."""
+
+    def __call__(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], Mapping[str, Any]] | None:
+        """Positional and keyword arguments; `None` leaves them as they are."""
+
+
+class ChangeResult(Protocol):
+    """Gives a call another result."""
+
+    def __call__(self, result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The result; `None` leaves it as it is."""
+
+
 class Enough(SystemExit):
     """The run has shown what it had to show."""
 
@@ -45,7 +63,7 @@ class Enough(SystemExit):
 class Experiment:
     """What was ordered, and what came of it."""
 
-    def __init__(self, watcher: Watcher, order: dict[str, Any]) -> None:
+    def __init__(self, watcher: Watcher, order: RunOrder) -> None:
         self.watcher, self.order = watcher, order
         self.acted = 0
         """How often the change found something to change."""
@@ -63,12 +81,11 @@ class Experiment:
         """New files outside of the scratch folder."""
         self.first_step = 0
         """How many steps had gone by where the experiment began: at the captured step of an incident, or at 0."""
-        self.found: dict[str, Any] = {}
-        """What else was learned on the way, for the facts."""
         self.ended = ""
         self.has_closure = False
         """Whether the optimizer that is about to step computes its gradients inside the step."""
-        self._seen: dict[str, Any] = {"devices": [], "has_state": False, "dtypes": []}
+        self._seen = ExperimentDevices(devices=[], has_state=False, dtypes=[])
+        self._add_facts: list[Callable[[ExperimentFacts], ExperimentFacts]] = []
         self._began = time.monotonic()
         self._before: list[Callable[[Optimizer], None]] = []
         self._after: list[Callable[[Optimizer], None]] = []
@@ -95,11 +112,15 @@ class Experiment:
         """Have something done after each step, after the watcher has looked at the result."""
         self._after.append(call)
 
+    def add_facts(self, call: Callable[[ExperimentFacts], ExperimentFacts]) -> None:
+        """Have the facts completed, each time they are written."""
+        self._add_facts.append(call)
+
     def number(self, optimizer: Optimizer) -> int:
         """Which step of the experiment an optimizer is in, counted from 0."""
         return self.watcher.steps.record_of(optimizer).series.count - self.first_step
 
-    def alter(self, owner: Any, name: str, change: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> None:
+    def alter(self, owner: Any, name: str, change: ChangeArguments) -> None:
         """Let `change(args, kwargs)` give a function other arguments; `None` leaves them."""
 
         def call(original: Any, args: Any, kwargs: Any) -> Any:
@@ -108,7 +129,7 @@ class Experiment:
 
         self.wrapping.around(owner, name, call)
 
-    def replace(self, owner: Any, name: str, change: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+    def replace(self, owner: Any, name: str, change: ChangeResult) -> None:
         """Let `change(result, args, kwargs)` return something else in the place of a function's result."""
 
         def call(original: Any, args: Any, kwargs: Any) -> Any:
@@ -144,7 +165,8 @@ class Experiment:
 
         def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if self.watcher.probes.here():
-                self._seen["has_state"] = self._seen["has_state"] or bool(self.safely(_has_state, optimizer))
+                if not self._seen.has_state:
+                    self._seen = replace(self._seen, has_state=bool(self.safely(_has_state, optimizer)))
                 for call in self._after:
                     self.safely(call, optimizer)
                 self._end_if_due()
@@ -154,8 +176,9 @@ class Experiment:
 
     def _look(self, optimizer: Optimizer) -> None:
         tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
-        for key, words in (("devices", {t.device.type for t in tensors}), ("dtypes", {str(t.dtype) for t in tensors})):
-            self._seen[key] = sorted({*self._seen[key], *words})
+        devices = {*self._seen.devices, *(tensor.device.type for tensor in tensors)}
+        dtypes = {*self._seen.dtypes, *(str(tensor.dtype) for tensor in tensors)}
+        self._seen = replace(self._seen, devices=sorted(devices), dtypes=sorted(dtypes))
 
     def _around_backward(self, original: Any, args: Any, kwargs: Any) -> Any:
         if self.watcher.probes.here():
@@ -196,7 +219,7 @@ class Experiment:
 
     def as_facts(self) -> ExperimentFacts:
         """What the change did."""
-        return ExperimentFacts(
+        facts = ExperimentFacts(
             change=self.order.get("change"),
             acted=self.acted,
             problem=self.problem,
@@ -205,9 +228,11 @@ class Experiment:
             refused=self.refused,
             outside=self.outside,
             ended=self.ended,
-            seen=ExperimentDevices(**self._seen),
-            found=self.found,
+            seen=self._seen,
         )
+        for call in self._add_facts:
+            facts = call(facts)
+        return facts
 
 
 def _is_broken(watcher: Watcher) -> bool:

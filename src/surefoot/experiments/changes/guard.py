@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CACHES = (
@@ -46,11 +46,26 @@ def missing_caches(temporary: str) -> dict[str, str]:
     }
 
 
-class Protected(Protocol):
-    """A run whose files are looked after."""
+class WriteRules(TypedDict, total=False):
+    """Which files a run may change: a part of its order."""
 
-    order: dict[str, Any]
-    """`scratch`, `out` and those in `writable` are folders that may be written to; `began`: when the runs began."""
+    scratch: str
+    """The folder of the run's own copies, which may be written to."""
+    out: str | None
+    """The folder of the results, which may be written to."""
+    writable: list[str]
+    """Other folders that may be written to."""
+    began: float
+    """When the runs began, in seconds since the epoch: older files elsewhere are the user's."""
+
+
+class Protected(Protocol):
+    """A run whose files are protected."""
+
+    @property
+    def order(self) -> WriteRules:
+        """Which files it may change."""
+
     refused: str | None
     """The first file that the script was not allowed to change."""
     outside: list[str]
@@ -60,7 +75,7 @@ class Protected(Protocol):
 class Files:
     """What is known of a run's files before there is a run."""
 
-    def __init__(self, order: dict[str, Any]) -> None:
+    def __init__(self, order: WriteRules) -> None:
         self.order = order
         self.refused: str | None = None
         self.outside: list[str] = []
@@ -70,7 +85,7 @@ _early: list[Guard] = []
 """The guard that was there before torch was."""
 
 
-def guard_early(order: dict[str, Any]) -> None:
+def guard_early(order: WriteRules) -> None:
     """Watch over the files from here on; `guard_for` says later whose they are."""
     _early.append(Guard(Files(order)))
     sys.addaudithook(_early[0].hear)

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from surefoot.experiments.changes.experiment import Experiment
 
 _LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss",
@@ -31,7 +33,7 @@ def synthesize_inputs(experiment: Experiment) -> None:
         experiment.acted += 1
         return torch.randn(value.shape, generator=own).to(value.device, value.dtype)
 
-    def changed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def changed(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if not torch.is_grad_enabled() or next(args[0].parameters(), None) is None:
             return None
         return (args[0], *map(noise, args[1:])), {key: noise(value) for key, value in kwargs.items()}
@@ -60,7 +62,7 @@ def shuffle_labels(experiment: Experiment) -> None:
         experiment.acted += 1
         return target[torch.argsort(torch.rand(len(target), generator=own)).to(target.device)]
 
-    def changed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def changed(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         given = args[0] if args else kwargs.get("input")
         if not isinstance(given, Tensor) or not given.requires_grad:
             return None

@@ -16,6 +16,8 @@ from torch.optim import Optimizer
 from torch.utils.data import SequentialSampler
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from surefoot.experiments.changes.experiment import Experiment
 
 OTHER = 7_919
@@ -67,7 +69,7 @@ def change_seed(experiment: Experiment) -> None:
     def other(value: Any) -> Any:
         return (value + OTHER) % 2**32 if isinstance(value, int) and not isinstance(value, bool) else value
 
-    def seeding(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def seeding(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         experiment.acted += 1
         return tuple(other(a) for a in args), {key: other(value) for key, value in kwargs.items()}
 

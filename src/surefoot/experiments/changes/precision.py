@@ -16,6 +16,8 @@ from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch.optim import Optimizer
 
     from surefoot.experiments.changes.experiment import Experiment
@@ -38,7 +40,7 @@ def use_bf16(experiment: Experiment) -> None:
 def _replace(experiment: Experiment, old: tuple[torch.dtype, ...], new: torch.dtype) -> None:
     experiment.patience = 5
 
-    def entering(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def entering(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         region = args[0]
         if region._enabled and region.fast_dtype in old:
             experiment.acted += 1
@@ -53,7 +55,7 @@ def _replace(experiment: Experiment, old: tuple[torch.dtype, ...], new: torch.dt
             return new
         return value
 
-    def casting(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def casting(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return tuple(other(a) for a in args), {key: other(value) for key, value in kwargs.items()}
 
     experiment.alter(autocast, "__enter__", entering)
@@ -80,7 +82,7 @@ def _redirect(experiment: Experiment, owner: Any, name: str, instead: str) -> No
     experiment.wrapping.around(owner, name, call)
 
 
-def _without_scaling(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _without_scaling(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     # GradScaler(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled); the first is `self`.
     return args[:6], {**kwargs, "enabled": False}
 

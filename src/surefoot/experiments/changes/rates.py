@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, MutableMapping
 
     from torch.optim import Optimizer
 
@@ -30,13 +30,13 @@ def warm_up(experiment: Experiment) -> None:
 
 
 def _scale_steps(experiment: Experiment, factor: Callable[[int], float]) -> None:
-    stack: list[list[tuple[dict[str, Any], Any]]] = []
+    stack: list[list[tuple[MutableMapping[str, Any], float | Tensor]]] = []
     """The rates to put back; an optimizer that steps another one makes two levels."""
 
     def before(optimizer: Optimizer) -> None:
         changed = {id(group) for level in stack for group, _ in level}
         step = max(0, experiment.number(optimizer))
-        level = []
+        level: list[tuple[MutableMapping[str, Any], float | Tensor]] = []
         for group in optimizer.param_groups:
             rate = group.get("lr")
             if isinstance(rate, (int, float, Tensor)) and id(group) not in changed:

@@ -48,7 +48,7 @@ class StoredIncident:
         return [part for part in parts if part not in self.state]
 
 
-def read_facts(folder: Path) -> dict[str, Any]:
+def read_facts(folder: Path) -> IncidentFacts:
     """What is in `incident.json`. Raises `UsageError` if it is no incident of this version."""
     path = folder / FACTS
     if not path.is_file():
@@ -64,12 +64,12 @@ def read_facts(folder: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
-    facts: dict[str, Any] = INCIDENT.read(found, str(path))
+    facts = INCIDENT.read(found, str(path))
     wrong = [name for name, kind in _NEEDED.items() if type(facts.get(name)) is not kind]
     wrong += [] if wrong or _are_prints(facts["fingerprints"]) else ["fingerprints"]
     if wrong:
         raise UsageError(f"{path} lacks {', '.join(wrong)}, or has another kind of value there")
-    return facts
+    return cast("IncidentFacts", facts)
 
 
 def _are_prints(found: Any) -> bool:
@@ -95,7 +95,7 @@ def read_incident(folder: str | Path) -> StoredIncident:
         raise UsageError(f"the incident {folder} is damaged: {error}") from error
     if not isinstance(state, dict):
         raise UsageError(f"the incident {folder} is damaged: its state is a {type(state).__name__}")
-    return StoredIncident(folder, cast("IncidentFacts", facts), state)
+    return StoredIncident(folder, facts, state)
 
 
 def _check_size(folder: Path) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from surefoot.errors import UsageError, require
 from surefoot.replay.export.call_recorder import CallRecorder
@@ -52,6 +52,23 @@ class _OtherStep(UsageError):
     """The step did something else when it was run again."""
 
 
+class ReproductionData(TypedDict, total=False):
+    """The JSON of a `Reproduction`, whose fields are described there; or why there is none."""
+
+    script: str
+    title: str
+    operations: int
+    lines: int
+    tensor_bytes: int
+    came_from_bytes: int
+    checked: str
+    counts: dict[str, int]
+    text: str
+    """All of it as a sentence."""
+    error: str
+    """Why no script was written; then there is no other key."""
+
+
 @dataclass(frozen=True)
 class Reproduction:
     """A folder with a script that fails by itself."""
@@ -78,11 +95,19 @@ class Reproduction:
         """The script."""
         return self.folder / SCRIPT
 
-    def as_data(self) -> dict[str, Any]:
+    def as_data(self) -> ReproductionData:
         """The numbers, and the sentence."""
-        kept = ("title", "operations", "lines", "tensor_bytes", "came_from_bytes", "checked")
-        numbers = {name: getattr(self, name) for name in kept}
-        return {"script": str(self.script), **numbers, "counts": self.counts._asdict(), "text": str(self)}
+        return {
+            "script": str(self.script),
+            "title": self.title,
+            "operations": self.operations,
+            "lines": self.lines,
+            "tensor_bytes": self.tensor_bytes,
+            "came_from_bytes": self.came_from_bytes,
+            "checked": self.checked,
+            "counts": self.counts._asdict(),
+            "text": str(self),
+        }
 
     def __str__(self) -> str:
         text = (
