@@ -15,7 +15,13 @@ from surefoot.experiments.incident import AppliedAsItWas, CapturedIncident, _Aft
 from surefoot.experiments.plan import BY_NAME
 from surefoot.experiments.results import Row
 from surefoot.experiments.run_comparison import RunReading
-from surefoot.experiments.step_conclusion import conclude, other_draws, verdict_of_draws, verdict_of_rows
+from surefoot.experiments.step_conclusion import (
+    conclude,
+    other_draws,
+    verdict_of_draws,
+    verdict_of_probe,
+    verdict_of_rows,
+)
 from surefoot.record.facts import FailingRows, RepeatedDraws, RunFacts
 
 CALM = RunReading("calm", 21, words="goes on at 1 (before: 1)", losses=[(100, 1.0)], end=1.0, start=1.0)
@@ -151,6 +157,12 @@ def test_rows_are_told_as_far_as_they_are_known() -> None:
     assert words.startswith("rows 16 to 23 fail; the script ended before they could be told apart (of microbatch 1's")
     assert verdict_of_rows(replace(found, tries=0))[0] == "cannot tell"
     assert verdict_of_rows(None)[0] == "cannot tell"
+
+
+def test_a_probe_that_runs_steps_says_what_fails_with_it() -> None:
+    assert verdict_of_probe("synthetic-inputs", CALM) == ("tells", "fails only on its own inputs")
+    assert verdict_of_probe("shuffled-labels", BROKEN)[1] == "fails with shuffled labels too"
+    assert verdict_of_probe("other-seed", RunReading("too short", 0, words="over"))[0] == "cannot tell"
 
 
 def drawn(failed: int, tries: int, done: bool = True) -> FailingRows:
