@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from surefoot.experiments.after_incident import compare_stretch, level_before, losses_before, read_stretch
+from surefoot.experiments.after_incident import compare_after_incident, level_before, losses_before, read_after_incident
 from surefoot.record.facts import RunDescription, RunFacts
 
 NAN = math.nan
@@ -28,7 +28,7 @@ def facts(losses: list[float], **more: Any) -> RunFacts:
 
 
 def reading(losses: list[float], level: Any = LEVEL, **more: Any) -> Any:
-    return read_stretch(facts(losses, **more), RunDescription(), step=100, level=level)
+    return read_after_incident(facts(losses, **more), RunDescription(), step=100, level=level)
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ def test_a_script_that_dies_of_a_bad_loss_has_failed_there() -> None:
 
 def test_a_cure_is_calm_over_the_same_stretch_and_the_same_way() -> None:
     risen = reading([1.0] * 6 + [9.0] * 15)
-    assert compare_stretch(risen, reading([1.0] * 21))[0] == "cures"
-    assert compare_stretch(risen, risen)[0] == "does not"
+    assert compare_after_incident(risen, reading([1.0] * 21))[0] == "cures"
+    assert compare_after_incident(risen, risen)[0] == "does not"
     slow = reading([1.0] * 21, rows={k: {"lr": 0.01} for k in range(21)})
-    assert compare_stretch(risen, slow) == ("cannot tell", "has not come as far yet (35% of the distance)")
-    assert compare_stretch(risen, reading([1.0] * 5))[0] == "cannot tell"
+    assert compare_after_incident(risen, slow) == ("cannot tell", "has not come as far yet (35% of the distance)")
+    assert compare_after_incident(risen, reading([1.0] * 5))[0] == "cannot tell"
     at_once = reading([NAN] * 5)
-    assert compare_stretch(at_once, reading([1.0] * 21, rows={0: {"lr": 0.0}}))[0] == "cures"
+    assert compare_after_incident(at_once, reading([1.0] * 21, rows={0: {"lr": 0.0}}))[0] == "cures"

@@ -11,7 +11,7 @@ import torch
 from surefoot.record.facts import FailingRows, RepeatedDraws
 from surefoot.record.incidents.reading import StoredIncident
 from surefoot.record.incidents.values import decode, encode
-from surefoot.replay.failing_rows import OTHER_DRAWS, OtherRows, RowSearch, suspect
+from surefoot.replay.failing_rows import OTHER_DRAWS, OtherRows, RowSearch, microbatch_to_search
 
 
 def incident(batch: Any, losses: tuple[float, ...] = (float("nan"),)) -> StoredIncident:
@@ -120,8 +120,8 @@ def test_rows_need_a_first_dimension_in_common() -> None:
 
 
 def test_the_microbatch_with_the_bad_loss_is_the_one_that_is_looked_into() -> None:
-    assert suspect(incident(torch.zeros(2), (1.0, float("inf"), 2.0))) == 1
-    assert suspect(incident(torch.zeros(2), (1.0, 2.0))) == 0
+    assert microbatch_to_search(incident(torch.zeros(2), (1.0, float("inf"), 2.0))) == 1
+    assert microbatch_to_search(incident(torch.zeros(2), (1.0, 2.0))) == 0
 
 
 def test_other_batches_hold_no_row_of_the_captured_one() -> None:

@@ -52,7 +52,7 @@ class CheckContext:
     refusal: str = ""
     """Why the model cannot be run on a copy; empty when it can."""
     checks: list[Check] = field(default_factory=list)
-    """What was found so far: a cause that is known already is not blamed on something else."""
+    """What was found so far: a fault whose cause is known already is not explained by another cause."""
     notes: list[str] = field(default_factory=list)
     overfits: bool | None = None
     """Whether the tiny batch was overfitted; `None` while nobody knows."""

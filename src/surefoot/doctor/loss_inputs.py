@@ -143,7 +143,7 @@ def _bounds(low: float, high: float) -> str | None:
 
 
 def _shaken_range(context: CheckContext, call: LossInput) -> tuple[float, float]:
-    """Smallest and largest value that reaches the loss under weights thrown far from where they are."""
+    """Smallest and largest value that reaches the loss under weights that are changed by a large random amount."""
     low, high = math.inf, -math.inf
     for look in _shaken_passes(context):
         same = [seen.input.float() for seen in look.recorded.losses if seen.kind == call.kind]
@@ -153,7 +153,7 @@ def _shaken_range(context: CheckContext, call: LossInput) -> tuple[float, float]
 
 
 def _shaken_passes(context: CheckContext) -> Iterator[PassTrace]:
-    """Passes of a few rows under weights thrown far from where they are."""
+    """Passes of a few rows under weights that are changed by a large random amount."""
     for draw in range(_DRAWS):
         trial = context.trial()
         torch.manual_seed(draw)

@@ -68,7 +68,7 @@ class ProbeRecorder:
         self._calls.take(entry, args, kwargs, out)
 
     def step(self, loss: Tensor | None) -> SampledStep:
-        """The recorded pass as a sampled step, and where its loss came from; the tensors are let go of."""
+        """The recorded pass as a sampled step, and where its loss came from; the tensors are released."""
         entry = None if loss is None else self._recorder.maker(loss)
         backward = [] if loss is None or entry is None else [self._backward_of(float(loss.detach()), entry)]
         self._recorder.forget()

@@ -87,7 +87,7 @@ def _held_out(context: CheckContext, trial: Any, held: list[Any]) -> float:
 
 
 def _shuffled(batches: list[Any], part: Part) -> list[Any] | None:
-    """The same batches with the rows of one part dealt out anew over all of them."""
+    """The same batches with the rows of one part shuffled over all of them."""
     targets = [part.of(batch) for batch in batches]
     if any(target is None or target.dim() == 0 for target in targets):
         return None

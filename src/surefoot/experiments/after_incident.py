@@ -1,11 +1,11 @@
-"""What became of the steps after an incident: a short stretch, read against the record's own recent past.
+"""What became of the steps after an incident: a short run, compared with the steps before the incident.
 
 A run of `surefoot replay --experiments` is the captured step, k = 0, and some twenty more. It fails if
 
 - a loss or a gradient is not finite, at the step itself or after it. A step that a loss scaler leaves out later on is
   its ordinary business, unless it leaves out more than half of them;
-- or the script dies of numbers;
-- or the loss rises and stays up: the median of the second half of the stretch lies above the bar of the record.
+- or the script ends with an error about numbers;
+- or the loss rises and stays up: the median of the second half of the run lies above the bar of the record.
 
 The bar is the rule that `Setback` has for a model that was damaged, with the record's history in the place of the
 window: above every loss, and more than `SPREADS` robust deviations (interquartile range / 1.349) and `RISE` of its
@@ -13,7 +13,7 @@ size above the median. The history is the `WINDOW_STEPS` losses in a row with th
 incident keeps, the latest if several have it: of a loss that falls those are the last ones, and of a run that was set
 back long before its recovery those before the setback. A median of ten that is above the highest of twenty is no
 noise, whatever the distribution. Fewer than `FEWEST_BEFORE` losses give no bar, and without one nothing is said about a
-stretch that is finite, but for one that ends at `TENFOLD` its first loss.
+run that is finite, except for one that ends at `TENFOLD` its first loss.
 
 A high loss or gradient at k = 0 alone is no failure: that is what a hard batch looks like, and the question is what its
 update does. Gradient norms later on are not judged: they may grow while the loss is as good as ever.
@@ -50,11 +50,11 @@ _MOST_SKIPPED = 0.75
 
 @dataclass(frozen=True)
 class Level:
-    """Where the loss was before the step."""
+    """The level of the loss before the step."""
 
     middle: float
     bar: float
-    """What a loss that stays above it has risen from."""
+    """A loss that stays above it has risen."""
 
 
 def losses_before(facts: IncidentFacts) -> list[tuple[int, float]]:
@@ -82,7 +82,7 @@ def recorded_by(facts: RunFacts) -> ExperimentFacts:
     return facts.experiment or ExperimentFacts()
 
 
-def read_stretch(facts: RunFacts, description: RunDescription, step: int, level: Level | None) -> RunReading:
+def read_after_incident(facts: RunFacts, description: RunDescription, step: int, level: Level | None) -> RunReading:
     """What became of one run."""
     recorded = recorded_by(facts)
     rows = recorded.trail or []
@@ -118,7 +118,7 @@ def read_stretch(facts: RunFacts, description: RunDescription, step: int, level:
         failed_at=None if k is None else step + k,
         start=losses[0][1] if losses else math.nan,
         end=end,
-        travelled=math.fsum(row.lr for row in rows[:k] if row.lr is not None and row.applied),
+        sum_of_rates=math.fsum(row.lr for row in rows[:k] if row.lr is not None and row.applied),
         words=words,
         losses=losses,
         crash=crash,
@@ -165,8 +165,8 @@ def _when(k: int, rows: list[ContinuedStep]) -> str:
     return words
 
 
-def compare_stretch(baseline: RunReading, changed: RunReading) -> tuple[Result, str]:
-    """Whether a change cured it: calm over as long a stretch, and as far a way, as the baseline took to fail."""
+def compare_after_incident(baseline: RunReading, changed: RunReading) -> tuple[Result, str]:
+    """Whether a change cured it: no failure over the steps, and the sum of rates, that the baseline took to fail."""
     if changed.outcome == "too short":
         return "cannot tell", changed.words
     if changed.outcome == "crashed" and not is_numeric(changed.crash):
@@ -177,7 +177,7 @@ def compare_stretch(baseline: RunReading, changed: RunReading) -> tuple[Result, 
     needed = baseline.failed_at - baseline.losses[0][0] + 1 if baseline.losses else 1
     if changed.steps < needed:
         return "cannot tell", f"over after {changed.steps} steps, and the failure took {needed}"
-    if changed.travelled < 0.95 * baseline.travelled:
-        share = changed.travelled / baseline.travelled
+    if changed.sum_of_rates < 0.95 * baseline.sum_of_rates:
+        share = changed.sum_of_rates / baseline.sum_of_rates
         return "cannot tell", f"has not come as far yet ({share:.0%} of the distance)"
     return "cures", changed.words

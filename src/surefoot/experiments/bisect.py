@@ -38,7 +38,7 @@ def bisect(
     jobs: int,
     on_event: Callable[[str, str], None] = lambda name, words: None,
 ) -> Report:
-    """Run the experiments and judge them. `on_event(name, words)` hears of each run's beginning (no words) and end."""
+    """Run the experiments and judge them. `on_event(name, words)` is called when a run begins (no words) and ends."""
     began = time.monotonic()
     with Children(subject, out, threads=max(1, cores() // jobs)) as children:
         on_event("baseline", "")

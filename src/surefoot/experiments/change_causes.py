@@ -40,7 +40,7 @@ _DOUBT_LEFT = 0.25
 def weigh(
     diagnosis: Diagnosis, cures: list[str], failures: list[str], unmoved: list[str], refuted: Sequence[str] = ()
 ) -> Diagnosis:
-    """The findings in the light of the experiments: the confirmed come first, the refuted are less certain.
+    """The findings, weighed by the experiments: the confirmed come first, the refuted are less certain.
 
     `unmoved` are those failures that came at the very step at which the baseline failed; `refuted` are causes that
     something else speaks against.

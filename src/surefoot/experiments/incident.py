@@ -21,10 +21,10 @@ from surefoot.errors import UsageError
 from surefoot.experiments.after_incident import (
     FOLLOW_STEPS,
     Level,
-    compare_stretch,
+    compare_after_incident,
     level_before,
     losses_before,
-    read_stretch,
+    read_after_incident,
     recorded_by,
 )
 from surefoot.experiments.baseline import usable_facts
@@ -124,7 +124,7 @@ def experiment_on(
     jobs: int,
     on_event: Callable[[str, str], None] = lambda name, words: None,
 ) -> Report:
-    """Run the experiments and judge them. `on_event(name, words)` hears of each run's beginning (no words) and end."""
+    """Run the experiments and judge them. `on_event(name, words)` is called when a run begins (no words) and ends."""
     began = time.monotonic()
     if captured.target is not None:
         subject = replace(subject, target=LOOP, arguments=(captured.target,), is_module=True)
@@ -148,7 +148,7 @@ def _apply(captured: CapturedIncident, children: Children, seconds: float, deadl
     children.wait(until=min(deadline, time.monotonic() + 2 * seconds))
     facts, description = usable_facts(child)
     recorded, log = recorded_by(facts), child.folder / "output.txt"
-    reading = read_stretch(facts, description, captured.step, captured.level)
+    reading = read_after_incident(facts, description, captured.step, captured.level)
     if not recorded.trail and not recorded.open:
         crash = f" ({reading.crash})" if reading.crash else ""
         raise UsageError(
@@ -169,7 +169,7 @@ def _row_of(baseline: AppliedAsItWas) -> Row:
 
 
 class _AfterIncident:
-    """Asks of each run whether it stays calm where the baseline failed."""
+    """Asks of each run whether it continues normally where the baseline failed."""
 
     def __init__(self, baseline: AppliedAsItWas) -> None:
         self.baseline, self.captured = baseline, baseline.captured
@@ -235,7 +235,7 @@ class _AfterIncident:
             return
         # What a loss on noise should be is not known: only what is plain counts there.
         level = None if change.name in ("synthetic-inputs", "shuffled-labels") else self.captured.level
-        row.reading = read_stretch(facts, description, self.captured.step, level)
+        row.reading = read_after_incident(facts, description, self.captured.step, level)
         first = next(iter(recorded.trail or []), None)
         if change is REPEAT:
             row.verdict, row.why = ("fails" if row.reading.fails else "healthy"), row.reading.words
@@ -244,7 +244,7 @@ class _AfterIncident:
         elif change.kind == "probe":
             row.verdict, row.why = verdict_of_probe(change.name, row.reading)
         else:
-            row.verdict, row.why = compare_stretch(self.baseline.reading, row.reading)
+            row.verdict, row.why = compare_after_incident(self.baseline.reading, row.reading)
 
 
 def findings_near(captured: CapturedIncident) -> Diagnosis:

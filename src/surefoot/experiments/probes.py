@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 LEARNED = 0.5
-"""A few rows that are seen again and again are learned by heart: so much of the loss must go, at the least."""
+"""A few rows that are repeated must be memorized: the loss must fall by at least this share."""
 FAR_ABOVE = 100.0
 """A loss so many times above that on noise, first and last, shows nothing learned, however far it fell."""
 

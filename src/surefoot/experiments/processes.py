@@ -64,7 +64,7 @@ class Subject:
 
 @dataclass
 class Child:
-    """One run on its way."""
+    """One run that was started."""
 
     name: str
     folder: Path
@@ -79,14 +79,14 @@ class Child:
         return (self.ended or time.monotonic()) - self.began
 
     def shorten_output(self) -> None:
-        """Begin anew when it has printed more than anybody will read: it would fill the disk."""
+        """Empty the output file when it is larger than anybody will read: it would fill the disk."""
         with suppress(OSError):
             if os.path.getsize(self.folder / OUTPUT) > LARGEST_OUTPUT:
                 os.truncate(self.folder / OUTPUT, 0)
 
 
 class Children:
-    """Starts runs, waits for them, and sees to it that none is left."""
+    """Starts runs, waits for them, and ends all that are left."""
 
     def __init__(self, subject: Subject, out: Path, threads: int) -> None:
         self.subject, self.out, self.threads = subject, out, threads
@@ -157,7 +157,7 @@ class Children:
         return os.environ | threads | changed
 
     def wait(self, until: float) -> Child | None:
-        """The next run that ends, by itself or because the clock has come to `until`; `None` if none is on its way."""
+        """The next run that ends, by itself or because the time is `until`; `None` if none is running."""
         while self.running:
             for child in self.running:
                 child.shorten_output()

@@ -121,7 +121,7 @@ class Report:
     sentence: str
     rows: list[Row]
     diagnosis: Diagnosis
-    """The baseline's, in the light of the experiments."""
+    """The baseline's, weighed by the experiments."""
     script: str = ""
     confirms: list[str] = field(default_factory=list)
     """Causes of the baseline's diagnosis that the experiments confirm."""
@@ -175,7 +175,7 @@ class Report:
 
 
 def thinned(losses: list[tuple[int, float]], points: int = POINTS) -> list[tuple[int, float]]:
-    """A curve with fewer points: of each stretch the lowest and the highest; what is not finite counts as highest."""
+    """A curve with fewer points: of each interval the lowest and the highest; what is not finite counts as highest."""
     if len(losses) <= points:
         return losses
     size = math.ceil(2 * len(losses) / points)

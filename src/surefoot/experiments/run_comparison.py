@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Outcome = Literal[
     "learned", "slow", "stuck", "diverged", "non-finite", "crashed", "thrown", "too short", "calm", "risen"
 ]
-"""The last two are those of a short stretch: see `stretch`."""
+"""The last two are those of a short run after an incident: see `after_incident`."""
 
 _NOT_NUMERIC = ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "NameError", "AttributeError",
                 "KeyError", "TypeError", "FileNotFoundError", "PermissionError", "OSError", "OutOfMemoryError",
@@ -34,7 +34,7 @@ _NOT_NUMERIC = ("ImportError", "ModuleNotFoundError", "SyntaxError", "Indentatio
 _MOST_SKIPPED = 0.75
 """A run that left out more of its steps than this was not cured by leaving them out."""
 _FAR = 20.0
-"""A loss so many times above its neighbours was thrown there by its batch."""
+"""A loss so many times above its neighbours was raised by its batch."""
 _FEWEST = FEWEST_LOSSES
 """Losses without which nothing can be said."""
 
@@ -55,7 +55,7 @@ class RunReading:
     """The step that the first finding of the diagnosis names."""
     bad_steps: tuple[int, ...] = ()
     """Steps whose batch threw the loss, or made it non-finite, and the step before those."""
-    travelled: float = 0.0
+    sum_of_rates: float = 0.0
     """The sum of the learning rates up to the failure, or to the end."""
     left_out: int = 0
     """Steps that were left out on purpose."""
@@ -92,7 +92,7 @@ def read(facts: RunFacts, description: RunDescription, verdict: str = "broken") 
         end=curve.end,
         noise=curve.noise,
         bad_steps=_bad_steps(run, bad, thrown),
-        travelled=_travelled(run, failed_at),
+        sum_of_rates=_sum_of_rates(run, failed_at),
         left_out=len(skipped),
         words=words,
         losses=list(zip(curve.steps, curve.values, strict=True)),
@@ -170,7 +170,7 @@ def _onset(curve: LossCurve) -> int | None:
 
 
 def _worst(curve: LossCurve) -> list[int]:
-    """The steps whose loss was thrown furthest, beyond the first loss: those after them are often mere aftershocks."""
+    """The steps whose loss rose furthest, beyond the first loss. Those after them are often only its consequence."""
     far: dict[int, float] = {}
     for i, (step, value) in enumerate(zip(curve.steps, curve.values, strict=True)):
         before = [v for v in curve.values[max(0, i - 20) : i] if math.isfinite(v)]
@@ -188,7 +188,7 @@ def _bad_steps(run: RecordedRun, bad: int | None, thrown: list[int]) -> tuple[in
     return tuple(sorted(steps))
 
 
-def _travelled(run: RecordedRun, until: int | None) -> float:
+def _sum_of_rates(run: RecordedRun, until: int | None) -> float:
     rates = [value or 0.0 for value in run.series.lr] if run.main is not None else []
     return math.fsum(rates if until is None else rates[:until])
 
@@ -203,7 +203,7 @@ def compare(baseline: RunReading, changed: RunReading) -> tuple[Result, str]:
     if changed.fails:
         return "does not", changed.words
     if not _came_as_far(baseline, changed):
-        share = changed.travelled / baseline.travelled if baseline.travelled else 0.0
+        share = changed.sum_of_rates / baseline.sum_of_rates if baseline.sum_of_rates else 0.0
         return "cannot tell", f"has not come as far yet ({share:.0%} of the distance)"
     low = baseline.outcome in ("stuck", "diverged", "slow") and math.isfinite(baseline.end)
     if low and baseline.end - changed.end <= _clearly(baseline, changed):
@@ -226,7 +226,7 @@ def _came_as_far(baseline: RunReading, changed: RunReading) -> bool:
     if changed.steps < baseline.failed_at:
         return False
     before = [value for step, value in baseline.losses if step < baseline.failed_at and math.isfinite(value)]
-    if not before or changed.travelled >= 0.95 * baseline.travelled:
+    if not before or changed.sum_of_rates >= 0.95 * baseline.sum_of_rates:
         return True
     lowest = min(median(before[i : i + 5]) for i in range(max(1, len(before) - 4)))
     return changed.end < lowest - max(0.1 * abs(lowest), 2 * changed.noise)

@@ -1,6 +1,6 @@
 """Start a program that can write to some folders only: `python confine.py FOLDERS -- PROGRAM ARGUMENTS…`.
 
-On Linux the kernel sees to it (Landlock): the program, and whatever it starts, cannot write, make, rename or remove
+On Linux the kernel enforces this (Landlock): the program, and whatever it starts, cannot write, make, rename or remove
 anything elsewhere, however it is done. Where the kernel cannot do that, the program is started as it is, and
 `tell_if_unconfined` prints so. `FOLDERS` is a list in JSON; those that are not there are left out. Run as a file, with
 nothing but the standard library.

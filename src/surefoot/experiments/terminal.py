@@ -19,7 +19,7 @@ _MARKS = {"cures": "bold green", "does not": "red", "fails": "red", "healthy": "
 
 @contextmanager
 def progress(total: int, budget_s: float) -> Iterator[Callable[[str, str], None]]:
-    """Hears of each run's beginning and end: a live line on a terminal, plain lines elsewhere."""
+    """Shows each run's beginning and end: a live line on a terminal, plain lines elsewhere."""
     if not sys.stderr.isatty():
         yield _say_plainly
         return

@@ -1,9 +1,9 @@
-"""Runs under single changes, side by side, within a deadline: what every command that experiments has in common.
+"""Runs under single changes, side by side, within a deadline: the part that all commands with experiments share.
 
 First comes the repetition with nothing changed, then the changes, as many at a time as there are jobs. When the time is
 over, what runs is ended and the rest is listed as not run. If the repetition does not fail, nothing more is started,
-since no experiment could tell a cure from luck. Which orders the runs get and how they are read is a `Question`'s
-business.
+since no experiment could tell a cure from luck. A `Question` decides which orders the runs
+get and how they are read.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Trials:
             return row
         recorded = facts.experiment or ExperimentFacts()
         if description.exit_code is None and not recorded.ended:
-            row.why = "stopped: budget"  # killed on its way; what it had written by then proves nothing
+            row.why = "stopped: budget"  # killed before its end; what it had written by then proves nothing
         elif recorded.problem:
             row.verdict, row.why = "does not apply", f"could not be made: {recorded.problem}"
         elif recorded.why_not:

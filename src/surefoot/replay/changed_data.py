@@ -14,7 +14,7 @@ import torch
 
 from surefoot.core.random_state import set_streams
 from surefoot.experiments.changes.order import OTHER, change_order
-from surefoot.replay.failing_rows import OtherRows, RowSearch, suspect
+from surefoot.replay.failing_rows import OtherRows, RowSearch, microbatch_to_search
 
 if TYPE_CHECKING:
     from surefoot.experiments.changes.experiment import Experiment
@@ -65,7 +65,7 @@ class ChangedData:
         if first_step is not None and not first_step.feeds:
             self._does_not_apply("the script makes its data from the same random numbers")
             return
-        captured: MicrobatchState = self._incident.state["window"]["microbatches"][suspect(self._incident)]
+        captured: MicrobatchState = self._incident.state["window"]["microbatches"][microbatch_to_search(self._incident)]
         if self._experiment.order.get("draws") and captured["drawn"] and captured["streams"] is not None:
             self._search(halves=False)
         elif first_step is not None:
@@ -84,7 +84,7 @@ class ChangedData:
             return
         self._experiment.acted += 1
         if self._first_step is not None:
-            first_step, microbatch = self._first_step, suspect(self._incident)
+            first_step, microbatch = self._first_step, microbatch_to_search(self._incident)
 
             def draw(batch: Any) -> Any:
                 if search.take_turn():

@@ -222,6 +222,6 @@ def _escaped(character: str) -> str:
 
 
 def _shown(text: str) -> str:
-    """Text of a stranger's: without what a terminal obeys, and not for ever."""
+    """Text from an untrusted file: without control characters, and shortened."""
     plain = printable(text.replace("\n", " "))
     return plain if len(plain) <= _LONGEST_SHOWN else f"{plain[:_LONGEST_SHOWN]}…"

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from surefoot.record.facts import ExperimentFacts
 
 HOPELESS_STEPS = 5
-"""So many losses in a row that are not finite: it will not come back."""
+"""After so many losses in a row that are not finite, the run will not recover."""
 
 current: ContinuedRun | None = None
 """The continued run of this process, for `target_loop`."""

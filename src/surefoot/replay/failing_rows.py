@@ -44,7 +44,7 @@ OTHER_DRAWS = 10
 """So many other draws of random numbers; a failure of every third escapes notice once in 60,000 times."""
 
 
-def suspect(incident: StoredIncident) -> int:
+def microbatch_to_search(incident: StoredIncident) -> int:
     """The microbatch to look into: the first whose loss is not finite, or the first."""
     losses = incident.facts["fingerprints"].get("losses") or []
     broken = [any(not math.isfinite(number(loss.get("value"))) for loss in each) for each in losses]
@@ -59,7 +59,7 @@ class RowSearch:
 
     def __init__(self, incident: StoredIncident, bar: float | None, halves: bool = True) -> None:
         self._bar, self._halves = bar, halves
-        microbatches, number_of_it = incident.state["window"]["microbatches"], suspect(incident)
+        microbatches, number_of_it = incident.state["window"]["microbatches"], microbatch_to_search(incident)
         microbatch = microbatches[number_of_it]
         parts = microbatch["drawn"] or ([microbatch["given"]] if microbatch["given"] else [])
         lengths = {len(tensor) for tensor in tensors_in(parts) if tensor.dim()}

@@ -225,7 +225,7 @@ class _BareLoop:
         return found
 
     def _suits(self, place: int, optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
-        """Whether a model is trained by the same optimizers as a captured one, or else by the one at hand."""
+        """Whether a model is trained by the same optimizers as a captured one, or else by the given one."""
         if self._turn is None or place >= len(self._turn.trained_by):
             return _trains(optimizer, model)
         return [i for i, each in enumerate(self._optimizers) if _trains(each, model)] == self._turn.trained_by[place]

@@ -33,7 +33,7 @@ PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True)
-class _Recording:
+class _ActiveRecording:
     """What is held while a step is recorded."""
 
     names: Names
@@ -92,7 +92,7 @@ class ScriptRuns:
 
     def _recorded(self, make: Callable[[Names], OperationRecorder], report: Callable[[OriginSearch], None]) -> None:
         """Run the script with a recorder on from the beginning of the step to its end."""
-        recording: _Recording | None = None
+        recording: _ActiveRecording | None = None
 
         def begins() -> None:
             nonlocal recording
@@ -100,7 +100,7 @@ class ScriptRuns:
             assert objects is not None
             model = objects.models[0] if len(objects.models) == 1 else nn.ModuleList(objects.models)
             names = Names(lambda: None, model, objects.optimizer)
-            recording = _Recording(names, make(names), torch.autograd.set_multithreading_enabled(False))
+            recording = _ActiveRecording(names, make(names), torch.autograd.set_multithreading_enabled(False))
             recording.recorder.__enter__()  # type: ignore[no-untyped-call]
 
         def over() -> None:

@@ -19,7 +19,7 @@ from surefoot.errors import UsageError
 from surefoot.record.incidents.reading import number
 from surefoot.replay import continued_run
 from surefoot.replay.changed_data import seed_otherwise
-from surefoot.replay.failing_rows import suspect
+from surefoot.replay.failing_rows import microbatch_to_search
 from surefoot.replay.target import TargetStep
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _parts(step: TargetStep, held: ContinuedRun) -> Iterator[list[Any]]:
     """Parts of the captured batch, each from the captured state."""
     search = held.data.search
     assert search is not None
-    microbatch = step.microbatches[suspect(held.incident)]
+    microbatch = step.microbatches[microbatch_to_search(held.incident)]
     while search.take_turn():
         step.put_back()
         given = microbatch["given"]

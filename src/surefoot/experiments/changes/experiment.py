@@ -1,9 +1,9 @@
-"""One run of `surefoot bisect`, from inside: the change's hold on the script, how often it acted, and the end of the
+"""One run of `surefoot bisect`, from inside: what a change does to the script, how often it acted, and the end of the
 run.
 
 The run ends as soon as it has shown enough: the ordered number of steps, the ordered time, or losses that are not
 finite for many steps in a row. It ends at a step's boundary, by a `SystemExit`: the script's `finally` blocks run,
-nothing after its loop does. The facts are written first, and a script that holds on to life is killed a few seconds
+nothing after its loop does. The facts are written first, and a script that does not end is killed a few seconds
 later. So is one whose `surefoot bisect` is gone.
 """
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from surefoot.watch.watcher import Watcher
 
 GRACE_SECONDS = 10.0
-"""How long a script may take to go, once told."""
+"""How long a script may take to end after the `SystemExit`."""
 BROKEN_STEPS = 25
-"""So many losses in a row that are not finite: it will not come back."""
+"""After so many losses in a row that are not finite, the run will not recover."""
 
 
 class ChangeArguments(Protocol):
@@ -61,7 +61,7 @@ class Enough(SystemExit):
 
 
 class Experiment:
-    """What was ordered, and what came of it."""
+    """What was ordered, and what the run recorded."""
 
     def __init__(self, watcher: Watcher, order: RunOrder) -> None:
         self.watcher, self.order = watcher, order
@@ -158,7 +158,7 @@ class Experiment:
         def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if self.watcher.probes.here():
                 if not self.watcher.state.steps:
-                    self.safely(self._look, optimizer)
+                    self._seen = self.safely(_seen_in, optimizer, self._seen) or self._seen
                 self.has_closure = callable(args[1] if len(args) > 1 else kwargs.get("closure"))
                 for call in self._before:
                     self.safely(call, optimizer)
@@ -173,12 +173,6 @@ class Experiment:
 
         register_optimizer_step_pre_hook(before)
         register_optimizer_step_post_hook(after)
-
-    def _look(self, optimizer: Optimizer) -> None:
-        tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
-        devices = {*self._seen.devices, *(tensor.device.type for tensor in tensors)}
-        dtypes = {*self._seen.dtypes, *(str(tensor.dtype) for tensor in tensors)}
-        self._seen = replace(self._seen, devices=sorted(devices), dtypes=sorted(dtypes))
 
     def _around_backward(self, original: Any, args: Any, kwargs: Any) -> Any:
         if self.watcher.probes.here():
@@ -208,7 +202,7 @@ class Experiment:
         return ""
 
     def end(self, why: str) -> None:
-        """Write down what is known, and go."""
+        """Write the facts and end the run."""
         if not self.ended:
             self.ended = why
             self.watcher.probes.safely("saving", self.watcher.saver.save, True)
@@ -241,6 +235,14 @@ def _is_broken(watcher: Watcher) -> bool:
     rows = (held.series if held is not None and held.series.count else watcher.backward.series).rows
     last = [row.get("loss") for row in rows[-BROKEN_STEPS:]]
     return len(last) == BROKEN_STEPS and all(isinstance(v, float) and not math.isfinite(v) for v in last)
+
+
+def _seen_in(optimizer: Optimizer, seen: ExperimentDevices) -> ExperimentDevices:
+    """What was seen so far, with the devices and types of an optimizer's parameters."""
+    tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    devices = {*seen.devices, *(tensor.device.type for tensor in tensors)}
+    dtypes = {*seen.dtypes, *(str(tensor.dtype) for tensor in tensors)}
+    return replace(seen, devices=sorted(devices), dtypes=sorted(dtypes))
 
 
 def _has_state(optimizer: Optimizer) -> bool:

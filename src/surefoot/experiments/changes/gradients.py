@@ -1,4 +1,4 @@
-"""Gradients: clipped to norm 1, or not applied where a batch is to blame.
+"""Gradients: clipped to norm 1, or not applied where a batch is the cause.
 
 Both act right before an optimizer steps, when a scaler has already unscaled (fused optimizers unscale inside the step:
 their scale is taken into account). Optimizers that compute gradients in a closure are out of reach.

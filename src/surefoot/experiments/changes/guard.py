@@ -5,8 +5,8 @@ there is thrown away. What is only linked there, from beside or above the workin
 before it is written to. And a file elsewhere that was there before the experiments began is not written to, renamed or
 removed: the script gets a `PermissionError`, and `surefoot bisect` says why.
 
-This is done by an audit hook, which hears of every file that Python opens. It is in place before the script begins, so
-nothing is imported here that takes long. Caches may be written.
+This is done by an audit hook, which is called for every file that Python opens. It is in place before the script
+begins, so nothing is imported here that takes long. Caches may be written.
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ _early: list[Guard] = []
 def guard_early(order: WriteRules) -> None:
     """Watch over the files from here on; `guard_for` says later whose they are."""
     _early.append(Guard(Files(order)))
-    sys.addaudithook(_early[0].hear)
+    sys.addaudithook(_early[0].on_audit)
 
 
 def guard_for(run: Protected) -> Guard:
     """The guard of a run: the early one, or a new one."""
     if not _early:
         guard = Guard(run)
-        sys.addaudithook(guard.hear)
+        sys.addaudithook(guard.on_audit)
         return guard
     guard = _early[0]
     guard.belongs_to(run)
@@ -120,16 +120,16 @@ class Guard:
         run.refused, run.outside = self._run.refused, self._run.outside
         self._run = run
 
-    def hear(self, event: str, args: Any) -> None:
-        """Of anything Python is about to do."""
+    def on_audit(self, event: str, args: Any) -> None:
+        """Called with each audit event, before Python does what it announces."""
         try:
-            self._hear(event, args)
+            self._check_event(event, args)
         except PermissionError:
             raise
         except Exception:
             return  # an odd path: the script will be told so by what it called
 
-    def _hear(self, event: str, args: Any) -> None:
+    def _check_event(self, event: str, args: Any) -> None:
         if event == "open":
             path, mode, flags = args
             writes = any(letter in mode for letter in "wax+") if isinstance(mode, str) else bool(flags & _WRITES)

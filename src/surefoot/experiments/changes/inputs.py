@@ -53,7 +53,7 @@ def synthesize_inputs(experiment: Experiment) -> None:
 
 
 def shuffle_labels(experiment: Experiment) -> None:
-    """The targets of each batch are dealt out anew among its rows."""
+    """The targets of each batch are shuffled among its rows."""
     own = torch.Generator().manual_seed(0)
 
     def shuffled(target: Any) -> Any:

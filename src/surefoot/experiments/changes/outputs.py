@@ -34,5 +34,5 @@ def protect(run: Protected) -> None:
         return call
 
     around(torch.serialization, "save", saves(1, "f"))
-    for module in (safetensors, safetensors.torch, safetensors.numpy):  # written in Rust, which no hook hears of
+    for module in (safetensors, safetensors.torch, safetensors.numpy):  # written in Rust, which no audit hook sees
         around(module, "serialize_file", saves(1, "filename"))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 USUAL_EPS = 1e-8
 LARGE_EPS = 1e-4
-"""Where eps is already usual: large enough to calm steps whose second moment is near 0."""
+"""Where eps is already usual: large enough to shorten steps whose second moment is near 0."""
 
 
 def reset_moments(experiment: Experiment) -> None:

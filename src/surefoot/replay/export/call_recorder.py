@@ -41,7 +41,7 @@ _AUTOGRAD = frozenset(("backward", "grad"))
 
 
 class CallRecorder(OperationRecorder):
-    """Sees the step like the finder, and takes hold of the operation number `operation`."""
+    """Records the step like the finder, and captures the operation number `operation`."""
 
     def __init__(self, names: Names, operation: int, call: int | None = None, *, listens: bool = True) -> None:
         super().__init__(names)
@@ -69,7 +69,7 @@ class CallRecorder(OperationRecorder):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def on_operation(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run an operation, remembering it, and take hold of the one that is looked for."""
+        """Run an operation, remembering it, and capture the one that is looked for."""
         number = len(self.calls)
         listener = self._listener
         with torch._C.DisableTorchFunction():

@@ -202,7 +202,7 @@ def _captured(run: OriginSearch, at: MemoryWrite, execute: Execute) -> CallRecor
         return recorder.calls[: at.index + 1] == run.recorder.calls[: at.index + 1]
 
     recorder = play()
-    if not same(recorder):  # some code looks whether anybody listens, and then does something else
+    if not same(recorder):  # some code checks whether a function mode is active, and then behaves differently
         recorder = play(listens=False)
         if not same(recorder):
             raise _OtherStep("the step does not do the same again: does it take its batch from an iterator?")
