@@ -7,7 +7,7 @@ their gradients still have to be divided by, and whether other code has changed 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import nn
 
+    from surefoot.act.accumulate import WindowValues
+    from surefoot.act.microbatches import RowLimitState
     from surefoot.guard.run_history import RunHistory
     from surefoot.guard.step_decision import StepPolicy
     from surefoot.observe.parameters import Layout
@@ -76,6 +78,16 @@ class GradientWarnings:
                 f"batches are run in pieces of {split.largest} rows, since more did not fit in memory, and batch norm "
                 "takes its statistics over a piece: they are noisier than over the batch. Group norm has no such limit",
             )
+
+
+class GradientWindowState(TypedDict):
+    """What is stored of a `GradientWindow`."""
+
+    sums: WindowValues | None
+    """`None` if no microbatch was taken in since the last step."""
+    gradients: list[Tensor | None]
+    """The gradient of each parameter; empty if no microbatch was taken in."""
+    row_limit: RowLimitState
 
 
 class GradientWindow:
@@ -230,7 +242,7 @@ class GradientWindow:
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
-    def state_dict(self, live: bool) -> dict[str, Any]:
+    def state_dict(self, live: bool) -> GradientWindowState:
         """The window with the gradients it has so far, if one is under way; with `live` the tensors themselves."""
         under_way = self.sums.loss_sum is not None
         gradients = [parameter.grad for _, parameter in self._layout.parameters] if under_way else []
@@ -240,7 +252,7 @@ class GradientWindow:
             "row_limit": self._row_limit.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any], step: int) -> None:
+    def load_state_dict(self, state: GradientWindowState, step: int) -> None:
         """Continue a window that was under way, with the gradients it had so far."""
         self._layout.drop_gradients()
         self._row_limit.load_state_dict(state["row_limit"])

@@ -81,7 +81,7 @@ class FirstStep:
         """Whether the script applies the step and goes on after it."""
         self.gives = True
         """Whether the captured batch takes the place of the script's own."""
-        self.choose: Callable[[dict[str, Any]], dict[str, Any]] = lambda plain: plain
+        self.choose: Callable[[Any], Any] = lambda plain: plain
         """What of a captured batch is handed out, both as plain data."""
         self.place_streams: Callable[[Any], None] = set_streams
         """Puts the random streams where the step needs them."""
