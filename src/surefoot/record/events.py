@@ -84,7 +84,7 @@ def _said(kind: tuple[str, str]) -> str:
     return f"`{kind[0]}`" + (f" ({kind[1]})" if kind[1] else "")
 
 
-def _evidence(event: Event) -> dict[str, Any]:
+def _evidence(event: Event) -> dict[str, object]:
     return dict(event.evidence) if isinstance(event.evidence, dict) else {"evidence": event.evidence}
 
 
