@@ -88,7 +88,7 @@ def _summands(recorder: FunctionRecorder, index: int) -> list[tuple[Any, Tensor,
             for i in parts:
                 found.extend(_summands(recorder, i))
             return found
-    scalar = entry.note.get("scalar")
+    scalar = entry.notes.scalar
     return [(entry, *scalar)] if scalar is not None else []
 
 
@@ -112,7 +112,7 @@ def ask_causality(
         for entry in recorder.entries:
             if entry.name != "embedding" or entry.index not in nodes:
                 continue
-            ids = entry.note.get("ids")
+            ids = entry.notes.ids
             if ids is None or ids.dim() != 2 or ids.shape[1] < 4 or not _is_next_token(ids, target):
                 continue
             flow = _flow(out, nodes[out.number], ids, nodes[entry.index])

@@ -11,7 +11,7 @@ import sys
 import weakref
 from dataclasses import dataclass, field
 from types import MethodWrapperType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -47,6 +47,34 @@ def original_of(func: Any) -> Any:
     return func
 
 
+class _ResultFacts(TypedDict):
+    bad: bool
+    given_finite: bool | None
+
+
+class DomainFacts(_ResultFacts, total=False):
+    """Fields of `UngraphedCall` about the values that the call was given and returned."""
+
+    nan: int
+    inf: int
+    of: int
+    lowest: float | None
+
+
+@dataclass(slots=True)
+class CallNotes:
+    """What the probes keep of a call until the step has ended."""
+
+    scalar: tuple[Tensor, int] | None = None
+    """The result, detached, and its number among the outputs of its node, if it is one number."""
+    ids: Tensor | None = None
+    """The indices that an embedding looked up."""
+    constant: float | None = None
+    """The constant that the call multiplied by."""
+    domain: DomainFacts | None = None
+    """Of a call without a graph that is not defined everywhere."""
+
+
 @dataclass
 class RecordedCall:
     """One call."""
@@ -65,7 +93,7 @@ class RecordedCall:
     out_shape: list[int] | None = None
     out_grad: bool = False
     out_dtype: str = ""
-    note: dict[str, Any] = field(default_factory=dict)
+    notes: CallNotes = field(default_factory=CallNotes)
     parameters: list[int] = field(default_factory=list)
     """Numbers of the parameters among the tensors taken."""
     kind: str = ""

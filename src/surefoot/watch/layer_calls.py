@@ -93,7 +93,7 @@ class LayerCalls:
         table = kwargs.get("weight", args[1] if len(args) > 1 else None)
         if not isinstance(ids, Tensor) or not isinstance(table, Tensor) or not ids.numel():
             return
-        entry.note["ids"] = ids.detach()
+        entry.notes.ids = ids.detach()
         self.embeddings.append(
             EmbeddingCall(
                 **self._history.place(entry),

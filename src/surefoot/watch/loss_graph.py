@@ -61,8 +61,8 @@ def sign(recorder: FunctionRecorder, entry: int) -> LossSign | None:
             return LossSign(function=e.name, site=e.site, factor=factor, index=e.index)
         if e.name == "neg":
             factor = -factor if factor is not None else None
-        elif e.name in ("mul", "div") and e.note.get("constant") is not None and factor is not None:
-            factor *= float(e.note["constant"])
+        elif e.name in ("mul", "div") and e.notes.constant is not None and factor is not None:
+            factor *= e.notes.constant
         elif e.name == "rsub":
             factor = -factor if factor is not None else None
         elif e.name not in ("mean", "sum", "add", "sub", "mul", "div", *VIEWS):
@@ -79,8 +79,8 @@ def factor_of(recorder: FunctionRecorder, entry: int) -> float:
     factor = 1.0
     for _ in range(8):
         e = recorder.entries[entry]
-        if e.note.get("constant") is not None:
-            factor *= float(e.note["constant"])
+        if e.notes.constant is not None:
+            factor *= e.notes.constant
         elif e.name == "neg":
             factor = -factor
         elif e.name not in VIEWS:

@@ -20,7 +20,7 @@ from surefoot.watch import loss_graph
 from surefoot.watch.call_facts import CallFacts
 from surefoot.watch.data_origin import DataOrigin, ways_of_data
 from surefoot.watch.extra_backward import ask_causality, ask_terms
-from surefoot.watch.function_recorder import FunctionRecorder, tensors_in
+from surefoot.watch.function_recorder import CallNotes, FunctionRecorder, tensors_in
 from surefoot.watch.model_calls import ModelCalls
 from surefoot.watch.module_hooks import ModuleHooks
 from surefoot.watch.operation_names import VIEWS
@@ -111,7 +111,7 @@ class StepRecording:
             )
             self.origins = self.recorder.origins()
             for entry in entries:
-                entry.note = {}
+                entry.notes = CallNotes()
         self.calls.losses.targets = {}
 
     def as_facts(self) -> SampledStep:
@@ -137,7 +137,7 @@ class StepRecording:
                 self._used.add(number)
                 entry.parameters.append(number)
         if isinstance(out, Tensor) and out.dim() == 0 and out.grad_fn is not None:
-            entry.note["scalar"] = (out.detach(), out.output_nr)
+            entry.notes.scalar = (out.detach(), out.output_nr)
         if all(map(is_readable, (*given, *tensors_in(out)))):
             self._safely("operations", self.calls.take, entry, args, kwargs, out)
 
