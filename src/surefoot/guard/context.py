@@ -1,7 +1,7 @@
 """`GuardContext`: the parts that every guarded or watched optimizer has, built and connected in one place.
 
 `attach` adds the hooks of an optimizer to them, `TrainingStabilizer` backward, accumulation, checkpoints and recovery.
-The parts do not know each other's owners: who reports to whom is decided here, when they are built.
+The parts do not know their owner: which part calls which is decided here, when they are built.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ class Budgets:
             recovery: return to earlier weights.
             scale_floor: the lowest loss scale; an overflow there is a refused step.
             weights_broken: whether a parameter is not finite on this rank.
-            agreed: whether any rank says so.
+            agreed: whether the flag is set on any rank.
         """
         self.escalation, self.recovery, self._scale_floor = escalation, recovery, scale_floor
         self._escalation_state = escalation.init() if escalation else None
@@ -195,7 +195,7 @@ class Budgets:
         self._reasons: deque[tuple[int, str]] = deque(maxlen=REASONS_KEPT)
 
     def ahead(self) -> Budgets:
-        """A copy that asks no other rank: only this one may be reading."""
+        """A copy that communicates with no other rank: only this one may be reading."""
         ahead = copy.copy(self)
         ahead._reasons, ahead.agreed = self._reasons.copy(), lambda flag: flag
         return ahead
@@ -210,7 +210,7 @@ class Budgets:
         return record.skipped and (not record.overflow or self.is_stuck(record))
 
     def escalate(self, record: StepRecord, refused: bool, summary: str) -> Decision:
-        """What to do about a step; `summary` says why it was refused."""
+        """What to do about a step; `summary` is why it was refused."""
         if self.escalation is None:
             decision = Decision("skip" if refused else "none", summary)
         else:
@@ -228,7 +228,7 @@ class Budgets:
         step, setback = record.signals.step, "setback" in record.notices
         if record.reasons == (BROKEN_SETTING,):  # no earlier weights would help
             return replace(decision, lr_factor=decision.lr_factor * self.recovery.cut(self._recovery_state))
-        # Every rank gets here with the same flags, so every rank asks.
+        # Every rank gets here with the same flags, so every rank takes part.
         broken = refused and "nonfinite" in record.reasons and self.agreed(self.weights_broken())
         self._recovery_state, advice = self.recovery.update(
             self._recovery_state, step, refused=refused, setback=setback, broken=broken

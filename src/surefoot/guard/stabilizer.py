@@ -274,7 +274,7 @@ class TrainingStabilizer:
         watch: what to measure beyond the gradients.
         decide_on: where a step is decided. `"host"` reads its numbers at once; `"device"` reads none until
             `lag_steps` later. `"auto"`: host on a CPU, device elsewhere.
-        lag_steps: how many steps later the host looks at a step that was decided on the device.
+        lag_steps: how many steps later the host reads a step that was decided on the device.
         zero_grad: set gradients to `None` after each step, and before the first `backward()` of the next, since
             another model's backward may have left some (a GAN's generator does, in the discriminator).
     """
@@ -488,7 +488,7 @@ class TrainingStabilizer:
 
 
 def run_of(stabilizer: TrainingStabilizer) -> StabilizedRun:
-    """The parts of a stabilizer, for what looks into a run from outside: a replay, an experiment."""
+    """The parts of a stabilizer, for a replay or an experiment, which reads a run from outside."""
     return stabilizer._run
 
 

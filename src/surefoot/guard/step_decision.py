@@ -330,7 +330,7 @@ class StepDecider:
         return overflow
 
     def _agree(self, flags: list[Any], overflow: Any, signals: Signals) -> tuple[list[Any], list[Any], Any]:
-        """Flags and overflow, true where any rank says so, and the notices between them."""
+        """Flags and overflow, true where they are on any rank, and the notices between them."""
         if self.group is None:
             return flags, self._setback_notice(signals), overflow
         # With many ranks there is always one whose batch is hard: the mean loss shows whether the model is set back.
@@ -344,7 +344,7 @@ class StepDecider:
 
     @property
     def _averages_loss(self) -> bool:
-        """Whether the mean loss is all that the setback rule looks at, so that it says the same on every rank."""
+        """Whether the setback rule reads only the mean loss, so that its result is the same on every rank."""
         return isinstance(self.policy.setback, Setback) and self.policy.setback.signal == "loss"
 
     def _clip(self, statistics: TensorStatistics, positions: Tensor | None, skip: Any) -> Tensor | None:

@@ -132,8 +132,8 @@ def origin_of_data(
     if came_in and not risky and tensor is None:
         return found  # that it was data is an inference itself: an overflow looks the same
     if came_in:
-        culprit = risky[0 if here else -1] if risky else None
-        found = replace(found, kind="operation", without_graph=True, exact=False, made_by=culprit)
+        likely = risky[0 if here else -1] if risky else None
+        found = replace(found, kind="operation", without_graph=True, exact=False, made_by=likely)
     return replace(found, passed=words) if words and not here else found
 
 

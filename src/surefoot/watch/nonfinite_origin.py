@@ -1,7 +1,7 @@
 """Where the first non-finite value came from, read off the autograd graph of a loss that is not finite.
 
 The graph of a forward pass still holds what its operations saved. Walking it from the leaves upwards, the first node
-that holds or must have made something non-finite is the culprit: a parameter that was already bad, a tensor from
+that holds or must have made something non-finite is the origin: a parameter that was already bad, a tensor from
 outside the graph (data), or an operation outside the range where it is defined.
 """
 
@@ -87,23 +87,23 @@ def find_origin(
         bad_leaves = [
             variable for node in order if (variable := graph.leaf(node)) is not None and not _finite(variable)
         ]
-        culprit = _first_culprit(order, value)
+        found = _first_bad_node(order, value)
     if bad_leaves:
         records = [registry.get(tensor) for tensor in bad_leaves]
         names = [registry.label(record) if record is not None else "a leaf tensor" for record in records]
-        if culprit is None or any(record is not None and (record.optimizers or record.model) for record in records):
+        if found is None or any(record is not None and (record.optimizers or record.model) for record in records):
             return NonFiniteLoss(value=value, kind="parameter", parameters=names[:20], count=len(names))
         shape = list(bad_leaves[0].shape)
         return NonFiniteLoss(value=value, kind="data", tensor="a leaf that needs a gradient", shape=shape)
-    if culprit is None:
+    if found is None:
         op = graph.op(root.grad_fn) if root.grad_fn is not None else None
         return NonFiniteLoss(value=value, kind="unknown", op=op)
-    node, facts = culprit
-    facts = replace(facts, **_origin(node, order, origins))
+    node, facts = found
+    facts = replace(facts, **_call_sites(node, order, origins))
     return follow(facts, graph.saved(node).get(facts.tensor or "")) if facts.kind == "data" else facts
 
 
-def _first_culprit(order: list[Any], loss: float) -> tuple[Any, NonFiniteLoss] | None:
+def _first_bad_node(order: list[Any], loss: float) -> tuple[Any, NonFiniteLoss] | None:
     for node in order:
         op = graph.op(node)
         held = graph.saved(node)
@@ -289,7 +289,7 @@ def _ops_near(node: Any, depth: int) -> set[str]:
     return found
 
 
-def _origin(node: Any, order: list[Any], origins: dict[str, list[tuple[str, str, str]]]) -> CallSites:
+def _call_sites(node: Any, order: list[Any], origins: dict[str, list[tuple[str, str, str]]]) -> CallSites:
     """Where in the user's code an operation of this kind was called, by its place among its kind."""
     op = graph.op(node)
     known = origins.get(op, [])

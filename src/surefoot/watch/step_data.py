@@ -1,8 +1,9 @@
 """What every step was trained on: a fingerprint of its inputs and targets, and the labels in it.
 
-Hand-made batching leaves no data loader to ask, but the graph under the loss holds the data: the loss function saved
-its target, the first layer its input. At the first backward from a line of the script the whole graph is searched; from
-then on the way to those two nodes is known, and a step costs a walk down one path and a few numbers.
+A script that makes its batches itself has no data loader to observe, but the graph under the loss holds the data: the
+loss function saved its target, the first layer its input. At the first backward from a line of the script the whole
+graph is searched; from then on the way to those two nodes is known, and a step costs a walk down one path and a few
+numbers.
 
 Saved tensors are left alone once the script uses hooks on them (activation checkpointing, offloading): reading one
 would run its hook.
@@ -20,7 +21,7 @@ from torch import Tensor
 from surefoot.observe.readable import is_readable
 from surefoot.record.facts import SeenRows, StepBatch, StepDataFacts
 from surefoot.watch import autograd_graph as graph
-from surefoot.watch.script_hooks import WithoutHooks, is_listening, listeners
+from surefoot.watch.script_hooks import WithoutHooks, intercepts_operations, script_hooks
 from surefoot.watch.tensor_summary import fingerprints
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class StepData:
 
     def note(self, root: Tensor, where: Any, step: int, backward: int) -> None:
         """`backward` is about to run on `root`, called from the line `where`."""
-        if listeners.saved or len(self.batches) >= MOST_BATCHES or root.grad_fn is None:
+        if script_hooks.saved or len(self.batches) >= MOST_BATCHES or root.grad_fn is None:
             return
         if root.device.type != "cpu" and step >= _EAGER_STEPS:
             return
@@ -142,7 +143,12 @@ def _data(node: Any, name: str) -> Tensor | None:
         tensor = getattr(node, f"_saved_{name}", None)
     except RuntimeError:  # freed, or changed in place since
         return None
-    if not isinstance(tensor, Tensor) or is_listening(tensor) or tensor.grad_fn is not None or tensor.requires_grad:
+    if (
+        not isinstance(tensor, Tensor)
+        or intercepts_operations(tensor)
+        or tensor.grad_fn is not None
+        or tensor.requires_grad
+    ):
         return None
     is_data = tensor.dim() and tensor.numel() > 1 and tensor.layout is torch.strided
     return tensor if is_data and is_readable(tensor) else None

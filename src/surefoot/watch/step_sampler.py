@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from surefoot.watch.data_origin import origin_of_data, ways_of_data
 from surefoot.watch.function_recorder import remove_leftover_recorders
 from surefoot.watch.optimizer_order import OptimizerOrder
-from surefoot.watch.script_hooks import WithoutHooks, has_modes_of_its_own, unseen
+from surefoot.watch.script_hooks import WithoutHooks, has_modes_of_its_own, without_torch_function
 from surefoot.watch.step_recording import StepRecording
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class StepSampler:
         if sampled is None:
             return
         try:
-            with unseen():
+            with without_torch_function():
                 sampled.end()
         except Exception as error:
             sampled.remove_hooks()
