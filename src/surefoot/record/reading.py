@@ -40,10 +40,10 @@ class RunTables:
     """What a run folder holds. A table without rows has its columns all the same."""
 
     folder: Path
-    run: dict[str, object]
+    run: dict[str, Any]
     """`run.json`: what was run, where, with which versions, how it ended."""
     events: list[Event]
-    findings: dict[str, object] | None
+    findings: dict[str, Any] | None
     """`findings.json`, where there has been a diagnosis."""
     scalars: pa.Table
     """One row per optimizer step and part."""
