@@ -1,6 +1,6 @@
 """Calls of torch as the recorder of the export remembers them."""
 
-from surefoot.core.operations import FunctionMode, unseen
+from surefoot.core.operations import FunctionMode, without_modes
 from surefoot.replay.export.call_recorder import note_outputs, remember
 from surefoot.replay.export.captured import CapturedCalls, keep_values, key_of
 from surefoot.replay.locate.frames import Place
@@ -14,11 +14,11 @@ class Remember(FunctionMode):
         self.calls = []
 
     def on_function(self, func, args, kwargs):
-        with unseen():
+        with without_modes():
             ran = remember(func, args, kwargs, operation=False)
             ran.place = Place(__file__, 1, "step")
         out = func(*args, **kwargs)
-        with unseen():
+        with without_modes():
             note_outputs(ran, out)
         self.calls.append(ran)
         return out

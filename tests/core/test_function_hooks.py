@@ -5,7 +5,7 @@ import traceback
 
 import pytest
 
-from surefoot.core.function_hooks import Hook, hear
+from surefoot.core.function_hooks import Hook, add_hook
 
 
 def test_a_hook_is_given_the_parameters_and_the_result():
@@ -14,7 +14,7 @@ def test_a_hook_is_given_the_parameters_and_the_result():
         return width * height
 
     heard, before = [], (area, inspect.signature(area), area.__doc__, area.__code__.co_firstlineno)
-    hear(
+    add_hook(
         area,
         Hook(lambda args, kwargs: heard.append((args, kwargs)) or "token", lambda token, result: heard.append(result)),
     )
@@ -31,7 +31,7 @@ def test_after_none_nothing_more_is_heard_and_a_result_may_be_replaced():
             return 2 * x
         return x
 
-    hear(double, Hook(lambda args, kwargs: args[0] if args[0] > 1 else None, lambda token, result: result + token))
+    add_hook(double, Hook(lambda args, kwargs: args[0] if args[0] > 1 else None, lambda token, result: result + token))
     assert double(1) == 1
     assert double(2) == 6
 
@@ -41,7 +41,7 @@ def test_the_end_is_heard_of_even_where_it_raises():
         return 1 / x
 
     ended = []
-    hear(divide, Hook(lambda args, kwargs: "token", None, ended.append), always=True)
+    add_hook(divide, Hook(lambda args, kwargs: "token", None, ended.append), always=True)
     line = divide.__code__.co_firstlineno + 1
     with pytest.raises(ZeroDivisionError) as raised:
         divide(0)
@@ -56,7 +56,7 @@ def test_two_hooks_are_both_called():
 
     heard = []
     for name in ("first", "second"):
-        hear(plain, Hook(lambda args, kwargs, name=name: heard.append(name) or name))
+        add_hook(plain, Hook(lambda args, kwargs, name=name: heard.append(name) or name))
     assert plain() == 1
     assert heard == ["first", "second"]
 
@@ -66,16 +66,16 @@ def test_a_parameter_that_can_be_gone_through_once_becomes_a_list():
         return sum(values)
 
     seen = []
-    hear(total, Hook(lambda args, kwargs: seen.append(list(args[0]))), listed="values")
+    add_hook(total, Hook(lambda args, kwargs: seen.append(list(args[0]))), listed="values")
     assert total(iter([1, 2])) == 3
     assert seen == [[1, 2]]
 
 
 def test_what_is_not_written_in_python_or_has_no_source_is_refused():
     with pytest.raises(TypeError, match="not written in Python"):
-        hear(len, Hook(lambda args, kwargs: None))
+        add_hook(len, Hook(lambda args, kwargs: None))
     made = {}
     exec("def without_source(): return 1", made)
     with pytest.raises(Exception):  # noqa: B017
-        hear(made["without_source"], Hook(lambda args, kwargs: None))
+        add_hook(made["without_source"], Hook(lambda args, kwargs: None))
     assert made["without_source"]() == 1

@@ -17,7 +17,7 @@ from surefoot.core.operations import (
     called_from,
     entered_modes,
     function_name,
-    unseen,
+    without_modes,
 )
 
 
@@ -85,7 +85,7 @@ def test_an_operation_mode_does_not_load_the_compiler():
 
 def test_unseen_code_goes_through_no_mode():
     with Functions() as functions, Operations() as operations:
-        with unseen():
+        with without_modes():
             torch.ones(2).exp()
         assert functions.names == []
         assert operations.names == []

@@ -4,7 +4,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from surefoot.observe.without_hooks import WithoutHooks, is_calm, is_listening
+from surefoot.observe.without_hooks import WithoutHooks, intercepts_operations, runs_eagerly
 
 
 class Counting(TorchFunctionMode):
@@ -51,15 +51,15 @@ def test_gradients_stay_on_where_asked_for():
 
 
 def test_it_is_not_calm_under_a_dispatch_mode_or_a_transform():
-    assert is_calm()
+    assert runs_eagerly()
     with Dispatching():
-        assert not is_calm()
+        assert not runs_eagerly()
     seen = []
-    torch.func.vmap(lambda x: seen.append(is_calm()) or x)(torch.ones(2))
+    torch.func.vmap(lambda x: seen.append(runs_eagerly()) or x)(torch.ones(2))
     assert seen == [False]
 
 
 def test_a_class_that_hears_of_every_operation_is_left_alone_and_torchs_own_are_not():
-    assert not is_listening(torch.ones(1))
-    assert not is_listening(torch.nn.Parameter(torch.ones(1)))
-    assert is_listening(torch.Tensor._make_subclass(Strange, torch.ones(1)))
+    assert not intercepts_operations(torch.ones(1))
+    assert not intercepts_operations(torch.nn.Parameter(torch.ones(1)))
+    assert intercepts_operations(torch.Tensor._make_subclass(Strange, torch.ones(1)))

@@ -8,7 +8,7 @@ does not lower the scale.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -71,6 +71,16 @@ class DynamicLossScaler:
         return LossScaleState(scale, torch.where(grow, 0, clean), torch.where(grow, float(self.hysteresis), patience))
 
 
+class GradScalerState(TypedDict, total=False):
+    """The `state_dict()` of a `torch.amp.GradScaler`, or only its two tensors."""
+
+    scale: Tensor | float | None
+    growth_factor: float
+    backoff_factor: float
+    growth_interval: int
+    _growth_tracker: Tensor | int | None
+
+
 @dataclass(frozen=True)
 class TorchLossScaler:
     """Drives a `torch.amp.GradScaler` that the user made, and may go on reading and saving."""
@@ -108,12 +118,15 @@ class TorchLossScaler:
         )
         return state
 
-    def state(self, live: bool) -> dict[str, Any]:
+    def state(self, live: bool) -> GradScalerState:
         """The GradScaler's own state; with `live` its two tensors are not read off the device."""
-        state: dict[str, Any] = self.scaler.state_dict() if not live else {}
+        state: GradScalerState = self.scaler.state_dict() if not live else {}  # type: ignore[assignment]
         return state or {"scale": self.scaler._scale, "_growth_tracker": self.scaler._growth_tracker}
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, state: GradScalerState) -> None:
         """Continue from a state of either kind."""
-        now = {"scale": float(state["scale"]), "_growth_tracker": int(state["_growth_tracker"])}
+        scale, growth_tracker = state["scale"], state["_growth_tracker"]
+        assert scale is not None
+        assert growth_tracker is not None
+        now = {"scale": float(scale), "_growth_tracker": int(growth_tracker)}
         self.scaler.load_state_dict(self.scaler.state_dict() | state | now)

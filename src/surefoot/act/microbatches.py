@@ -24,7 +24,7 @@ import gc
 import re
 import traceback
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -54,6 +54,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+
+
+class RowLimitState(TypedDict):
+    """What is stored of a `RowLimit`; the fields have the same names there."""
+
+    rows: int | None
+    calls: int
+    wait: int
+    on_trial: bool
 
 
 @dataclass
@@ -100,11 +109,11 @@ class RowLimit:
             self.rows, self.calls, self.on_trial = largest, 0, True
         self.probing = False
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> RowLimitState:
         """What a resumed run goes on with."""
         return {"rows": self.rows, "calls": self.calls, "wait": self.wait, "on_trial": self.on_trial}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: RowLimitState) -> None:
         """Go on where a saved limit stopped."""
         self.rows, self.calls, self.wait = state["rows"], state["calls"], state["wait"]
         self.on_trial, self.probing = state["on_trial"], False
@@ -125,7 +134,7 @@ class Split:
         because = f": {self.why}" if self.why else ", the size that is known to fit"
         return f"{self.rows} rows are run in {self.pieces} pieces of {self.largest} at most{because}"
 
-    def evidence(self) -> dict[str, Any]:
+    def evidence(self) -> dict[str, int | str]:
         """The numbers of it."""
         return asdict(self)
 

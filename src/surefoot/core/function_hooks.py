@@ -1,4 +1,4 @@
-"""Hearing of the calls of a function, without anything taking the function's place.
+"""Hooks that are called when a function is, without anything taking the function's place.
 
 A function that is replaced is another function: torch's device contexts, `torch.overrides`, TorchScript and numba know
 functions by identity, pickle by name, warnings by the frame that called, and whoever imported it earlier still holds
@@ -7,7 +7,7 @@ one where it begins, one where it returns. Names, signature, source, line number
 is added to a traceback, and while torch compiles the two calls are not there.
 
 The new code is compiled from the function's own source, which must be the source of the code that runs: that is checked
-first. Functions written in C, and those without source, cannot be heard of in this way.
+first. Functions written in C, and those without source, cannot be hooked in this way.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _FUTURES = functools.reduce(
 class Hook:
     """What the new code of a function calls.
 
-    `before(args, kwargs)` is given the function's parameters, defaults included; what it returns is the token. After
-    `None` nothing more is heard of that call, else `after(token, result)` when the function returns, and `last(token)`
-    when it is over, by an exception or not. What `after` returns, unless it is `None`, is returned to the caller.
+    `before(args, kwargs)` is given the function's parameters, defaults included; what it returns is the token. If that
+    is not `None`, `after(token, result)` is called when the function returns, and `last(token)` when it is over, by an
+    exception or not. What `after` returns, unless it is `None`, is returned to the caller.
     """
 
     __slots__ = ("end", "enter", "leave")
@@ -86,7 +86,7 @@ def _both(first: Hook, second: Hook) -> Hook:
     return Hook(before, after, last if first.end is not None else None)
 
 
-def hear(function: Any, hook: Hook, always: bool = False, listed: str | None = None) -> None:
+def add_hook(function: Any, hook: Hook, always: bool = False, listed: str | None = None) -> None:
     """Have a function call a hook where it begins and returns.
 
     `always`: also where it ends by an exception. `listed`: a parameter that the hook, too, needs to go through.

@@ -50,7 +50,7 @@ def _holds_data(value: Any) -> bool:
     return bool(getattr(value, "__dict__", None))
 
 
-def attributes_of(value: Any) -> dict[str, Any]:
+def attributes_of(value: Any) -> dict[str, object]:
     """The data attributes of an object: the fields of a dataclass, also with `slots`, and what its `__dict__` holds."""
     fields = getattr(type(value), "__dataclass_fields__", ())
     return {name: getattr(value, name) for name in fields if hasattr(value, name)} | getattr(value, "__dict__", {})
@@ -112,7 +112,7 @@ def with_entries(mapping: Mapping[Any, Any], entries: dict[Any, Any]) -> Any:
     return new
 
 
-def with_attributes(value: Any, attributes: dict[str, Any]) -> Any:
+def with_attributes(value: Any, attributes: Mapping[str, object]) -> Any:
     """A copy of an object with other attributes, also where its class is frozen."""
     new = copy.copy(value)
     for name, attribute in attributes.items():

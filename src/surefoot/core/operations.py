@@ -169,7 +169,7 @@ def autograd_node() -> Any:
 
 
 @contextmanager
-def unseen() -> Iterator[None]:
+def without_modes() -> Iterator[None]:
     """What runs in here goes through no mode of either level."""
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         yield
@@ -213,7 +213,7 @@ class RunningModules:
     def _entered(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             self._running.append(name)
-            with unseen():
+            with without_modes():
                 self._before(name, module, args, kwargs)
 
         return hook
@@ -222,7 +222,7 @@ class RunningModules:
         def hook(module: nn.Module, _: Any, output: Any) -> None:
             if self._running:
                 self._running.pop()
-            with unseen():
+            with without_modes():
                 self._after(name, module, output)
 
         return hook

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import numpy as np
 import torch
@@ -20,6 +20,23 @@ from surefoot.types import LayerStats, OptimizerSetting, Signals, StepRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+Packed: TypeAlias = "Tensor | float | str | list[Packed] | dict[str, Packed] | None"
+"""A state as it is stored: what `pack` returns."""
+
+
+class PackedRecord(TypedDict):
+    """A `StepRecord` as it is stored."""
+
+    signals: dict[str, Packed]
+    """The fields of `Signals` by name; `layers` holds those of `LayerStats`."""
+    skipped: bool
+    reasons: list[str]
+    overflow: bool
+    notices: list[str]
+    settings: list[list[Any]]
+    """Parameter group, key and value of each; older versions did not save them."""
+
 
 _ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")
 """What differs from one process to the next in how an object prints that has no `repr` of its own."""
@@ -101,7 +118,7 @@ def choose(keep_old: Any, old: Any, new: Any) -> Any:
     return new
 
 
-def pack_record(record: StepRecord) -> dict[str, Any]:
+def pack_record(record: StepRecord) -> PackedRecord:
     """A step's record as nested dictionaries of tensors and plain values."""
     signals = {each.name: getattr(record.signals, each.name) for each in fields(Signals)}
     layers = record.signals.layers
@@ -119,9 +136,9 @@ def pack_record(record: StepRecord) -> dict[str, Any]:
     }
 
 
-def unpack_record(packed: dict[str, Any]) -> StepRecord:
+def unpack_record(packed: PackedRecord) -> StepRecord:
     """The record that `pack_record` was given."""
-    signals = dict(packed["signals"])
+    signals: Any = dict(packed["signals"])
     if signals["layers"] is not None:
         layers = dict(signals["layers"])
         signals["layers"] = LayerStats(**layers | {"names": tuple(layers["names"]), "ranks": tuple(layers["ranks"])})

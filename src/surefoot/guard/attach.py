@@ -43,7 +43,7 @@ from surefoot.guard.run_actions import halt_message
 from surefoot.guard.step_decision import StepNumbers
 from surefoot.guard.step_results import StepResults
 from surefoot.observe.parameters import BackwardOrder, Layout
-from surefoot.observe.without_hooks import WithoutHooks, is_calm
+from surefoot.observe.without_hooks import WithoutHooks, runs_eagerly
 from surefoot.types import Incident, Scalar, Signals, StepRecord
 
 if TYPE_CHECKING:
@@ -444,7 +444,7 @@ class _StepHooks:
     def _can_run(self) -> bool:
         if torch.compiler.is_compiling():
             return False
-        if is_calm() and not is_capturing(self._guarded.layout.home):
+        if runs_eagerly() and not is_capturing(self._guarded.layout.home):
             return True
         if not self._warned and self.acts:
             self._warned = True

@@ -7,7 +7,7 @@ their gradients still have to be divided by, and whether other code has changed 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import nn
 
+    from surefoot.act.accumulate import WindowValues
+    from surefoot.act.microbatches import RowLimitState
     from surefoot.guard.run_history import RunHistory
     from surefoot.guard.step_decision import StepPolicy
     from surefoot.observe.parameters import Layout
@@ -78,6 +80,53 @@ class GradientWarnings:
             )
 
 
+class BatchPieces:
+    """Runs one batch forward and backward, in as few pieces as fit in memory."""
+
+    def __init__(self, models: Sequence[nn.Module], layout: Layout) -> None:
+        self._models, self._layout = models, layout
+        self.row_limit = RowLimit()
+        """How many rows fit."""
+        self._microbatches: Microbatches | None = None
+
+    def check(self) -> None:
+        """Raise `UsageError` if the models cannot be run in pieces."""
+        if self._microbatches is None:
+            check_can_part(self._models)
+            self._microbatches = Microbatches(self._models, self.row_limit)
+
+    def run(
+        self,
+        loss_fn: Callable[[Any], Tensor],
+        batch: Any,
+        weighing: Weighing,
+        scaled_backward: Callable[[Tensor, Scalar | None], None],
+    ) -> tuple[Tensor, Split | None]:
+        """Run a batch; returns its loss, and how it was split if it was. Call `check` first."""
+        assert self._microbatches is not None
+
+        def backward(loss: Tensor, share: float) -> None:
+            if share < 1 and isinstance(loss, Tensor) and not loss.requires_grad:
+                return  # a piece without any target may have a constant loss where the batch has not
+            check_loss(loss)
+            scaled_backward(loss if share == 1 else loss * share, weighing.total)
+
+        parameters = [parameter for _, parameter in self._layout.parameters]
+        loss, split = self._microbatches.run(loss_fn, batch, weighing, backward, parameters)
+        # A batch of padding alone: nothing to learn from it.
+        return torch.zeros((), device=self._layout.home) if loss is None else loss, split
+
+
+class GradientWindowState(TypedDict):
+    """What is stored of a `GradientWindow`."""
+
+    sums: WindowValues | None
+    """`None` if no microbatch was taken in since the last step."""
+    gradients: list[Tensor | None]
+    """The gradient of each parameter; empty if no microbatch was taken in."""
+    row_limit: RowLimitState
+
+
 class GradientWindow:
     """The microbatches since the last optimizer step, and their gradients."""
 
@@ -96,8 +145,7 @@ class GradientWindow:
         self.step = 0
         """The optimizer step that is being gathered for."""
         self.sums = AccumulationWindow(accumulate, across_ranks=group is not None)
-        self._row_limit = RowLimit()
-        self._microbatches: Microbatches | None = None
+        self.pieces = BatchPieces(models, layout)
         self._changes: GradientChanges | None = None
         self._announce_sync()
 
@@ -106,7 +154,7 @@ class GradientWindow:
     def backward(self, loss: Tensor, weight: Scalar | None, options: dict[str, Any]) -> None:
         """Run backward on one loss of a microbatch."""
         check_loss(loss)
-        self._look_at_gradients()
+        self._drop_stale_gradients()
         self._scaled_backward(loss, weight, **options)
         self._take_in(loss, weight)
 
@@ -114,12 +162,12 @@ class GradientWindow:
         self, loss_fn: Callable[[Any], Tensor], batch: Any, weight: Callable[[Any], Scalar] | None
     ) -> Tensor:
         """Run one microbatch forward and backward, in as few pieces as fit; returns its loss."""
-        if self._microbatches is None:
-            check_can_part(self._models)
-            self._microbatches = Microbatches(self._models, self._row_limit)
+        self.pieces.check()
         try:
             with apart(self._models, self._group, _is_last(self.sums)):
-                loss, weight_of_all, split = self._run_pieces(self._microbatches, loss_fn, batch, weight)
+                weighing = Weighing(count_rows(batch), weight, None if weight is None else weight(batch))
+                self._drop_stale_gradients()
+                loss, split = self.pieces.run(loss_fn, batch, weighing, self._scaled_backward)
         except Exception:
             if self._group is not None:  # all ranks failed together, and begin anew together
                 self._layout.drop_gradients()
@@ -128,26 +176,8 @@ class GradientWindow:
             raise
         if split is not None:
             self.warnings.split(self.step, split)
-        self._take_in(loss, weight_of_all)
+        self._take_in(loss, weighing.total)
         return loss
-
-    def _run_pieces(
-        self, microbatches: Microbatches, loss_fn: Callable[[Any], Tensor], batch: Any, weight: Any
-    ) -> tuple[Tensor, Scalar | None, Split | None]:
-        weighing = Weighing(count_rows(batch), weight, None if weight is None else weight(batch))
-        self._look_at_gradients()
-
-        def backward(loss: Tensor, share: float) -> None:
-            if share < 1 and isinstance(loss, Tensor) and not loss.requires_grad:
-                return  # a piece without any target may have a constant loss where the batch has not
-            check_loss(loss)
-            self._scaled_backward(loss if share == 1 else loss * share, weighing.total)
-
-        parameters = [parameter for _, parameter in self._layout.parameters]
-        loss, split = microbatches.run(loss_fn, batch, weighing, backward, parameters)
-        # A batch of padding alone: nothing to learn from it.
-        loss = torch.zeros((), device=self._layout.home) if loss is None else loss
-        return loss, weighing.total, split
 
     def _scaled_backward(self, loss: Tensor, weight: Scalar | None, **options: Any) -> None:
         scale = self._policy.loss_scale()
@@ -216,7 +246,7 @@ class GradientWindow:
         total = torch.as_tensor(divisor, dtype=torch.float32, device=home)
         return add_up(total, self._group) / torch.distributed.get_world_size(self._group)
 
-    def _look_at_gradients(self) -> None:
+    def _drop_stale_gradients(self) -> None:
         """Before a microbatch: drop gradients that other code left, or notice that some are gone."""
         if self._zero_grad and self.sums.loss_sum is None:
             self._layout.drop_gradients()  # what another model's backward left, as in a GAN
@@ -230,20 +260,20 @@ class GradientWindow:
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
-    def state_dict(self, live: bool) -> dict[str, Any]:
+    def state_dict(self, live: bool) -> GradientWindowState:
         """The window with the gradients it has so far, if one is under way; with `live` the tensors themselves."""
         under_way = self.sums.loss_sum is not None
         gradients = [parameter.grad for _, parameter in self._layout.parameters] if under_way else []
         return {
             "sums": pack(self.sums.state_dict(), live) if under_way else None,
             "gradients": pack(gradients, live),
-            "row_limit": self._row_limit.state_dict(),
+            "row_limit": self.pieces.row_limit.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any], step: int) -> None:
+    def load_state_dict(self, state: GradientWindowState, step: int) -> None:
         """Continue a window that was under way, with the gradients it had so far."""
         self._layout.drop_gradients()
-        self._row_limit.load_state_dict(state["row_limit"])
+        self.pieces.row_limit.load_state_dict(state["row_limit"])
         self.begin(step)
         if state["sums"] is None:
             return

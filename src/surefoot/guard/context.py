@@ -1,7 +1,7 @@
 """`GuardContext`: the parts that every guarded or watched optimizer has, built and connected in one place.
 
 `attach` adds the hooks of an optimizer to them, `TrainingStabilizer` backward, accumulation, checkpoints and recovery.
-The parts do not know each other's owners: who reports to whom is decided here, when they are built.
+The parts do not know their owner: which part calls which is decided here, when they are built.
 """
 
 from __future__ import annotations
@@ -105,20 +105,10 @@ def build_guard(
     on_event = call_each(rows.incident if rows else None, on_event)
     history = RunHistory(checker, budgets, order.first, on_event, announce=announce)
     return GuardContext(
-        layout=layout,
-        policy=policy,
-        decider=decider,
-        guarded=guarded,
-        history=history,
-        order=order,
-        ranks=ranks,
-        shapers=shapers,
-        decides_on_device=on_device,
-        lag_steps=lag_steps if on_device else 0,
-        log=run_log,
-        rows=rows,
+        layout=layout, policy=policy, decider=decider, guarded=guarded, history=history, order=order, ranks=ranks,
+        shapers=shapers, decides_on_device=on_device, lag_steps=lag_steps if on_device else 0, log=run_log, rows=rows,
         on_step=call_each(rows.step if rows else None, on_step),
-    )
+    )  # fmt: skip
 
 
 def _policy(

@@ -79,7 +79,7 @@ class DataLoop:
         self._drawn, self._stepper = False, threading.get_ident()
 
     def before_draw(self) -> bool:
-        """The next batch is asked for; returns whether this is a moment between two."""
+        """The next batch is requested; returns whether this is a moment between two."""
         between = not self._drawn  # with two loaders side by side, before the first of the two
         if between:
             self.stop_here()
@@ -118,7 +118,7 @@ class DataLoop:
             self._on_stop_point()
 
     def after_draws(self) -> None:
-        """No more batches are asked for. There may be no further step: what is due is written now."""
+        """No more batches are requested. There may be no further step: what is due is written now."""
         if self._drawer != threading.get_ident():
             return
         died = self._saver.finish()

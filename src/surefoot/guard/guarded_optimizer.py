@@ -296,7 +296,7 @@ class GuardedOptimizer:
         skip, divide, factor = decision.skip, decision.divide, decision.factor
         if not self._on_device and bool(skip):
             found = outer.found_inf is not None and bool(outer.found_inf > 0)
-            # What a scaler has decided is left to the kernel, which is told already.
+            # What a scaler has decided is left to the kernel, which has it already.
             step.refused = step.refused_unchanged = not found or lacks_momentum(optimizer)
             return
         if self._shapers and outer.scale is not None:  # they have left gradients that are unscaled

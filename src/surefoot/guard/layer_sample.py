@@ -45,7 +45,7 @@ def evenly(items: Sequence[T], most: int = MOST_HISTOGRAMS) -> Sequence[T]:
 
 
 def weights_of(named: Sequence[NamedParameter]) -> list[Taken]:
-    """Samples of the parameters that have values to look at."""
+    """Samples of the parameters that have values to measure."""
     samples = [(each, take_sample(each.parameter)) for each in named]
     return [Taken(each.name, each.parameter, sample) for each, sample in samples if sample is not None]
 

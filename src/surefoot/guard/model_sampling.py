@@ -1,13 +1,13 @@
-"""Close looks at a model in training: histograms, update ratios and dead units on a few sampled steps.
+"""Detailed statistics of a model in training: histograms, update ratios and dead units on a few sampled steps.
 
-`ModelSampler` follows one optimizer. The loop tells it where a step stands, and takes what has arrived to the run log:
+`ModelSampler` follows one optimizer. The loop calls it at each stage of a step, and logs what it returns:
 
     sampler = ModelSampler(models)                                     # beside the optimizer
 
     sampler.before_update(step, named_parameters, divide)              # gradients are ready, nothing is applied yet
     optimizer.step()
     sampler.after_update(step)
-    sampler.before_forward(step + 1)                                   # hooks on, if that step is looked at
+    sampler.before_forward(step + 1)                                   # hooks on, if that step is sampled
     for message in sampler.arrived(step - lag_steps):                  # of steps whose numbers are on the host by now
         log.take(message)
 
@@ -15,7 +15,7 @@ The run log keeps one row per step and layer. Code that writes such rows of a st
 update ratios of the same parameters into them first: `columns |= sampler.layer_columns(step, names)`.
 
 On all other steps each call is one comparison. On a sampled one everything is computed where the tensors lie and comes
-to the host in two copies, read some steps later, so that the loop never waits. An error inside ends the looking with
+to the host in two copies, read some steps later, so that the loop never waits. An error inside ends the sampling with
 one warning, never the training.
 
 `histograms_of` is the same for weights and gradients at once, for those who may wait.
@@ -75,7 +75,7 @@ class ModelSampler:
     def after_update(self, step: int) -> None:
         """The parameters have been updated, or the step was left out."""
         now, self._now = self._now, None
-        if self._observes_forward:  # there may have been no update to look at
+        if self._observes_forward:  # there may have been no update to measure
             self._observes_forward = False
             self._activations.end()
         if now is not None and now.step == step:
@@ -89,7 +89,7 @@ class ModelSampler:
     def layer_columns(self, step: int, names: Sequence[str]) -> dict[str, Tensor]:
         """`param_norm` and `update_ratio` of a sampled step, to join the other columns of its rows; else nothing.
 
-        Ask before `arrived` hands the step over; what is asked for here is not handed over again there.
+        Call this before `arrived` returns the step; what is returned here is not returned again there.
         """
         found: dict[str, Tensor] = {}
         for each in self._pending:

@@ -69,7 +69,7 @@ class EarlierWeights:
         return self.ring is None or self.ring.had_moved(typical_gradient)
 
     def return_to(self, before: int, tried: int, keep_present: bool) -> str | None:
-        """Write earlier weights back; says where to, or `None` if there is nothing to return to."""
+        """Write earlier weights back; returns where to, or `None` if there is nothing to return to."""
         if self.ring is not None:
             step = self.ring.return_to(before, tried, keep_present)
             if step is not None:
@@ -168,7 +168,7 @@ class RunPersistence:
             self.weights.ring.hold_updates()
 
     def after_step(self, step: int, history: RunHistory) -> None:
-        """`step` optimizer steps are done: copy what is due, now or when the next batch is asked for."""
+        """`step` optimizer steps are done: copy what is due, now or before the next batch is drawn."""
         self.weights.after_step(step, history.healthy)
         self.saver.after_step(
             step, history.instability, history.recent_loss, waits_for_batch=self.data.between_batches_soon
@@ -204,7 +204,7 @@ class RunPersistence:
         return int(found.step)
 
     def _restore_once(self) -> None:
-        """Continue from the newest checkpoint, the first time this is asked."""
+        """Continue from the newest checkpoint, the first time this is called."""
         if self._restored:
             return
         self._restored = True

@@ -74,7 +74,7 @@ def for_gan(
     discriminator_optimizer: Any,
     **settings: Any,
 ) -> tuple[TrainingStabilizer, TrainingStabilizer]:
-    """Two stabilizers, generator first. Broken and exploding steps are refused; no detector looks at the loss curves.
+    """Two stabilizers, generator first. Broken and exploding steps are refused; no detector judges the loss curves.
 
     With `checkpoints` the generator's stabilizer saves and loads both, so that they are always of the same moment: draw
     the batches from its `resume`, and call its `save` and `restore`. What is in `also_save` is saved with it once.

@@ -15,7 +15,7 @@ import logging
 import math
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from surefoot.core.state_tree import pack, settings_of, unpack
 from surefoot.detect.combine import Combined, sustained, tolerated
@@ -26,11 +26,13 @@ from surefoot.types import Action, Decision, Incident, Severity, StepRecord, for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from surefoot.core.state_tree import Packed
     from surefoot.decide.recovery import Escalation, TrainingRecovery
     from surefoot.detect.checker import StabilityChecker
     from surefoot.types import Detector, Signals, Verdict
 
     Note: TypeAlias = Callable[..., Incident]
+    Evidence: TypeAlias = dict[str, object]
 
 log = logging.getLogger("surefoot")
 
@@ -49,6 +51,37 @@ LOGGED_INCIDENTS = 20
 
 _RETURNS = ("roll_back", "reset_moments", "take_back")
 """Actions after which the steps taken since count for nothing."""
+
+
+class AlarmsState(TypedDict):
+    """What is stored of `Alarms`."""
+
+    look_back: Packed
+    """The state of the detectors that look back over many steps."""
+    own: dict[str, Packed]
+    """The states of the detectors of the user's own signals, by signal."""
+    active: list[str]
+    """Kind and severity of each alarm that is raised."""
+
+
+class BudgetsState(TypedDict):
+    """What is stored of `Budgets`."""
+
+    escalation: Packed
+    recovery: Packed
+    unrest: list[list[int | str]]
+    """Step and sentence of the last reasons why the run was not quiet."""
+
+
+class RunHistoryState(AlarmsState, BudgetsState):
+    """What is stored of a `RunHistory` and of its two parts."""
+
+    settings: dict[str, str]
+    """What the parts were set to."""
+    counts: dict[str, int]
+    """How many steps there were, and how many of them were skipped, clipped and so on."""
+    by_kind: dict[str, int]
+    """How many incidents there were of each kind."""
 
 
 class Alarms:
@@ -77,7 +110,7 @@ class Alarms:
             self._watch_behind(record.signals, note)
 
     def applied_nonetheless(
-        self, record: StepRecord, explain: Callable[[StepRecord], tuple[str, dict[str, Any]]], note: Note
+        self, record: StepRecord, explain: Callable[[StepRecord], tuple[str, Evidence]], note: Note
     ) -> None:
         """Where steps are only watched, one that would be refused is applied: an incident when that starts."""
         kind = record.reasons[0] if record.reasons else "refused"
@@ -116,7 +149,7 @@ class Alarms:
             self._active.add(known)
             note(signals, kind, verdict.severity, verdict.summary, evidence=dict(verdict.evidence))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> AlarmsState:
         """The states of the detectors, and which alarms are raised."""
         return {
             "look_back": pack(self._look_back_state),
@@ -124,7 +157,7 @@ class Alarms:
             "active": sorted(self._active),
         }
 
-    def load_state_dict(self, state: dict[str, Any], same_look_back: bool) -> None:
+    def load_state_dict(self, state: AlarmsState, same_look_back: bool) -> None:
         """Continue from a saved state; detectors with other settings start anew."""
         if self.look_back and same_look_back:
             self._look_back_state = unpack(self.look_back.init(), state["look_back"])
@@ -153,7 +186,7 @@ class Budgets:
             recovery: return to earlier weights.
             scale_floor: the lowest loss scale; an overflow there is a refused step.
             weights_broken: whether a parameter is not finite on this rank.
-            agreed: whether any rank says so.
+            agreed: whether the flag is set on any rank.
         """
         self.escalation, self.recovery, self._scale_floor = escalation, recovery, scale_floor
         self._escalation_state = escalation.init() if escalation else None
@@ -162,7 +195,7 @@ class Budgets:
         self._reasons: deque[tuple[int, str]] = deque(maxlen=REASONS_KEPT)
 
     def ahead(self) -> Budgets:
-        """A copy that asks no other rank: only this one may be reading."""
+        """A copy that communicates with no other rank: only this one may be reading."""
         ahead = copy.copy(self)
         ahead._reasons, ahead.agreed = self._reasons.copy(), lambda flag: flag
         return ahead
@@ -177,7 +210,7 @@ class Budgets:
         return record.skipped and (not record.overflow or self.is_stuck(record))
 
     def escalate(self, record: StepRecord, refused: bool, summary: str) -> Decision:
-        """What to do about a step; `summary` says why it was refused."""
+        """What to do about a step; `summary` is why it was refused."""
         if self.escalation is None:
             decision = Decision("skip" if refused else "none", summary)
         else:
@@ -195,7 +228,7 @@ class Budgets:
         step, setback = record.signals.step, "setback" in record.notices
         if record.reasons == (BROKEN_SETTING,):  # no earlier weights would help
             return replace(decision, lr_factor=decision.lr_factor * self.recovery.cut(self._recovery_state))
-        # Every rank gets here with the same flags, so every rank asks.
+        # Every rank gets here with the same flags, so every rank takes part.
         broken = refused and "nonfinite" in record.reasons and self.agreed(self.weights_broken())
         self._recovery_state, advice = self.recovery.update(
             self._recovery_state, step, refused=refused, setback=setback, broken=broken
@@ -230,7 +263,7 @@ class Budgets:
         """Why steps after `since_step` were not quiet; empty if they were."""
         return tuple(reason for step, reason in self._reasons if step > since_step)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> BudgetsState:
         """What is left of the budgets."""
         return {
             "escalation": pack(self._escalation_state),
@@ -238,7 +271,7 @@ class Budgets:
             "unrest": [list(reason) for reason in self._reasons],
         }
 
-    def load_state_dict(self, state: dict[str, Any], same_escalation: bool, same_recovery: bool) -> None:
+    def load_state_dict(self, state: BudgetsState, same_escalation: bool, same_recovery: bool) -> None:
         """Continue from a saved state; budgets with other settings start full."""
         if self.escalation and same_escalation:
             self._escalation_state = unpack(self.escalation.init(), state["escalation"])
@@ -389,11 +422,11 @@ class RunHistory:
         last = self.history[-1].signals.step if self.history else 0
         return self.budgets.instability(last - steps)
 
-    def _explain(self, record: StepRecord) -> tuple[str, dict[str, Any]]:
+    def _explain(self, record: StepRecord) -> tuple[str, Evidence]:
         """One sentence and the numbers: what was broken, where it broke first."""
         signals = record.signals
         counts = signals.layers.nonfinite_counts() if signals.layers else {}
-        evidence: dict[str, Any] = {"loss": signals.loss, "grad_norm": signals.grad_norm, "reasons": record.reasons}
+        evidence: Evidence = {"loss": signals.loss, "grad_norm": signals.grad_norm, "reasons": record.reasons}
         loss = format_number(signals.loss)
         if record.reasons == (BROKEN_SETTING,):
             return _explain_settings(record, evidence), evidence
@@ -428,7 +461,7 @@ class RunHistory:
         }
         return {name: settings_of(part) for name, part in parts.items()}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> RunHistoryState:
         """Everything that decides what happens next; the history itself is not part of it."""
         alarms, budgets = self.alarms.state_dict(), self.budgets.state_dict()
         return {
@@ -441,7 +474,7 @@ class RunHistory:
             "by_kind": dict(self.by_kind),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: RunHistoryState) -> None:
         """Continue from a saved state. A part whose settings have changed starts anew."""
         same = {part: state["settings"].get(part) == now for part, now in self.settings().items()}
         self.alarms.load_state_dict(state, same["look_back"])
@@ -455,7 +488,7 @@ def _typical_norm(history: Iterable[StepRecord]) -> float | None:
     return norms[len(norms) // 2] if norms else None  # type: ignore[return-value]
 
 
-def _explain_settings(record: StepRecord, evidence: dict[str, Any]) -> str:
+def _explain_settings(record: StepRecord, evidence: Evidence) -> str:
     if not record.settings:
         return "a setting of another rank's optimizer is not finite"
     evidence["settings"] = {f"param_groups[{each.group}].{each.key}": each.value for each in record.settings}

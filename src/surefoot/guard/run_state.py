@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
 
@@ -16,6 +16,7 @@ from surefoot.core.random_state import RandomStreams, read_streams, set_streams
 from surefoot.errors import CheckpointError, SettingError
 from surefoot.keep.buffers import infinite_buffers
 from surefoot.keep.position.data import DataPosition
+from surefoot.keep.replicated_state import ModelsAndOptimizer
 from surefoot.keep.restore import (
     describe_optimizer,
     load_models,
@@ -30,7 +31,13 @@ from surefoot.keep.staging import stage
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from torch import nn
+    from torch import Tensor, nn
+
+    from surefoot.guard.backward import GradientWindowState
+    from surefoot.guard.step_decision import StepPolicyState
+    from surefoot.guard.step_results import LiveStepResults, StepResultsState
+    from surefoot.keep.position.data import PositionState
+    from surefoot.keep.restore import OptimizerDescription, OptimizerState
 
 log = logging.getLogger("surefoot")
 
@@ -41,16 +48,66 @@ So may a buffer that was infinite before the first step (a mask, the start of a 
 """
 
 
+class _StabilizerStateBase(TypedDict):
+    schema: int
+    judge: StepPolicyState
+    param_norm: Tensor | None
+    """The norm of all parameters, as last measured."""
+    window: GradientWindowState
+
+
+class LiveStabilizerState(_StabilizerStateBase):
+    """The stabilizer's own state with steps whose numbers may still be on their way."""
+
+    aftermath: LiveStepResults
+
+
+class StabilizerState(_StabilizerStateBase):
+    """The stabilizer's own state, as it is stored."""
+
+    aftermath: StepResultsState
+
+
+class PartsDescription(TypedDict):
+    """What a saved state is compared with before it is loaded."""
+
+    optimizer: OptimizerDescription | None
+    scheduler: str | None
+    """The class of the scheduler."""
+    also: dict[str, OptimizerDescription | str | None]
+    """The same of each optimizer and scheduler that is saved with the run, by its name there."""
+
+
+class LoadedTree(ModelsAndOptimizer):
+    """The parts of a checkpoint that are loaded at once."""
+
+    scheduler: object
+    """`state_dict()` of the scheduler; `None` without one."""
+    also: dict[str, Any]
+    """`state_dict()` of whatever else is saved with the run; of another stabilizer a `RunTree`."""
+    stabilizer: LiveStabilizerState | StabilizerState
+    """Live until `settle` has waited for the numbers of the last steps."""
+
+
+class RunTree(LoadedTree):
+    """A checkpoint of a whole run."""
+
+    described: PartsDescription
+    """Checkpoints of older versions do not have it."""
+    streams: RandomStreams
+    data: PositionState
+
+
 @dataclass(frozen=True)
 class OwnState:
     """The stabilizer's own state: how to read and load it."""
 
-    read: Callable[[], dict[str, Any]]
+    read: Callable[[], LiveStabilizerState]
     """With live tensors, and with steps whose numbers are still on their way."""
-    settle: Callable[[dict[str, Any]], dict[str, Any]]
+    settle: Callable[[LiveStabilizerState], StabilizerState]
     """Waits for those numbers."""
-    load: Callable[[dict[str, Any]], None]
-    load_rules: Callable[[dict[str, Any]], None]
+    load: Callable[[StabilizerState], None]
+    load_rules: Callable[[StabilizerState], None]
     """Only what belongs to the weights."""
 
 
@@ -77,7 +134,7 @@ class RunState:
         self.unchecked = _unchecked(parts)
         """Paths in a checkpoint under which NaN and Inf are no damage."""
 
-    def gather(self) -> dict[str, Any]:
+    def gather(self) -> RunTree:
         """The whole run as one nested state of live tensors and plain values."""
         parts = self.parts
         return {
@@ -92,14 +149,14 @@ class RunState:
             "data": self.position.state_dict(),
         }
 
-    def settle(self, tree: dict[str, Any]) -> None:
+    def settle(self, tree: RunTree) -> None:
         """Wait for the numbers of steps that were still on their way when `gather` gave the tree."""
-        tree["stabilizer"] = self.parts.own.settle(tree["stabilizer"])
+        tree["stabilizer"] = self.parts.own.settle(cast("LiveStabilizerState", tree["stabilizer"]))
         for name, thing in self.parts.also.items():
             if is_stabilizer(thing):
                 run_state_of(thing).settle(tree["also"][name])
 
-    def apply(self, tree: dict[str, Any]) -> None:
+    def apply(self, tree: RunTree) -> None:
         """Load the whole run. Raises `CheckpointError`, with everything as it was, unless all of it fits."""
         refuse(self.faults(tree))
         before, streams = stage(self.to_put_back()), read_streams()
@@ -125,7 +182,7 @@ class RunState:
         except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
             return [f"it is not a state that a TrainingStabilizer saved ({type(error).__name__}: {error})"]
 
-    def _faults(self, tree: dict[str, Any]) -> list[str]:
+    def _faults(self, tree: RunTree) -> list[str]:
         parts = self.parts
         expected = ("models", "optimizer", "scheduler", "also", "stabilizer", "streams", "data")
         if missing := [part for part in expected if part not in tree]:
@@ -144,7 +201,8 @@ class RunState:
             for model, saved in zip(parts.models, tree["models"], strict=True)
             for fault in model_faults(model, saved)
         ]
-        faults += optimizer_faults(parts.optimizer, tree["optimizer"], then["optimizer"], parts.models)
+        saved_optimizer = cast("OptimizerState", tree["optimizer"])
+        faults += optimizer_faults(parts.optimizer, saved_optimizer, then["optimizer"], parts.models)
         if described:
             faults += _scheduler_faults(parts.scheduler, then["scheduler"])
         for name, thing in parts.also.items():
@@ -164,12 +222,12 @@ class RunState:
             return optimizer_faults(thing, saved, then, self._modules)
         return _scheduler_faults(thing, then) if _is_scheduler(thing) and then is not None else []
 
-    def to_put_back(self) -> dict[str, Any]:
+    def to_put_back(self) -> LoadedTree:
         """What `load` is given when it failed before: the state of all that surefoot and torch know how to read.
 
         Reading the state of other things may change them (torchdata's loader begins to iterate).
         """
-        parts, also = self.parts, dict[str, Any]()
+        parts, also = self.parts, dict[str, object]()
         for name, thing in parts.also.items():
             if is_stabilizer(thing):
                 also[name] = run_state_of(thing).to_put_back()
@@ -183,11 +241,11 @@ class RunState:
             "stabilizer": parts.own.settle(parts.own.read()),
         }
 
-    def load(self, tree: dict[str, Any]) -> None:
+    def load(self, tree: LoadedTree) -> None:
         """Load all but the place in the data and the random streams."""
         parts = self.parts
         load_models(parts.models, tree["models"])
-        load_optimizer(parts.optimizer, tree["optimizer"])
+        load_optimizer(parts.optimizer, cast("OptimizerState", tree["optimizer"]))
         if parts.scheduler is not None and tree["scheduler"] is not None:
             parts.scheduler.load_state_dict(tree["scheduler"])
         for name, thing in parts.also.items():
@@ -197,9 +255,9 @@ class RunState:
                 load_optimizer(thing, tree["also"][name])
             elif name in tree["also"]:
                 thing.load_state_dict(tree["also"][name])
-        parts.own.load(tree["stabilizer"])
+        parts.own.load(cast("StabilizerState", tree["stabilizer"]))
 
-    def find_place(self, tree: dict[str, Any]) -> None:
+    def find_place(self, tree: RunTree) -> None:
         """Find the place in the data again; the random streams are put back with it, by `put_streams_back`."""
         for name, thing in self.parts.also.items():
             if name not in tree["also"]:
@@ -215,10 +273,10 @@ class RunState:
         also = [thing for thing in self.parts.also.values() if isinstance(thing, torch.nn.Module)]
         return [*self.parts.models, *also]
 
-    def _described(self) -> dict[str, Any]:
+    def _described(self) -> PartsDescription:
         """What a saved state must be compared with before it is loaded."""
         parts = self.parts
-        also: dict[str, Any] = {}
+        also: dict[str, OptimizerDescription | str | None] = {}
         for name, thing in parts.also.items():
             if isinstance(thing, torch.optim.Optimizer):
                 also[name] = describe_optimizer(thing, self._modules)

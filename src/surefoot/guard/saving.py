@@ -1,7 +1,7 @@
 """Saving a run: a checkpoint is copied at the step it belongs to, and written once the result of that step is known.
 
 The moment that a checkpoint is of lies between two batches: what the loop does after `step()` with a batch (an average
-of the weights, the other model of a GAN) belongs to it. So a save that is due waits until the next batch is asked for.
+of the weights, the other model of a GAN) belongs to it. So a save that is due waits until the next batch is requested.
 Where batches are not drawn from `resume`, or one of them takes several steps, it is made at the end of the step.
 
 On a GPU the result of a step is known a few steps later: by then the copy is complete and reading it waits for nothing.
@@ -61,7 +61,7 @@ class _Waiting:
 
 
 class CheckpointSaver:
-    """Saves a run, when it is due and when it is asked to."""
+    """Saves a run, when it is due and on request."""
 
     def __init__(
         self, run_state: RunState, checkpoints: CheckpointManager | None, lag_steps: int, ranks: Ranks, owner: object
@@ -85,7 +85,7 @@ class CheckpointSaver:
         if self._checkpoints is None:
             return
         self._checkpoints.check_owner(self._owner)
-        self._due = None  # no further batch was asked for; the save is still due after this step
+        self._due = None  # no further batch was requested; the save is still due after this step
         for waiting in self._waiting:
             waiting.staged.hold_updates()
 
@@ -97,7 +97,7 @@ class CheckpointSaver:
         *,
         waits_for_batch: bool,
     ) -> None:
-        """`step` optimizer steps are done: copy what is due, now or when the next batch is asked for."""
+        """`step` optimizer steps are done: copy what is due, now or before the next batch is drawn."""
         if self._checkpoints is None:
             return
         self._write_known(step)
@@ -115,7 +115,7 @@ class CheckpointSaver:
         self._due = None
 
     def finish(self) -> Exception | None:
-        """No more batches are asked for, and there may be no further step: write what is due.
+        """No more batches are requested, and there may be no further step: write what is due.
 
         Returns the error of a data loader's worker that died meanwhile: torch raises it wherever the program happens
         to be.

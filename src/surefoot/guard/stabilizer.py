@@ -15,7 +15,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from surefoot.guard.data_loop import FollowedBatches
+    from surefoot.guard.run_state import LiveStabilizerState, StabilizerState
     from surefoot.guard.validation import Precision
     from surefoot.record.log import RunLog
     from surefoot.types import Clipper, LossScaler, Shaper
@@ -73,7 +74,7 @@ class StabilizedRun:
         checkpoints: CheckpointManager | None,
         also_save: Mapping[str, Any] | None,
         keeper: IncidentKeeper | None,
-        settings: dict[str, Any],
+        settings: dict[str, object],
     ) -> None:
         """Connect the parts. Incidents record `settings`."""
         self.models, self.optimizer, self.scheduler, self.guard = models, optimizer, scheduler, guard
@@ -198,7 +199,7 @@ class StabilizedRun:
 
     # ---- the stabilizer's own state ---------------------------------------------------------------------------------
 
-    def own_state(self, live: bool) -> dict[str, Any]:
+    def own_state(self, live: bool) -> LiveStabilizerState:
         """Everything of the stabilizer's own, with steps whose numbers may still be on their way.
 
         With `live` tensors are not copied.
@@ -211,7 +212,7 @@ class StabilizedRun:
             "aftermath": self.results.state_dict(),
         }
 
-    def load_own_state(self, state: dict[str, Any]) -> None:
+    def load_own_state(self, state: StabilizerState) -> None:
         """Continue from a saved state; the models are loaded first. A part with other settings starts anew."""
         state = STABILIZER_STATE.read(state, "the state of the stabilizer", SettingError)
         self._load_rules(state)
@@ -222,7 +223,7 @@ class StabilizedRun:
         if self.capture is not None:
             self.capture.moved_to(self.results.steps, self.window.sums.count > 0)
 
-    def _load_rules(self, state: dict[str, Any]) -> None:
+    def _load_rules(self, state: StabilizerState) -> None:
         """Only what belongs to the weights: what the rules, the clipper and the loss scale have learned."""
         self.guard.policy.load_state_dict(state["judge"])
         self.guard.guarded.forget_recordings()
@@ -273,7 +274,7 @@ class TrainingStabilizer:
         watch: what to measure beyond the gradients.
         decide_on: where a step is decided. `"host"` reads its numbers at once; `"device"` reads none until
             `lag_steps` later. `"auto"`: host on a CPU, device elsewhere.
-        lag_steps: how many steps later the host looks at a step that was decided on the device.
+        lag_steps: how many steps later the host reads a step that was decided on the device.
         zero_grad: set gradients to `None` after each step, and before the first `backward()` of the next, since
             another model's backward may have left some (a GAN's generator does, in the discriminator).
     """
@@ -319,7 +320,12 @@ class TrainingStabilizer:
             scheduler=scheduler,
         )  # fmt: skip
         where = "device" if guard.decides_on_device else "host"
-        settings = {"precision": precision, "accumulate": accumulate, "decide_on": where, "shapers": guard.shapers}
+        settings: dict[str, object] = {
+            "precision": precision,
+            "accumulate": accumulate,
+            "decide_on": where,
+            "shapers": guard.shapers,
+        }
         self.optimizer, self.scheduler, self._precision = optimizer, scheduler, precision
         self.log = guard.log
         """The run log, if there is one."""
@@ -474,18 +480,18 @@ class TrainingStabilizer:
 
         Model, optimizer and scheduler are the user's and saved as ever. `checkpoints` saves all of it together.
         """
-        return settled_own(self._run.own_state(live=False))
+        return dict(settled_own(self._run.own_state(live=False)))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where a saved stabilizer stopped; load the model first. A part with other settings starts anew."""
-        self._run.load_own_state(state)
+        self._run.load_own_state(cast("StabilizerState", state))
 
 
 def run_of(stabilizer: TrainingStabilizer) -> StabilizedRun:
-    """The parts of a stabilizer, for what looks into a run from outside: a replay, an experiment."""
+    """The parts of a stabilizer, for a replay or an experiment, which reads a run from outside."""
     return stabilizer._run
 
 
-def settled_own(state: dict[str, Any]) -> dict[str, Any]:
+def settled_own(state: LiveStabilizerState) -> StabilizerState:
     """The stabilizer's own state once the numbers of its last steps have arrived."""
-    return state | {"aftermath": settled(state["aftermath"])}
+    return {**state, "aftermath": settled(state["aftermath"])}

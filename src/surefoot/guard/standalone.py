@@ -53,7 +53,7 @@ class Stateful:
         return verdict  # type: ignore[return-value]
 
     def factor(self, norms: GradientNorms) -> Tensor:
-        """Let a clipper say what to multiply the gradients by."""
+        """What a clipper multiplies the gradients by."""
         if self.state is None:
             self.state = self.part.init(len(norms.each))  # type: ignore[call-arg]
         self.state, factor = self.part.update(self.state, norms)  # type: ignore[arg-type]

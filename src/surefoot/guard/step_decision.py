@@ -9,7 +9,7 @@ become a `StepRecord`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from surefoot.act.apply import SettingsOfStep
+    from surefoot.act.loss_scale import GradScalerState
+    from surefoot.core.state_tree import Packed
     from surefoot.detect.combine import Combined
     from surefoot.types import Clipper, Detector, LossScaler, NamedParameter, OptimizerSetting
 
@@ -91,6 +93,19 @@ class StepDecision:
     def head(self) -> tuple[str, ...]:
         """The scalars that were measured."""
         return tuple(name for name in _HEAD if getattr(self, name) is not None)
+
+
+class StepPolicyState(TypedDict):
+    """What is stored of a `StepPolicy`."""
+
+    settings: dict[str, str]
+    """What the parts were set to."""
+    rules: Packed
+    setback: Packed
+    clip: Packed
+    scaler: Packed
+    grad_scaler: GradScalerState | None
+    """The state of the user's own `GradScaler`."""
 
 
 class StepPolicy:
@@ -177,7 +192,7 @@ class StepPolicy:
         parts = {"rules": self.rules, "setback": self.setback, "clip": self.clipper, "scaler": self.scaler}
         return {name: settings_of(part) for name, part in parts.items()}
 
-    def state_dict(self, live: bool = False) -> dict[str, Any]:
+    def state_dict(self, live: bool = False) -> StepPolicyState:
         """The states of the parts as tensors and plain values; with `live` the tensors are not copied."""
         return {
             "settings": self.settings(),
@@ -188,7 +203,7 @@ class StepPolicy:
             "grad_scaler": self.scaler.state(live) if isinstance(self.scaler, TorchLossScaler) else None,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StepPolicyState) -> None:
         """Continue from a saved state. A part whose settings have changed starts anew."""
         same = {part: state["settings"].get(part) == now for part, now in self.settings().items()}
         if self.rules and same["rules"]:
@@ -315,7 +330,7 @@ class StepDecider:
         return overflow
 
     def _agree(self, flags: list[Any], overflow: Any, signals: Signals) -> tuple[list[Any], list[Any], Any]:
-        """Flags and overflow, true where any rank says so, and the notices between them."""
+        """Flags and overflow, true where they are on any rank, and the notices between them."""
         if self.group is None:
             return flags, self._setback_notice(signals), overflow
         # With many ranks there is always one whose batch is hard: the mean loss shows whether the model is set back.
@@ -329,7 +344,7 @@ class StepDecider:
 
     @property
     def _averages_loss(self) -> bool:
-        """Whether the mean loss is all that the setback rule looks at, so that it says the same on every rank."""
+        """Whether the setback rule reads only the mean loss, so that its result is the same on every rank."""
         return isinstance(self.policy.setback, Setback) and self.policy.setback.signal == "loss"
 
     def _clip(self, statistics: TensorStatistics, positions: Tensor | None, skip: Any) -> Tensor | None:

@@ -8,7 +8,7 @@ step, and to do what the history decides (`Respond`): cut the learning rate, ret
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 from surefoot.core.state_tree import pack_record, unpack_record
 from surefoot.core.weak_reference import weak_reference
@@ -19,12 +19,36 @@ from surefoot.keep.buffers import BufferKeeper
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch import nn
+    from torch import Tensor, nn
 
-    from surefoot.guard.run_history import RunHistory
+    from surefoot.core.state_tree import PackedRecord
+    from surefoot.guard.run_history import RunHistory, RunHistoryState
     from surefoot.types import Decision, StepRecord
 
     Respond: TypeAlias = "Callable[[StepResults, StepRecord, Decision], None]"
+
+
+class _ResultsStateBase(TypedDict):
+    steps: int
+    lr_factor: float
+    ledger: RunHistoryState
+    stale_before: int
+    """Steps before this one were taken on weights that the run has left since."""
+    buffers: dict[str, list[Tensor | None]]
+    """The buffers of the models before each of the last steps."""
+
+
+class LiveStepResults(_ResultsStateBase):
+    """The state of `StepResults` with steps whose numbers may still be on their way."""
+
+    pending: list[StepNumbers]
+
+
+class StepResultsState(_ResultsStateBase):
+    """What is stored of `StepResults`."""
+
+    pending: list[PackedRecord]
+    """Steps that the host has not accounted for."""
 
 
 class StepResults:
@@ -135,7 +159,7 @@ class StepResults:
         else:
             self.lr_factor = decision.lr_factor
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> LiveStepResults:
         """The state, with steps whose numbers may still be on their way; `settled` waits for them."""
         return {
             "steps": self.steps,
@@ -146,7 +170,7 @@ class StepResults:
             "buffers": self.buffers.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StepResultsState) -> None:
         """Continue from a saved state."""
         self.steps, self.lr_factor = state["steps"], state["lr_factor"]
         self.history.load_state_dict(state["ledger"])
@@ -156,6 +180,6 @@ class StepResults:
         self.buffers.load_state_dict(state["buffers"])
 
 
-def settled(state: dict[str, Any]) -> dict[str, Any]:
+def settled(state: LiveStepResults) -> StepResultsState:
     """A state of `StepResults` once the numbers of its last steps have arrived."""
-    return state | {"pending": [pack_record(numbers.record()) for numbers in state["pending"]]}
+    return {**state, "pending": [pack_record(numbers.record()) for numbers in state["pending"]]}

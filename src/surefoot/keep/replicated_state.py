@@ -8,20 +8,31 @@ rank's own until DDP's next forward, and for good with `broadcast_buffers=False`
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from surefoot.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import nn
+    from torch import Tensor, nn
+
+    from surefoot.keep.restore import OptimizerState
 
 AS_FIRST = "as in the part of rank 0"
 """Stands for what was left out."""
 
 
-def leave_out_copies(tree: dict[str, Any], models: Sequence[nn.Module]) -> None:
+class ModelsAndOptimizer(TypedDict):
+    """The parts of a checkpoint that the ranks of DDP hold alike."""
+
+    models: list[dict[str, Tensor]]
+    """`state_dict()` of each model; without its parameters where those are left out."""
+    optimizer: OptimizerState | str
+    """`AS_FIRST` where it is left out."""
+
+
+def leave_out_copies(tree: ModelsAndOptimizer, models: Sequence[nn.Module]) -> None:
     """Keep of the models the buffers alone, and nothing of the optimizer."""
     for state, model in zip(tree["models"], models, strict=True):
         for name in [name for name, _ in model.named_parameters(remove_duplicate=False) if name in state]:
@@ -34,7 +45,7 @@ def lacks_copies(tree: Any) -> bool:
     return isinstance(tree, dict) and tree.get("optimizer") == AS_FIRST
 
 
-def put_copies_in(tree: dict[str, Any], first: Any) -> None:
+def put_copies_in(tree: ModelsAndOptimizer, first: Any) -> None:
     """Fill in what was left out. Raises `CheckpointError` if the first rank's part does not have it either."""
     try:
         models, own, optimizer = first["models"], tree["models"], first["optimizer"]

@@ -41,6 +41,14 @@ _LIKE_PARAMETER = frozenset(
 _ONE_NUMBER = frozenset(("step", "mu_product", "eta", "mu"))
 
 
+class OptimizerState(TypedDict):
+    """What torch's optimizers return from `state_dict()`."""
+
+    state: dict[int | str, dict[str, Any]]
+    """Moments and step counts, by the number of the parameter."""
+    param_groups: list[dict[str, Any]]
+
+
 # ---- what there is ------------------------------------------------------------------------------------------------
 
 
@@ -130,7 +138,7 @@ def model_faults(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
 
 
 def optimizer_faults(
-    optimizer: Any, saved: Mapping[str, Any], then: Mapping[str, Any] | None, modules: Sequence[nn.Module]
+    optimizer: Any, saved: OptimizerState, then: OptimizerDescription | None, modules: Sequence[nn.Module]
 ) -> list[str]:
     """Why a saved state cannot go into an optimizer; `then` describes the one it was saved from, if that is known."""
     groups, saved_groups = optimizer.param_groups, saved["param_groups"]
@@ -190,7 +198,7 @@ def _only_in(names: Sequence[Any], others: Sequence[Any]) -> list[Any]:
     return [name for name in names if name not in known]
 
 
-def moment_faults(optimizer: Any, saved: Mapping[str, Any]) -> list[str]:
+def moment_faults(optimizer: Any, saved: OptimizerState) -> list[str]:
     """Which of the saved moments do not have the shape that torch's kernels take for granted."""
     if not _steps_as_torch(_unwrapped(optimizer)):
         return []
@@ -225,7 +233,7 @@ def _expected_shape(key: Any, parameter: Tensor) -> tuple[int, ...] | None:
     return None
 
 
-def _pairs(optimizer: Any, saved: Mapping[str, Any]) -> list[tuple[Any, Tensor]]:
+def _pairs(optimizer: Any, saved: OptimizerState) -> list[tuple[Any, Tensor]]:
     """The parameters of the saved groups, each with the number of its saved state."""
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -285,7 +293,7 @@ def load_models(models: Sequence[nn.Module], states: Sequence[Mapping[str, Any]]
             local_part(value).copy_(state[name])
 
 
-def load_optimizer(optimizer: Any, state: dict[str, Any]) -> None:
+def load_optimizer(optimizer: Any, state: OptimizerState) -> None:
     """Load hyper-parameters and moments. Raises `CheckpointError` where a moment does not fit its parameter."""
     refuse(moment_faults(optimizer, state))
     groups = state["param_groups"]
@@ -300,7 +308,7 @@ def load_optimizer(optimizer: Any, state: dict[str, Any]) -> None:
 
 
 @torch.no_grad()
-def load_moments(optimizer: Any, state: dict[str, Any]) -> None:
+def load_moments(optimizer: Any, state: OptimizerState) -> None:
     """Load what the optimizer has gathered per parameter, in the dtype it was saved in; learning rates stay."""
     refuse(moment_faults(optimizer, state))
     for number, parameter in _pairs(optimizer, state):

@@ -25,7 +25,7 @@ from surefoot.core.device import is_capturing
 from surefoot.core.nested import leaves
 from surefoot.observe.histograms import Sample, take_sample
 from surefoot.observe.parameters import plain_name
-from surefoot.observe.without_hooks import WithoutHooks, is_calm
+from surefoot.observe.without_hooks import WithoutHooks, runs_eagerly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -89,7 +89,7 @@ class ActivationWatch:
 
     def look(self, name: str, module: nn.Module, output: Any) -> None:
         """A module was called. Whatever happens here stays here."""
-        if get_ident() != self._thread or not is_calm() or self._in_evaluation() or _in_backward():
+        if get_ident() != self._thread or not runs_eagerly() or self._in_evaluation() or _in_backward():
             return
         try:
             with WithoutHooks():

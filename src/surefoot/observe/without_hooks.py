@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-unseen = torch._C.DisableTorchFunction
+without_torch_function = torch._C.DisableTorchFunction
 """A context in which neither a function mode nor a tensor subclass, ours or the script's, is called."""
 
 _level = torch._C._functorch.maybe_current_level
@@ -16,22 +16,22 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _is_compiling = torch.compiler.is_compiling
 
 
-def is_calm() -> bool:
+def runs_eagerly() -> bool:
     """Whether torch runs eagerly: it is not compiling, tracing or transforming, and no dispatch mode is active."""
     return _level() is None and not _dispatch_modes() and _tracing() is None and not _is_compiling()
 
 
-_listening: dict[type, bool] = {Tensor: False}
+_intercepts: dict[type, bool] = {Tensor: False}
 
 
-def is_listening(tensor: Tensor) -> bool:
+def intercepts_operations(tensor: Tensor) -> bool:
     """Whether a tensor's class, one that is not torch's, intercepts every operation on it: then none is done."""
     kind = type(tensor)
-    known = _listening.get(kind)
+    known = _intercepts.get(kind)
     if known is None:
         of_torch = kind.__module__.split(".")[0] == "torch"
         known = kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl and not of_torch
-        _listening[kind] = known
+        _intercepts[kind] = known
     return known
 
 
@@ -46,7 +46,7 @@ class WithoutHooks:
         self._before = True
 
     def __enter__(self) -> None:
-        self._guard = unseen()
+        self._guard = without_torch_function()
         self._guard.__enter__()
         if not self._grad:
             self._before = torch.is_grad_enabled()

@@ -84,7 +84,7 @@ def _said(kind: tuple[str, str]) -> str:
     return f"`{kind[0]}`" + (f" ({kind[1]})" if kind[1] else "")
 
 
-def _evidence(event: Event) -> dict[str, Any]:
+def _evidence(event: Event) -> dict[str, object]:
     return dict(event.evidence) if isinstance(event.evidence, dict) else {"evidence": event.evidence}
 
 
@@ -217,11 +217,14 @@ def _event(line: bytes) -> tuple[Event, int] | None:
     try:
         said = json.loads(line)
         step, evidence = said.get("step"), said.get("evidence")
-        known: dict[str, Any] = {name: _word(said[name]) for name in _WORDS if name in said}
-        known["step"] = None if step is None else int(step)
-        known["evidence"] = evidence if isinstance(evidence, dict) else {}
-        known["time"] = float(said["time"])
-        return Event(**known), int(said.get("session", 0))
+        words: Any = {name: _word(said[name]) for name in _WORDS if name in said}
+        event = Event(
+            **words,
+            step=None if step is None else int(step),
+            evidence=evidence if isinstance(evidence, dict) else {},
+            time=float(said["time"]),
+        )
+        return event, int(said.get("session", 0))
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 

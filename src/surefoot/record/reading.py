@@ -130,7 +130,7 @@ def _require_run_folder(path: Path) -> None:
     raise UsageError(f"{path} is no run folder: it has none of {', '.join(_MARKS)}. {way_out}")
 
 
-def _json(path: Path, known: Format, problems: list[str]) -> dict[str, Any] | None:
+def _json(path: Path, known: Format, problems: list[str]) -> dict[str, object] | None:
     try:
         value = json.loads(read_file(path))
     except FileNotFoundError:
@@ -141,7 +141,7 @@ def _json(path: Path, known: Format, problems: list[str]) -> dict[str, Any] | No
     if not isinstance(value, dict):
         problems.append(f"{path.name}: an object was expected; got {type(value).__name__}")
         return None
-    found: dict[str, Any] = known.read(value, str(path), unmarked=1)
+    found: dict[str, object] = known.read(value, str(path), unmarked=1)
     return found
 
 

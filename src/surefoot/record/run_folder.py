@@ -55,7 +55,9 @@ def as_json(value: Any, indent: int | None = None) -> str:
         return text(_clean(value))
 
 
-def describe_run(target: str, arguments: tuple[str, ...], is_module: bool, guard: bool, began: float) -> dict[str, Any]:
+def describe_run(
+    target: str, arguments: tuple[str, ...], is_module: bool, guard: bool, began: float
+) -> dict[str, object]:
     """What is run, where, with which versions."""
     return {
         "schema": RUN.version,

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from surefoot.guard.data_loop import DrawnBatches
 from surefoot.guard.stabilizer import TrainingStabilizer, run_of
-from surefoot.record.incidents.loader_batches import listen
+from surefoot.record.incidents.loader_batches import add_listener
 from surefoot.record.incidents.reading import number
 from surefoot.record.incidents.retention import IncidentKeeper
 from surefoot.record.incidents.step_capture import StepCapture
@@ -42,7 +42,7 @@ def install(first_step: FirstStep, scratch: Path, **settings: Any) -> None:
 
     `settings` take the place of those that the script gives to a stabilizer.
     """
-    listen(first_step)
+    add_listener(first_step)
     _wrap(DrawnBatches, "__next__", lambda original: lambda self: first_step.loader_drew(original(self)))
     if first_step.incident.facts["configuration"].get("loop") == "bare":
         _BareLoop(first_step).install()

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from surefoot.watch import autograd_graph as graph
-from surefoot.watch.script_hooks import WithoutHooks, listeners
+from surefoot.watch.script_hooks import WithoutHooks, script_hooks
 
 _PASSED = ("View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias", "Expand")
 _SUM = 2
@@ -29,7 +29,7 @@ def share_of(root: Tensor, scaled: bool, may_wait: bool) -> float | None:
         scaled: Whether a gradient scaler made it; what it multiplied by does not count.
         may_wait: Whether a number may be read off a device.
     """
-    if listeners.saved or root.grad_fn is None or root.numel() != 1:
+    if script_hooks.saved or root.grad_fn is None or root.numel() != 1:
         return None
     share = 1.0
     node: Any = root.grad_fn.next_functions[0][0] if scaled else root.grad_fn

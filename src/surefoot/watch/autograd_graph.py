@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from surefoot.observe.readable import is_readable
-from surefoot.watch.script_hooks import is_listening, listeners
+from surefoot.watch.script_hooks import intercepts_operations, script_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +50,7 @@ def number_of(node: Any, owner: object) -> int | None:
 def leaf(node: Any) -> Tensor | None:
     """The leaf tensor a node accumulates into, if it is such a node."""
     variable = getattr(node, "variable", None)
-    return variable if isinstance(variable, Tensor) and not is_listening(variable) else None
+    return variable if isinstance(variable, Tensor) and not intercepts_operations(variable) else None
 
 
 def leaves(root: Any) -> list[Tensor]:
@@ -72,7 +72,7 @@ def op(node: Any) -> str:
 def saved(node: Any) -> dict[str, Tensor]:
     """The tensors a node saved for its backward, by name; those that cannot be read any more are left out."""
     found: dict[str, Tensor] = {}
-    if listeners.saved:
+    if script_hooks.saved:
         return found  # reading one would run the script's own hooks, a recomputation for instance
     for name in dir(node):
         if name.startswith("_saved_"):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from surefoot.record.facts import NonFiniteLoss
     from surefoot.watch.context import WatchContext
     from surefoot.watch.incidents import IncidentWriter
     from surefoot.watch.step_sampler import StepSampler
@@ -147,11 +148,11 @@ class BackwardObserver:
     # Bad losses
 
     def _record_nonfinite(self, root: Tensor, value: float) -> None:
-        facts = find_origin(root, self._context.registry, self._sampler.origins_now(), self.data_origin)
-        self._context.events.add(NonFiniteLossEvent(step=self._state.steps, value=value, **facts))
+        found = find_origin(root, value, self._context.registry, self._sampler.origins_now(), self.data_origin)
+        self._context.events.add(NonFiniteLossEvent.at(self._state.steps, found))
 
-    def data_origin(self, facts: dict[str, Any], tensor: Tensor | None) -> dict[str, Any]:
-        """Where data that is not finite came from: through which operations, and whether it was finite before."""
+    def data_origin(self, facts: NonFiniteLoss, tensor: Tensor | None) -> NonFiniteLoss:
+        """Add where data that is not finite came from: through which operations, and whether it was finite before."""
         drawn = self._incidents.drawn() if self._incidents is not None else []
         return self._sampler.data_origin(facts, tensor, drawn)
 

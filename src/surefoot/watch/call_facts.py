@@ -62,7 +62,7 @@ class CallFacts:
         if name in ("mul", "div") and len(args) > 1:
             number = next((value for value in args if isinstance(value, (int, float))), None)
             if number:
-                entry.note["constant"] = float(number) if name == "mul" else 1.0 / number
+                entry.notes.constant = float(number) if name == "mul" else 1.0 / number
         with WithoutHooks():
             if name in LOSSES:
                 self.losses.loss(entry, args, kwargs, out)

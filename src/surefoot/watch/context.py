@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from surefoot.record.facts import ClippingFacts, DrawnBatch, PolicyDivergence, PolicyEntropy, RunFacts
     from surefoot.record.log import RunLog
+    from surefoot.watch.step_rows import ClipColumns
 
 MOST_SAMPLED_STEPS = 48
 
@@ -49,7 +50,7 @@ class ScriptCalls:
 
     schedulers: list[SchedulerRecord] = field(default_factory=list)
     clips: list[ClippingFacts] = field(default_factory=list)
-    last_clip: dict[str, Any] | None = None
+    last_clip: ClipColumns | None = None
     """What the last clipping since the last step was given and found."""
     loaders: list[LoaderRecord] = field(default_factory=list)
     batches: list[DrawnBatch] = field(default_factory=list)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from surefoot.observe.readable import is_readable
-from surefoot.record.facts import CrashArguments, CrashFacts, NonFiniteLoss
+from surefoot.record.facts import CrashArguments, CrashFacts
 from surefoot.watch.nonfinite_origin import find_origin
 from surefoot.watch.script_hooks import WithoutHooks
 from surefoot.watch.tensor_summary import describe
 from surefoot.watch.user_frames import is_users, place, traceback_frames
 
 if TYPE_CHECKING:
-    from surefoot.record.facts import TensorSummary
+    from collections.abc import Mapping
+
+    from surefoot.record.facts import NonFiniteLoss, TensorSummary
     from surefoot.watch.watcher import Watcher
 
 _CALLS = {"cross_entropy", "nll_loss", "embedding", "binary_cross_entropy", "binary_cross_entropy_with_logits",
@@ -46,7 +48,9 @@ def without_frames(error: BaseException) -> CrashFacts:
     return CrashFacts(type=type(error).__name__, message=str(error)[:2000])
 
 
-def find_bad_loss(error: BaseException | None, scope: dict[str, Any] | None, watcher: Watcher) -> NonFiniteLoss | None:
+def find_bad_loss(
+    error: BaseException | None, scope: Mapping[str, object] | None, watcher: Watcher
+) -> NonFiniteLoss | None:
     """A non-finite loss that the script saw and gave up on before calling `backward`."""
     scopes = [frame.f_locals for frame, _ in traceback_frames(error.__traceback__)] if error is not None else []
     for names in [*reversed(scopes), scope or {}]:
@@ -54,12 +58,12 @@ def find_bad_loss(error: BaseException | None, scope: dict[str, Any] | None, wat
             if isinstance(value, Tensor) and value.numel() == 1 and value.grad_fn is not None and is_readable(value):
                 number = float(value.detach())
                 if number != number or number in (float("inf"), float("-inf")):
-                    found = find_origin(value, watcher.registry, watcher.sampler.origins, watcher.backward.data_origin)
-                    return NonFiniteLoss(name=name, value=number, **found)
+                    origins, follow = watcher.sampler.origins, watcher.backward.data_origin
+                    return replace(find_origin(value, number, watcher.registry, origins, follow), name=name)
     return None
 
 
-def _arguments(scope: dict[str, Any]) -> CrashArguments:
+def _arguments(scope: Mapping[str, object]) -> CrashArguments:
     def tensor(name: str) -> TensorSummary | None:
         value = scope.get(name)
         return _argument(value) if isinstance(value, Tensor) else None

@@ -8,7 +8,7 @@ way. Those of the last sampled step are used for a later one, together with what
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +22,7 @@ from surefoot.watch.operation_names import RECURRENT, WEIGHT_LAYERS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from surefoot.record.facts import NonFiniteLoss
     from surefoot.watch.function_recorder import FunctionRecorder, RecordedCall
 
 MOST_WAYS = 64
@@ -85,9 +86,9 @@ def _way(recorder: FunctionRecorder, consumer: RecordedCall, made: RecordedCall)
         (consumer.site, consumer.module, consumer.name),
         list(made.out_shape or []),
         [
-            UngraphedCall(call=e.name, site=e.site, module=e.module, **e.note["domain"])
+            UngraphedCall(call=e.name, site=e.site, module=e.module, **e.notes.domain)
             for e in way
-            if "domain" in e.note
+            if e.notes.domain is not None
         ],
         from_model,
         list(sources.values()),
@@ -97,9 +98,9 @@ def _way(recorder: FunctionRecorder, consumer: RecordedCall, made: RecordedCall)
 
 
 def origin_of_data(
-    facts: dict[str, Any], tensor: Tensor | None, known: Iterable[DataOrigin], here: bool, drawn: list[Any]
-) -> dict[str, Any]:
-    """What is to be added to the origin of a bad loss that was found to be data.
+    facts: NonFiniteLoss, tensor: Tensor | None, known: Iterable[DataOrigin], here: bool, drawn: list[Any]
+) -> NonFiniteLoss:
+    """The facts about a bad loss that was found to be data, with what is known of the way of that data.
 
     Args:
         facts: What is known of the origin: the shape of the tensor, and the call that took it into the graph.
@@ -109,49 +110,50 @@ def origin_of_data(
     """
     way = _match(facts, list(known), None if tensor is None or not here else place_of(tensor))
     risky = [] if way is None else way.risky
-    found: dict[str, Any] = {}
-    if way is not None and not facts.get("site"):
-        found["site"], found["module"], found["call"] = way.consumer
+    found = facts
+    if way is not None and not facts.site:
+        site, module, call = way.consumer
+        found = replace(found, site=site, module=module, call=call)
     if not here:  # what was not finite in a sampled step, whose loss was, is so on purpose: a mask
         risky = [each for each in risky if not each.bad]
     else:
         risky = [each for each in risky if each.bad]
         if risky and risky[0].given_finite:
-            return found | {"kind": "operation", "without_graph": True, "exact": True, "made_by": risky[0]}
+            return replace(found, kind="operation", without_graph=True, exact=True, made_by=risky[0])
     came_in = _were_finite(facts, way, drawn)
     words = [f"{each.call} at {each.site}" for each in risky]
     logarithm = next((each for each in reversed(risky) if each.call.rstrip("_") in _LOGARITHMS), None)
-    if came_in is None and logarithm is not None and facts.get("minus_inf") and not facts.get("nan"):
+    if came_in is None and logarithm is not None and facts.minus_inf and not facts.nan:
         risky, came_in = [logarithm], True  # no logarithm makes that of a value that is not finite
     if came_in is False:
-        return found | {"came_in_finite": False}
+        return replace(found, came_in_finite=False)
     if way is not None and way.from_model:
-        return found | {"kind": "unknown", "from_model": True}
+        return replace(found, kind="unknown", from_model=True)
     if came_in and not risky and tensor is None:
         return found  # that it was data is an inference itself: an overflow looks the same
     if came_in:
-        culprit = risky[0 if here else -1] if risky else None
-        found |= {"kind": "operation", "without_graph": True, "exact": False, "made_by": culprit}
-    return found | ({"passed": words} if words and not here else {})
+        likely = risky[0 if here else -1] if risky else None
+        found = replace(found, kind="operation", without_graph=True, exact=False, made_by=likely)
+    return replace(found, passed=words) if words and not here else found
 
 
-def _match(facts: dict[str, Any], known: list[DataOrigin], storage: int | None) -> DataOrigin | None:
+def _match(facts: NonFiniteLoss, known: list[DataOrigin], storage: int | None) -> DataOrigin | None:
     """The way of the tensor in question: by its memory, by who took it, or else by its size."""
     same = [each for each in known if storage is not None and each.storage == storage]
     if same:
         return same[-1]
-    place = (facts.get("site"), facts.get("module"), facts.get("call"))
-    size = math.prod(facts.get("shape") or [0])
+    place = (facts.site, facts.module, facts.call)
+    size = math.prod(facts.shape or [0])
     fitting = [each for each in known if math.prod(each.shape) == size]
     exact = [each for each in known if each.consumer == place]
     both = [each for each in exact if each in fitting]
-    chosen = both or (exact if facts.get("tensor") == "the other operand" else []) or fitting
+    chosen = both or (exact if facts.tensor == "the other operand" else []) or fitting
     return chosen[0] if chosen else None
 
 
-def _were_finite(facts: dict[str, Any], way: DataOrigin | None, drawn: list[Any]) -> bool | None:
+def _were_finite(facts: NonFiniteLoss, way: DataOrigin | None, drawn: list[Any]) -> bool | None:
     """Whether the values were finite where they came in; `None` if that is not known."""
-    size = math.prod(facts.get("shape") or [0])
+    size = math.prod(facts.shape or [0])
     if way is not None and way.from_model:
         way = None  # weights are no data
     sources = [] if way is None else [tensor for ref in way.sources if (tensor := ref()) is not None]
@@ -163,7 +165,7 @@ def _were_finite(facts: dict[str, Any], way: DataOrigin | None, drawn: list[Any]
     batch = [tensor for each in drawn for tensor in tensors_in(each)]
     if any(not is_finite(tensor) for tensor in batch):
         return False
-    return True if any(_can_be_from(facts.get("shape") or [0], tensor) for tensor in batch) else None
+    return True if any(_can_be_from(facts.shape or [0], tensor) for tensor in batch) else None
 
 
 def _can_be_from(shape: list[int], batch: Tensor) -> bool:

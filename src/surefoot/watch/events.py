@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from surefoot.record.facts import Event, SampledStep, StepSkippedEvent
     from surefoot.watch.log_rows import WatchLog
     from surefoot.watch.probe_runner import ProbeRunner
+    from surefoot.watch.step_rows import SeriesRow
 
 MOST_SKIPS = 200
 """Events of skipped steps that the facts hold; the run log has its own limit."""
@@ -43,12 +44,12 @@ class EventRecorder:
         if self.log is not None:
             self._probes.safely("run log", self.log.overflow, step, scale)
 
-    def log_step(self, optimizer: int, row: dict[str, Any]) -> None:
+    def log_step(self, optimizer: int, row: SeriesRow) -> None:
         """Write the row of a step, all numbers read."""
         if self.log is not None:
             self._probes.safely("run log", self.log.step, row, optimizer)
 
-    def step_writer(self, optimizer: int) -> Callable[[dict[str, Any]], None]:
+    def step_writer(self, optimizer: int) -> Callable[[SeriesRow], None]:
         """`log_step` for one optimizer."""
         return partial(self.log_step, optimizer)
 

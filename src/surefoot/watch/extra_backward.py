@@ -1,7 +1,7 @@
 """Questions that cost an extra backward: what each term of the loss brings, and whether a model sees the future.
 
-Each runs over the script's own graph, keeps it, and writes into no `grad`. They are asked at a few steps only, and
-never where the script would hear of it. Graphs of more than 3,000 nodes are not asked for their terms.
+Each runs over the script's own graph, keeps it, and writes into no `grad`. They run at a few steps only, and
+never where it would call a hook of the script. The terms of graphs of more than 3,000 nodes are not computed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from surefoot.watch.parameter_registry import ParameterRegistry
 
 MOST_NODES = 3_000
-"""Larger graphs are not asked for their terms."""
+"""The terms of larger graphs are not computed."""
 _LOSS_NAMES = {
     "cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss",
     "smooth_l1_loss", "huber_loss", "kl_div", "gaussian_nll_loss", "cosine_embedding_loss", "triplet_margin_loss",
@@ -36,7 +36,7 @@ _LOSS_NAMES = {
 def ask_terms(
     call: BackwardCall, recorder: FunctionRecorder | None, registry: ParameterRegistry, below: list[Any]
 ) -> list[LossTerm] | None:
-    """How much of the gradient each term of a summed loss brings; `None` if that cannot be asked."""
+    """How much of the gradient each term of a summed loss brings; `None` if that cannot be measured."""
     if recorder is None or call.entry is None or call.nodes > MOST_NODES:
         return None
     terms = _summands(recorder, call.entry)
@@ -88,7 +88,7 @@ def _summands(recorder: FunctionRecorder, index: int) -> list[tuple[Any, Tensor,
             for i in parts:
                 found.extend(_summands(recorder, i))
             return found
-    scalar = entry.note.get("scalar")
+    scalar = entry.notes.scalar
     return [(entry, *scalar)] if scalar is not None else []
 
 
@@ -112,7 +112,7 @@ def ask_causality(
         for entry in recorder.entries:
             if entry.name != "embedding" or entry.index not in nodes:
                 continue
-            ids = entry.note.get("ids")
+            ids = entry.notes.ids
             if ids is None or ids.dim() != 2 or ids.shape[1] < 4 or not _is_next_token(ids, target):
                 continue
             flow = _flow(out, nodes[out.number], ids, nodes[entry.index])

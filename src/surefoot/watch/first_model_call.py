@@ -1,4 +1,4 @@
-"""Hear of the first call of a model in a step, without a hook on any model.
+"""Notice the first call of a model in a step, without a hook on any model.
 
 A hook that a model carries between steps would be in its copies, in its files, and in the way of `torch.jit.script`. So
 torch's own list for all modules gets one entry instead, until a step's first call has come; from there to the backward

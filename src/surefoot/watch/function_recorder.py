@@ -11,7 +11,7 @@ import sys
 import weakref
 from dataclasses import dataclass, field
 from types import MethodWrapperType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from surefoot.core.nested import leaves
 from surefoot.core.operations import FunctionMode, called_from, entered_modes, function_name
 from surefoot.watch import autograd_graph as graph
-from surefoot.watch.script_hooks import is_calm, is_listening
+from surefoot.watch.script_hooks import intercepts_operations, runs_eagerly
 from surefoot.watch.user_frames import is_users, place
 
 if TYPE_CHECKING:
@@ -47,6 +47,34 @@ def original_of(func: Any) -> Any:
     return func
 
 
+class _ResultFacts(TypedDict):
+    bad: bool
+    given_finite: bool | None
+
+
+class DomainFacts(_ResultFacts, total=False):
+    """Fields of `UngraphedCall` about the values that the call was given and returned."""
+
+    nan: int
+    inf: int
+    of: int
+    lowest: float | None
+
+
+@dataclass(slots=True)
+class CallNotes:
+    """What the probes keep of a call until the step has ended."""
+
+    scalar: tuple[Tensor, int] | None = None
+    """The result, detached, and its number among the outputs of its node, if it is one number."""
+    ids: Tensor | None = None
+    """The indices that an embedding looked up."""
+    constant: float | None = None
+    """The constant that the call multiplied by."""
+    domain: DomainFacts | None = None
+    """Of a call without a graph that is not defined everywhere."""
+
+
 @dataclass
 class RecordedCall:
     """One call."""
@@ -65,7 +93,7 @@ class RecordedCall:
     out_shape: list[int] | None = None
     out_grad: bool = False
     out_dtype: str = ""
-    note: dict[str, Any] = field(default_factory=dict)
+    notes: CallNotes = field(default_factory=CallNotes)
     parameters: list[int] = field(default_factory=list)
     """Numbers of the parameters among the tensors taken."""
     kind: str = ""
@@ -82,9 +110,12 @@ class RecordedCall:
 
 
 def tensors_in(values: Any, depth: int = 3) -> Iterator[Tensor]:
-    """Every ordinary tensor (with a shape, no list of tensors, no listener) in nested lists, tuples, dictionaries."""
+    """Every ordinary tensor in nested lists, tuples and dictionaries.
+
+    Left out are tensors without a shape, lists of tensors, and classes that intercept operations.
+    """
     for tensor in leaves(values, deepest=depth, longest=64):
-        if not is_lazy(tensor) and not is_listening(tensor) and not tensor.is_nested:
+        if not is_lazy(tensor) and not intercepts_operations(tensor) and not tensor.is_nested:
             yield tensor
 
 
@@ -120,7 +151,7 @@ class FunctionRecorder(FunctionMode):
         if known is None:
             known = self._names[key] = func, function_name(func), original_of(func)
         out = called_from(sys._getframe(1))(known[2], args, kwargs or {})
-        if self.paused or len(self.entries) >= MOST_ENTRIES or not is_calm():
+        if self.paused or len(self.entries) >= MOST_ENTRIES or not runs_eagerly():
             return out
         if self.in_step and not (self.has_closure and torch.is_grad_enabled()):
             return out
@@ -177,7 +208,9 @@ class FunctionRecorder(FunctionMode):
         self.entries.append(entry)
         for tensor in tensors_in(out):
             self._made_by[id(tensor)] = (weakref.ref(tensor), entry.index)
-        if not any(isinstance(value, Tensor) and is_listening(value) for value in (*args, *kwargs.values(), out)):
+        if not any(
+            isinstance(value, Tensor) and intercepts_operations(value) for value in (*args, *kwargs.values(), out)
+        ):
             self._watch(entry, args, kwargs, out)
 
     def maker(self, tensor: Tensor) -> int | None:

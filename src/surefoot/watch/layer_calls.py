@@ -88,12 +88,12 @@ class LayerCalls:
         self.activations.append(facts)
 
     def embedding(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The range of ids that an embedding was asked for."""
+        """The range of the ids that an embedding looked up."""
         ids = kwargs.get("input", args[0] if args else None)
         table = kwargs.get("weight", args[1] if len(args) > 1 else None)
         if not isinstance(ids, Tensor) or not isinstance(table, Tensor) or not ids.numel():
             return
-        entry.note["ids"] = ids.detach()
+        entry.notes.ids = ids.detach()
         self.embeddings.append(
             EmbeddingCall(
                 **self._history.place(entry),

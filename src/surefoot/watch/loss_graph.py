@@ -1,6 +1,6 @@
 """Reading the graph and the recorder under a backward: sign, factor, pairs, breaks, and the first bad node.
 
-The graph says what the loss depends on, the recorder which lines of the script made it. Nothing is computed on the
+The graph shows what the loss depends on, the recorder which lines of the script made it. Nothing is computed on the
 graph itself; hooks on its nodes only add up what passes. Graphs of more than 4,000 nodes go without hooks.
 """
 
@@ -17,7 +17,7 @@ from surefoot.record.facts import BackwardCall, GraphBreak, HistoryCall, InputTa
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.function_recorder import BREAKS
 from surefoot.watch.operation_names import LOSSES, VIEWS
-from surefoot.watch.script_hooks import WithoutHooks, is_calm
+from surefoot.watch.script_hooks import WithoutHooks, runs_eagerly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,8 +61,8 @@ def sign(recorder: FunctionRecorder, entry: int) -> LossSign | None:
             return LossSign(function=e.name, site=e.site, factor=factor, index=e.index)
         if e.name == "neg":
             factor = -factor if factor is not None else None
-        elif e.name in ("mul", "div") and e.note.get("constant") is not None and factor is not None:
-            factor *= float(e.note["constant"])
+        elif e.name in ("mul", "div") and e.notes.constant is not None and factor is not None:
+            factor *= e.notes.constant
         elif e.name == "rsub":
             factor = -factor if factor is not None else None
         elif e.name not in ("mean", "sum", "add", "sub", "mul", "div", *VIEWS):
@@ -79,8 +79,8 @@ def factor_of(recorder: FunctionRecorder, entry: int) -> float:
     factor = 1.0
     for _ in range(8):
         e = recorder.entries[entry]
-        if e.note.get("constant") is not None:
-            factor *= float(e.note["constant"])
+        if e.notes.constant is not None:
+            factor *= e.notes.constant
         elif e.name == "neg":
             factor = -factor
         elif e.name not in VIEWS:
@@ -154,7 +154,7 @@ class NodeHooks:
         self._recorder = recorder
         self._seen: list[tuple[str, int | None, list[Tensor], list[Tensor]]] = []
 
-    def listen(self, below: list[Any]) -> Iterator[Any]:
+    def register(self, below: list[Any]) -> Iterator[Any]:
         """Put a hook on each node; the handles take them off."""
         return (node.register_hook(self._hook_for(node)) for node in below)
 
@@ -163,7 +163,7 @@ class NodeHooks:
         entry = graph.number_of(node, self._recorder.mark) if self._recorder is not None else None
 
         def hook(made: Any, given: Any) -> None:
-            if is_calm():
+            if runs_eagerly():
                 self._safely("backward", self._note, op, entry, given, made)
 
         return hook

@@ -54,7 +54,7 @@ class ModelCalls:
     """The model calls of one sampled step."""
 
     def __init__(self, step: int, registry: ParameterRegistry, marks: object | None) -> None:
-        """`marks` is whose numbers the nodes bear, where outputs are asked for later."""
+        """`marks` is whose numbers the nodes bear, where outputs are requested later."""
         self.calls: list[ModelCall] = []
         self.held: list[Held] = []
         self._step, self._registry, self._marks = step, registry, marks

@@ -19,7 +19,7 @@ from torch.nn.modules.module import (
 from torch.utils.hooks import RemovableHandle
 
 from surefoot.watch.function_recorder import tensors_in
-from surefoot.watch.script_hooks import is_calm, listeners
+from surefoot.watch.script_hooks import runs_eagerly, script_hooks
 
 if TYPE_CHECKING:
     from surefoot.watch.context import WatchContext
@@ -89,7 +89,7 @@ class ModuleHooks:
             self._safely("model calls", self._leave_call, module, args, kwargs, out)
 
     def _follows(self) -> bool:
-        return get_ident() == self._thread and is_calm()
+        return get_ident() == self._thread and runs_eagerly()
 
     def _enter_call(self, module: nn.Module, args: Any) -> None:
         recorder = self._recorder
@@ -108,7 +108,7 @@ class ModuleHooks:
             self._safely("names", self._name_parts, module)
         self._running.append((id(module), self._paths.get(id(module)) or type(module).__name__))
         if module._backward_hooks or module._backward_pre_hooks:
-            listeners.gradients = True
+            script_hooks.gradients = True
         if recorder is not None:
             recorder.module = self._running[-1][1]
 

@@ -1,19 +1,21 @@
 """Where the first non-finite value came from, read off the autograd graph of a loss that is not finite.
 
 The graph of a forward pass still holds what its operations saved. Walking it from the leaves upwards, the first node
-that holds or must have made something non-finite is the culprit: a parameter that was already bad, a tensor from
+that holds or must have made something non-finite is the origin: a parameter that was already bad, a tensor from
 outside the graph (data), or an operation outside the range where it is defined.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
 
 from surefoot.observe.readable import readable
+from surefoot.record.facts import NonFiniteLoss
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.script_hooks import WithoutHooks
 
@@ -29,36 +31,79 @@ _CLOSED = {"Add", "Sub", "Mul", "Neg", "View", "Reshape", "Mean", "Sum", "Select
 """Operations that give finite results for finite inputs, short of overflow."""
 
 
+class UndefinedValues(TypedDict, total=False):
+    """Fields of `NonFiniteLoss` about an operation that was given values it is not defined for."""
+
+    undefined_at: str
+    bad: int
+    lowest: float
+    largest: float
+    divisor_shape: list[int]
+    empty_count: bool
+    masked_rows: int
+    below: list[str]
+    all_ignored: bool
+    ignore_index: int
+
+
+class NonFiniteCounts(TypedDict, total=False):
+    """Fields of `NonFiniteLoss` about the tensor that is not finite, and about its rows if it is data."""
+
+    nan: int
+    inf: int
+    minus_inf: int
+    shape: list[int]
+    rows: list[int]
+    bad_rows: int
+
+
+class CallSites(TypedDict, total=False):
+    """Fields of `NonFiniteLoss` about where the operation was called."""
+
+    site: str
+    module: str
+    call: str
+    sites: list[str]
+
+
 def find_origin(
     root: Tensor,
+    value: float,
     registry: ParameterRegistry,
     origins: dict[str, list[tuple[str, str, str]]],
-    follow: Callable[[dict[str, Any], Tensor | None], dict[str, Any]] = lambda facts, tensor: {},
-) -> dict[str, Any]:
+    follow: Callable[[NonFiniteLoss, Tensor | None], NonFiniteLoss] = lambda facts, tensor: facts,
+) -> NonFiniteLoss:
     """What is known about the origin of a non-finite loss.
 
-    Before data is blamed, `follow(facts, tensor)` says what is known of the operations it went through without a graph.
+    Args:
+        root: The loss.
+        value: Its value.
+        registry: The parameters and their names.
+        origins: Where operations were called, by kind of autograd node.
+        follow: Completes the facts about a tensor that is data: through which operations it went without a graph.
     """
     with WithoutHooks():
         order = graph.leaves_first(root.grad_fn)
         bad_leaves = [
             variable for node in order if (variable := graph.leaf(node)) is not None and not _finite(variable)
         ]
-        culprit = _first_culprit(order)
+        found = _first_bad_node(order, value)
     if bad_leaves:
         records = [registry.get(tensor) for tensor in bad_leaves]
         names = [registry.label(record) if record is not None else "a leaf tensor" for record in records]
-        if culprit is None or any(record is not None and (record.optimizers or record.model) for record in records):
-            return {"kind": "parameter", "parameters": names[:20], "count": len(names)}
-        return {"kind": "data", "tensor": "a leaf that needs a gradient", "shape": list(bad_leaves[0].shape)}
-    if culprit is None:
-        return {"kind": "unknown", "op": graph.op(root.grad_fn) if root.grad_fn is not None else None}
-    node, facts = culprit
-    facts |= _origin(node, order, origins)
-    return facts | follow(facts, graph.saved(node).get(facts["tensor"])) if facts["kind"] == "data" else facts
+        if found is None or any(record is not None and (record.optimizers or record.model) for record in records):
+            return NonFiniteLoss(value=value, kind="parameter", parameters=names[:20], count=len(names))
+        shape = list(bad_leaves[0].shape)
+        return NonFiniteLoss(value=value, kind="data", tensor="a leaf that needs a gradient", shape=shape)
+    if found is None:
+        op = graph.op(root.grad_fn) if root.grad_fn is not None else None
+        return NonFiniteLoss(value=value, kind="unknown", op=op)
+    node, facts = found
+    facts = replace(facts, **_call_sites(node, order, origins))
+    return follow(facts, graph.saved(node).get(facts.tensor or "")) if facts.kind == "data" else facts
 
 
-def _first_culprit(order: list[Any]) -> tuple[Any, dict[str, Any]] | None:
+def _first_bad_node(order: list[Any], loss: float) -> tuple[Any, NonFiniteLoss] | None:
     for node in order:
         op = graph.op(node)
         held = graph.saved(node)
@@ -70,88 +115,96 @@ def _first_culprit(order: list[Any]) -> tuple[Any, dict[str, Any]] | None:
         )
         broken = _undefined(op, node, given)
         if broken is not None:
-            return node, {"kind": "operation", "op": op, "inputs": _ranges(given), "dtype": _dtype(held)} | broken
+            return node, NonFiniteLoss(
+                value=loss, kind="operation", op=op, inputs=_ranges(given), dtype=_dtype(held), **broken
+            )
         if outside is not None and outside[1].dim() == 0:  # a number in the code, not a row of the data
             words = f"a factor of {float(outside[1]):g}"
-            return node, {"kind": "operation", "op": op, "dtype": _dtype(held), "undefined_at": words, "bad": 1}
+            return node, NonFiniteLoss(
+                value=loss, kind="operation", op=op, dtype=_dtype(held), undefined_at=words, bad=1
+            )
         if outside is not None and op != "Where":
             dtype = str(outside[1].dtype).removeprefix("torch.")
-            return node, {"kind": "data", "op": op, "tensor": outside[0], "dtype": dtype} | _bad_rows(outside[1])
+            return node, NonFiniteLoss(
+                value=loss, kind="data", op=op, tensor=outside[0], dtype=dtype, **_bad_rows(outside[1])
+            )
         if bad_given:
             below = [n for n, _ in node.next_functions if n is not None and graph.leaf(n) is None]
             maker = below[0] if below else node
-            return maker, _made_by(maker, next(iter(bad_given.values())))
+            return maker, _made_by(maker, next(iter(bad_given.values())), loss)
         if made is not None:
-            return node, {"kind": "operation", "op": op, "inputs": _ranges(given), "dtype": _dtype(held)} | _count(made)
+            return node, NonFiniteLoss(
+                value=loss, kind="operation", op=op, inputs=_ranges(given), dtype=_dtype(held), **_count(made)
+            )
     return None
 
 
-def _made_by(node: Any, value: Tensor) -> dict[str, Any]:
+def _made_by(node: Any, value: Tensor, loss: float) -> NonFiniteLoss:
     """A value found bad where it was used, made by `node` below."""
     op, held = graph.op(node), graph.saved(node)
     dtype = str(value.dtype).removeprefix("torch.")
-    facts = {"kind": "operation", "op": op, "inputs": _ranges(held), "dtype": dtype} | _count(value)
+    ranges = _ranges(held)
     low = dtype in ("float16", "bfloat16")
     if op in _CLOSED and not low and not _range_is_huge(held):
-        facts["kind"] = (
-            "data"  # finite in, not finite out: the other operand, which is not in the graph, was not finite
+        # Finite in, not finite out: the other operand, which is not in the graph, was not finite.
+        other = "the other operand"
+        return NonFiniteLoss(
+            value=loss, kind="data", op=op, tensor=other, inputs=ranges, dtype=dtype, **_bad_rows(value)
         )
-        facts["tensor"] = "the other operand"
-        facts |= _bad_rows(value)
-    return facts
+    return NonFiniteLoss(value=loss, kind="operation", op=op, inputs=ranges, dtype=dtype, **_count(value))
 
 
-def _undefined(op: str, node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+def _undefined(op: str, node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     """Evidence that the operation was given a value it is not defined for."""
-    check: Callable[[Any, dict[str, Tensor]], dict[str, Any] | None] | None = _UNDEFINED.get(op)
+    check: Callable[[Any, dict[str, Tensor]], UndefinedValues | None] | None = _UNDEFINED.get(op)
     try:
         return check(node, given) if check is not None else None
     except (RuntimeError, KeyError, AttributeError, TypeError):
         return None
 
 
-def _log(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+def _log(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     value = given["self"]
     bad = int((value <= 0).sum())
     return {"undefined_at": "values of 0 or less", "bad": bad, "lowest": float(value.min())} if bad else None
 
 
-def _log1p(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+def _log1p(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     value = given["self"]
     bad = int((value <= -1).sum())
     return {"undefined_at": "values of -1 or less", "bad": bad, "lowest": float(value.min())} if bad else None
 
 
-def _div(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+def _div(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     value = given["other"]
     bad = int((value == 0).sum())
     if not bad:
         return None
-    facts = {"undefined_at": "a divisor of 0", "bad": bad, "divisor_shape": list(value.shape)}
+    facts: UndefinedValues = {"undefined_at": "a divisor of 0", "bad": bad, "divisor_shape": list(value.shape)}
     if value.dim() == 0 and not value.requires_grad:
         facts["empty_count"] = True
     return facts
 
 
-def _arc(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+def _arc(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     value = given["self"]
     bad = int((value.abs() > 1).sum())
     return {"undefined_at": "values beyond ±1", "bad": bad, "largest": float(value.abs().max())} if bad else None
 
 
-def _acosh(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+def _acosh(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     value = given["self"]
     bad = int((value < 1).sum())
     return {"undefined_at": "values below 1", "bad": bad, "lowest": float(value.min())} if bad else None
 
 
-def _atanh(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+def _atanh(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     value = given["self"]
     bad = int((value.abs() >= 1).sum())
     return {"undefined_at": "values at or beyond ±1", "bad": bad, "largest": float(value.abs().max())} if bad else None
 
 
-def _pow(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+def _pow(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     value = given["self"]
     exponent = getattr(node, "_saved_exponent", None)
     if isinstance(exponent, Tensor):
@@ -166,7 +219,7 @@ def _pow(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
     )
 
 
-def _softmax(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+def _softmax(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     result = node._saved_result
     rows = torch.isnan(result).all(-1)
     bad = int(rows.sum())
@@ -181,7 +234,7 @@ def _softmax(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
     return None
 
 
-def _attention(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+def _attention(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     mask = given.get("attn_mask", given.get("attn_bias"))
     if mask is None:
         return None
@@ -190,7 +243,7 @@ def _attention(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
     return {"undefined_at": "rows with every key masked", "bad": bad, "masked_rows": bad} if bad else None
 
 
-def _nll(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+def _nll(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     index = node._saved_ignore_index
     index -= 2**64 if index >= 2**63 else 0  # torch hands out its sign bit as a number
     ignored = int((given["target"] == index).sum())
@@ -199,7 +252,7 @@ def _nll(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
     return None
 
 
-def _exp(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+def _exp(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     result = node._saved_result
     bad = int(torch.isinf(result).sum())
     return (
@@ -207,7 +260,7 @@ def _exp(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
     )
 
 
-def _half_product(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
+def _half_product(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     """A product in half precision whose true value is beyond 65504, computed again in single precision."""
     left = next((given[k] for k in ("self", "mat1") if k in given), None)
     right = next((given[k] for k in ("mat2", "other") if k in given), None)
@@ -218,7 +271,7 @@ def _half_product(node: Any, given: dict[str, Tensor]) -> dict[str, Any] | None:
     return {"undefined_at": "results beyond 65504", "bad": bad, "largest": float(product.abs().max())} if bad else None
 
 
-_UNDEFINED: dict[str, Callable[[Any, dict[str, Tensor]], dict[str, Any] | None]] = {
+_UNDEFINED: dict[str, Callable[[Any, dict[str, Tensor]], UndefinedValues | None]] = {
     "Log": _log, "Log2": _log, "Log10": _log, "Log1P": _log1p, "Div": _div, "Acos": _arc, "Asin": _arc, "Pow": _pow,
     "Acosh": _acosh, "Atanh": _atanh,
     "Softmax": _softmax, "LogSoftmax": _softmax, "NllLoss": _nll, "NllLoss2D": _nll, "Exp": _exp,
@@ -236,7 +289,7 @@ def _ops_near(node: Any, depth: int) -> set[str]:
     return found
 
 
-def _origin(node: Any, order: list[Any], origins: dict[str, list[tuple[str, str, str]]]) -> dict[str, Any]:
+def _call_sites(node: Any, order: list[Any], origins: dict[str, list[tuple[str, str, str]]]) -> CallSites:
     """Where in the user's code an operation of this kind was called, by its place among its kind."""
     op = graph.op(node)
     known = origins.get(op, [])
@@ -244,7 +297,7 @@ def _origin(node: Any, order: list[Any], origins: dict[str, list[tuple[str, str,
         return {}
     alike = [other for other in order if graph.op(other) == op]
     chosen = known[alike.index(node)] if len(alike) == len(known) and node in alike else known[0]
-    facts: dict[str, Any] = {"site": chosen[0], "module": chosen[1], "call": chosen[2]}
+    facts: CallSites = {"site": chosen[0], "module": chosen[1], "call": chosen[2]}
     if len({place for place, _, _ in known}) > 1:
         facts["sites"] = sorted({place for place, _, _ in known})[:5]
     return facts
@@ -262,7 +315,7 @@ def _is_mask(value: Tensor) -> bool:
     return not bool(torch.isnan(value).any()) and bool(((value == 0) | (value == -math.inf)).all())
 
 
-def _count(value: Tensor) -> dict[str, Any]:
+def _count(value: Tensor) -> NonFiniteCounts:
     return {
         "nan": int(torch.isnan(value).sum()),
         "inf": int(torch.isinf(value).sum()),
@@ -271,7 +324,7 @@ def _count(value: Tensor) -> dict[str, Any]:
     }
 
 
-def _bad_rows(value: Tensor) -> dict[str, Any]:
+def _bad_rows(value: Tensor) -> NonFiniteCounts:
     facts = _count(value)
     if value.dim() > 1:
         rows = (~torch.isfinite(value)).reshape(len(value), -1).any(1).nonzero().reshape(-1)

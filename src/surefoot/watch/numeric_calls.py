@@ -15,7 +15,7 @@ from surefoot.watch.tensor_summary import finite_or_none, sampled
 
 if TYPE_CHECKING:
     from surefoot.watch.call_history import CallHistory
-    from surefoot.watch.function_recorder import RecordedCall
+    from surefoot.watch.function_recorder import DomainFacts, RecordedCall
 
 _MOST_ORDERED = 1 << 20
 _orders: list[tuple[int, weakref.ref[Tensor]]] = []
@@ -72,7 +72,7 @@ class NumericCalls:
             return
         given = [value for value in (*tensors_in(args), *tensors_in(kwargs)) if value.is_floating_point()]
         bad = not bool(torch.isfinite(made).all())
-        note: dict[str, Any] = {"bad": bad, "given_finite": None}
+        note: DomainFacts = {"bad": bad, "given_finite": None}
         if bad:
             note |= {"nan": int(torch.isnan(made).sum()), "inf": int(torch.isinf(made).sum()), "of": made.numel()}
             kept = [value for value in given if value is not made]
@@ -80,7 +80,7 @@ class NumericCalls:
                 note["given_finite"] = all(bool(torch.isfinite(value).all()) for value in given)
                 edge = sampled(kept[-1 if entry.name == "div" else 0]).float()
                 note["lowest"] = finite_or_none(edge.min()) if edge.numel() else None
-        entry.note["domain"] = note
+        entry.notes.domain = note
 
     def risk(self, entry: RecordedCall, args: tuple[Any, ...], out: Tensor) -> None:
         """How near an operation came to where it, or its derivative, is not defined."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from surefoot.observe.readable import readable
 from surefoot.record.facts import GroupSettings, OptimizerFacts, Setting
 from surefoot.watch.script_hooks import WithoutHooks
-from surefoot.watch.step_rows import Row, StepRows
+from surefoot.watch.step_rows import SeriesRow, StepRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ class OptimizerRecord:
         optimizer: torch.optim.Optimizer,
         where: str,
         born_at: int,
-        write_row: Callable[[Row], None],
+        write_row: Callable[[SeriesRow], None],
     ) -> None:
         self.number = number
         self.ref = weakref.ref(optimizer)
@@ -52,9 +52,9 @@ class OptimizerRecord:
         """The lines of `backward` whose gradients it stepped with, as `StepData` numbers them."""
         self.backwards_at_start = 0
         """The number of backwards when its step began: a closure makes more inside."""
-        self.row: Row = {}
+        self.row: SeriesRow = {}
         """The row of the step it is in."""
-        self.in_flight: dict[int, tuple[Row, float]] = {}
+        self.in_flight: dict[int, tuple[SeriesRow, float]] = {}
         """Rows that the guard has not completed yet, and what their gradient norms still have to be divided by.
 
         The key is the number that the guard gives the step.

@@ -16,7 +16,7 @@ from torch import Tensor
 from surefoot.observe.readable import is_readable, readable
 from surefoot.record.facts import OptimizerUpdate, ParameterUpdate
 from surefoot.watch.parameter_registry import weight_facts
-from surefoot.watch.script_hooks import WithoutHooks, is_listening
+from surefoot.watch.script_hooks import WithoutHooks, intercepts_operations
 from surefoot.watch.tensor_summary import sampled
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class OptimizerUpdates:
                 self._row(number, tensor, group, optimizer.state.get(tensor, {}))
                 for group in optimizer.param_groups
                 for tensor in group["params"]
-                if not is_listening(tensor)
+                if not intercepts_operations(tensor)
             ]
         rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
         self.steps.append(OptimizerUpdate(optimizer=number, rows=rows, lr=rates))
@@ -98,7 +98,7 @@ class OptimizerUpdates:
         )
 
     def drop_step(self, number: int) -> None:
-        """The step was left out: that nothing moved says nothing about the parameters."""
+        """The step was left out: that no parameter changed is no evidence."""
         held = self._last_step(number)
         if held is not None:
             self.steps = [step for step in self.steps if step is not held]

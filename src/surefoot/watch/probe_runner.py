@@ -16,7 +16,7 @@ import torch
 
 from surefoot.watch.messages import say
 from surefoot.watch.originals import Originals, Unobservable
-from surefoot.watch.script_hooks import is_calm, unseen
+from surefoot.watch.script_hooks import runs_eagerly, without_torch_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,14 +44,14 @@ class ProbeRunner:
 
     def here(self) -> bool:
         """Whether this is the process and the thread that train, and torch is not compiling or tracing."""
-        return self._state.active and self._state.thread in (None, get_ident()) and is_calm()
+        return self._state.active and self._state.thread in (None, get_ident()) and runs_eagerly()
 
     def safely(self, probe: str, observe: Callable[..., Any], *args: Any) -> Any:
         """Run one observation; returns its result. If it fails, returns `None` and switches the probe off."""
         if probe in self.problems:
             return None
         try:
-            with unseen():
+            with without_torch_function():
                 if self._is_observing or not self.originals.is_bound:
                     return observe(*args)
                 self._is_observing = True

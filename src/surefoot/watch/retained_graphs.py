@@ -1,7 +1,7 @@
 """Graphs of steps long past that the script still holds, such as losses summed up without `item()`.
 
 A token is tied to a node near the leaves of a graph: while anything made from it is held by anyone, the token lives.
-Counting the living ones costs nothing; who holds them is not asked.
+Counting the living ones costs nothing; what refers to them is not searched for.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Ending:
     def __init__(self, code: int = 0) -> None:
         self.code = code
         self.error: BaseException | None = None
-        self.globals: dict[str, Any] | None = None
+        self.globals: dict[str, object] | None = None
 
 
 def run(target: Target, ending: Ending) -> None:

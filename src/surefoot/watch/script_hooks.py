@@ -6,9 +6,16 @@ from typing import Any
 
 import torch
 
-from surefoot.observe.without_hooks import WithoutHooks, is_calm, is_listening, unseen
+from surefoot.observe.without_hooks import WithoutHooks, intercepts_operations, runs_eagerly, without_torch_function
 
-__all__ = ["WithoutHooks", "has_modes_of_its_own", "is_calm", "is_listening", "listeners", "unseen"]
+__all__ = [
+    "WithoutHooks",
+    "has_modes_of_its_own",
+    "intercepts_operations",
+    "runs_eagerly",
+    "script_hooks",
+    "without_torch_function",
+]
 
 
 def has_modes_of_its_own() -> bool:
@@ -21,7 +28,7 @@ def has_modes_of_its_own() -> bool:
     return any(mode is not default for mode in stack._get_current_function_mode_stack())
 
 
-class Listeners:
+class ScriptHooks:
     """Whether the script has hooks that an extra backward, or reading saved tensors, would call."""
 
     gradients = False
@@ -30,4 +37,4 @@ class Listeners:
     """Saved-tensor hooks, as checkpointing uses: reading a saved tensor runs them."""
 
 
-listeners = Listeners()
+script_hooks = ScriptHooks()

@@ -1,8 +1,9 @@
 """What every step was trained on: a fingerprint of its inputs and targets, and the labels in it.
 
-Hand-made batching leaves no data loader to ask, but the graph under the loss holds the data: the loss function saved
-its target, the first layer its input. At the first backward from a line of the script the whole graph is searched; from
-then on the way to those two nodes is known, and a step costs a walk down one path and a few numbers.
+A script that makes its batches itself has no data loader to observe, but the graph under the loss holds the data: the
+loss function saved its target, the first layer its input. At the first backward from a line of the script the whole
+graph is searched; from then on the way to those two nodes is known, and a step costs a walk down one path and a few
+numbers.
 
 Saved tensors are left alone once the script uses hooks on them (activation checkpointing, offloading): reading one
 would run its hook.
@@ -11,7 +12,7 @@ would run its hook.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 from surefoot.observe.readable import is_readable
 from surefoot.record.facts import SeenRows, StepBatch, StepDataFacts
 from surefoot.watch import autograd_graph as graph
-from surefoot.watch.script_hooks import WithoutHooks, is_listening, listeners
+from surefoot.watch.script_hooks import WithoutHooks, intercepts_operations, script_hooks
 from surefoot.watch.tensor_summary import fingerprints
 
 if TYPE_CHECKING:
@@ -42,6 +43,18 @@ _INPUTS = {
 """Layers, and the name under which each saves what it was given."""
 
 
+@dataclass(slots=True)
+class _DataPaths:
+    """Where the graphs of one line's losses hold their data."""
+
+    line: int
+    """The number of the line."""
+    searches: int = 0
+    """How often the whole graph was searched."""
+    found: dict[str, tuple[tuple[int, ...], str, str]] = field(default_factory=dict)
+    """For inputs and target: the path from the root, the operation, and the name under which it saves the tensor."""
+
+
 class StepData:
     """The data of the steps so far."""
 
@@ -53,28 +66,28 @@ class StepData:
         """The lines since the last step of an optimizer."""
         self.roots_of_step: list[Any] = []
         """The lines that called `backward` since the last step, once per call."""
-        self._ways: dict[Any, dict[str, Any]] = {}
+        self._paths: dict[Any, _DataPaths] = {}
 
     def note(self, root: Tensor, where: Any, step: int, backward: int) -> None:
         """`backward` is about to run on `root`, called from the line `where`."""
-        if listeners.saved or len(self.batches) >= MOST_BATCHES or root.grad_fn is None:
+        if script_hooks.saved or len(self.batches) >= MOST_BATCHES or root.grad_fn is None:
             return
         if root.device.type != "cpu" and step >= _EAGER_STEPS:
             return
-        way = self._ways.setdefault(where, {"searches": 0, "line": len(self._ways)})
-        self.recent.add(way["line"])
+        paths = self._paths.setdefault(where, _DataPaths(len(self._paths)))
+        self.recent.add(paths.line)
         with WithoutHooks():
-            inputs = self._follow(root.grad_fn, way, "inputs")
-            target = self._follow(root.grad_fn, way, "target")
+            inputs = self._follow(root.grad_fn, paths, "inputs")
+            target = self._follow(root.grad_fn, paths, "target")
             if inputs is None and target is None:
                 return
             is_early = len(self.batches) < LABELLED
-            batch = StepBatch(step=step, backward=backward, line=way["line"])
+            batch = StepBatch(step=step, backward=backward, line=paths.line)
             if inputs is not None:
                 batch = replace(batch, input_print=print_of(inputs), size=len(inputs))
                 if is_early and inputs.is_floating_point():
                     batch = replace(batch, input_largest=float(inputs.abs().max()))
-                rows = self.rows.setdefault(way["line"], {})
+                rows = self.rows.setdefault(paths.line, {})
                 if len(self.batches) < ROWS_OF and len(rows) < MOST_ROWS and inputs.dim() > 1:
                     for row in fingerprints(inputs, MOST_IN_BATCH):
                         rows.setdefault(row, backward)
@@ -87,8 +100,8 @@ class StepData:
         lines, self.recent = self.recent, set()
         return lines
 
-    def _follow(self, root: Any, way: dict[str, Any], kind: str) -> Tensor | None:
-        known = way.get(kind)
+    def _follow(self, root: Any, paths: _DataPaths, kind: str) -> Tensor | None:
+        known = paths.found.get(kind)
         if known is not None:
             path, op, name = known
             node = root
@@ -101,13 +114,13 @@ class StepData:
                 tensor = _data(node, name)
                 if tensor is not None:
                     return tensor
-        if way["searches"] >= _SEARCHES:
+        if paths.searches >= _SEARCHES:
             return None
-        way["searches"] += 1
+        paths.searches += 1
         found = max(_candidates(root, kind), key=lambda item: item[0], default=None)
         if found is None:
             return None
-        way[kind] = found[1:4]
+        paths.found[kind] = found[1:4]
         return found[4]
 
     def as_facts(self) -> StepDataFacts:
@@ -130,7 +143,12 @@ def _data(node: Any, name: str) -> Tensor | None:
         tensor = getattr(node, f"_saved_{name}", None)
     except RuntimeError:  # freed, or changed in place since
         return None
-    if not isinstance(tensor, Tensor) or is_listening(tensor) or tensor.grad_fn is not None or tensor.requires_grad:
+    if (
+        not isinstance(tensor, Tensor)
+        or intercepts_operations(tensor)
+        or tensor.grad_fn is not None
+        or tensor.requires_grad
+    ):
         return None
     is_data = tensor.dim() and tensor.numel() > 1 and tensor.layout is torch.strided
     return tensor if is_data and is_readable(tensor) else None

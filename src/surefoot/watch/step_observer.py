@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from surefoot.watch.context import WatchContext
     from surefoot.watch.facts_saver import FactsSaver
     from surefoot.watch.incidents import IncidentWriter
-    from surefoot.watch.step_rows import Row
+    from surefoot.watch.step_rows import SeriesRow
     from surefoot.watch.step_sampler import StepSampler
 
 FOUND_BY_SCALER = "found_inf"
@@ -143,7 +143,7 @@ class StepObserver:
         if state.steps % RETAINED_EVERY == 0:
             self._safely("kept graphs", self._backward.retained_graphs.count, state.steps)
 
-    def _is_in_flight(self, record: OptimizerRecord, optimizer: torch.optim.Optimizer, row: Row) -> bool:
+    def _is_in_flight(self, record: OptimizerRecord, optimizer: torch.optim.Optimizer, row: SeriesRow) -> bool:
         """Whether the guard has taken the step in and will report it later. A row that it has not is dropped there."""
         index = next((number for number, (each, _) in record.in_flight.items() if each is row), None)
         if index is None:
@@ -155,7 +155,7 @@ class StepObserver:
         return False
 
     def _complete(
-        self, row: dict[str, Any], record: OptimizerRecord, optimizer: torch.optim.Optimizer, evaluations: int
+        self, row: SeriesRow, record: OptimizerRecord, optimizer: torch.optim.Optimizer, evaluations: int
     ) -> None:
         """Add to a row all that is known when the step is over."""
         state, context = self._state, self._context
@@ -164,7 +164,7 @@ class StepObserver:
         row["backwards"] = backwards
         row["lr"] = float(optimizer.param_groups[0]["lr"]) if "lr" in optimizer.param_groups[0] else None
         if context.calls.last_clip is not None:
-            row |= context.calls.last_clip
+            row.update(cast("SeriesRow", context.calls.last_clip))
             context.calls.last_clip = None
         if state.scaler.scale is not None:
             row["scale"] = state.scaler.scale

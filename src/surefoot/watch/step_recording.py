@@ -1,7 +1,7 @@
 """One sampled step: every model call, every loss, every gradient and every update, with names.
 
 Global module hooks follow the model calls (`module_hooks`, `model_calls`), a recorder the operations
-(`function_recorder`, `call_facts`). Before each backward the autograd graph says what the loss depends on
+(`function_recorder`, `call_facts`). Before each backward the autograd graph shows what the loss depends on
 (`loss_graph`), and at a few steps an extra backward answers more questions (`extra_backward`). `optimizer_updates`
 measures what a step changed. All hooks are removed when the step is over; other steps are only counted.
 """
@@ -20,12 +20,12 @@ from surefoot.watch import loss_graph
 from surefoot.watch.call_facts import CallFacts
 from surefoot.watch.data_origin import DataOrigin, ways_of_data
 from surefoot.watch.extra_backward import ask_causality, ask_terms
-from surefoot.watch.function_recorder import FunctionRecorder, tensors_in
+from surefoot.watch.function_recorder import CallNotes, FunctionRecorder, tensors_in
 from surefoot.watch.model_calls import ModelCalls
 from surefoot.watch.module_hooks import ModuleHooks
 from surefoot.watch.operation_names import VIEWS
 from surefoot.watch.optimizer_updates import OptimizerUpdates, note_if_moved
-from surefoot.watch.script_hooks import WithoutHooks, listeners
+from surefoot.watch.script_hooks import WithoutHooks, script_hooks
 
 if TYPE_CHECKING:
     from surefoot.watch.context import WatchContext
@@ -111,7 +111,7 @@ class StepRecording:
             )
             self.origins = self.recorder.origins()
             for entry in entries:
-                entry.note = {}
+                entry.notes = CallNotes()
         self.calls.losses.targets = {}
 
     def as_facts(self) -> SampledStep:
@@ -137,7 +137,7 @@ class StepRecording:
                 self._used.add(number)
                 entry.parameters.append(number)
         if isinstance(out, Tensor) and out.dim() == 0 and out.grad_fn is not None:
-            entry.note["scalar"] = (out.detach(), out.output_nr)
+            entry.notes.scalar = (out.detach(), out.output_nr)
         if all(map(is_readable, (*given, *tensors_in(out)))):
             self._safely("operations", self.calls.take, entry, args, kwargs, out)
 
@@ -172,24 +172,24 @@ class StepRecording:
             self.backward_calls.append(call)
             if len(below) <= loss_graph.MOST_HOOKED:
                 self._node_hooks = loss_graph.NodeHooks(recorder, self._safely)
-                self.hooks.keep(self._node_hooks.listen(below))
+                self.hooks.keep(self._node_hooks.register(below))
         if self.thorough and not call.custom and not self._script_would_notice() and not has_company():
             self._ask_more(call, below)
 
     def _ask_more(self, call: BackwardCall, below: list[Any]) -> None:
-        """Ask what costs an extra backward."""
+        """Measure what needs an extra backward."""
         terms = self._safely("gradient of terms", ask_terms, call, self.recorder, self._registry, below)
         calls, held = self.calls.losses, self.model_calls.held
         causality = self._safely("causality", ask_causality, self.recorder, calls, held, below)
         self.backward_calls[-1] = replace(call, terms=terms, causality=causality)
 
     def _script_would_notice(self) -> bool:
-        """Whether an extra backward would call hooks of the script's, or fill gradients that it asked for.
+        """Whether an extra backward would call hooks of the script's, or fill gradients that it retains.
 
         With other processes there is none anyway: a backward may contain collectives.
         """
         fills = self.recorder is not None and self.recorder.fills_gradients()
-        return listeners.gradients or listeners.saved or fills
+        return script_hooks.gradients or script_hooks.saved or fills
 
     def _record_leaves(self, below: list[Any]) -> tuple[list[int], list[UnknownLeaf]]:
         """The parameters that the loss depends on, by number; unknown leaves are added to the registry."""

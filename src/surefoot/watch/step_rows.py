@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -26,36 +26,57 @@ HEAD, TAIL, MOST = 1_000, 2_000, 8_000
 READ_STEPS_LATER = 8
 """So many steps later a number on a device is read; by then it has arrived."""
 
-Row: TypeAlias = "dict[str, Any]"
-"""One step; the keys are the columns of `StepSeries`."""
+
+class ClipColumns(TypedDict, total=False):
+    """The columns of `StepSeries` about clipping, for one step."""
+
+    clip_norm: Tensor | float | None
+    clip_limit: float | None
+    clip_by_value: bool
+
+
+class SeriesRow(ClipColumns, total=False):
+    """One step: the columns of `StepSeries`. A tensor is on its way from a device."""
+
+    grad_norm: Tensor | float | None
+    skipped: Tensor | bool | float
+    closure: int
+    loss: Tensor | float | None
+    backwards: int
+    lr: float | None
+    scale: float
+    roots: int
+    at: int
+    step: int
+    leftover: float
 
 
 @dataclass
 class _IncompleteRow:
     """A row that is not complete yet."""
 
-    row: Row
+    row: SeriesRow
     copies: list[tuple[list[str], AsyncCopy]]
     waits_for_guard: bool
 
     def read(self) -> None:
         """Put the numbers that were copied into the row."""
         for keys, copy in self.copies:
-            self.row.update(zip(keys, copy.wait().tolist(), strict=True))
+            self.row.update(cast("SeriesRow", dict(zip(keys, copy.wait().tolist(), strict=True))))
         self.copies = []
 
 
 class StepRows:
     """Rows of one optimizer's steps."""
 
-    def __init__(self, write_row: Callable[[Row], None] = lambda row: None) -> None:
+    def __init__(self, write_row: Callable[[SeriesRow], None] = lambda row: None) -> None:
         """`write_row` is called with each row once all its numbers are read."""
         self._write_row = write_row
-        self.rows: list[Row] = []
+        self.rows: list[SeriesRow] = []
         self.count = 0
         self._waiting: deque[_IncompleteRow] = deque()
 
-    def append(self, row: Row, waits_for_guard: bool = False) -> None:
+    def append(self, row: SeriesRow, waits_for_guard: bool = False) -> None:
         """Add the row of the next step; its number is the count so far."""
         row["step"] = self.count
         self.count += 1
@@ -65,7 +86,7 @@ class StepRows:
         if len(self.rows) > MOST:
             self.rows = self.rows[:HEAD] + self.rows[HEAD:-TAIL:2] + self.rows[-TAIL:]
 
-    def arrived(self, row: Row) -> None:
+    def arrived(self, row: SeriesRow) -> None:
         """The numbers of the guard are in a row now."""
         for waiting in self._waiting:
             if waiting.row is row:
@@ -96,17 +117,17 @@ class StepRows:
         """The rows as columns; a column that no row has is empty."""
         self.read()
         keys = dict.fromkeys(key for row in self.rows for key in row)
-        columns: dict[str, Any] = {key: [row.get(key) for row in self.rows] for key in keys}
+        columns: dict[str, list[Any]] = {key: [row.get(key) for row in self.rows] for key in keys}
         return StepSeries(**columns)
 
 
-def _copies(row: Row) -> list[tuple[list[str], AsyncCopy]]:
+def _copies(row: SeriesRow) -> list[tuple[list[str], AsyncCopy]]:
     """Begin to copy the numbers of a row that are on a device, one vector per device."""
     by_device: dict[torch.device, list[str]] = {}
-    for key, value in row.items():
-        if isinstance(value, Tensor):
-            by_device.setdefault(value.device, []).append(key)
+    tensors = {key: value for key, value in row.items() if isinstance(value, Tensor)}
+    for key, value in tensors.items():
+        by_device.setdefault(value.device, []).append(key)
     return [
-        (keys, begin_reading(torch.stack([row[key].detach().reshape(()).to(torch.float64) for key in keys])))
+        (keys, begin_reading(torch.stack([tensors[key].detach().reshape(()).to(torch.float64) for key in keys])))
         for keys in by_device.values()
     ]

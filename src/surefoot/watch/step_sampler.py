@@ -7,22 +7,23 @@ More are added when something new begins: an optimizer, a loaded state, a spike 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from surefoot.watch.data_origin import origin_of_data, ways_of_data
 from surefoot.watch.function_recorder import remove_leftover_recorders
 from surefoot.watch.optimizer_order import OptimizerOrder
-from surefoot.watch.script_hooks import WithoutHooks, has_modes_of_its_own, unseen
+from surefoot.watch.script_hooks import WithoutHooks, has_modes_of_its_own, without_torch_function
 from surefoot.watch.step_recording import StepRecording
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from surefoot.record.facts import SampledStep
+    from surefoot.record.facts import NonFiniteLoss, SampledStep
     from surefoot.watch.context import WatchContext
     from surefoot.watch.data_origin import DataOrigin
     from surefoot.watch.optimizer_record import OptimizerRecord
+    from surefoot.watch.step_rows import SeriesRow
 
 FIRST_STEPS = 8
 """So many steps are sampled at the beginning."""
@@ -80,7 +81,7 @@ class StepSampler:
         if sampled is None:
             return
         try:
-            with unseen():
+            with without_torch_function():
                 sampled.end()
         except Exception as error:
             sampled.remove_hooks()
@@ -150,7 +151,7 @@ class StepSampler:
         if evaluations:
             sampled.claim_roots(record.number)
 
-    def after_step(self, record: OptimizerRecord, row: dict[str, Any]) -> None:
+    def after_step(self, record: OptimizerRecord, row: SeriesRow) -> None:
         """An optimizer has stepped: end the sampled step, or begin one if it is due."""
         state = self._state
         if state.sampled is None:
@@ -178,16 +179,16 @@ class StepSampler:
         sampled = self._state.sampled
         return self.origins if sampled is None or sampled.recorder is None else sampled.recorder.origins()
 
-    def data_origin(self, facts: dict[str, Any], tensor: Tensor | None, drawn: list[list[Tensor]]) -> dict[str, Any]:
-        """Where data that is not finite came from, and whether it was finite when it was loaded.
+    def data_origin(self, facts: NonFiniteLoss, tensor: Tensor | None, drawn: list[list[Tensor]]) -> NonFiniteLoss:
+        """Add where data that is not finite came from, and whether it was finite when it was loaded.
 
         Args:
             facts: What is known of the bad tensor.
             tensor: The tensor, where the graph holds it.
             drawn: The batches that data loaders returned for this step.
         """
-        if facts.get("dtype") == "float16" and not facts.get("nan"):
-            return {}  # the cast may have made it
+        if facts.dtype == "float16" and not facts.nan:
+            return facts  # the cast may have made it
         sampled = self._state.sampled
         if sampled is not None and sampled.recorder is not None:
             known = ways_of_data(sampled.recorder)

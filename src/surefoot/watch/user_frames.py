@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,7 +111,7 @@ def traceback_frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, i
         trace = trace.tb_next
 
 
-def variables(frame: FrameType) -> dict[str, Any]:
+def variables(frame: FrameType) -> dict[str, object]:
     """The local variables of a running frame.
 
     Before Python 3.13, asking a function's frame for them makes a dictionary that stays with the frame: what the

@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from surefoot.record.incidents import loader_batches
-from surefoot.record.incidents.loader_batches import listen
+from surefoot.record.incidents.loader_batches import add_listener
 
 
 class Listener:
@@ -24,7 +24,7 @@ LOADER = DataLoader(TensorDataset(torch.arange(3.0)))
 def test_a_listener_hears_of_every_batch_as_long_as_it_lives():
     seen = []
     listener = Listener(seen)
-    listen(listener)
+    add_listener(listener)
     handed_out = list(LOADER)
     assert len(seen) == 3
     assert all(noted is batch for noted, batch in zip(seen, handed_out, strict=True))
@@ -36,13 +36,13 @@ def test_a_listener_hears_of_every_batch_as_long_as_it_lives():
 
 def test_a_listener_may_hand_out_something_else():
     listener = Listener([], lambda batch: "replaced")
-    listen(listener)
+    add_listener(listener)
     assert list(LOADER) == ["replaced"] * 3
 
 
 def test_dead_listeners_are_forgotten():
-    listen(Listener([]))
+    add_listener(Listener([]))
     gc.collect()
     alive = Listener([])
-    listen(alive)
+    add_listener(alive)
     assert all(reference() is not None for reference in loader_batches._listeners)

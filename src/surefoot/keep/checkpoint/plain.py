@@ -20,7 +20,7 @@ from surefoot.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-Marked: TypeAlias = dict[str, Any]
+Marked: TypeAlias = dict[str, object]
 """A JSON object that stands for something JSON does not have: its kind under `MARK`, and what belongs to it."""
 MARK = "$"
 """The key by which an object is known to stand for something that JSON does not have."""
@@ -87,7 +87,7 @@ class _Reader:
         return Counter(dict(self._pairs(plain, depth)))
 
     def tensor(self, plain: Marked, depth: int) -> Tensor:
-        name, notes = plain["name"], (plain.get("as"), plain.get("shape"))
+        name, notes = _expect(plain["name"], str), (plain.get("as"), plain.get("shape"))
         if name in self._made and self._made[name][0] == notes:
             return self._made[name][1]
         tensor = self._stored(name)
@@ -170,7 +170,7 @@ _KINDS: dict[str, Callable[[_Reader, Marked, int], Any]] = {
     "numpy.scalar": lambda reader, plain, depth: _scalar(plain),
     "float": lambda reader, plain, depth: _read_float(_expect(plain["value"], str)),
     "int": lambda reader, plain, depth: int(_expect(plain["hex"], str), 16),
-    "str": lambda reader, plain, depth: bytes.fromhex(plain["hex"]).decode("utf-8", "surrogatepass"),
+    "str": lambda reader, plain, depth: bytes.fromhex(_expect(plain["hex"], str)).decode("utf-8", "surrogatepass"),
     "bytes": lambda reader, plain, depth: base64.b64decode(_expect(plain["base64"], str), validate=True),
     "complex": lambda reader, plain, depth: complex(
         _read_part(reader, plain["real"], depth), _read_part(reader, plain["imag"], depth)

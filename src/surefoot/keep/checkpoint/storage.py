@@ -144,14 +144,14 @@ def _versions() -> SaveFacts:
     return {"surefoot": str(sys.modules["surefoot"].__version__), "torch": str(torch.__version__)}
 
 
-def _rendered(content: dict[str, Any]) -> bytes:
+def _rendered(content: dict[str, object]) -> bytes:
     """The text of a manifest; the only one its content can have."""
     content = json.loads(json.dumps(content, allow_nan=False))  # keys become text now, not when it is read
     guarded = {**content, "checksum": _checksum(content)}
     return (json.dumps(guarded, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
-def _checksum(content: dict[str, Any]) -> str:
+def _checksum(content: dict[str, object]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 

@@ -158,7 +158,7 @@ class Flattened:
                     seen[view] = marked
             else:
                 marked.update(first)
-            self.owners[marked["name"]].add(path)
+            self.owners[str(marked["name"])].add(path)
         self._found.clear()
 
     def _plain(self, value: Any, path: Path) -> Any:

@@ -16,7 +16,7 @@ import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
 from surefoot.core.folder_lock import Hold, hold
@@ -68,7 +68,7 @@ class SaveEvents:
 
     on_saved: Callable[[int, Path, SaveFacts], None] = lambda step, path, facts: None
     """A checkpoint is on the disk."""
-    on_failing: Callable[[int, str, dict[str, Any]], None] = lambda step, message, evidence: None
+    on_failing: Callable[[int, str, dict[str, object]], None] = lambda step, message, evidence: None
     """Checkpoints cannot be written, or can be written again."""
 
 

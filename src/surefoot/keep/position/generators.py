@@ -161,7 +161,7 @@ def _set_numpy(generator: Any, name: str, words: bytes, text: str, has_gauss: in
         generator.set_state({**state, "has_gauss": has_gauss, "gauss": gauss})
 
 
-def _with_arrays(state: dict[str, Any]) -> dict[str, Any]:
+def _with_arrays(state: dict[str, object]) -> dict[str, object]:
     changed = {name: np.array(value, dtype=np.uint64) for name, value in state.items() if isinstance(value, list)}
     nested = {name: _with_arrays(value) for name, value in state.items() if isinstance(value, dict)}
     return {**state, **changed, **nested}

@@ -185,7 +185,7 @@ def worker_died(error: BaseException) -> bool:
 
 
 @contextmanager
-def replaced(names: dict[str, Any], name: str, value: Any) -> Iterator[None]:
+def replaced(names: dict[str, object], name: str, value: Any) -> Iterator[None]:
     """Another value under `name` for the time of the body, past `__setattr__`, which a loader forbids."""
     before = names[name]
     names[name] = value

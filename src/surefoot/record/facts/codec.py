@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _F = TypeVar("_F", bound="Facts")
 _readers: dict[Any, Callable[[Any], Any]] = {}
-_writers: dict[Any, Callable[[Any], dict[str, Any]]] = {}
+_writers: dict[Any, Callable[[Any], dict[str, object]]] = {}
 _MISSING: Any = dataclasses.MISSING
 _SKIP: Any = object()
 """Stands for a value of a kind that this version does not know."""
@@ -63,7 +63,7 @@ def item(
         rest: A dictionary of all keys that no other field has.
     """
     if factory is not _MISSING:
-        chosen: dict[str, Any] = {"default_factory": factory}
+        chosen: dict[str, object] = {"default_factory": factory}
     elif rest:
         chosen = {"default_factory": dict}
     elif default is not _MISSING:
@@ -73,7 +73,7 @@ def item(
     else:
         chosen = {}
     how = _How(key, null or always, beside, unwritten, whole, rest)
-    return dataclasses.field(**chosen, metadata={"facts": how})
+    return dataclasses.field(**chosen, metadata={"facts": how})  # type: ignore[call-overload]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,10 +95,9 @@ class Facts:
     TAG: ClassVar[tuple[str, str] | None] = None
     """Key and value that distinguish the class from the others of a union."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """A JSON object; lists may be shared with the facts."""
-        made: dict[str, Any] = _writer_of(type(self))(self)
-        return made
+        return _writer_of(type(self))(self)
 
     @classmethod
     def from_json(cls: type[_F], value: object, source: str = "facts.json") -> _F:
@@ -111,7 +110,7 @@ class Facts:
         return made
 
     @classmethod
-    def prepared(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def prepared(cls, value: dict[str, object]) -> dict[str, object]:
         """The JSON object as the fields expect it; a class may complete it here."""
         return value
 
@@ -200,7 +199,7 @@ def _make_reader(cls: type[Facts]) -> Callable[[Any], Any]:
         if type(value) is not dict:
             _expected("an object", value)
         value = cls.prepared(value)
-        made: dict[str, Any] = {}
+        made: dict[str, object] = {}
         for name, key, reader, required in fields:
             if not key:
                 made[name] = reader(value)
@@ -400,16 +399,16 @@ def _read_tagged(classes: list[type[Facts]]) -> Callable[[Any], Any]:
 # Writing
 
 
-def _writer_of(cls: type[Facts]) -> Callable[[Any], dict[str, Any]]:
+def _writer_of(cls: type[Facts]) -> Callable[[Any], dict[str, object]]:
     found = _writers.get(cls)
     if found is None:
         found = _writers[cls] = _make_writer(cls)
     return found
 
 
-def _make_writer(cls: type[Facts]) -> Callable[[Any], dict[str, Any]]:
+def _make_writer(cls: type[Facts]) -> Callable[[Any], dict[str, object]]:
     fields: list[tuple[str, str, Any, str | None]] = []
-    defaults: dict[str, Any] = {}
+    defaults: dict[str, object] = {}
     whole = rest = ""
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         how: _How = field.metadata.get("facts", _How())
@@ -426,10 +425,10 @@ def _make_writer(cls: type[Facts]) -> Callable[[Any], dict[str, Any]]:
                 default = _MISSING
             fields.append((field.name, how.key or field.name, default, how.beside))
 
-    def write(value: Any) -> dict[str, Any]:
+    def write(value: Any) -> dict[str, object]:
         if whole:
             return {key: _written(each) for key, each in getattr(value, whole).items()}
-        made: dict[str, Any] = {} if cls.TAG is None else {cls.TAG[0]: cls.TAG[1]}
+        made: dict[str, object] = {} if cls.TAG is None else {cls.TAG[0]: cls.TAG[1]}
         for name, key, default, beside in fields:
             held = getattr(value, name)
             if _is(held, default) and (beside is None or _is(getattr(value, beside), defaults[beside])):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, TypeAlias
 
 from surefoot.record.facts.calls import TensorSummary
@@ -119,6 +119,11 @@ class NonFiniteLossEvent(NonFiniteLoss):
     TAG: ClassVar[tuple[str, str]] = ("event", "nonfinite-loss")
     step: int
     """The step."""
+
+    @classmethod
+    def at(cls, step: int, loss: NonFiniteLoss) -> NonFiniteLossEvent:
+        """The event that a loss of a step was not finite."""
+        return cls(**{each.name: getattr(loss, each.name) for each in fields(loss)} | {"step": step})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from surefoot.record.facts.calls import ModelCall, SampledCalls
 from surefoot.record.facts.codec import Facts, item
@@ -153,7 +152,7 @@ class BackwardCall(Facts):
     """Where the gradients became non-finite."""
 
     @classmethod
-    def prepared(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def prepared(cls, value: dict[str, object]) -> dict[str, object]:
         """A loss that was not read was once written as the text of a tensor."""
         loss = value.get("value")
         return value | {"value": None} if isinstance(loss, str) and loss.startswith("tensor(") else value
@@ -241,7 +240,7 @@ class SampledStep(Facts):
     """How many calls were recorded; `None` where none could be."""
 
     @classmethod
-    def prepared(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def prepared(cls, value: dict[str, object]) -> dict[str, object]:
         """Calls carry the number of their step, which is written only once."""
         notes, step = value.get("notes"), value.get("step")
         if not isinstance(notes, dict):

@@ -1,8 +1,8 @@
 """Calls listeners with every batch that a `DataLoader` hands out in this process.
 
 A loop that iterates over its loader, and not over `stabilizer.resume(loader)`, does not show which batch it is on. So
-the one method through which every iterator of every `DataLoader` goes is hooked, from the first call of `listen` on. It
-costs well under a microsecond, stays the method it is (`core.function_hooks`), and holds listeners weakly.
+the one method through which every iterator of every `DataLoader` goes is hooked, from the first call of `add_listener`
+on. It costs well under a microsecond, stays the method it is (`core.function_hooks`), and holds listeners weakly.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from surefoot.core.function_hooks import Hook, hear
+from surefoot.core.function_hooks import Hook, add_hook
 
 
 class Listener(Protocol):
@@ -25,15 +25,15 @@ class Listener(Protocol):
 
 _listeners: list[weakref.ref[Listener]] = []
 _process = os.getpid()
-_is_heard = False
+_is_hooked = False
 
 
-def listen(listener: Listener) -> None:
+def add_listener(listener: Listener) -> None:
     """Call `listener` with every batch from here on, for as long as it exists."""
-    global _process, _is_heard
-    if not _is_heard:
-        hear(_BaseDataLoaderIter.__next__, Hook(_asked, _drew))
-        _is_heard = True
+    global _process, _is_hooked
+    if not _is_hooked:
+        add_hook(_BaseDataLoaderIter.__next__, Hook(_asked, _drew))
+        _is_hooked = True
     _process = os.getpid()  # workers are forked later; their own loaders are not reported
     _listeners[:] = [reference for reference in _listeners if reference() is not None]
     _listeners.append(weakref.ref(listener))

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from surefoot.observe.without_hooks import is_calm, unseen
-from surefoot.record.incidents.loader_batches import listen
+from surefoot.observe.without_hooks import runs_eagerly, without_torch_function
+from surefoot.record.incidents.loader_batches import add_listener
 from surefoot.record.incidents.random_streams import QuickStreams, StreamNote
 from surefoot.record.incidents.values import TensorMirror
 
@@ -209,7 +209,7 @@ class StepCapture:
         self._between_steps = between_steps
         if between_steps:
             self.models.attach()
-        listen(self)
+        add_listener(self)
 
     def know(self, models: Sequence[nn.Module]) -> None:
         """Note the calls of models that were not known at the beginning, too."""
@@ -228,7 +228,7 @@ class StepCapture:
         """A data loader has handed out a batch, for training if the model is set to it."""
         if threading.get_ident() == self._thread:
             try:
-                with unseen():
+                with without_torch_function():
                     self._just_drawn = id(batch) if self._draw(batch) else 0
             except Exception as error:
                 self.failed(error)
@@ -246,7 +246,11 @@ class StepCapture:
         if self._past.maxlen == 1:
             self._past.clear()  # decided by now: the last batch need not live longer than in the loop
         models = self.models.alive()
-        if not torch.is_grad_enabled() or (models and not any(model.training for model in models)) or not is_calm():
+        if (
+            not torch.is_grad_enabled()
+            or (models and not any(model.training for model in models))
+            or not runs_eagerly()
+        ):
             return False
         now.drawn.append(see(batch))
         if len(now.drawn) > MOST_DRAWN:
@@ -276,7 +280,7 @@ class StepCapture:
         if now.streams is None:
             now.streams = self._streams.note_or(self.under_way.streams)
         wanted = self.hold_all or not (now.drawn or now.given is not None)
-        if len(now.calls) < MOST_CALLS and wanted and is_calm():
+        if len(now.calls) < MOST_CALLS and wanted and runs_eagerly():
             inputs = TensorMirror((args, kwargs))
             # On the host as many as there are, of a device's memory a little.
             self._held_bytes += sum(t.numel() * t.element_size() for t in inputs.tensors if t.device.type != "cpu")
@@ -357,7 +361,7 @@ class _ForwardHook:
         notes = None if self._notes is None else self._notes()
         if notes is not None:
             try:
-                with unseen():
+                with without_torch_function():
                     notes.called(module, args, kwargs)
             except Exception as error:
                 notes.failed(error)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -31,9 +31,22 @@ MOST_VALUES = 50_000
 COPIED_BYTES = 1 << 20
 """Arrays of NumPy's are copied up to this size."""
 _DEEPEST = 20
-Encoded: TypeAlias = dict[str, Any]
-"""A value in a form that can be stored: its kind under `_IS`, and what belongs to that kind."""
-_IS = "is"
+_IS: Final = "is"
+Encoded = TypedDict(
+    "Encoded",
+    {
+        "is": str,  # `tensor`, `plain`, `left out`, `list`, `tuple`, `mapping`, `fields` or `object`
+        "type": str,  # the class of an object, or of what was left out
+        "value": Any,  # the tensor or the plain value
+        "items": list[Any],  # the parts of a list or a tuple; name and part of each attribute or entry otherwise
+        "device": str,  # of a tensor
+        "strides": list[int],  # of a tensor that is not contiguous
+        "beyond": int,  # how many bytes its first value lies beyond a multiple of `ALIGNMENT`
+        "requires_grad": bool,
+    },
+    total=False,
+)
+"""A value in a form that can be stored."""
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -219,7 +232,7 @@ class _Encoder:
                 return self._attributes("object", value, attributes_of(value), path)
         return None
 
-    def _attributes(self, kind: str, value: Any, attributes: Encoded, path: str) -> Encoded:
+    def _attributes(self, kind: str, value: Any, attributes: Mapping[str, object], path: str) -> Encoded:
         items = [[name, self.value(item, f"{path}.{name}")] for name, item in attributes.items()]
         return {_IS: kind, "type": _kind(value), "items": items}
 
@@ -266,7 +279,7 @@ class LeftOut:
         return f"<a {self.kind}, left out of the incident>"
 
 
-class EncodedBatch(Encoded):
+class EncodedBatch(dict[str, object]):
     """The attributes of an object whose class is not known here: `record.x` and `record["x"]` alike."""
 
     def __getattr__(self, name: str) -> Any:

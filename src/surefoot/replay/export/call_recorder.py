@@ -22,7 +22,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.weak import TensorWeakRef
 
 from surefoot.core.nested import leaves, map_leaves, named_leaves
-from surefoot.core.operations import FunctionMode, autograd_node, unseen
+from surefoot.core.operations import FunctionMode, autograd_node, without_modes
 from surefoot.replay.export.captured import CapturedCalls, Key, Ran, keep_values, key_of, plain_copy
 from surefoot.replay.locate.call import make_call
 from surefoot.replay.locate.frames import is_code_of_user, look
@@ -124,7 +124,7 @@ class _Functions(FunctionMode):
             return func(*args, **kwargs)
         number, self._count = self._count, self._count + 1
         recorder, before = self._recorder, len(self._recorder.calls)
-        with unseen():
+        with without_modes():
             ran = remember(func, args, kwargs, operation=False)
             ran.place = look(in_backward=False).place
             if number == recorder.call:
@@ -162,7 +162,7 @@ class _Functions(FunctionMode):
         def arrived(path: str, gradient: Tensor | None) -> None:
             if gradient is None:  # of an output that nothing used
                 return
-            with unseen():
+            with without_modes():
                 captured.upstream[path] = plain_copy(gradient)
 
         for path, tensor in named_leaves(out):

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from surefoot.watch import function_recorder
-from surefoot.watch.patches.backward import wrap_backward, wrap_function_modes, wrap_listeners
+from surefoot.watch.patches.backward import wrap_backward, wrap_function_modes, wrap_script_hooks
 from surefoot.watch.patches.clipping import wrap_clipping
 from surefoot.watch.patches.data import wrap_data
 from surefoot.watch.patches.hooks import Hooks
@@ -40,7 +40,7 @@ def install(watcher: Watcher, later: tuple[str, ...] = ()) -> Hooks:
     os.register_at_fork(after_in_child=left_behind)
     wrapping = Hooks(watcher.probes)
     wrap_backward(watcher, wrapping)
-    wrap_listeners(wrapping)
+    wrap_script_hooks(wrapping)
     wrap_function_modes(watcher, wrapping)
     wrap_optimizers(watcher, wrapping)
     wrap_clipping(watcher, wrapping)

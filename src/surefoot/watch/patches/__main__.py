@@ -1,4 +1,4 @@
-"""Print the table of `docs/run.md`: every function that `surefoot run` hears of, and why.
+"""Print the table of `docs/run.md`: every function whose calls `surefoot run` observes, and why.
 
     python -m surefoot.watch.patches
 

@@ -1,4 +1,4 @@
-"""Where gradients are asked for: `backward`, `autograd.grad`, and the hooks a script puts on either.
+"""Where gradients are computed: `backward`, `autograd.grad`, and the hooks a script puts on either.
 
 `Tensor.backward` calls `torch.autograd.backward`: the inner one of the two stays silent. `autograd.grad` counts as a
 backward only in a loop without an optimizer, and only when the script itself calls it for a scalar. Where the script
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from surefoot.watch.script_hooks import is_listening, listeners
+from surefoot.watch.script_hooks import intercepts_operations, script_hooks
 from surefoot.watch.user_frames import is_users
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ def wrap_backward(watcher: Watcher, wrapping: Hooks) -> None:
     """Every call for gradients that the script makes."""
     calls = _BackwardCalls(watcher)
     why = "the loss, its graph and the line, before gradients are computed; what came of it after"
-    wrapping.listen(torch.autograd, "backward", "backward", why, calls.before, calls.after, calls.last)
+    wrapping.add(torch.autograd, "backward", "backward", why, calls.before, calls.after, calls.last)
     why = "as `torch.autograd.backward`, which it calls, but under a function mode from inside the mode"
-    wrapping.listen(Tensor, "backward", "backward", why, calls.before, calls.after, calls.last)
+    wrapping.add(Tensor, "backward", "backward", why, calls.before, calls.after, calls.last)
     why = "the loss of a loop that updates its parameters by hand"
-    wrapping.listen(torch.autograd, "grad", "backward", why, calls.before_grad, calls.after_grad, calls.last)
+    wrapping.add(torch.autograd, "grad", "backward", why, calls.before_grad, calls.after_grad, calls.last)
 
 
 class _BackwardCalls:
@@ -43,7 +43,7 @@ class _BackwardCalls:
 
     def before(self, args: Any, kwargs: Any) -> Any:
         root = _first(args[0] if args else kwargs.get("tensors"))
-        if self._is_inside or not isinstance(root, Tensor) or is_listening(root) or not self._probes.here():
+        if self._is_inside or not isinstance(root, Tensor) or intercepts_operations(root) or not self._probes.here():
             return None
         self._is_inside = True
         self._probes.safely("backward", self._watcher.backward.before, root)
@@ -59,7 +59,12 @@ class _BackwardCalls:
     def before_grad(self, args: Any, kwargs: Any) -> Any:
         """In a loop without an optimizer, asking for gradients is what a step begins with."""
         root = _first(args[0])
-        if self._is_inside or self._watcher.optimizers.all or not isinstance(root, Tensor) or is_listening(root):
+        if (
+            self._is_inside
+            or self._watcher.optimizers.all
+            or not isinstance(root, Tensor)
+            or intercepts_operations(root)
+        ):
             return None
         if args[4] or not self._probes.here():
             return None
@@ -84,19 +89,19 @@ def _first(given: Any) -> Any:
     return given if isinstance(given, Tensor) else None
 
 
-def wrap_listeners(wrapping: Hooks) -> None:
-    """Where the script would hear of a backward of ours, none is made. Hooks on modules are seen at their calls."""
+def wrap_script_hooks(wrapping: Hooks) -> None:
+    """Note hooks of the script that an extra backward would call: none is made then. `module_hooks` sees the others."""
 
     def hooked(args: Any, kwargs: Any) -> None:
-        listeners.gradients = True
+        script_hooks.gradients = True
 
     def hooked_saved(args: Any, kwargs: Any) -> None:
-        listeners.saved = True
+        script_hooks.saved = True
 
     why = "whether an extra backward would run a hook of the script's: none is made then"
-    wrapping.listen(Tensor, "register_hook", "listeners", why, hooked)
+    wrapping.add(Tensor, "register_hook", "listeners", why, hooked)
     why = "whether reading a tensor that autograd saved would run a hook of the script's: none is read then"
-    wrapping.listen(torch.autograd.graph.saved_tensors_hooks, "__enter__", "listeners", why, hooked_saved)
+    wrapping.add(torch.autograd.graph.saved_tensors_hooks, "__enter__", "listeners", why, hooked_saved)
 
 
 def wrap_function_modes(watcher: Watcher, wrapping: Hooks) -> None:
@@ -113,4 +118,4 @@ def wrap_function_modes(watcher: Watcher, wrapping: Hooks) -> None:
         recorder.__enter__()
 
     why = "the recorder of a sampled step is removed first, so that the mode that ends is the one on top"
-    wrapping.listen(TorchFunctionMode, "__exit__", "operations", why, before, None, last)
+    wrapping.add(TorchFunctionMode, "__exit__", "operations", why, before, None, last)

@@ -68,7 +68,7 @@ def wrap_clipping(watcher: Watcher, wrapping: Hooks) -> None:
     why = "the norm of the gradients before clipping, and the limit"
     wrapping.after(nn.utils.clip_grad, "clip_grad_norm_", "clipping", clipped, why)
     why = "the largest entry before clipping, and the limit"
-    wrapping.listen(nn.utils.clip_grad, "clip_grad_value_", "clipping", why, before_value, listed="parameters")
+    wrapping.add(nn.utils.clip_grad, "clip_grad_value_", "clipping", why, before_value, listed="parameters")
 
 
 def _note_if_scaled(watcher: Watcher) -> None:

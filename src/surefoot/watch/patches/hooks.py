@@ -1,4 +1,4 @@
-"""Which functions the watcher hears of (`core.function_hooks` says how), and wrappers for experiments.
+"""Hooks on the functions whose calls the watcher observes (see `core.function_hooks`), and wrappers for experiments.
 
 `around` puts a wrapper in the place of a function. Only `surefoot bisect` and `surefoot replay --experiments`, which
 mean to change what a function does, use it.
@@ -15,7 +15,7 @@ import torch
 from torch.jit._builtins import _find_builtin, _register_builtin
 from torch.utils._device import _device_constructors
 
-from surefoot.core.function_hooks import Hook, hear
+from surefoot.core.function_hooks import Hook, add_hook
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,7 @@ def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
 
 
 class Hooks:
-    """Hears of functions on behalf of one run."""
+    """Adds hooks to functions for one run."""
 
     def __init__(self, probes: ProbeRunner) -> None:
         self._safely, self._here = probes.safely, probes.here
@@ -78,9 +78,9 @@ class Hooks:
             if here():
                 safely(probe, observe, result, *call)
 
-        self.listen(owner, name, probe, why, before, after)
+        self.add(owner, name, probe, why, before, after)
 
-    def listen(
+    def add(
         self,
         owner: Any,
         name: str,
@@ -91,7 +91,7 @@ class Hooks:
         last: Callable[[Any], None] | None = None,
         listed: str | None = None,
     ) -> None:
-        """Hear of a function: `before(args, kwargs)`, then `after(token, result)`, at last `last(token)`.
+        """Have a function call `before(args, kwargs)`, then `after(token, result)`, at last `last(token)`.
 
         The token is what `before` returned; after `None` that call is not observed further. `last` comes after an
         exception too. None of them may raise.
@@ -101,7 +101,7 @@ class Hooks:
         if getattr(original, "_is_surefoots", False):  # one of the changes of an experiment, which lie inside
             around(owner, name, functools.partial(_call_between, hook))
         else:
-            self._safely(probe, hear, original, hook, last is not None, listed)
+            self._safely(probe, add_hook, original, hook, last is not None, listed)
         self.announce(f"{_name(owner)}.{name}", why)
 
     def announce(self, name: str, why: str) -> None:

@@ -56,9 +56,9 @@ def wrap_modes(watcher: Watcher, wrapping: Hooks) -> None:
 
     for context in (torch.no_grad, torch.inference_mode, torch.set_grad_enabled):
         why = "where the script evaluates: a block without gradients begins"
-        wrapping.listen(context, "__enter__", "evaluation", why, entered)
+        wrapping.add(context, "__enter__", "evaluation", why, entered)
         why = "where the script evaluates: a block without gradients ends"
-        wrapping.listen(context, "__exit__", "evaluation", why, left, closed)
+        wrapping.add(context, "__exit__", "evaluation", why, left, closed)
 
 
 def wrap_compiling(watcher: Watcher, wrapping: Hooks) -> None:
@@ -95,5 +95,5 @@ def wrap_compiling(watcher: Watcher, wrapping: Hooks) -> None:
     why_called = "what goes in and out of a compiled model; observed once there is one"
     wrapping.announce("torch._dynamo.eval_frame.OptimizedModule.__call__", why_called)
     why = "from the first compilation on no hook and no mode is put on: what is compiled depends on them"
-    wrapping.listen(torch, "compile", "looking", why, compiling, compiled)
-    wrapping.listen(nn.Module, "compile", "looking", why, compiling, compiled)
+    wrapping.add(torch, "compile", "looking", why, compiling, compiled)
+    wrapping.add(nn.Module, "compile", "looking", why, compiling, compiled)

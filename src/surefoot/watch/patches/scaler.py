@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def wrap_scaler(watcher: Watcher, wrapping: Hooks) -> None:
-    """Everything a gradient scaler is asked to do."""
+    """All calls of a gradient scaler that matter."""
     calls = _ScalerCalls(watcher)
     wrapping.after(GradScaler, "scale", "scaler", calls.scaled, "the loss before scaling, and the scale")
     why = "whether gradients still carry the scale when clipped"
     wrapping.after(GradScaler, "unscale_", "scaler", calls.unscaled, why)
-    wrapping.listen(GradScaler, "step", "scaler", "which steps are skipped", calls.before_step, calls.after_step)
+    wrapping.add(GradScaler, "step", "scaler", "which steps are skipped", calls.before_step, calls.after_step)
     wrapping.after(GradScaler, "update", "scaler", calls.updated, "how the scale moves")
 
 

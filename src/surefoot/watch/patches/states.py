@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from surefoot.core.function_hooks import Hook, hear
+from surefoot.core.function_hooks import Hook, add_hook
 from surefoot.keep.restore import load_models
 from surefoot.record.facts import (
     FileLoadedEvent,
@@ -36,11 +36,11 @@ _WHY_SWAP = "torch swaps no tensor that is referred to weakly: our references ar
 def wrap_states(watcher: Watcher, wrapping: Hooks) -> None:
     """Loading and saving."""
     states = _StateCalls(watcher)
-    wrapping.listen(torch.utils, "swap_tensors", "states", _WHY_SWAP, states.before_swap, last=states.after_swap)
+    wrapping.add(torch.utils, "swap_tensors", "states", _WHY_SWAP, states.before_swap, last=states.after_swap)
     wrapping.after(nn.Module, "load_state_dict", "states", states.module_loaded, _WHY_LOADED)
     # A stabilizer's resume: sharded weights do not go through `load_state_dict`. Ours, so not in the table.
     resumed = Hook(lambda args, kwargs: (args, kwargs), states.models_restored)
-    watcher.probes.safely("states", hear, load_models, resumed)
+    watcher.probes.safely("states", add_hook, load_models, resumed)
     wrapping.after(Optimizer, "load_state_dict", "states", states.optimizer_loaded, _WHY_LOADED)
     wrapping.after(LRScheduler, "load_state_dict", "states", states.scheduler_loaded, _WHY_LOADED)
     wrapping.after(torch.serialization, "load", "states", states.file_loaded, _WHY_FILE)
