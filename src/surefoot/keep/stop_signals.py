@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import FrameType
 
-
 _HAND_OVER = ("multiprocessing.reduction", "multiprocessing.resource_sharer", "torch.multiprocessing.reductions")
 """Where tensors of a worker are received."""
 _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
