@@ -36,7 +36,7 @@ _NAMES_BY_MODULE = {
     "detect.step_rules": "Explosion NonFinite Setback Spike",
     "diagnose.findings": "Diagnosis Finding",
     "doctor.checks": "Check Examination",
-    "doctor.notebook": "debug_training_stability",
+    "doctor.examine": "debug_training_stability",
     "replay.export.export": "Reproduction export_reproduction",
     "replay.locate.find": "find_nonfinite",
     "replay.locate.result": "NonFiniteOrigin",

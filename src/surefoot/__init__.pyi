@@ -35,7 +35,7 @@ from surefoot.detect.step_rules import Explosion, NonFinite, Setback, Spike
 from surefoot.diagnose.engine import diagnose_folder as diagnose
 from surefoot.diagnose.findings import Diagnosis, Finding
 from surefoot.doctor.checks import Check, Examination
-from surefoot.doctor.notebook import debug_training_stability
+from surefoot.doctor.examine import debug_training_stability
 from surefoot.errors import (
     CheckpointError,
     FolderInUse,

@@ -1,10 +1,16 @@
-"""The examination as a whole: order, refusals, and errors that do not end it."""
+"""The examination as a whole: order, refusals, errors that do not end it, and the object that a notebook shows."""
+
+import json
+import math
 
 import pytest
 import torch
 from torch import nn
 
-from surefoot.doctor.checks import STEPS
+import surefoot as sf
+from doctor_faults import softmax_twice
+from doctor_healthy import build
+from surefoot.doctor.checks import STEPS, Check, Examination, failed, passed, skipped, warned
 from surefoot.doctor.examine import examine
 from surefoot.errors import SettingError, UsageError
 
@@ -47,3 +53,64 @@ def test_wrong_use_says_what_was_got(arguments, message):
         examine(*arguments)
     with pytest.raises((UsageError, SettingError), match="seconds"):
         examine(nn.Linear(4, 3), BATCHES, seconds=0)
+
+
+def test_it_prints_the_table_and_returns_it(capsys):
+    model, loader, loss_fn, optimizer = build("mlp")
+    examination = sf.debug_training_stability(model, loader, loss_fn, optimizer, seconds=1)
+    printed = capsys.readouterr().out
+    assert printed == f"{examination}\n"
+    assert "tiny batch" in printed
+    assert max(len(line) for line in printed.splitlines()) <= 120
+
+
+def test_a_fault_is_printed_with_its_cause_and_fix(capsys):
+    torch.manual_seed(0)
+    examination = sf.debug_training_stability(*softmax_twice(), seconds=1)
+    assert "loss.softmax-before-cross-entropy: Return the logits" in capsys.readouterr().out
+    assert not examination.ok
+    assert examination.status == "fail"
+
+
+def test_loss_and_optimizer_may_be_left_out(capsys):
+    model, loader, _, _ = build("own_loss")
+    examination = sf.debug_training_stability(model, loader, seconds=1, show=False)
+    assert examination["forward"].status == "pass"
+    assert examination.ok
+    assert capsys.readouterr().out == ""
+
+
+def test_in_a_notebook_the_last_line_of_a_cell_stays_short():
+    examination = sf.debug_training_stability(nn.Linear(2, 1), [torch.randn(8, 2)], lambda out: out.mean(), show=False)
+    assert len(repr(examination)) < 100
+    assert "pass" in repr(examination)
+
+
+CHECKS = (
+    passed(1, "one", "fine", 1.0),
+    warned(2, "two", "so so", math.nan, "a number", "Look again.", "lr.too-low"),
+    failed(3, "three", "bad", math.inf, "less", "Cure it.", "lr.too-high"),
+    skipped(4, "four", "no time"),
+)
+
+
+def test_the_worst_status_and_the_causes_lead():
+    examination = Examination(CHECKS, 1.0)
+    assert examination.status == "fail"
+    assert examination.causes == ("lr.too-high", "lr.too-low")
+    assert examination.counts() == {"fail": 1, "warn": 1, "pass": 1, "skipped": 1}
+    assert Examination(CHECKS[:2], 1.0).ok
+    assert examination["two"].status == "warn"
+    with pytest.raises(KeyError, match="three"):
+        examination["five"]
+
+
+def test_an_examination_is_valid_json_whatever_its_numbers():
+    content = json.loads(json.dumps(Examination(CHECKS, 1.0, ("a note",)).to_dict(), allow_nan=False))
+    assert [check["number"] for check in content["checks"]] == [1.0, "nan", "inf", None]
+    assert content["notes"] == ["a note"]
+
+
+def test_a_check_cannot_name_a_cause_that_is_not_in_the_catalogue():
+    with pytest.raises(ValueError, match="no code of the catalogue"):
+        Check(1, "name", "fail", "summary", cause="made.up")

@@ -14,7 +14,6 @@ from surefoot.keep.restore import (
     load_optimizer,
     model_faults,
     optimizer_faults,
-    plain_name,
     refuse,
     scheduler_kind,
 )
@@ -56,7 +55,6 @@ def test_names_that_wrappers_add_make_no_difference():
     model, _ = trained()
     wrapped = {f"_orig_mod.module.{name}": value for name, value in model.state_dict().items()}
     assert model_faults(model, wrapped) == []
-    assert plain_name("_orig_mod.module.layers.0.weight") == "layers.0.weight"
 
 
 def test_every_misfit_of_a_model_is_named():

@@ -73,9 +73,9 @@ def parts_of(value: Any, *, objects: bool = False) -> Iterable[Any] | None:
     return None
 
 
-def named_parts(value: Any, *, objects: bool = False) -> list[tuple[str, Any]]:
+def named_parts(value: Any) -> list[tuple[str, Any]]:
     """The parts of a container with the expressions that lead to them: `[0]`, `['labels']`, `.mask`."""
-    match kind_of(value, objects=objects):
+    match kind_of(value):
         case "sequence" | "fields":
             return [(f"[{i}]", part) for i, part in enumerate(value)]
         case "mapping":
@@ -156,29 +156,26 @@ def leaves(
                 around.pop()
 
 
-def named_leaves(value: Any, name: str = "", kind: Types = Tensor) -> Iterator[tuple[str, Any]]:
-    """Every leaf of a kind, in order, with the expression that leads to it: `name` followed by `[0]['labels']`."""
-    return _named_leaves(name, value, kind, ())
+def named_leaves(value: Any, name: str = "", around: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every tensor, in order, with the expression that leads to it: `name` followed by `[0]['labels']`.
 
-
-def _named_leaves(name: str, value: Any, kind: Types, around: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, kind):
+    `around` holds the ids of the containers that it is in: one that holds itself is entered once.
+    """
+    if isinstance(value, Tensor):
         yield name, value
     elif type(value) not in _PLAIN and id(value) not in around:
         for key, part in named_parts(value):
-            yield from _named_leaves(f"{name}{key}", part, kind, (*around, id(value)))
+            yield from named_leaves(part, f"{name}{key}", (*around, id(value)))
 
 
-def nearest_leaves(
-    variables: Mapping[str, Any], kind: Types = Tensor, *, deepest: int, most: int
-) -> Iterator[tuple[str, Any]]:
-    """Every leaf of a kind in some variables with the expression that leads to it, shorter expressions first."""
+def nearest_leaves(variables: Mapping[str, Any], *, deepest: int, most: int) -> Iterator[tuple[str, Any]]:
+    """Every tensor in some variables with the expression that leads to it, shorter expressions first."""
     waiting = deque((name, value, 0) for name, value in variables.items())
     for _ in range(most):
         if not waiting:
             return
         name, value, depth = waiting.popleft()
-        if isinstance(value, kind):
+        if isinstance(value, Tensor):
             yield name, value
         elif depth < deepest and type(value) not in _PLAIN:
             waiting.extend((f"{name}{key}", part, depth + 1) for key, part in named_parts(value))

@@ -9,14 +9,11 @@ from statistics import mean, median
 from typing import TYPE_CHECKING
 
 from surefoot.diagnose.curves import present
+from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
     from surefoot.record.facts import LoaderFacts, LossCall, StepBatch
-
-CLASS_LOSSES = ("cross_entropy", "nll_loss", "nll_loss2d")
-BINARY_LOSSES = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
-DISTANCES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 
 
 def entropy(counts: dict[str, int] | Counter[str]) -> float:
@@ -70,8 +67,6 @@ class Chance:
     kind: str
     """`classes`, `binary` or `variance`."""
     site: str
-    majority: float = 0.0
-    """Share of the commonest label."""
 
 
 def chance(run: RecordedRun) -> Chance | None:
@@ -93,8 +88,7 @@ def chance(run: RecordedRun) -> Chance | None:
         counts.update(labels)
     if len(counts) < 2:
         return None
-    majority = max(counts.values()) / sum(counts.values())
-    return Chance(entropy(counts), "classes" if first.op in CLASS_LOSSES else "binary", first.site, majority)
+    return Chance(entropy(counts), "classes" if first.op in CLASS_LOSSES else "binary", first.site)
 
 
 def _variance_chance(notes: list[LossCall]) -> Chance | None:

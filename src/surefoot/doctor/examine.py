@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from surefoot.doctor.loss_of_batch import LossOf
 
 
-def examine(
+def debug_training_stability(
     model: nn.Module,
     loader: Iterable[Any],
     loss_fn: Any = None,
@@ -51,8 +52,9 @@ def examine(
     loss_of: LossOf | None = None,
     clip: float | None = None,
     seconds: float = 60.0,
+    show: bool = True,
 ) -> Examination:
-    """Run the ten steps and return every check; nothing is changed.
+    """Run the ten-step preflight, print its table and return it. Nothing is changed.
 
     Args:
         model: Copied, never run itself.
@@ -63,6 +65,7 @@ def examine(
         loss_of: `loss_of(model, batch)` gives the loss, for loops whose way to call the model cannot be guessed.
         clip: The limit on the gradient norm that the loop uses, if it clips.
         seconds: Time that all probes share, roughly.
+        show: Print the table.
     """
     _refuse_what_cannot_be_examined(model, loader, optimizer, seconds)
     start = time.monotonic()
@@ -78,7 +81,14 @@ def examine(
         context.notes = _notes(model, inner, loader, len(context.batches))
         for step, name, check in _steps(loss_of):
             context.checks += _safely(context, step, name, check)
-    return Examination(tuple(context.checks), time.monotonic() - start, tuple(context.notes))
+    examination = Examination(tuple(context.checks), time.monotonic() - start, tuple(context.notes))
+    if show:
+        print(examination)
+    return examination
+
+
+examine = partial(debug_training_stability, show=False)
+"""The same for programs: nothing is printed."""
 
 
 def _steps(loss_of: LossOf | None) -> list[tuple[int, str, Callable[[CheckContext], list[Check]]]]:

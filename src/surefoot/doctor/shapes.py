@@ -16,7 +16,6 @@ from surefoot.doctor.probe_facts import judge
 
 if TYPE_CHECKING:
     from surefoot.doctor.context import CheckContext
-    from surefoot.doctor.function_calls import LossInput
     from surefoot.doctor.model_copy import PassTrace
 
 STEP = 1
@@ -99,14 +98,6 @@ def _hint(error: Exception | None, look: PassTrace) -> str:
     if not look.reached_loss:
         return "Give `loss_of=lambda model, batch: …` to say how your loop gets a loss from a batch."
     return "Run the model on one batch by hand until this line works."
-
-
-def bad_labels(call: LossInput) -> int:
-    """How many class indices the loss cannot take."""
-    if not call.has_indices:
-        return 0
-    outside = (call.target < 0) | (call.target >= call.class_count)
-    return int((outside & call.valid).sum())
 
 
 def _labels(context: CheckContext, look: PassTrace) -> Check:

@@ -22,14 +22,12 @@ from torch import Tensor
 from surefoot.errors import CheckpointError
 from surefoot.keep.checkpoint.tree import local_part
 from surefoot.keep.staging import laid_like, lies_like, map_tensors, sharded_like
+from surefoot.observe.parameters import plain_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from torch import nn
-
-WRAPPERS = frozenset(("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
-"""What DDP, `torch.compile`, FSDP and activation checkpointing add to the names of what they wrap."""
 
 _LIKE_PARAMETER = frozenset(
     (
@@ -50,15 +48,6 @@ class OptimizerState(TypedDict):
 
 
 # ---- what there is ------------------------------------------------------------------------------------------------
-
-
-def plain_name(name: str) -> str:
-    """The name of a parameter without what wrappers add to it.
-
-    >>> plain_name("_orig_mod.module.layers.0.weight")
-    'layers.0.weight'
-    """
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 class ParameterDescription(TypedDict):

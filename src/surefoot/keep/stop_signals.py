@@ -14,7 +14,6 @@ whole, and there is no step to finish: the signal ends the waiting with `StopWai
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
@@ -24,8 +23,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import FrameType
-
-log = logging.getLogger("surefoot")
 
 _HAND_OVER = ("multiprocessing.reduction", "multiprocessing.resource_sharer", "torch.multiprocessing.reductions")
 """Where tensors of a worker are received."""

@@ -67,11 +67,6 @@ class ActivationWatch:
         self._units: tuple[int, int] | None = None
         """Where the last layer with weights had its units, and how many: dimension and width."""
 
-    @property
-    def is_on(self) -> bool:
-        """Whether hooks are on."""
-        return bool(self._handles)
-
     def begin(self) -> None:
         """Put the hooks on, for the forward pass that comes."""
         self.end()
@@ -170,7 +165,7 @@ def _leaves(module: nn.Module, name: str, done: set[int]) -> Iterator[tuple[str,
     done.add(id(module))
     parts = [(key, part) for key, part in module.named_children() if key != "parametrizations"]
     if not parts and not isinstance(module, _PASS_ON):
-        yield plain_name(name) or type(module).__name__, module
+        yield plain_name(name.removesuffix(".")) or type(module).__name__, module
     for key, part in parts:
         yield from _leaves(part, f"{name}{key}.", done)
 

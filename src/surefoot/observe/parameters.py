@@ -19,14 +19,17 @@ from surefoot.types import NamedParameter, format_table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-_WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+_WRAPPERS = frozenset(("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
 """What DDP, torch.compile, FSDP and activation checkpointing put into names; the user never wrote it."""
 
 
 def plain_name(name: str) -> str:
-    """The name as the user's own code has it, without what wrappers added."""
-    parts = f"{name}.".split(".")
-    return ".".join(part for part in parts if part and f"{part}." not in _WRAPPERS)
+    """The name as the user's own code has it, without what wrappers added.
+
+    >>> plain_name("_orig_mod.module.layers.0.weight")
+    'layers.0.weight'
+    """
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def named_parameters(models: Sequence[nn.Module]) -> list[NamedParameter]:

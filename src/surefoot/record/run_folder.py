@@ -52,7 +52,7 @@ def as_json(value: Any, indent: int | None = None) -> str:
     try:
         return text(value)
     except (ValueError, TypeError):  # something is not finite, or a key is not a word: rare, and slow to clean up
-        return text(_clean(value))
+        return text(json_values(value))
 
 
 def describe_run(
@@ -71,11 +71,12 @@ def describe_run(
     }
 
 
-def _clean(value: Any) -> Any:
+def json_values(value: Any) -> Any:
+    """The same with words for numbers that are not finite, and with keys that are words."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, dict):
-        return {str(key): _clean(item) for key, item in value.items()}
+        return {str(key): json_values(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_clean(item) for item in value]
+        return [json_values(item) for item in value]
     return value

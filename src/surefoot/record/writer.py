@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.core.redaction import Redactor
 from surefoot.record.derived_events import Derived
 from surefoot.record.messages import Batch, DeviceRow, Event, Histogram, LayerRows, StepRow
+from surefoot.record.sinks.batch_queue import size_of
 from surefoot.record.sinks.runner import SinkRunner, close_all
 
 if TYPE_CHECKING:
@@ -307,12 +308,12 @@ class Disk:
     def write(self, batch: Batch, patient: bool) -> int:
         """Write a batch; how many messages were lost. A disk that failed is left alone for a while, if `patient`."""
         if patient and not self.works and time.monotonic() < self._retry_at:
-            return _size(batch) if self._store is None else self._store.keep_events(batch)
+            return size_of(batch) if self._store is None else self._store.keep_events(batch)
         try:
             store = self._opened()
         except Exception as error:
             self._fail(error)
-            return _size(batch)
+            return size_of(batch)
         loss = store.write(batch)
         if loss.error is not None:
             self._fail(loss.error)
@@ -373,7 +374,3 @@ def _shown(event: Event, redact: Redactor) -> Event:
 
 def _text(redact: Redactor, value: Any) -> Any:
     return redact(value) if isinstance(value, str) else value
-
-
-def _size(batch: Batch) -> int:
-    return sum(map(len, (batch.steps, batch.layers, batch.histograms, batch.devices, batch.events)))

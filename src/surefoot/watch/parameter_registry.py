@@ -238,12 +238,6 @@ class ParameterRegistry:
                 self._ids[id(tensor)] = number
                 self._gathered[number] = weakref.ref(tensor)
 
-    def name_tensor(self, tensor: Tensor, name: str) -> None:
-        """Name a tensor that no module owns."""
-        record = self.add(tensor)
-        if not record.name:
-            record.name = name
-
     def label(self, record: Parameter) -> str:
         """The name of a parameter, with its model's in front where there are several."""
         several = len({held.model for held in self.parameters if held.model}) > 1

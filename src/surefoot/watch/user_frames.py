@@ -56,15 +56,6 @@ def user_frame(depth: int = 1) -> FrameType | None:
     return frame
 
 
-def user_frames(depth: int = 1) -> Iterator[FrameType]:
-    """Every frame of the user's, innermost first."""
-    frame: FrameType | None = sys._getframe(depth)
-    while frame is not None:
-        if is_users(frame.f_code.co_filename):
-            yield frame
-        frame = frame.f_back
-
-
 def caller() -> FrameType | None:
     """The frame that called the function which is being observed.
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from surefoot.build.init.report import InitReport, InitRow
+from surefoot.build.init.report import InitReport, InitRow, text_table
 
 REPORT = InitReport(
     (
@@ -27,3 +27,17 @@ def test_the_table_has_a_row_per_parameter_and_a_summary():
     lines = str(REPORT).splitlines()
     assert lines[2].split()[:4] == ["0.weight", "4×8", "he", "0.5"]
     assert lines[-1] == "1 parameters initialised, 1 left as they were"
+
+
+def test_columns_are_as_wide_as_their_widest_cell_and_lines_have_no_trailing_blanks():
+    table = text_table(("name", "why"), [("a.weight", "x"), ("b", "because")])
+    assert table.splitlines() == [
+        "name      why",
+        "--------  -------",
+        "a.weight  x",
+        "b         because",
+    ]
+
+
+def test_a_table_without_rows_is_its_header():
+    assert text_table(("name",), []) == "name\n----"

@@ -1,8 +1,7 @@
 """What `init_for` did to which parameter and why, as data and as a table."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-from surefoot.build.tables import text_table
 
 
 @dataclass(frozen=True)
@@ -55,3 +54,10 @@ class InitReport:
         ]
         summary = f"{len(self.written)} parameters initialised, {len(self.left)} left as they were"
         return text_table(("parameter", "shape", "recipe", "std", "why"), cells) + "\n" + summary
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lay out `rows` under `header`: columns padded to their widest cell, no trailing blanks, one line each."""
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    lines = [header, ["-" * width for width in widths], *rows]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)

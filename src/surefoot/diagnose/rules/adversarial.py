@@ -8,8 +8,9 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from surefoot.diagnose.curves import present, present_finite
-from surefoot.diagnose.data_summary import DISTANCES, where_of
+from surefoot.diagnose.data_summary import where_of
 from surefoot.diagnose.rule import Claim, Rule
+from surefoot.watch.operation_names import DISTANCE_LOSSES
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
@@ -33,7 +34,7 @@ def adversaries(run: RecordedRun) -> Pair | None:
         for second in active:
             if first.number < second.number:
                 found = _roles(run, first, second)
-                if found is not None and not _learns_values(run, found[1]):
+                if found is not None and not _learns_values(run):
                     made_by, judged_by = found
                     return Pair(made_by, judged_by, _models(run, made_by), _models(run, judged_by))
     return None
@@ -85,9 +86,9 @@ def _sign(described: TensorSummary) -> tuple[float | None, ...]:
     return described.mean, described.min, described.max
 
 
-def _learns_values(run: RecordedRun, judge: OptimizerFacts) -> bool:
+def _learns_values(run: RecordedRun) -> bool:
     """Whether the other model is a critic of reinforcement learning: it is fitted to targets that vary."""
-    if any((call.target.std or 0.0) > 1e-4 for call in run.sampled.training_losses(*DISTANCES)):
+    if any((call.target.std or 0.0) > 1e-4 for call in run.sampled.training_losses(*DISTANCE_LOSSES)):
         return True
     for call in run.sampled.calls.differences:
         if (call.target.std or 0.0) > 1e-4 and (call.target.shape or [0])[-1:] in ([], [1]):
@@ -126,12 +127,12 @@ def discriminator_wins(run: RecordedRun) -> Claim | None:
             "discriminator_loss": [judge.start, middle],
             "generator_loss": [maker.start, maker.end],
             "generator_gradient": [first, last],
-            "learning_rates": [_rate(run, pair.discriminator), _rate(run, pair.generator)],
+            "learning_rates": [_rate(pair.discriminator), _rate(pair.generator)],
         },
     )
 
 
-def _rate(run: RecordedRun, optimizer: OptimizerFacts) -> float | None:
+def _rate(optimizer: OptimizerFacts) -> float | None:
     rates = present(optimizer.series.lr)
     return rates[0] if rates else None
 

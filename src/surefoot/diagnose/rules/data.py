@@ -10,8 +10,6 @@ from statistics import mean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surefoot.diagnose.data_summary import (
-    BINARY_LOSSES,
-    CLASS_LOSSES,
     at_chance,
     chance,
     entropy,
@@ -23,6 +21,7 @@ from surefoot.diagnose.data_summary import (
 from surefoot.diagnose.nonfinite import details
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.record.facts import CrashArguments
+from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun

@@ -310,12 +310,11 @@ def _outlying_data(run: RecordedRun, spikes: list[SpikeEvent]) -> Claim | None:
         early = [s for s, _ in apart if s <= 20]  # no level to judge by yet
         if not spiked or len(spiked) < 0.6 * (len(apart) - len(early)):
             continue
-        return _claim_outlier(run, name, spikes, spiked, usual, max(v for _, v in apart), max(rest))
+        return _claim_outlier(name, spikes, spiked, usual, max(v for _, v in apart), max(rest))
     return _outlying_row(run, spikes)
 
 
 def _claim_outlier(
-    run: RecordedRun,
     name: str,
     spikes: list[SpikeEvent],
     hits: list[int],

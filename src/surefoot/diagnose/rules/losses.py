@@ -7,11 +7,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from surefoot.diagnose.curves import present
-from surefoot.diagnose.data_summary import DISTANCES
 from surefoot.diagnose.nonfinite import details
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.run import weighs_by_reward
 from surefoot.record.facts import LossCall
+from surefoot.watch.operation_names import DISTANCE_LOSSES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -230,7 +230,9 @@ def _has_advantages(run: RecordedRun) -> bool:
 
 def broadcast(run: RecordedRun) -> Claim | None:
     """Prediction and target have different shapes and grow into each other."""
-    found: list[LossCall | DifferenceCall] = [n for n in run.sampled.training_losses(*DISTANCES) if not n.same_shape]
+    found: list[LossCall | DifferenceCall] = [
+        n for n in run.sampled.training_losses(*DISTANCE_LOSSES) if not n.same_shape
+    ]
     found += [n for n in run.sampled.calls.differences if n.grown and _same_but_for_ones(n.input.shape, n.target.shape)]
     for note in found:
         given, target = note.input.shape, note.target.shape
@@ -256,7 +258,7 @@ def broadcast(run: RecordedRun) -> Claim | None:
 
 def bounded_output(run: RecordedRun) -> Claim | None:
     """Targets lie where the last operation can never go."""
-    notes: list[LossCall | DifferenceCall] = [*run.sampled.training_losses(*DISTANCES)]
+    notes: list[LossCall | DifferenceCall] = [*run.sampled.training_losses(*DISTANCE_LOSSES)]
     notes += [n for n in run.sampled.calls.differences if not n.grown]
     for site, group in _by_site(notes).items():
         first = group[0]

@@ -6,8 +6,9 @@ import math
 from statistics import mean, median
 from typing import TYPE_CHECKING
 
-from surefoot.diagnose.data_summary import DISTANCES, where_of
+from surefoot.diagnose.data_summary import where_of
 from surefoot.diagnose.rule import Claim, Rule
+from surefoot.watch.operation_names import DISTANCE_LOSSES
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
@@ -46,7 +47,7 @@ def returns(run: RecordedRun) -> list[tuple[int, float, float]]:
 
 def _fitted_values(run: RecordedRun) -> list[LossCall | DifferenceCall]:
     """Predictions that are fitted to numbers, by a loss function or by hand."""
-    return [*run.sampled.training_losses(*DISTANCES), *_value_errors(run)]
+    return [*run.sampled.training_losses(*DISTANCE_LOSSES), *_value_errors(run)]
 
 
 def _value_errors(run: RecordedRun) -> list[DifferenceCall]:
@@ -261,7 +262,7 @@ def _value_share(run: RecordedRun) -> float | None:
     for root in run.sampled.backward_calls:
         terms = root.terms or []
         total = sum(term.norm for term in terms)
-        value = sum(term.norm for term in terms if term.loss in DISTANCES)
+        value = sum(term.norm for term in terms if term.loss in DISTANCE_LOSSES)
         if len(terms) > 1 and total > 0:
             shares.append((value or max(term.norm for term in terms)) / total)
     return median(shares) if shares else None

@@ -76,13 +76,13 @@ def no_update(run: RecordedRun) -> Claim | None:
             continue  # every step that was looked at had been left out
         rates = present(held.series.lr)
         if rates and max(rates) == 0:
-            return _silent(run, held, trainable, f"its learning rate is {rates[0]:g} throughout", 0.9)
+            return _silent(held, trainable, f"its learning rate is {rates[0]:g} throughout", 0.9)
         if any(p.in_graph for p in trainable) and not any(p.with_grad for p in trainable):
-            return _silent(run, held, trainable, "their gradients were gone by the time of the step", 0.9)
+            return _silent(held, trainable, "their gradients were gone by the time of the step", 0.9)
         if not any(p.in_graph or p.with_grad for p in trainable):
-            return _silent(run, held, trainable, "the loss does not depend on any of them", 0.9)
+            return _silent(held, trainable, "the loss does not depend on any of them", 0.9)
         if all(p.zero_grad < p.with_grad for p in trainable):
-            return _silent(run, held, trainable, "although they have gradients", 0.8)
+            return _silent(held, trainable, "although they have gradients", 0.8)
     return None
 
 
@@ -107,7 +107,7 @@ def _never_moved(run: RecordedRun) -> Claim | None:
     )
 
 
-def _silent(run: RecordedRun, held: OptimizerFacts, mine: list[ParameterFacts], why: str, confidence: float) -> Claim:
+def _silent(held: OptimizerFacts, mine: list[ParameterFacts], why: str, confidence: float) -> Claim:
     return Claim(
         confidence,
         f"{held.type} (made at {held.site}) stepped {held.steps} times and none of its {len(mine)} "

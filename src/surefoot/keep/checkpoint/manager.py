@@ -19,7 +19,6 @@ multiples of `every_steps` alone, and wait for a writer that is still busy.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import signal
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
 
     from surefoot.keep.checkpoint.storage import SaveFacts
 
-log = logging.getLogger("surefoot")
 
 Which = Literal["latest", "good", "best"]
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
+from surefoot.core.weak_reference import weak_reference
 from surefoot.keep.position.generators import read_generators, set_generators
 from surefoot.keep.position.workers import FollowedWorkers, WorkerPlan
 
@@ -98,7 +99,7 @@ class GeneratorState:
         entry = next(known, None)
         if entry is None:
             entry = entries.unbound(number, epochs_done, lambda saved: saved.keys() == generators.keys())
-            entries.bind(entry, {path: _reference(each) for path, each in generators.items()})
+            entries.bind(entry, {path: weak_reference(each) for path, each in generators.items()})
             set_generators(generators, entries.saved.get(entry, {}))
         entries.note(number, entry)
 
@@ -159,13 +160,6 @@ class WorkerState:
             return None
         plan = loader._iterator.surefoot_plan
         return {"count": loader.num_workers, "base_seed": plan.base_seed, "states": plan.plain_states()}
-
-
-def _reference(generator: Any) -> Callable[[], Any]:
-    try:
-        return weakref.ref(generator)
-    except TypeError:  # NumPy's cannot be referred to weakly
-        return lambda: generator
 
 
 def _alive(references: dict[str, Callable[[], Any]]) -> Generators:

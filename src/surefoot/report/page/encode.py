@@ -11,6 +11,8 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+from surefoot.record.run_folder import json_values
+
 if TYPE_CHECKING:
     from surefoot.report.page.downsample import Numbers
 
@@ -24,18 +26,7 @@ def embedded(value: Any) -> str:
 
 def as_text(value: Any) -> str:
     """Compact JSON in plain ASCII: line separators and lone surrogates are escaped too."""
-    return json.dumps(plain(value), separators=(",", ":"), allow_nan=False, default=str)
-
-
-def plain(value: Any) -> Any:
-    """The same with words for what is not finite, and with keys that are words."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return value
+    return json.dumps(json_values(value), separators=(",", ":"), allow_nan=False, default=str)
 
 
 def numbers(values: Numbers) -> list[Any]:
