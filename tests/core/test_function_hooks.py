@@ -79,3 +79,25 @@ def test_what_is_not_written_in_python_or_has_no_source_is_refused():
     with pytest.raises(Exception):  # noqa: B017
         add_hook(made["without_source"], Hook(lambda args, kwargs: None))
     assert made["without_source"]() == 1
+
+
+@pytest.mark.parametrize("order", [(True, False), (False, True), (True, True)])
+def test_hooks_of_both_kinds_are_called_in_any_order(order):
+    def divide(x):
+        return 1 / x
+
+    heard = []
+    for number, always in enumerate(order):
+        hook = Hook(
+            lambda args, kwargs, number=number: heard.append(f"begin {number}") or number + 1,
+            lambda token, result: heard.append(f"return {token - 1}"),
+            (lambda token: heard.append(f"end {token - 1}")) if always else None,
+        )
+        add_hook(divide, hook, always=always)
+    ends = [f"end {number}" for number, always in enumerate(order) if always]
+    assert divide(1) == 1
+    assert heard == ["begin 0", "begin 1", "return 0", "return 1", *ends]
+    heard.clear()
+    with pytest.raises(ZeroDivisionError):
+        divide(0)
+    assert heard == ["begin 0", "begin 1", *ends]

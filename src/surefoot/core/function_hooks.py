@@ -19,7 +19,8 @@ import inspect
 import linecache
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -80,10 +81,22 @@ def _both(first: Hook, second: Hook) -> Hook:
         return result
 
     def last(tokens: Any) -> None:
-        if first.end is not None and tokens[0] is not None:
-            first.end(tokens[0])
+        for hook, token in zip((first, second), tokens, strict=True):
+            if token is not None and hook.end is not None:
+                hook.end(token)
 
-    return Hook(before, after, last if first.end is not None else None)
+    return Hook(before, after, None if first.end is None and second.end is None else last)
+
+
+class _Heard(NamedTuple):
+    """How a function was heard of before."""
+
+    original: types.CodeType
+    always: bool = False
+    listed: str | None = None
+
+
+_heard: weakref.WeakKeyDictionary[types.FunctionType, _Heard] = weakref.WeakKeyDictionary()
 
 
 def add_hook(function: Any, hook: Hook, always: bool = False, listed: str | None = None) -> None:
@@ -96,22 +109,36 @@ def add_hook(function: Any, hook: Hook, always: bool = False, listed: str | None
         raise TypeError(f"{function!r} is not written in Python")
     code = function.__code__
     held = next((value for value in code.co_consts if isinstance(value, Hook)), None)
-    if held is not None and not always and not listed:
+    known = _heard[function] if held is not None and function in _heard else _Heard(code)
+    if held is not None and (known.always or not always) and listed in (None, known.listed):
         both = tuple(_both(held, hook) if value is held else value for value in code.co_consts)
         function.__code__ = code.replace(co_consts=both)
         return
+    now = _Heard(known.original, always or known.always, listed or known.listed)
+    function.__code__ = known.original
+    try:
+        function.__code__ = _instrumented(function, hook if held is None else _both(held, hook), now)
+    except BaseException:
+        function.__code__ = code
+        raise
+    _heard[function] = now
+
+
+def _instrumented(function: types.FunctionType, hook: Hook, how: _Heard) -> types.CodeType:
+    """The code of a function with the calls of a hook in it."""
+    code = function.__code__
     tree = _parsed(function)
     if _words(_compiled(tree, function)) != _words(code):
         raise ValueError(f"the source of {function.__qualname__} is not what runs")
     definition = _definition(tree, code.co_name)
-    _instrument(definition, "torch" in function.__globals__, always, listed)
+    _instrument(definition, "torch" in function.__globals__, how.always, how.listed)
     new = _compiled(tree, function)
     for name in ("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_freevars", "co_firstlineno"):
         if getattr(new, name) != getattr(code, name):
             raise ValueError(f"the code of {function.__qualname__} cannot be rebuilt: {name} differs")
     constants = tuple(hook if value == _HOOK else value for value in new.co_consts)
     named = {"co_qualname": getattr(code, "co_qualname")} if sys.version_info >= (3, 11) else {}  # noqa: B009
-    function.__code__ = new.replace(co_consts=constants, **named)
+    return new.replace(co_consts=constants, **named)
 
 
 def _words(code: types.CodeType) -> tuple[Any, ...]:

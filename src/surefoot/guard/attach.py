@@ -39,21 +39,26 @@ from surefoot.decide.recovery import Escalation
 from surefoot.errors import SettingError, TrainingHalted, UsageError, require
 from surefoot.guard.context import build_guard
 from surefoot.guard.guarded_optimizer import ClosureStep, GuardedOptimizer, OpenStep, StepFacts
+from surefoot.guard.incident_capture import IncidentCapture, RunToCapture, keeper_for
+from surefoot.guard.loop_capture import LoopCapture, optimizer_steps
 from surefoot.guard.run_actions import halt_message
 from surefoot.guard.step_decision import StepNumbers
 from surefoot.guard.step_results import StepResults
 from surefoot.observe.parameters import BackwardOrder, Layout
 from surefoot.observe.without_hooks import WithoutHooks, runs_eagerly
+from surefoot.record.incidents.retention import IncidentKeeper
 from surefoot.types import Incident, Scalar, Signals, StepRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from os import PathLike
+    from pathlib import Path
 
     from torch.utils.hooks import RemovableHandle
 
     from surefoot.detect.checker import StabilityChecker
     from surefoot.guard.step_decision import StepDecision
+    from surefoot.guard.step_results import Respond
     from surefoot.observe.tensors import LayerMetrics
     from surefoot.record.log import RunLog
     from surefoot.types import Clipper, Decision, Shaper
@@ -75,6 +80,7 @@ def attach(
     clip: Clipper | Shaper | Sequence[Clipper | Shaper] | None = None,
     checker: StabilityChecker | None = None,
     escalation: Escalation | None = Escalation(),  # noqa: B008 (frozen)
+    incidents: IncidentKeeper | str | Path | None = None,
     log: str | PathLike[str] | RunLog | None = None,
     watch: LayerMetrics | None = None,
     on_step: Callable[[StepRecord], None] | None = None,
@@ -111,6 +117,8 @@ def attach(
         escalation: budgets for refused steps. When they are used up the learning rate is cut for the length of each
             step, and in the end `optimizer.step()` raises `TrainingHalted`. `None` skips indefinitely. Watching does
             not escalate.
+        incidents: a run folder, or a keeper with settings of its own: the first of consecutive refused steps is kept
+            there with all that `surefoot replay` needs to run it again. Only with `mode="guard"` and a model.
         log: the run folder that every step and event is written to, or a `RunLog`; several attachments may share one.
         watch: what to measure per layer beyond the gradients.
         on_step: called with the record of each step once its numbers have arrived.
@@ -127,7 +135,9 @@ def attach(
     """
     models = [] if model is None else [model] if isinstance(model, nn.Module) else list(model)
     optimizer = _unwrapped(optimizer)
+    keeper = keeper_for(incidents)
     _check(models, optimizer, mode, clip, decide_on, lag_steps)
+    _check_keeper(keeper, models, mode)
     acts = mode == "guard"
     layout = Layout(models, optimizer, *([name_of] if name_of is not None else []))
     require(bool(layout.parameters), "the optimizer has no parameters.")
@@ -153,17 +163,27 @@ def attach(
         on_event=_safe(on_event, "on_event"),
         announce=announce,
     )
+    capture = follower = None
+    if keeper is not None:
+        settings = {
+            "guard": "attach",
+            "decide_on": "device" if guard.decides_on_device else "host",
+            "shapers": guard.shapers,
+        }
+        run = RunToCapture(models, optimizer, None, guard, settings, is_bare=True)
+        capture = IncidentCapture(keeper, run, guard.lag_steps)
+        follower = LoopCapture(capture, run)
     results = StepResults(
         models if acts else (),
         guard.history,
         guard.lag_steps,
-        respond=_respond,
+        respond=_respond if capture is None else _capturing(capture, _respond),
         on_step=guard.on_step,
         restore_after_overflow=False,
     )
     if guard.log is not None:
         guard.log.before_close(results.report_rest)
-    hooks = _StepHooks(optimizer, guard.guarded, results, guard.order, on_decision, run_hook, acts=acts)
+    hooks = _StepHooks(optimizer, guard.guarded, results, guard.order, follower, on_decision, run_hook, acts=acts)
     return Attachment(optimizer, hooks, results, guard.log)
 
 
@@ -275,13 +295,14 @@ class _StepHooks:
         guarded: GuardedOptimizer,
         results: StepResults,
         order: BackwardOrder,
+        capture: LoopCapture | None,
         on_decision: Callable[[StepDecision], None] | None,
         run_hook: Callable[..., Any],
         *,
         acts: bool,
     ) -> None:
         self._guarded, self._results, self._order, self.acts = guarded, results, order, acts
-        self._on_decision, self._run_hook = on_decision, run_hook
+        self._capture, self._on_decision, self._run_hook = capture, on_decision, run_hook
         self.active = True
         self._depth = 0
         """How many calls of `step` are under way: a subclass may call the `step` of its base."""
@@ -301,6 +322,8 @@ class _StepHooks:
         """Take the hooks off, at once or, from inside a step, before the next one."""
         self.active = False
         self._order.stop()
+        if self._capture is not None:
+            self._capture.close()
         optimizer = self._guarded.optimizer
         if self._depth and (optimizer is None or _is_stepping(optimizer)):
             return
@@ -342,6 +365,8 @@ class _StepHooks:
                 return
             with WithoutHooks():
                 numbers = step.end() if isinstance(step, ClosureStep) else self._guarded.end(step)
+                if self.active and self._capture is not None and numbers is not None:
+                    self._capture.decided(step, numbers, self._results.buffers)
             if self.active:
                 self._take(numbers or self._without_gradient())
         except TrainingHalted:
@@ -358,6 +383,8 @@ class _StepHooks:
         if not callable(closure):
             self._begin()
             return None
+        if self._capture is not None:
+            closure = self._capture.followed(closure)
         replaced = self._decided(closure)
         if len(args) > 1:
             return (args[0], replaced, *args[2:]), kwargs
@@ -473,6 +500,8 @@ class _StepHooks:
         self._order.stop()
         self.signals = _StepSignals()
         with WithoutHooks():
+            if self._capture is not None:
+                self._capture.begin(self._results.steps + 1)
             self._results.take(numbers)
 
 
@@ -496,6 +525,7 @@ def _put_in_order(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """
     if torch.compiler.is_compiling():
         return
+    optimizer_steps(optimizer)
     attached = _HOOKS.get(optimizer)
     if not attached:
         return
@@ -557,6 +587,32 @@ def _check(
     )
     if mode == "guard" and any(hooks.acts and hooks.active for hooks in _HOOKS.get(optimizer, ())):
         raise UsageError("the optimizer is guarded already. Call `detach()` on the attachment it has first.")
+
+
+def _check_keeper(keeper: object, models: Sequence[nn.Module], mode: Mode) -> None:
+    if keeper is None:
+        return
+    require(
+        isinstance(keeper, IncidentKeeper),
+        f"`incidents` must be a folder or an IncidentKeeper; got {type(keeper).__name__}.",
+    )
+    require(mode == "guard", "`incidents` keeps steps that are refused: use mode='guard'.")
+    require(
+        bool(models), "`incidents` keeps the weights before a refused step: pass the model that the optimizer trains."
+    )
+
+
+def _capturing(capture: IncidentCapture, respond: Respond) -> Respond:
+    """Write the incident of a refused step before anything is done about it. The capture is not kept alive."""
+    reference = weakref.ref(capture)
+
+    def capturing(results: StepResults, record: StepRecord, decision: Decision) -> None:
+        alive = reference()
+        if record.skipped and alive is not None:
+            alive.refused(record, results.pending)
+        respond(results, record, decision)
+
+    return capturing
 
 
 def _is_torchs(optimizer: Any) -> bool:

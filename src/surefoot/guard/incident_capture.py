@@ -1,4 +1,7 @@
-"""Incidents of a run with a stabilizer: when one is captured, from which state, and what is recorded about it.
+"""Incidents of a guarded run: when one is captured, from which state, and what is recorded about it.
+
+`TrainingStabilizer` and, through `guard/loop_capture.py`, `attach` use it. Models, optimizer and scheduler are not kept
+alive. What the folder of an incident consists of is defined in `guard/captured_step.py`.
 
 A step that the host refuses at once (on a CPU; on a GPU with an optimizer that is not fused) leaves everything
 unchanged except the schedule and the loss scale, which are noted before they move on: that is the exact state before
@@ -15,7 +18,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import logging
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -23,12 +28,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from surefoot.core.redaction import Redactor
 from surefoot.core.state_tree import pack
+from surefoot.core.weak_reference import weak_reference
+from surefoot.guard.captured_step import SIGNALS_KEPT, CapturedStep
 from surefoot.keep.staging import map_tensors
-from surefoot.record.incidents.bundle import write_incident
-from surefoot.record.incidents.contents import faults_of, model_parts, prints_of, window_part
-from surefoot.record.incidents.environment import hardware, replay_command, script, switches, versions
+from surefoot.record.incidents.contents import faults_of, model_parts, prints_of
+from surefoot.record.incidents.environment import replay_command
 from surefoot.record.incidents.retention import IncidentKeeper
 from surefoot.record.incidents.step_capture import StepCapture, Window
 
@@ -37,10 +42,9 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from surefoot.decide.agreement import Ranks
-    from surefoot.guard.run_history import RunHistory
-    from surefoot.guard.step_decision import StepNumbers, StepPolicy
-    from surefoot.observe.parameters import Layout
+    from surefoot.guard.context import GuardContext
+    from surefoot.guard.step_decision import StepNumbers
+    from surefoot.keep.buffers import BufferKeeper
     from surefoot.record.incidents.step_capture import Weight
     from surefoot.types import Decision, StepRecord
 
@@ -48,7 +52,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("surefoot")
 
-SIGNALS_KEPT = 50
+ONLY_THE_LOSS = "the optimizer evaluates the loss itself, so that only the loss can be compared"
 LONGEST_PAUSE = 1024
 """The longest pause, in steps, before a failing disk is tried again."""
 
@@ -71,19 +75,48 @@ def _quietly(method: Method) -> Method:
     return cast("Method", guarded)
 
 
-@dataclass(frozen=True)
 class RunToCapture:
-    """The parts of a run that an incident is made of."""
+    """The parts of a run that an incident is made of. Models, optimizer and scheduler are not kept alive."""
 
-    models: Sequence[nn.Module]
-    optimizer: Any
-    scheduler: Any
-    layout: Layout
-    policy: StepPolicy
-    history: RunHistory
-    ranks: Ranks
-    settings: dict[str, Any]
-    """What the stabilizer was given, for the record."""
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        optimizer: Any,
+        scheduler: Any,
+        guard: GuardContext,
+        settings: dict[str, Any],
+        *,
+        is_bare: bool = False,
+    ) -> None:
+        """Collect the parts.
+
+        Args:
+            models: what the optimizer trains.
+            optimizer: the optimizer whose steps are guarded.
+            scheduler: the learning-rate schedule, `None` if it is not known.
+            guard: the guard of the optimizer.
+            settings: what the guard was given, for the record.
+            is_bare: whether the loop is the script's own, so that a replay has to look for models and backwards.
+        """
+        self._models = [weak_reference(model) for model in models]
+        self._optimizer, self._scheduler = weak_reference(optimizer), weak_reference(scheduler)
+        self.layout, self.policy, self.history, self.ranks = guard.layout, guard.policy, guard.history, guard.ranks
+        self.settings, self.is_bare = settings, is_bare
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """The models that are still alive."""
+        return [model for reference in self._models if (model := reference()) is not None]
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer, while it is alive."""
+        return self._optimizer()
+
+    @property
+    def scheduler(self) -> Any:
+        """The schedule, if there is one and it is alive."""
+        return self._scheduler()
 
 
 @dataclass(frozen=True)
@@ -130,35 +163,31 @@ class RunIncidentWriter:
         `applied` is how many steps have been applied since, `held` what was kept of the step before that, `window` what
         the models were called with.
         """
-        step, redact = record.signals.step, Redactor(self._keeper.redact)
-        left_out: list[str] = []
-        inexact = [*faults_of(window), *(held.faults if held else []), *self._faults(applied, held)]
+        run, gradients = self._run, held.gradients if held else None
         with torch.no_grad():
-            facts = {
-                "step": step,
-                "part": self._keeper.part,
-                **what,
-                "exact": not inexact,
-                "inexact": inexact,
-                "applied_since": applied,
-                "rank": self._place[0],
-                "world_size": self._place[1],
-                "signals": self._signals(),
-                "configuration": self._configuration(record, held),
-                "versions": versions(),
-                "hardware": hardware(self._run.layout.home),
-                "switches": switches(),
-                "script": script(redact),
-                "fingerprints": prints_of(
-                    window, _number(record.signals.loss), held.gradients if held else None, _norms(record)
-                ),
-            }
-            tree = self._tree(window, held, redact, left_out)
-            place = self._keeper.place(step, *self._place)
-            write_incident(place, facts | {"left_out": left_out}, tree, self._keeper, redact)
+            prints = prints_of(window, _number(record.signals.loss), gradients, _norms(record))
+            state = self._state(held)
+        rank, world_size = self._place
+        captured = CapturedStep(
+            step=record.signals.step,
+            event=what,
+            rank=rank,
+            world_size=world_size,
+            inexact=[*faults_of(window), *(held.faults if held else []), *self._faults(applied, held, window)],
+            applied_since=applied,
+            signals=self._signals(),
+            configuration=self._configuration(record, held, window),
+            home=run.layout.home,
+            state=state,
+            window=window,
+            gradients=gradients,
+            prints=prints,
+        )
+        place = self._keeper.place(captured.step, *self._place)
+        captured.write(place, self._keeper)
         return place
 
-    def _faults(self, applied: int, held: _PendingStep | None) -> list[str]:
+    def _faults(self, applied: int, held: _PendingStep | None, window: Window | None) -> list[str]:
         found = []
         if applied:
             found.append(
@@ -172,11 +201,12 @@ class RunIncidentWriter:
                 f"gradients were averaged over {self._run.ranks.count} processes, of which this is one: only the loss "
                 "of this one can be compared"
             )
+        if self._run.is_bare and window is not None and not any(each.losses for each in window.microbatches):
+            found.append("no backward was seen: which batch is that of the step is not known")
         return found
 
-    def _tree(
-        self, window: Window | None, held: _PendingStep | None, redact: Redactor, left_out: list[str]
-    ) -> dict[str, Any]:
+    def _state(self, held: _PendingStep | None) -> dict[str, Any]:
+        """Everything before the step but its batches, random streams and gradients."""
         run = self._run
         parts = held.copies if held else None
         parts = parts or {**model_parts(run.models), "optimizer": run.optimizer.state_dict()}
@@ -188,8 +218,6 @@ class RunIncidentWriter:
             **parts,
             "scheduler": scheduler,
             "scaler": None if run.policy.scaler is None else {"state": held.scaler if held else None},
-            "window": None if window is None else window_part(window, redact, left_out),
-            "gradients": None if held is None else held.gradients,
         }
 
     def _signals(self) -> list[dict[str, Any]]:
@@ -206,18 +234,23 @@ class RunIncidentWriter:
             for row in rows
         ]
 
-    def _configuration(self, record: StepRecord, held: _PendingStep | None) -> dict[str, Any]:
+    def _configuration(self, record: StepRecord, held: _PendingStep | None, window: Window | None) -> dict[str, Any]:
         run = self._run
+        scale = _number(record.signals.loss_scale) if run.policy.scaler is not None else None
+        if run.is_bare:
+            scale = grad_scale_of(run.optimizer)
+        ended = "backward" if window is not None and window.in_closure else "step"
         groups = held.groups if held else run.optimizer.state_dict()["param_groups"]
         names = ("params", "param_names")
         groups = [{key: value for key, value in group.items() if key not in names} for group in groups]
         return {
+            **({"loop": "bare", "ended": ended} if run.is_bare else {}),
             **run.settings,
             "models": [type(model).__name__ for model in run.models],
             "optimizer": type(run.optimizer).__name__,
             "groups": groups,
             "scheduler": None if run.scheduler is None else type(run.scheduler).__name__,
-            "loss_scale": _number(record.signals.loss_scale) if run.policy.scaler is not None else None,
+            "loss_scale": scale,
             "lr": record.signals.lr,
             **run.policy.settings(),
             **run.history.settings(),
@@ -264,35 +297,21 @@ class DiskPauses:
 class IncidentCapture:
     """Decides when an incident is written, and keeps what it needs until then."""
 
-    def __init__(
-        self,
-        keeper: IncidentKeeper,
-        run: RunToCapture,
-        lag_steps: int,
-        buffers_before: Callable[[int], dict[int, Tensor]],
-    ) -> None:
-        """Capture incidents for `keeper`; `buffers_before` gives the buffers as they were before a step."""
-        self._writer, self._run, self._lag, self._buffers_before = (
-            RunIncidentWriter(keeper, run),
-            run,
-            lag_steps,
-            buffers_before,
-        )
+    def __init__(self, keeper: IncidentKeeper, run: RunToCapture, lag_steps: int) -> None:
+        """Capture incidents of a run for `keeper`. The host learns of a refused step `lag_steps` later."""
+        self._writer, self._run, self._lag = RunIncidentWriter(keeper, run), run, lag_steps
         self.notes: StepCapture | None = None
         self._scaler_before: Any = None
         self._held: _PendingStep | None = None
         self._last_refused = -2
         self.pauses = DiskPauses()
         try:
-            self.notes = StepCapture(self._run.models, self._run.layout.home, self._lag)
-            self.notes.failed = self._give_up
+            self.notes = StepCapture(run.models, run.layout.home, lag_steps, on_failure=_weakly(self._give_up))
         except Exception as error:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        notes, self.notes, self._held = self.notes, None, None
-        if notes is not None:
-            notes.close()
+        self.close()
         log.warning(
             "surefoot: incidents are no longer captured (%s: %s); training goes on.",
             type(error).__name__,
@@ -333,8 +352,24 @@ class IncidentCapture:
         self._scaler_before = self._run.policy.scale_state
 
     @_quietly
-    def decided(self, numbers: StepNumbers, refused_at_once: bool, evaluated: int = 0) -> None:
-        """A step was decided: if it is known to be refused, hold on to what is about to change."""
+    def decided(
+        self,
+        numbers: StepNumbers,
+        refused_at_once: bool,
+        buffers: BufferKeeper,
+        *,
+        evaluated: bool = False,
+        faults: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        """A step was decided: if it is known to be refused, hold on to what is about to change.
+
+        Args:
+            numbers: the step.
+            refused_at_once: whether the host knows that it is refused, and the gradients are as backward left them.
+            buffers: knows the buffers as they were before the step.
+            evaluated: whether the optimizer evaluates the loss itself.
+            faults: why else a replay cannot be exact.
+        """
         if not refused_at_once:
             return
         record = numbers.record()
@@ -352,13 +387,13 @@ class IncidentCapture:
             None if run.scheduler is None else copy.deepcopy(run.scheduler.state_dict()),
             pack(self._scaler_before),
             None if evaluated else by_name,
-            ["the optimizer evaluates the loss itself, so that only the loss can be compared"] if evaluated else [],
-            self._copies(record.signals.step) if self._lag else None,
+            [*([ONLY_THE_LOSS] if evaluated else []), *faults()],
+            self._copies(buffers.before(record.signals.step)) if self._lag else None,
         )
 
-    def _copies(self, step: int) -> dict[str, Any]:
+    def _copies(self, before: dict[int, Tensor]) -> dict[str, Any]:
         """Everything that later steps change, on the host; buffers that the forward wrote as they were before it."""
-        run, before = self._run, self._buffers_before(step)
+        run = self._run
 
         def copied(tensor: Tensor) -> Tensor:
             return before.get(tensor.data_ptr(), tensor).detach().to("cpu", copy=True)
@@ -376,6 +411,12 @@ class IncidentCapture:
     def begin(self, step: int) -> None:
         """The step is over."""
         self.notes.begin(step)  # type: ignore[union-attr]
+
+    def close(self) -> None:
+        """Capture nothing more."""
+        notes, self.notes, self._held = self.notes, None, None
+        if notes is not None:
+            notes.close()
 
     # ---- when there is something to capture -----------------------------------------------------------------------
 
@@ -435,6 +476,27 @@ class IncidentCapture:
         place = self._writer.write(record, what, applied, held, self.notes.window(record.signals.step))
         self.pauses.written()
         log.warning("surefoot: the step is kept in %s; `%s` runs it again", place, replay_command(place))
+
+
+def grad_scale_of(optimizer: Any) -> float | None:
+    """The loss scale of the `GradScaler` that is calling the optimizer; `None` if none is."""
+    for found in gc.get_objects():
+        is_scaler = issubclass(type(found), torch.amp.GradScaler) and found.is_enabled()
+        if is_scaler and id(optimizer) in found._per_optimizer_states:
+            return float(found.get_scale())
+    return None
+
+
+def _weakly(method: Callable[[Exception], None]) -> Callable[[Exception], None]:
+    """A method of an object that is not kept alive."""
+    reference = weakref.WeakMethod(method)
+
+    def call(error: Exception) -> None:
+        alive = reference()
+        if alive is not None:
+            alive(error)
+
+    return call
 
 
 def _settled(value: Any) -> Any:

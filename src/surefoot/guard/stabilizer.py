@@ -85,8 +85,7 @@ class StabilizedRun:
         self.window = GradientWindow(models, guard.layout, policy, warnings, ranks.group, accumulate, zero_grad)
         self.capture: IncidentCapture | None = None
         if keeper is not None:
-            parts = RunToCapture(models, optimizer, scheduler, guard.layout, policy, history, ranks, settings)
-            self.capture = IncidentCapture(keeper, parts, lag, lambda step: self.results.buffers.before(step))
+            self.capture = IncidentCapture(keeper, RunToCapture(models, optimizer, scheduler, guard, settings), lag)
         own = OwnState(partial(self.own_state, live=True), settled_own, self.load_own_state, self._load_rules)
         self.run_state = RunState(RunParts(models, optimizer, scheduler, dict(also_save or {}), own))
         self.persistence = RunPersistence(
@@ -126,7 +125,7 @@ class StabilizedRun:
                 self.optimizer.step()
         numbers = self.guard.guarded.end(step) or self._without_gradient()
         if self.capture is not None:
-            self.capture.decided(numbers, step.refused_unchanged)
+            self.capture.decided(numbers, step.refused_unchanged, self.results.buffers)
         if self._zero_grad:
             self.guard.layout.drop_gradients()
         return self._close_step(numbers)
@@ -149,7 +148,7 @@ class StabilizedRun:
         if numbers is None:
             raise UsageError("the optimizer did not call the closure it was given.")
         if self.capture is not None:
-            self.capture.decided(numbers, numbers.record().skipped, evaluated=1)
+            self.capture.decided(numbers, numbers.record().skipped, self.results.buffers, evaluated=True)
         return self._close_step(numbers)
 
     def _facts(self) -> StepFacts:

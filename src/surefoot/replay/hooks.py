@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from surefoot.guard import attach as attaching
 from surefoot.guard.data_loop import DrawnBatches
 from surefoot.guard.stabilizer import TrainingStabilizer, run_of
 from surefoot.record.incidents.loader_batches import add_listener
@@ -71,6 +72,10 @@ def _quieten(scratch: Path, made: Callable[[Any], None], settings: Mapping[str, 
     def logged(original: Any) -> Any:
         return lambda self, folder, **settings: original(self, scratch / "log", **{**settings, "sinks": ()})
 
+    def kept(original: Any) -> Any:
+        return lambda incidents: None if incidents is None else IncidentKeeper(scratch)
+
+    _wrap(attaching, "keeper_for", kept)
     _wrap(TrainingStabilizer, "__init__", init)
     _wrap(TrainingStabilizer, "restore", lambda _: lambda self, which="latest": None)
     _wrap(TrainingStabilizer, "save", lambda _: lambda self, metric=None: None)

@@ -1,4 +1,7 @@
-"""Writes the first bad step of a watched run as an incident: models, optimizer, batch, gradients, and what is known."""
+"""Describes the first bad step of a watched run, to be written as every incident is (`guard/captured_step.py`).
+
+What only a watched run knows: which models are part of the step, whose turn it was, and what the loop did in between.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.nn.modules.batchnorm import _NormBase
 
-from surefoot.core.redaction import Redactor
+from surefoot.guard.captured_step import SIGNALS_KEPT, CapturedStep
 from surefoot.observe.parameters import Layout
-from surefoot.record.incidents.bundle import write_incident
-from surefoot.record.incidents.contents import faults_of, model_parts, prints_of, window_part
-from surefoot.record.incidents.environment import hardware, script, switches, versions
+from surefoot.record.incidents.contents import faults_of, model_parts, prints_of
 from surefoot.record.incidents.retention import IncidentKeeper
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from surefoot.watch.context import WatchContext
     from surefoot.watch.optimizer_record import OptimizerRecord
 
-SIGNALS_KEPT = 50
 NAMES_KEPT = 20
 
 
@@ -61,51 +61,38 @@ class BadStep:
         models = self._models(found.optimizer, found.window)
         if not models or self._context.options.folder is None:
             return None
-        redact, left_out, layout = Redactor(), list[str](), Layout(models, found.optimizer)
+        layout = Layout(models, found.optimizer)
         named, gradients = layout.with_gradient()
         by_name = {name: gradient for (name, _), gradient in zip(named, gradients, strict=True)}
         prints = prints_of(found.window, None, by_name, {})
         bad = [name for name, each in prints["gradients"].items() if each.get("nonfinite")]
         words = f"{len(bad)} of {len(by_name)} gradients are not finite, first {bad[0] if bad else '?'}"
+        captured = CapturedStep(
+            step=step,
+            event={
+                "kind": "nonfinite",
+                "severity": "error",
+                "summary": summary or words,
+                "action": "none",  # the guard may skip the step yet: `IncidentWriter.left_out`
+                "evidence": {"parameters": bad[:NAMES_KEPT]},
+            },
+            rank=self._rank[0],
+            world_size=self._rank[1],
+            inexact=[*faults_of(found.window), *self._faults(models, found.window, found.optimizer)],
+            applied_since=0,
+            signals=self._signals(),
+            configuration=self._configuration(models, found.optimizer, ended),
+            home=layout.home,
+            state={**model_parts(models), "optimizer": found.optimizer.state_dict()},
+            window=found.window,
+            gradients=by_name,
+            prints=prints,
+        )
         # The folder is this process's own, its rank included.
         keeper = IncidentKeeper(self._context.options.folder(), most=1_000_000)
         place = keeper.place(step)
-        facts = self._facts(models, summary or words, bad, ended) | {
-            "hardware": hardware(layout.home),
-            "switches": switches(),
-            "script": script(redact),
-            "fingerprints": prints,
-            "left_out": left_out,
-        }
-        tree = {
-            **model_parts(models),
-            "optimizer": found.optimizer.state_dict(),
-            "window": None if found.window is None else window_part(found.window, redact, left_out),
-            "gradients": by_name,
-        }
-        write_incident(place, facts, tree, keeper, redact)
+        captured.write(place, keeper)
         return place
-
-    def _facts(self, models: Sequence[nn.Module], summary: str, bad: list[str], ended: str) -> dict[str, Any]:
-        found = self._found
-        inexact = [*faults_of(found.window), *self._faults(models, found.window, found.optimizer)]
-        return {
-            "step": self._context.state.steps,
-            "part": "",
-            "kind": "nonfinite",
-            "severity": "error",
-            "summary": summary,
-            "action": "none",  # the guard may skip the step yet: `IncidentWriter.left_out`
-            "evidence": {"parameters": bad[:NAMES_KEPT]},
-            "exact": not inexact,
-            "inexact": inexact,
-            "applied_since": 0,
-            "rank": self._rank[0],
-            "world_size": self._rank[1],
-            "signals": self._signals(),
-            "configuration": self._configuration(models, found.optimizer, ended),
-            "versions": versions(),
-        }
 
     def _models(self, optimizer: torch.optim.Optimizer, window: Window | None) -> list[nn.Module]:
         """Those that the optimizer trains, those under the bad loss, and trained ones that were called in the step."""

@@ -153,6 +153,8 @@ def faults_of(window: Window | None) -> list[str]:
         found.append(f"the batches of the first {dropped} microbatches are not there: they are too large to be kept")
     if window.began_before:
         found.append("the step began before a restart: its first microbatches are not there")
+    if window.interrupted:
+        found.append("another optimizer stepped between the first forward of the step and its end")
     if window.microbatches[0].streams is None and window.start is None:
         found.append("where the random streams stood is not known")
     return found

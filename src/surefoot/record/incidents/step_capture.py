@@ -105,6 +105,12 @@ class Window:
     microbatches: list[Microbatch] = field(default_factory=list)
     began_before: bool = False
     """Whether its first microbatches were run before the notes began."""
+    in_closure: bool = False
+    """Whether the optimizer evaluates the loss itself."""
+    interrupted: bool = False
+    """Whether another optimizer has stepped since the first batch or call."""
+    had_gradients: bool = False
+    """Whether gradients were there before its first backward: left over, or set to zero."""
 
     @property
     def drew(self) -> bool:
@@ -120,6 +126,8 @@ class HookedModels:
         self._hook = hook
         self._key: Any = f"surefoot-{id(hook)}"  # torch's own hooks are numbered
         self._attached: list[weakref.ref[nn.Module]] = []
+        # Models that live longer than the notes do not carry the hook any more.
+        weakref.finalize(self, _take_off, self._attached, self._key).atexit = False
 
     def add(self, models: Sequence[nn.Module]) -> bool:
         """Take in models, in place of those that are inside of them; whether any is new."""
@@ -159,22 +167,26 @@ class HookedModels:
         models = self.alive()
         # One that is compiled as a whole would be compiled again, with the hook.
         models = [model for model in models if getattr(model, "_compiled_call_impl", None) is None]
-        self._attached = [weakref.ref(model) for model in models]
+        self._attached[:] = [weakref.ref(model) for model in models]
         for model in models:
             model._forward_pre_hooks[self._key] = self._hook
             model._forward_pre_hooks_with_kwargs[self._key] = True
 
     def detach(self) -> None:
         """Take the hooks off."""
-        for model in _alive(self._attached):
-            model._forward_pre_hooks.pop(self._key, None)
-            model._forward_pre_hooks_with_kwargs.pop(self._key, None)
-        self._attached = []
+        _take_off(self._attached, self._key)
 
     def clear(self) -> None:
         """Take the hooks off and forget the models."""
         self.detach()
         self._known = []
+
+
+def _take_off(attached: list[weakref.ref[nn.Module]], key: Any) -> None:
+    for model in _alive(attached):
+        model._forward_pre_hooks.pop(key, None)
+        model._forward_pre_hooks_with_kwargs.pop(key, None)
+    attached.clear()
 
 
 def _alive(models: Sequence[weakref.ref[nn.Module]]) -> list[nn.Module]:
@@ -191,21 +203,27 @@ class StepCapture:
         lag_steps: int = 0,
         step: int = 0,
         between_steps: bool = True,
+        on_failure: Callable[[Exception], None] | None = None,
     ) -> None:
-        """`between_steps` says whether a model may carry a hook where no batch tells that a step has begun."""
+        """Note the calls of `models`, which are not kept alive, from `step` on.
+
+        `between_steps` says whether a model may carry a hook where no batch tells that a step has begun. `on_failure`
+        is called when noting fails, which must not end anything else; without it nothing more is noted.
+        """
         self.models = HookedModels(models, _ForwardHook(self))
         self._thread = threading.get_ident()
         self._streams = QuickStreams([home])
         self._past: deque[Window] = deque(maxlen=lag_steps + 1)
         self.under_way = Microbatch()
         """The microbatch that is not complete yet."""
-        self._window = Window(step, self._streams.note())
+        self.current = Window(step, self._streams.note())
+        """The step under way."""
         self.hold_all = not lag_steps
         """Whether what a model is called with is held although a batch was seen: for one step that is little."""
         self._held_bytes = 0
         self._just_drawn = 0
-        self.failed: Callable[[Exception], None] = lambda error: self.close()
-        """Told when noting fails, which must not end anything else."""
+        self.failed = on_failure or _closing(self)
+        """Called when noting fails."""
         self._between_steps = between_steps
         if between_steps:
             self.models.attach()
@@ -252,6 +270,9 @@ class StepCapture:
             or not runs_eagerly()
         ):
             return False
+        if self.current.interrupted:  # what was noted before belongs to the turn of another optimizer
+            self.moved_to(self.current.step, under_way=False)
+            now = self.under_way
         now.drawn.append(see(batch))
         if len(now.drawn) > MOST_DRAWN:
             del now.drawn[0]
@@ -294,35 +315,35 @@ class StepCapture:
 
     def ran_again(self, loss: Tensor) -> None:
         """An optimizer has evaluated its closure once more, after a microbatch was closed: the last loss counts."""
-        if self._window.microbatches:
-            last = self._window.microbatches[-1]
+        if self.current.microbatches:
+            last = self.current.microbatches[-1]
             last.losses, last.evaluations = [loss.detach()], last.evaluations + 1
 
     def close_microbatch(self) -> None:
         """The microbatch is complete."""
-        self._window.microbatches.append(self.under_way)
+        self.current.microbatches.append(self.under_way)
         self.under_way = Microbatch()
-        _bound(self._window.microbatches)
-        if self._window.drew or not self._between_steps:
+        _bound(self.current.microbatches)
+        if self.current.drew or not self._between_steps:
             self.models.detach()
 
     def moved_to(self, step: int, under_way: bool) -> None:
         """The run is elsewhere: before `step`, or in the middle of it."""
         self._past.clear()
         self.under_way = Microbatch()
-        self._window = Window(
+        self.current = Window(
             step, None if under_way else self._streams.note_or(self.under_way.streams), began_before=under_way
         )
 
     def begin(self, step: int) -> None:
         """The step is over; the next one is `step`."""
-        if self.under_way.losses or not self._window.microbatches:
+        if self.under_way.losses or not self.current.microbatches:
             self.close_microbatch()
-        drew, self._held_bytes = self._window.drew, 0
+        drew, self._held_bytes = self.current.drew, 0
         if self._between_steps:  # elsewhere the verdict is there before the step is over
-            self._past.append(self._window)
+            self._past.append(self.current)
         # A batch drawn ahead of the step that it is for stays with that step.
-        self._window = Window(step, None if drew else self._streams.note_or(self.under_way.streams))
+        self.current = Window(step, None if drew else self._streams.note_or(self.under_way.streams))
         if not drew and self._between_steps:
             self.models.attach()
 
@@ -330,8 +351,8 @@ class StepCapture:
 
     def window(self, step: int) -> Window | None:
         """The notes of a step that is under way or not long past."""
-        if self._window.step == step:
-            return self._window
+        if self.current.step == step:
+            return self.current
         return next((window for window in self._past if window.step == step), None)
 
     def close(self) -> None:
@@ -339,6 +360,18 @@ class StepCapture:
         self.models.clear()
         self.under_way = Microbatch()
         self._past.clear()
+
+
+def _closing(notes: StepCapture) -> Callable[[Exception], None]:
+    """What ends the notes after an error, without a reference from the notes to themselves."""
+    reference = weakref.ref(notes)
+
+    def close(error: Exception) -> None:
+        alive = reference()
+        if alive is not None:
+            alive.close()
+
+    return close
 
 
 def _bound(microbatches: Sequence[Microbatch]) -> None:

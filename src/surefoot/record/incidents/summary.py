@@ -78,7 +78,7 @@ def summary_of(facts: IncidentFacts) -> str:
 
 def _done(facts: IncidentFacts) -> str:
     if facts["action"] == "skip":
-        by = " by `--guard`" if facts["configuration"].get("loop") == "bare" else ""
+        by = " by `--guard`" if facts["configuration"].get("guard") is True else ""
         return f"the step was left out{by}"
     return "nothing" if facts["action"] == "none" else str(facts["action"])
 

@@ -1,0 +1,72 @@
+"""Calls listeners before and after every `backward` of this process.
+
+A loop that calls `loss.backward()` itself, and not `stabilizer.backward(loss)`, does not show where a microbatch ends
+and what its loss is. So `torch.autograd.backward`, which `Tensor.backward` calls, is hooked from the first call of
+`listen` on. It stays the function it is (`core.function_hooks`), and listeners are held weakly. A backward inside
+another one, as reentrant activation checkpointing runs, is part of the outer one.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from surefoot.core.function_hooks import Hook, add_hook
+
+
+class BackwardListener(Protocol):
+    """What is called before and after every backward, on the thread that runs it. Must not raise."""
+
+    def before_backward(self) -> None:
+        """A backward is about to run."""
+
+    def ran_backward(self, root: Tensor) -> None:
+        """Backward was run on a tensor."""
+
+
+class _Under(threading.local):
+    way = False
+    """Whether a backward is under way on this thread."""
+
+
+_listeners: list[weakref.ref[BackwardListener]] = []
+_under = _Under()
+_is_heard = False
+
+
+def listen(listener: BackwardListener) -> None:
+    """Call `listener` with every backward from here on, for as long as it exists."""
+    global _is_heard
+    if not _is_heard:
+        add_hook(torch.autograd.backward, Hook(_begins, _ended, _left), always=True)
+        _is_heard = True
+    _listeners[:] = [reference for reference in _listeners if reference() is not None]
+    _listeners.append(weakref.ref(listener))
+
+
+def _alive() -> list[BackwardListener]:
+    return [listener for reference in tuple(_listeners) if (listener := reference()) is not None]
+
+
+def _begins(args: Any, kwargs: Any) -> Any:
+    roots = args[0]
+    root = roots[0] if isinstance(roots, (list, tuple)) and roots else roots
+    if not _listeners or _under.way or not isinstance(root, Tensor):
+        return None
+    _under.way = True
+    for listener in _alive():
+        listener.before_backward()
+    return (root,)
+
+
+def _ended(token: Any, result: Any) -> None:
+    for listener in _alive():
+        listener.ran_backward(*token)
+
+
+def _left(token: Any) -> None:
+    _under.way = False
