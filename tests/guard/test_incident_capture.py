@@ -1,0 +1,45 @@
+"""The capture of incidents keeps nothing alive; `tests/record/incidents/test_capture.py` has the rest."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import torch
+from torch import nn
+
+import surefoot as sf
+from surefoot.guard.incident_capture import keeper_for
+from surefoot.guard.stabilizer import run_of
+
+
+def test_the_capture_keeps_no_model_optimizer_or_schedule_alive(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    stabilizer = sf.TrainingStabilizer(model, optimizer, scheduler=schedule, incidents=tmp_path)
+    stabilizer.backward(model(torch.ones(2, 4)).sum())
+    stabilizer.step()
+    capture = run_of(stabilizer).capture
+    alive = [weakref.ref(each) for each in (model, optimizer, schedule)]
+    del model, optimizer, schedule, stabilizer
+    gc.collect()
+    assert [each() for each in alive] == [None, None, None]
+    assert capture is not None
+    assert capture.notes is not None
+
+
+def test_a_model_that_outlives_its_stabilizer_carries_no_hook(tmp_path):
+    model = nn.Linear(4, 1)
+    stabilizer = sf.TrainingStabilizer(model, torch.optim.SGD(model.parameters(), lr=0.1), incidents=tmp_path)
+    assert len(model._forward_pre_hooks) == 1
+    del stabilizer
+    gc.collect()
+    assert not model._forward_pre_hooks
+
+
+def test_a_folder_becomes_a_keeper_and_a_keeper_stays():
+    keeper = sf.IncidentKeeper("runs", most=2)
+    assert keeper_for("runs") == sf.IncidentKeeper("runs")
+    assert keeper_for(keeper) is keeper
+    assert keeper_for(None) is None
