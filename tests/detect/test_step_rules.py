@@ -27,6 +27,13 @@ def test_a_broken_loss_is_anomalous_though_the_gradients_are_fine(loss):
     assert judged(loss=loss, grad_norm=1.0, nonfinite=0.0)
 
 
+def test_a_rule_for_gradients_alone_leaves_the_loss_to_others():
+    rule = sf.NonFinite(judges_loss=False)
+    assert not rule.update((), Signals(0, loss=NAN, nonfinite=0.0))[1].anomalous
+    assert rule.update((), Signals(0, loss=1.0, nonfinite=1.0))[1].anomalous
+    assert repr(rule) == repr(sf.NonFinite())  # as saved states know it
+
+
 def test_one_broken_entry_is_anomalous_though_the_loss_is_fine():
     assert judged(loss=1.0, grad_norm=NAN, nonfinite=1.0)
 

@@ -52,6 +52,31 @@ def test_without_a_bad_step_the_guard_changes_no_bit(tmp_path):
     assert "steps and left out none" in watched.stderr
 
 
+THREADED = """
+import threading, torch
+torch.Tensor.__repr__ = lambda self, **settings: "T"
+stop = threading.Event()
+threading.Thread(target=stop.wait).start()
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(10):
+    x = torch.randn(8, 4) * (float("nan") if step == 5 else 1.0)
+    optimizer.zero_grad()
+    (model(x) - 1).square().mean().backward()
+    optimizer.step()
+stop.set()
+print(all(bool(parameter.isfinite().all()) for parameter in model.parameters()))
+"""
+
+
+def test_a_script_that_replaces_methods_and_has_threads_is_guarded_too(tmp_path):
+    (tmp_path / "script.py").write_text(THREADED)
+    ended = surefoot(tmp_path, "--guard", "script.py")
+    assert ended.stdout.split() == ["True"]
+    assert "--guard checked 10 steps and left out 1" in ended.stderr
+
+
 RANKS = """
 import json, os, sys
 import torch, torch.distributed as dist
@@ -75,6 +100,8 @@ def train(model, optimizer):
         loss = model(torch.full((2, 4), 1.0 + rank + step)).square().mean()
         if step == 3 and rank == 0:
             loss = loss * float("nan")
+        if step == 4 and rank == 1:
+            loss = loss + float("inf")  # a loss of one rank's own, while the gradients of all are finite
         loss.backward()
         optimizer.step()
     held = [p.to_local() if hasattr(p, "to_local") else p for p in model.parameters()]

@@ -8,7 +8,7 @@ one (`forgive`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +35,9 @@ class NonFinite:
     A gradient norm that overflowed to Inf while every entry is finite is not this: see `Explosion`.
     """
 
+    judges_loss: bool = field(default=True, repr=False)
+    """Whether a loss that is not finite counts. Without agreement between ranks it must not: each has its own loss."""
+
     def init(self) -> tuple[()]:
         """There is nothing to remember."""
         return ()
@@ -43,7 +46,7 @@ class NonFinite:
         """Judge one step. What nobody measured counts as healthy."""
         xp = library_of(signals)
         broken = xp.scalar(0.0) > 0
-        if signals.loss is not None:
+        if self.judges_loss and signals.loss is not None:
             broken = broken | ~xp.is_finite(xp.scalar(signals.loss))
         if signals.nonfinite is not None:
             broken = broken | (xp.scalar(signals.nonfinite) > 0)

@@ -171,7 +171,8 @@ class StepResults:
         }
 
     def load_state_dict(self, state: StepResultsState) -> None:
-        """Continue from a saved state."""
+        """Continue from a saved state. What was to be done about steps after it is done no more."""
+        self._halted = self.stop_at = None
         self.steps, self.lr_factor = state["steps"], state["lr_factor"]
         self.history.load_state_dict(state["ledger"])
         self._stale_before = state["stale_before"]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
 from surefoot.detect.checker import StabilityChecker
+from surefoot.detect.step_rules import NonFinite
 from surefoot.guard.attach import attach, keep_hook_order
 from surefoot.record.facts import GuardFacts, StepSkippedEvent
 from surefoot.watch.messages import say
@@ -57,6 +59,8 @@ RULES = StabilityChecker(
     setback=None,
 )
 """Only what is not finite is refused; everything else is for the diagnosis."""
+RULES_OF_RANKS = replace(RULES, nonfinite=NonFinite(judges_loss=False))
+"""The gradients are the same on all ranks, and so is what is decided by them. The loss is each rank's own."""
 
 
 class OptimizerGuard:
@@ -86,6 +90,8 @@ class OptimizerGuard:
         """The parameters whose gradients were the reason, in the order they were met."""
         self._reasons: dict[str, None] = {}
         self._not_guarded: dict[str, str] = {}
+        self._ended: set[int] = set()
+        """The numbers of optimizers whose guard has failed."""
 
     def install(self, hooks: Hooks) -> None:
         """Called once, before any optimizer is made."""
@@ -111,19 +117,40 @@ class OptimizerGuard:
             None,
             optimizer,
             mode="guard" if acts else "watch",
-            checker=RULES,
+            checker=RULES if _world_size() == 1 else RULES_OF_RANKS,
             escalation=None,
             on_step=partial(self._arrived, weakref.ref(record), acts),
             lag_steps=STEPS_LATER,
             name_of=self._number_of,
             announce=False,
             on_decision=partial(self._decided, weakref.ref(record)),
-            run_hook=self._run,
+            run_hook=partial(self._protect, weakref.ref(record)) if acts else self._run,
         )
         self._attachments[optimizer] = made
         # Nothing is read at the moment an optimizer dies, which may be anywhere in the script.
         weakref.finalize(optimizer, self._outlived.append, made).atexit = False
         return made
+
+    def protect(self, optimizer: Optimizer, record_of: Callable[[Optimizer], OptimizerRecord]) -> None:
+        """With `--guard`, attach the guard to an optimizer that is about to step, whatever the script has replaced."""
+        if self.acts and self._state.active and optimizer not in self._attachments:
+            self._probes.always(lambda: self.attachment(record_of(optimizer), optimizer))
+
+    def _protect(self, ref: weakref.ref[OptimizerRecord], hook: Callable[..., Any], *args: Any) -> Any:
+        """Run a hook that protects the weights. One that fails ends the guard of its optimizer, and says so."""
+        record = ref()
+        if is_compiling() or not self._state.active or record is None or record.number in self._ended:
+            return None
+        try:
+            return self._probes.always(hook, *args)
+        except Exception as error:
+            self._ended.add(record.number)
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            at = f"from step {self._state.steps:,} on"
+            self._not_guarded[f"optimizer {record.number + 1} ({record.type}) {at}"] = why
+            say(f"surefoot: --guard has ended for optimizer {record.number + 1} ({record.type}): {why}. Broken steps")
+            say(f"  reach the weights {at}.")
+            return None
 
     def _run(self, hook: Callable[..., Any], *args: Any) -> Any:
         """Run a hook of an attachment as probes are run: a hook that fails never ends the script."""

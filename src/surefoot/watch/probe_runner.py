@@ -71,6 +71,25 @@ class ProbeRunner:
             self.switch_off(probe, error)
             return None
 
+    def always(self, act: Callable[..., Any], *args: Any) -> Any:
+        """Run what protects the weights, and return its result. Its errors are the caller's.
+
+        It runs with torch's methods as they were before the script, or as they are now if other threads would notice.
+        """
+        with without_torch_function():
+            if self._is_observing or not self.originals.is_bound:
+                return act(*args)
+            self._is_observing = True
+            compiler = _set_eval_frame(None) if self._state.compiled else None
+            try:
+                return self.originals.call(act, *args)
+            except Unobservable:  # raised before `act` began
+                return act(*args)
+            finally:
+                self._is_observing = False
+                if compiler is not None:
+                    _set_eval_frame(compiler)
+
     def switch_off(self, probe: str, error: Exception) -> None:
         """Record that a probe failed, and report it once."""
         if os.environ.get("SUREFOOT_DEBUG"):

@@ -37,6 +37,7 @@ def wrap_optimizers(watcher: Watcher, wrapping: Hooks) -> None:
         if watcher.probes.here():
             closure = args[1] if len(args) > 1 else kwargs.get("closure")
             watcher.probes.safely("steps", watcher.steps.before, optimizer, callable(closure))
+        watcher.steps.guard.protect(optimizer, watcher.steps.record_of)
 
     def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_compiling():
