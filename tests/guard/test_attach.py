@@ -668,3 +668,52 @@ def test_a_wrapper_of_an_optimizer_is_looked_through():
     attachment = sf.attach(model, Wrapper(opt))
     train(model, opt, steps=2)
     assert attachment.steps == 2
+
+
+class _Unhashable(torch.optim.SGD):
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+def test_an_optimizer_that_cannot_be_hashed_steps_as_ever_attached_or_not() -> None:
+    model = nn.Linear(2, 2)
+    sf.attach(model, torch.optim.SGD(model.parameters(), 0.1)).detach()
+    optimizer = _Unhashable(model.parameters(), 0.1)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    attachment = sf.attach(model, optimizer)
+    optimizer.step()
+    attachment.detach()
+    assert attachment.counts["applied"] == 1
+
+
+class _LineSearch(torch.optim.Optimizer):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self, closure: Any) -> Any:
+        closure(backward=True)
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter.add_(parameter.grad, alpha=-0.1)
+        return closure(backward=False)
+
+
+@pytest.mark.parametrize("mode", ["guard", "watch"])
+def test_a_closure_gets_the_arguments_that_the_optimizer_passes(mode: Any) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = _LineSearch(model.parameters())
+    calls = []
+
+    def closure(backward: bool = True) -> torch.Tensor:
+        calls.append(backward)
+        optimizer.zero_grad()
+        loss = model(torch.ones(3, 4)).square().mean()
+        if backward:
+            loss.backward()
+        return loss
+
+    attachment = sf.attach(model, optimizer, mode=mode)
+    optimizer.step(closure)
+    assert calls == [True, False]
+    assert attachment.counts["applied"] == 1

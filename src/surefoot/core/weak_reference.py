@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+Value = TypeVar("Value")
 
 
 def weak_reference(thing: Any) -> Callable[[], Any]:
@@ -18,3 +20,24 @@ def weak_reference(thing: Any) -> Callable[[], Any]:
         return weakref.ref(thing)
     except TypeError:
         return lambda: thing
+
+
+class IdentityMap(Generic[Value]):
+    """A value per object. Objects are told apart by identity, need not be hashable, and are not kept alive."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[Any], Value]] = {}
+
+    def get(self, thing: Any) -> Value | None:
+        """The value of an object; `None` if it has none."""
+        entry = self._entries.get(id(thing))
+        return entry[1] if entry is not None and entry[0]() is thing else None
+
+    def set(self, thing: Any, value: Value) -> None:
+        """Give an object its value, until it dies."""
+        entries, number = self._entries, id(thing)
+        entries[number] = (weakref.ref(thing, lambda _: entries.pop(number, None)), value)
+
+    def values(self) -> list[Value]:
+        """The values of all objects that are alive."""
+        return [value for _, value in list(self._entries.values())]

@@ -23,6 +23,7 @@ optimizer that is no `torch.optim.Optimizer` has no hooks.
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import weakref
@@ -35,6 +36,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from surefoot.act.apply import StepCopy, hide_gradients
 from surefoot.core.device import is_capturing
+from surefoot.core.weak_reference import IdentityMap
 from surefoot.decide.recovery import Escalation
 from surefoot.errors import SettingError, TrainingHalted, UsageError, require
 from surefoot.guard.context import build_guard
@@ -314,7 +316,7 @@ class _StepHooks:
             optimizer.register_step_post_hook(partial(run_hook, self.after)),
         ]
         self.key_before, self.key_after = (handle.id for handle in self._handles)
-        _HOOKS.setdefault(optimizer, []).append(self)
+        _HOOKS.set(optimizer, [*(_HOOKS.get(optimizer) or ()), self])
         _put_in_order(optimizer, (), {})
         keep_hook_order()
 
@@ -330,8 +332,8 @@ class _StepHooks:
         self._abandon()
         for handle in self._handles:
             handle.remove()
-        if optimizer is not None and self in _HOOKS.get(optimizer, ()):
-            _HOOKS[optimizer].remove(self)
+        if optimizer is not None:
+            _HOOKS.set(optimizer, [hooks for hooks in _HOOKS.get(optimizer) or () if hooks is not self])
 
     # ---- around a step ----------------------------------------------------------------------------------------------
 
@@ -415,9 +417,10 @@ class _StepHooks:
             return self._cancelling(step)
         evaluated = False
 
-        def decided() -> Any:
+        @functools.wraps(closure)
+        def decided(*args: Any, **kwargs: Any) -> Any:
             nonlocal evaluated
-            loss = closure()
+            loss = closure(*args, **kwargs)
             if not evaluated:
                 evaluated = True
                 self._run_hook(self._after_evaluation, loss)
@@ -436,9 +439,9 @@ class _StepHooks:
             self._give_up(error)
 
     def _cancelling(self, step: ClosureStep) -> Callable[[], Any]:
-        def evaluate() -> Any:
+        def evaluate(*args: Any, **kwargs: Any) -> Any:
             try:
-                return step()
+                return step(*args, **kwargs)
             except BaseException:
                 step.cancel()
                 self._open, self._depth = None, 0
@@ -507,7 +510,7 @@ class _StepHooks:
 
 # ---- where the hooks stand among others ----------------------------------------------------------------------------
 
-_HOOKS: weakref.WeakKeyDictionary[Optimizer, list[_StepHooks]] = weakref.WeakKeyDictionary()
+_HOOKS: IdentityMap[list[_StepHooks]] = IdentityMap()
 _ORDER: list[RemovableHandle] = []
 
 
@@ -526,11 +529,12 @@ def _put_in_order(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if torch.compiler.is_compiling():
         return
     optimizer_steps(optimizer)
+    for hooks in _HOOKS.get(optimizer) or ():
+        if not hooks.active:
+            hooks.remove()
     attached = _HOOKS.get(optimizer)
     if not attached:
         return
-    for hooks in [each for each in attached if not each.active]:
-        hooks.remove()
     inside_out = sorted(attached, key=lambda each: each.acts)
     before: Any = optimizer._optimizer_step_pre_hooks
     after: Any = optimizer._optimizer_step_post_hooks
@@ -585,7 +589,7 @@ def _check(
         getattr(type(optimizer).step, "hooked", False),
         f"the `step` of {type(optimizer).__name__} runs no hooks: its __init__ does not call that of Optimizer.",
     )
-    if mode == "guard" and any(hooks.acts and hooks.active for hooks in _HOOKS.get(optimizer, ())):
+    if mode == "guard" and any(hooks.acts and hooks.active for hooks in _HOOKS.get(optimizer) or ()):
         raise UsageError("the optimizer is guarded already. Call `detach()` on the attachment it has first.")
 
 

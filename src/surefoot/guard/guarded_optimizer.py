@@ -373,7 +373,7 @@ class ClosureStep:
     def __init__(
         self,
         guarded: GuardedOptimizer,
-        evaluate: Callable[[], Any],
+        evaluate: Callable[..., Any],
         facts_now: Callable[[Any], StepFacts],
         *,
         raises: bool,
@@ -395,11 +395,11 @@ class ClosureStep:
         self.undo = ExitStack()
         scale_lr(self.undo, guarded.optimizer, facts_now(None).lr_factor)
 
-    def __call__(self) -> Any:
-        """The closure that the optimizer is given."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The closure that the optimizer is given; what it passes on is the closure's own."""
         if self.first is not None and self.first.refused:
             return self._first_loss
-        loss = self._evaluate()
+        loss = self._evaluate(*args, **kwargs)
         step = self._guarded.evaluated(self._facts_now(loss), first=self.first is None)
         if step is None:
             if self._raises:

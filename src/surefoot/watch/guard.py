@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
+from surefoot.core.weak_reference import IdentityMap
 from surefoot.detect.checker import StabilityChecker
 from surefoot.detect.step_rules import NonFinite
 from surefoot.guard.attach import attach, keep_hook_order
@@ -78,7 +79,7 @@ class OptimizerGuard:
         self.acts = context.options.guard
         self.probe = "left-out steps" if self.acts else "gradient norms"
         """The name under which a failure is reported."""
-        self._attachments: weakref.WeakKeyDictionary[Optimizer, Attachment] = weakref.WeakKeyDictionary()
+        self._attachments: IdentityMap[Attachment] = IdentityMap()
         self._outlived: list[Attachment] = []
         """Attachments whose optimizer is gone, with steps that may not have been read yet."""
         self._changes: list[Callable[[Optimizer, StepDecision], None]] = []
@@ -126,14 +127,14 @@ class OptimizerGuard:
             on_decision=partial(self._decided, weakref.ref(record)),
             run_hook=partial(self._protect, weakref.ref(record)) if acts else self._run,
         )
-        self._attachments[optimizer] = made
+        self._attachments.set(optimizer, made)
         # Nothing is read at the moment an optimizer dies, which may be anywhere in the script.
         weakref.finalize(optimizer, self._outlived.append, made).atexit = False
         return made
 
     def protect(self, optimizer: Optimizer, record_of: Callable[[Optimizer], OptimizerRecord]) -> None:
         """With `--guard`, attach the guard to an optimizer that is about to step, whatever the script has replaced."""
-        if self.acts and self._state.active and optimizer not in self._attachments:
+        if self.acts and self._state.active and self._attachments.get(optimizer) is None:
             self._probes.always(lambda: self.attachment(record_of(optimizer), optimizer))
 
     def _protect(self, ref: weakref.ref[OptimizerRecord], hook: Callable[..., Any], *args: Any) -> Any:
@@ -201,7 +202,7 @@ class OptimizerGuard:
     def settle(self) -> None:
         """Read the steps that have not been read yet. Waits for the device."""
         self._settle_outlived()
-        for attachment in list(self._attachments.values()):
+        for attachment in self._attachments.values():
             attachment.settle()
 
     def _settle_outlived(self) -> None:
