@@ -1,5 +1,7 @@
 """Files of version 1: what they hold is compared in `test_texts.py`; here today's code writes the same again."""
 
+import re
+
 import pytest
 
 from goldens import version_files
@@ -59,5 +61,5 @@ def test_nothing_tells_of_the_machine_it_was_written_on(name, tmp_path):
     assert found
     for path in found:
         data = path.read_bytes()
-        assert not [word for word in (b"/home/", b"/root", b"/tmp/", b"/work/", b"/Users/") if word in data], path
+        assert not re.findall(rb"/(?:home|root|tmp|work|Users)\b", data), path
         assert not path.name.startswith(".")
