@@ -1,14 +1,20 @@
-"""P7 and P8: what `surefoot run` adds to a script's whole wall time, and what importing surefoot and `--help` cost.
+"""P7, P8 and P10 to P13: what `surefoot run` adds to a script, and what importing surefoot and `--help` cost.
 
-    python benchmarks/run_overhead.py [--repeat 5] [--only mlp|transformer|start]
+    python benchmarks/run_overhead.py [--repeat 5] [--only mlp|transformer|accumulating|start]
+    python benchmarks/run_overhead.py --cuda [--repeat 3] [--only eager|compiled|accumulating|hf] [--guard]
 
 P7 runs each script under `python` and under `surefoot run` in turns and compares medians, so that what else the machine
 does falls on both alike. The ratio of processor time is printed beside it: on a busy machine it is the steadier figure.
+
+`--cuda` runs the scripts of `benchmarks/scripts` on a GPU, in turns as well. They measure themselves (`step_times`): a
+steady step (median over blocks of ten steps from step 40 on), the first twenty steps, the time from the first step to
+the end, peak memory, and how often the host waited for the device in the last hundred steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import statistics
@@ -17,9 +23,22 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 SOURCE = str(Path(__file__).parents[1] / "src")
-ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"}
+HERE = Path(__file__).parent
+PATHS = os.pathsep.join([SOURCE, str(HERE), str(HERE / "scripts")])
+ENVIRONMENT = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "FIGURES": os.devnull}
+
+SCRIPTS = HERE / "scripts"
+ON_CUDA = {
+    "eager": ("gpt_124m", [], 1.02),
+    "compiled": ("gpt_124m", ["compiled"], 1.03),
+    "accumulating": ("accumulating", [], 1.02),
+    "hf": ("hf_trainer", [], 1.05),
+}
+"""For each line of `--cuda`: the script, its arguments, and the target of a steady step."""
+KEYS = ("steady_ms", "mean_ms", "whole_s", "first_ms", "peak_gib", "waits")
 
 MLP = """
 import torch
@@ -110,6 +129,49 @@ def p7(name: str, text: str, target: float, repeat: int) -> None:
     )
 
 
+def figures_of(script: str, arguments: list[str], run: list[str]) -> dict[str, Any]:
+    """What a script of `benchmarks/scripts` measured of itself; `run` are the words before it."""
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / "figures.json"
+        environment = {**ENVIRONMENT, "FIGURES": str(written)}
+        command = [sys.executable, *run, str(SCRIPTS / f"{script}.py"), *arguments]
+        subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+        figures: dict[str, Any] = json.loads(written.read_text())
+        return figures
+
+
+def on_cuda(only: str | None, repeat: int, guard: bool) -> None:
+    """P10 to P13: each script under `python` and under `surefoot run`, in turns."""
+    import torch
+
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
+    watched = ["-m", "surefoot", "run", "--out", "run", *(["--guard"] if guard else [])]
+    for name, (script, arguments, target) in ON_CUDA.items():
+        if only not in (None, name):
+            continue
+        runs: dict[str, list[dict[str, Any]]] = {"bare": [], "run": []}
+        for _ in range(repeat):
+            runs["bare"].append(figures_of(script, arguments, []))
+            runs["run"].append(figures_of(script, arguments, watched))
+        middle = {
+            kind: {key: statistics.median(each[key] for each in found) for key in KEYS} for kind, found in runs.items()
+        }
+        bare, run = middle["bare"], middle["run"]
+        print(f"{name}: surefoot run{' --guard' if guard else ''} / python, {repeat} turns each")
+        print(f"  steady step   {run['steady_ms'] / bare['steady_ms']:.3f} (target <= {target}): "
+              f"{bare['steady_ms']:.2f} and {run['steady_ms']:.2f} ms")  # fmt: skip
+        print(f"  all after 40  {run['mean_ms'] / bare['mean_ms']:.3f}: looks included")
+        print(
+            f"  whole         {run['whole_s'] / bare['whole_s']:.3f}: {bare['whole_s']:.2f} and {run['whole_s']:.2f} s"
+        )
+        print(f"  first 20      {run['first_ms'] / bare['first_ms']:.2f}: "
+              f"{bare['first_ms']:.1f} and {run['first_ms']:.1f} ms per step")  # fmt: skip
+        print(f"  peak memory   {100 * (run['peak_gib'] / bare['peak_gib'] - 1):+.2f} %")
+        print(f"  waits of the host in the last 100 steps: {bare['waits']:.0f} and {run['waits']:.0f}", flush=True)
+        for place in runs["run"][-1]["waits_at"]:
+            print(f"    {place}", flush=True)
+
+
 def p8(repeat: int) -> None:
     timed = "import time; import torch; b = time.perf_counter(); import surefoot; print(time.perf_counter() - b)"
     found = [
@@ -124,14 +186,21 @@ def p8(repeat: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--only", choices=["mlp", "transformer", "start"])
+    parser.add_argument("--only", choices=["mlp", "transformer", "start", *ON_CUDA])
+    parser.add_argument("--cuda", action="store_true", help="the scripts for a GPU")
+    parser.add_argument("--guard", action="store_true", help="with `--cuda`: `surefoot run --guard`")
     asked = parser.parse_args()
+    if asked.cuda:
+        on_cuda(asked.only, asked.repeat, asked.guard)
+        return
     if asked.only in (None, "start"):
         p8(asked.repeat)
     if asked.only in (None, "mlp"):
         p7("tiny MLP", MLP, 1.20, asked.repeat)
     if asked.only in (None, "transformer"):
-        p7("small transformer", TRANSFORMER, 1.03, asked.repeat)
+        p7("small transformer", TRANSFORMER, 1.05, asked.repeat)
+    if asked.only in (None, "accumulating"):
+        p7("accumulating GPT", (SCRIPTS / "accumulating.py").read_text(), 1.05, asked.repeat)
 
 
 if __name__ == "__main__":
