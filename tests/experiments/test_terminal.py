@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from rich.console import Console
-
+from surefoot.core.console import result_console
 from surefoot.diagnose.findings import Diagnosis, Finding
 from surefoot.experiments.results import Report
 from surefoot.experiments.terminal import show
@@ -14,11 +13,12 @@ from surefoot.experiments.terminal import show
 FIX = "Clamp the argument: `log(x.clamp_min(1e-8))`."
 
 
-def printed(*findings: Finding, **more: Any) -> list[str]:
+def printed(*findings: Finding, folder: str = "runs/x", **more: Any) -> list[str]:
     report = Report("cured", "LR / 3 cures it.", [], Diagnosis("broken", 100, findings), **more)
-    out = io.StringIO()
-    show(report, "runs/x", Console(file=out, width=160))
-    return [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
+    console = result_console()
+    console.file = io.StringIO()
+    show(report, folder, console)
+    return [line.rstrip() for line in console.file.getvalue().splitlines() if line.strip()]
 
 
 def finding(confidence: float, **experiments: bool) -> Finding:
@@ -48,3 +48,11 @@ def test_beside_a_finding_that_is_sure_no_cause_is_guessed() -> None:
     assert guess in printed(finding(0.8), speaks_for=["data.unshuffled"])
     assert guess in printed(finding(0.93, refuted=True), speaks_for=["data.unshuffled"])
     assert "    surefoot explain data.unshuffled" in printed(speaks_for=["data.unshuffled"])
+
+
+def test_paths_and_names_are_printed_as_they_are() -> None:
+    named = Finding("lr.too-high", "warning", 0.5, "layers[0].weight :100: [bold]", fixes=("Lower [lr] :x:",))
+    told = printed(named, folder="runs/[bold]a:100:b")
+    assert "  lr.too-high · 0.50 · layers[0].weight :100: [bold]" in told
+    assert "    Fix: Lower [lr] :x:" in told
+    assert told[-1].endswith("· runs/[bold]a:100:b")

@@ -6,9 +6,10 @@ import pytest
 
 import forked
 import patience
+from surefoot.core.console import result_console
 from surefoot.errors import UsageError
 from surefoot.zoo import Specimen, find, specimens
-from surefoot.zoo.score import Result, as_json, folder_of, recorded, run_all, summary
+from surefoot.zoo.score import Result, as_json, folder_of, recorded, run_all, show, summary
 
 SCRIPT = """
 import sys, torch
@@ -35,6 +36,23 @@ def a_zoo(root, **scripts):
 
 def run(truth, named, half="testing", alarms=()):
     return Result(half, truth, "script", 100, named=list(named), alarms=list(alarms))
+
+
+def test_names_and_messages_are_printed_as_they_are(capsys):
+    results = [
+        Result("testing", "lr.too-high", "net", 100, trouble="no [bold]loss[/bold] :smile:"),
+        Result("testing", "healthy", "net", 100, alarms=["layers[0]:warning:"], exit_code=1),
+        Result("testing", "healthy", "net", 100, unjudged="a:100:b", unwatched={"probe[/]": ":x:"}),
+    ]
+    show(results, result_console(plain_width=200))
+    printed = capsys.readouterr().out.splitlines()
+    name = "  testing/lr.too-high/net:100"
+    assert f"{name}: no [bold]loss[/bold] :smile:" in printed
+    assert f"{name} -> no [bold]loss[/bold] :smile:" in printed
+    assert "  testing/healthy/net:100: layers[0]:warning:" in printed
+    assert "  testing/healthy/net:100: exit code 1" in printed
+    assert "  testing/healthy/net:100: a:100:b" in printed
+    assert "  testing/healthy/net:100: probe[/] (:x:)" in printed
 
 
 def test_top_one_and_top_three_are_shares_of_the_faulty_runs():

@@ -30,7 +30,7 @@ def doctor(
     if as_json:
         typer.echo(json.dumps(examination.to_dict(), indent=2))
     else:
-        from surefoot.commands.console import result_console
+        from surefoot.core.console import result_console
         from surefoot.doctor.terminal import show
 
         show(examination, result_console())

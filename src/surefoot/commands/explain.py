@@ -31,7 +31,7 @@ def explain(
 def _list_causes() -> None:
     from rich.table import Table
 
-    from surefoot.commands.console import result_console
+    from surefoot.core.console import result_console
     from surefoot.diagnose.catalogue import CATALOGUE, FAMILIES
 
     table = Table("cause", "what is wrong", box=None, pad_edge=False)
@@ -46,7 +46,7 @@ def _list_causes() -> None:
 def _explain(cause: Cause) -> None:
     from rich.markup import escape
 
-    from surefoot.commands.console import result_console
+    from surefoot.core.console import result_console
 
     console = result_console()
     console.print(f"[bold]{cause.code}[/bold]: {cause.title}", highlight=False)

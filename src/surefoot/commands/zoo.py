@@ -64,8 +64,7 @@ def score(
     timeout: float = typer.Option(180.0, min=1.0, help="Seconds after which a script is given up."),
 ) -> None:
     """Run every script, diagnose it, and compare with the truth."""
-    from rich.console import Console
-
+    from surefoot.core.console import result_console
     from surefoot.zoo import score as board
 
     _check_half(half)
@@ -80,22 +79,18 @@ def score(
     if not results:
         where = f"in {recorded}" if recorded is not None else "in the zoo"
         raise UsageError(f"no script {where} fits --half {half} --only {only!r}; `surefoot zoo list` shows all.")
-    console = Console()
-    board.show(results, console if console.is_terminal else Console(width=200))
+    board.show(results, result_console(plain_width=200))
     if json is not None:
         json.write_text(board.as_json(results), encoding="utf-8")
 
 
 def _run(half: str, only: str, seeds: list[int], jobs: int, keep: Path | None, timeout: float) -> list[Result]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
+    from surefoot.core.console import progress_bar
     from surefoot.zoo import score as board
     from surefoot.zoo import specimens
 
     chosen = specimens(half, only)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with progress_bar() as progress:
         task = progress.add_task("zoo", total=len(chosen) * len(seeds))
 
         def done(result: board.Result) -> None:

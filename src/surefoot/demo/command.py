@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from surefoot.core.console import result_console
 from surefoot.demo.cost import measure_cost
 from surefoot.demo.live import follow
 from surefoot.demo.results import diagnosis, fault_table, faults_of, outcome_table, verdict
@@ -17,6 +17,8 @@ from surefoot.report.page.html import write_report
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from rich.console import Console
 
     from surefoot.demo.cost import Cost
     from surefoot.demo.results import Fault
@@ -28,9 +30,7 @@ _PLAIN_WIDTH = 100
 
 def run_demo(steps: int, seed: int, out: Path) -> None:
     """Train three ways, tell what came of it, write the reports. The last line is the path of the guarded run's."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_PLAIN_WIDTH)
+    console = result_console(_PLAIN_WIDTH)
     runs = prepare(out)
     faults = _train(console, runs, steps, seed)
     with console.status("measuring what a guarded step costs"):

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surefoot.core.console import result_console
 from surefoot.errors import UsageError
 from surefoot.experiments import plan, scratch_folder
 from surefoot.experiments.bisect import bisect
@@ -100,10 +101,7 @@ def _answer(report: Report, folder: Path, as_json: bool) -> int:
 
         print(text({**report.as_json(), "findings": report.diagnosis.as_json()["findings"]}, indent=2))
     else:
-        from rich.console import Console
-
-        console = Console()
-        show(report, _short(folder), console if console.is_terminal else Console(width=160))
+        show(report, _short(folder), result_console())
     return 0 if report.answer in ("healthy", "no harm", "cured") else 1
 
 

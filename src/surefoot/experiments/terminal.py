@@ -7,6 +7,8 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from surefoot.core.console import progress_bar
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -23,11 +25,7 @@ def progress(total: int, budget_s: float) -> Iterator[Callable[[str, str], None]
     if not sys.stderr.isatty():
         yield _say_plainly
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with progress_bar() as bar:
         task = bar.add_task("baseline", total=total)
         running: list[str] = []
 
@@ -68,7 +66,7 @@ def show(report: Report, folder: str, console: Console) -> None:
         console.print(f"That speaks for {', '.join(report.guesses[:4])}.", highlight=False)
     for words in _findings(report):
         console.print(escape(words), highlight=False)
-    console.print(f"{report.seconds:.0f} s of {report.budget_s:g} s · {folder}", style="dim", highlight=False)
+    console.print(f"{report.seconds:.0f} s of {report.budget_s:g} s · {escape(folder)}", style="dim", highlight=False)
 
 
 def _findings(report: Report) -> list[str]:

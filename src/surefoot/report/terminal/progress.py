@@ -166,7 +166,7 @@ def as_escapes(lines: Sequence[Any]) -> list[str]:
     from rich.console import Console
 
     # The size is the lines' own affair; the console is only there to turn styles into escapes.
-    console = Console(force_terminal=True, width=1000, height=100, legacy_windows=False)
+    console = Console(force_terminal=True, width=1000, height=100, legacy_windows=False, emoji=False)
     strings = []
     for line in lines:
         with console.capture() as capture:

@@ -1,0 +1,64 @@
+"""What users named is printed as they named it."""
+
+import ast
+import io
+from pathlib import Path
+
+import pytest
+
+import surefoot
+from surefoot.core.console import progress_bar, result_console
+
+FILES = [path for path in sorted(Path(surefoot.__file__).parent.rglob("*.py")) if "zoo" not in path.parts]
+
+
+def test_where_there_is_no_terminal_lines_are_not_broken_at_80_columns(capsys):
+    result_console().print("x" * 150)
+    assert capsys.readouterr().out == "x" * 150 + "\n"
+
+
+def test_a_name_between_colons_is_no_emoji(capsys):
+    from rich.table import Table
+
+    console = result_console()
+    console.print("digits:100: no loss", markup=False)
+    console.print("digits:100: [bold]no[/bold] loss")
+    console.print(Table("digits:100:", box=None, pad_edge=False))
+    assert capsys.readouterr().out.split("\n") == ["digits:100: no loss"] * 2 + ["digits:100:", ""]
+
+
+def test_a_progress_bar_shows_its_description_as_it_is():
+    bar = progress_bar()
+    bar.console.file = io.StringIO()
+    bar.console.width = 100
+    bar.add_task("net[0]:100: [bold]", total=2)
+    bar.console.print(bar.get_renderable())
+    assert bar.console.file.getvalue().startswith("net[0]:100: [bold] ")
+
+
+def made_with_emoji(source):
+    """The lines that make a console, or a text with markup, without turning emoji off."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).rpartition(".")[2] in ("Console", "from_markup", "render_markup")
+        and "emoji=False" not in map(ast.unparse, node.keywords)
+    ]
+
+
+def test_no_console_of_the_package_has_emoji_on():
+    assert {str(path): lines for path in FILES if (lines := made_with_emoji(path.read_text()))} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("Console()", [1]),
+        ("rich.console.Console(width=3)", [1]),
+        ("Console(emoji=False)", []),
+        ("Console(emoji=1)", [1]),
+    ],
+)
+def test_a_console_with_emoji_would_be_found(source, lines):
+    assert made_with_emoji(source) == lines
