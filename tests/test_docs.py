@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import surefoot
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.parent.name != "start-right")]
 BLOCKS = [
@@ -45,6 +47,25 @@ def test_every_path_that_contributing_names_exists():
     planned = {"trainers/"}
     assert len(named) > 20
     assert [path for path in sorted(named - planned) if not any((home / path).exists() for home in homes)] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "modules"),
+    [
+        ("clipping.md", ("act.clip", "act.shape")),
+        ("detection.md", ("detect.checker", "detect.combine", "detect.monitors", "detect.step_rules")),
+        ("sinks.md", ("record.sinks",)),
+    ],
+)
+def test_every_exported_part_is_on_the_page_of_its_kind(page, modules):
+    parts = [name for name in surefoot.__all__ if module_of(name).startswith(modules)]
+    named = set(re.findall(r"\w+", (ROOT / "docs" / page).read_text()))
+    assert len(parts) >= 4
+    assert [name for name in parts if name not in named] == []
+
+
+def module_of(name):
+    return getattr(getattr(surefoot, name), "__module__", "").removeprefix("surefoot.")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -1,4 +1,5 @@
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -8,16 +9,17 @@ from hypothesis import strategies as st
 
 import surefoot as sf
 from streams import INF, NAN, factors, norm_streams, same, total
+from surefoot.act import clip
 from surefoot.act.clip import limit_factor
 from surefoot.core.state_tree import pack
 from surefoot.types import GradientNorms
 
+SHORT = {"max_norm": 1.0, "warmup_steps": 3, "window_steps": 8}
+"""Settings with which a clipper is warm after a few steps; each is given those it has."""
 CLIPPERS = [
-    sf.ClipByNorm(1.0),
-    sf.AdaptiveGradientClipper(warmup_steps=3),
-    sf.ClipByZScore(warmup_steps=3),
-    sf.ClipByQuantile(warmup_steps=3, window_steps=8),
-    sf.ClipPerTensor(warmup_steps=3),
+    made(**{each.name: SHORT[each.name] for each in fields(made) if each.name in SHORT})
+    for made in (getattr(sf, name) for name in sf.__all__)
+    if getattr(made, "__module__", "") == clip.__name__
 ]
 every_clipper = pytest.mark.parametrize("clipper", CLIPPERS, ids=lambda clipper: type(clipper).__name__)
 

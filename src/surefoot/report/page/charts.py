@@ -23,21 +23,14 @@ if TYPE_CHECKING:
     from surefoot.report.page.downsample import Numbers
     from surefoot.report.page.sections import PageChart, PageSeries, Role
 
-_CAPTIONS = {
-    "loss": "Every step faint, a running median over it.",
-    "grad_norm": "",
-    "lr": "",
-    "loss_scale": "What fp16 gradients are multiplied by.",
-    "nonfinite": "Entries of the gradient that are NaN or Inf.",
+_CHARTS = {
+    "loss": ("Loss", "Every step faint, a running median over it."),
+    "grad_norm": ("Gradient norm", ""),
+    "lr": ("Learning rate", ""),
+    "loss_scale": ("Loss scale", "What fp16 gradients are multiplied by."),
+    "nonfinite": ("Non-finite gradient entries", "Entries of the gradient that are NaN or Inf."),
 }
-_TITLES = {
-    "loss": "Loss",
-    "grad_norm": "Gradient norm",
-    "lr": "Learning rate",
-    "loss_scale": "Loss scale",
-    "nonfinite": "Non-finite gradient entries",
-}
-
+"""The title and the caption of each column that is drawn, in the order of the page."""
 _NOT_SHOWN_IF = {"nonfinite": 0, "loss_scale": 1}
 """Constant values that need no chart: no non-finite entries, no loss scaling."""
 
@@ -51,7 +44,7 @@ def scalar_charts(table: pa.Table, event_steps: Iterable[int]) -> list[PageChart
     events = sorted(set(event_steps))
     found = []
     own = [name for name in table.column_names if name.startswith("signal.")]
-    for name in [*_TITLES, *own]:
+    for name in [*_CHARTS, *own]:
         column = measured(table, name)
         if column is None:
             continue
@@ -70,11 +63,11 @@ def scalar_charts(table: pa.Table, event_steps: Iterable[int]) -> list[PageChart
 
 
 def _chart(name: str) -> PageChart:
-    own = name.startswith("signal.")
+    title, caption = _CHARTS.get(name) or (name.removeprefix("signal."), "A signal of your own.")
     return {
         "id": name,
-        "title": name.removeprefix("signal.") if own else _TITLES[name],
-        "caption": "A signal of your own." if own else _CAPTIONS[name],
+        "title": title,
+        "caption": caption,
         "log": name in ("grad_norm", "loss_scale"),
         "unit": "",
         "series": [],
@@ -83,7 +76,7 @@ def _chart(name: str) -> PageChart:
 
 def _series(name: str, part: str, steps: Numbers, values: Numbers, events: list[int]) -> list[PageSeries]:
     rough = name in ("loss", "grad_norm") or name.startswith("signal.")
-    label = _TITLES.get(name, name.removeprefix("signal.")).lower() if not name.startswith("signal.") else name[7:]
+    label = _CHARTS[name][0].lower() if name in _CHARTS else name.removeprefix("signal.")
     made = [one_series(label, part, "raw" if rough else "line", steps, values, events)]
     if rough:
         line_steps, line = smoothed(steps, values)
