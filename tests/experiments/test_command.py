@@ -11,7 +11,7 @@ import pytest
 
 from surefoot.diagnose.findings import Diagnosis, Finding
 from surefoot.errors import UsageError
-from surefoot.experiments.command import _answer, _folder, ended_by_signals, run
+from surefoot.experiments.command import Options, _answer, _folder, ended_by_signals, run
 from surefoot.experiments.results import Report, Row
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def test_a_folder_with_a_bisection_is_not_written_over(tmp_path: Path, monkeypat
 def test_a_script_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"no script at nowhere\.py"):
-        run("nowhere.py", (), False, 60.0, 1, None, "", False)
+        run("nowhere.py", (), False, Options())
     assert not (tmp_path / "runs").exists()
 
 

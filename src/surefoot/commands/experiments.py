@@ -24,13 +24,11 @@ def bisect(
     allow_writes: list[Path] | None = typer.Option(None, help="A folder elsewhere that the script may write to."),
 ) -> None:
     """Run a failing script again under single changes and say which one cures it. Exit code 1 if none does."""
+    from surefoot.experiments.command import Options
     from surefoot.experiments.command import run as find_cure
 
-    raise typer.Exit(
-        find_cure(
-            script, tuple(arguments or ()), module, budget, jobs, out, only, as_json, share or [], allow_writes or []
-        )
-    )
+    options = Options(budget, jobs, out, only, as_json, tuple(share or ()), tuple(allow_writes or ()))
+    raise typer.Exit(find_cure(script, tuple(arguments or ()), module, options))
 
 
 @dataclass(frozen=True)
@@ -123,20 +121,13 @@ def _run_again(what: _Replay, seconds: float, export: Path | None) -> int:
 
 
 def _try_changes(what: _Replay, budget: float | None, jobs: int | None, only: str | None, out: Path | None) -> int:
-    from surefoot.experiments.command import run_on_incident
+    from surefoot.experiments.command import Options, run_on_incident
     from surefoot.record.incidents.reading import read_facts
     from surefoot.replay.consent import asking, order_for
 
     facts = read_facts(what.incident)
     order = order_for(what.incident, facts, what.script, what.arguments, what.target, module=what.module, ask=asking())
-    return run_on_incident(
-        what.incident,
-        order,
-        600.0 if budget is None else budget,
-        jobs or 0,
-        out,
-        only or "",
-        what.as_json,
-        list(what.share),
-        list(what.writable),
+    options = Options(
+        600.0 if budget is None else budget, jobs or 0, out, only or "", what.as_json, what.share, what.writable
     )
+    return run_on_incident(what.incident, order, options)

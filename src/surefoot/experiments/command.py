@@ -10,6 +10,8 @@ import signal
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +25,7 @@ from surefoot.experiments.terminal import progress, show
 from surefoot.experiments.trials import default_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from surefoot.experiments.results import Report
     from surefoot.replay.processes import Order
@@ -32,67 +34,67 @@ _OUR_OPTIONS = ("--budget", "--jobs", "--only", "--share", "--allow-writes")
 """Options that hardly a script has."""
 
 
-def run(
-    script: str,
-    arguments: tuple[str, ...],
-    is_module: bool,
-    budget_s: float,
-    jobs: int,
-    out: Path | None,
-    only: str,
-    as_json: bool,
-    share: Sequence[Path] = (),
-    writable: Sequence[Path] = (),
-) -> int:
+@dataclass(frozen=True)
+class Options:
+    """What both commands can be told."""
+
+    budget_s: float = 600.0
+    """Seconds that all runs together may take."""
+    jobs: int = 0
+    """Runs at the same time; 0 leaves it to `default_jobs`."""
+    out: Path | None = None
+    """Where everything goes; without one a folder in `runs` is made."""
+    only: str = ""
+    """Names of changes, with commas between; without any, all are tried."""
+    as_json: bool = False
+    share: tuple[Path, ...] = ()
+    """Folders that the script only reads: they are not copied."""
+    writable: tuple[Path, ...] = ()
+    """Folders elsewhere that the script may write to."""
+
+
+def run(script: str, arguments: tuple[str, ...], is_module: bool, options: Options) -> int:
     """The whole command; its exit code."""
-    changes = plan.chosen(only)
-    kept = scratch_folder.shared(share, Path.cwd())
+    changes = plan.chosen(options.only)
+    kept = scratch_folder.shared(options.share, Path.cwd())
     if not is_module and not os.path.exists(script):
         raise UsageError(f"no script at {script}: expected a file, such as train.py, or -m and a module.")
-    folder = _folder(out, Path(script).stem or "script")
+    folder = _folder(options.out, Path(script).stem or "script")
     if late := [each for each in arguments if each.partition("=")[0] in _OUR_OPTIONS]:
         print(
             f"surefoot: {late[0]} comes after {script} and is given to it; bisect's own go before it", file=sys.stderr
         )
-    subject = Subject(script, arguments, is_module, share=kept, writable=scratch_folder.writable(writable))
-    tell_if_unconfined()
-    with ended_by_signals(), progress(len(changes) + 2, budget_s) as on_event:
-        report = bisect(subject, folder, changes, budget_s, jobs or default_jobs(), on_event)
-    return _answer(report, folder, as_json)
+    writable = scratch_folder.writable(options.writable)
+    subject = Subject(script, arguments, is_module, share=kept, writable=writable)
+    return _carry_out(partial(bisect, subject), folder, changes, options)
 
 
-def run_on_incident(
-    incident: Path,
-    order: Order,
-    budget_s: float,
-    jobs: int,
-    out: Path | None,
-    only: str,
-    as_json: bool,
-    share: Sequence[Path] = (),
-    writable: Sequence[Path] = (),
-) -> int:
+def run_on_incident(incident: Path, order: Order, options: Options) -> int:
     """The same for the step of an incident; `order` says which script or target plays it."""
     from surefoot.experiments.incident import CapturedIncident, experiment_on
     from surefoot.record.incidents.reading import read_facts
     from surefoot.replay.consent import import_path, received
 
-    changes = plan.chosen(only)
+    changes = plan.chosen(options.only)
     captured = CapturedIncident(incident, read_facts(incident), order.target)
-    folder = _folder(out, f"incident-{incident.resolve().name}")
-    kept = scratch_folder.shared(share, Path.cwd())
+    folder = _folder(options.out, f"incident-{incident.resolve().name}")
     subject = Subject(
         order.script or "",
         order.arguments,
         order.module,
-        share=kept,
-        writable=scratch_folder.writable(writable),
+        share=scratch_folder.shared(options.share, Path.cwd()),
+        writable=scratch_folder.writable(options.writable),
         path=tuple(import_path(received(incident))),
     )
+    return _carry_out(partial(experiment_on, captured, subject), folder, changes, options)
+
+
+def _carry_out(experiment: Callable[..., Report], folder: Path, changes: list[plan.Change], options: Options) -> int:
     tell_if_unconfined()
-    with ended_by_signals(), progress(len(changes) + 2, budget_s) as on_event:
-        report = experiment_on(captured, subject, folder, changes, budget_s, jobs or default_jobs(), on_event)
-    return _answer(report, folder, as_json)
+    jobs = options.jobs or default_jobs()
+    with ended_by_signals(), progress(len(changes) + 2, options.budget_s) as on_event:
+        report = experiment(folder, changes, options.budget_s, jobs, on_event)
+    return _answer(report, folder, options.as_json)
 
 
 def _answer(report: Report, folder: Path, as_json: bool) -> int:
