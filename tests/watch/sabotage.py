@@ -200,11 +200,12 @@ def sabotage_probe(probe) -> None:
 
 def record_probes(file: Path) -> None:
     safely = probe_runner.ProbeRunner.safely
-    seen: dict[str, int] = {}
+    seen: list[str] = []
 
     def patched(self, name, observe, *args):
-        seen[name] = seen.get(name, 0) + 1
-        file.write_text(json.dumps(seen))
+        if name not in seen:
+            seen.append(name)
+            file.write_text(json.dumps(seen))
         return safely(self, name, observe, *args)
 
     probe_runner.ProbeRunner.safely = patched
