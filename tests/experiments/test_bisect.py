@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 import patience
 import without_landlock
 from surefoot.experiments import processes as children
@@ -53,7 +54,8 @@ def command(*arguments, over="never"):
 
 
 def bisect(folder, *arguments, **options):
-    return patience.run(command(*arguments, **options), cwd=folder, env=ENVIRONMENT)
+    """The command itself is forked; the runs that it starts are fresh processes."""
+    return forked.run(command(*arguments, **options)[1:], cwd=folder, env=ENVIRONMENT)
 
 
 def is_alive(process):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-import patience
+import forked
 
 HERE = Path(__file__).parents[1]
 UNHURRIED = ["--minutes=1000"]
@@ -17,10 +16,8 @@ UNHURRIED = ["--minutes=1000"]
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes are forked")
 def test_a_run_that_is_killed_again_and_again_ends_as_if_it_never_had_been() -> None:
-    done = patience.run(
-        [sys.executable, HERE.parent / "benchmarks" / "torture.py", "--kills=12", "--seed=1", "--epochs=5", *UNHURRIED],
-        env={**os.environ, "PYTHONPATH": str(HERE.parent / "src"), "OMP_NUM_THREADS": "1"},
-    )
+    driver = HERE.parent / "benchmarks" / "torture.py"
+    done = forked.run([driver, "--kills=12", "--seed=1", "--epochs=5", *UNHURRIED])
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^kills +12$", done.stdout, re.MULTILINE)
     assert re.search(r"in the middle of writing a checkpoint +[1-9]", done.stdout)

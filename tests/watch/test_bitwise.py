@@ -3,13 +3,12 @@
 `benchmarks/bitwise.py` does the same for every script of the zoo.
 """
 
-import sys
 from pathlib import Path
 
 import pytest
 from odd_scripts import ODD
-from running import ENVIRONMENT
 
+import forked
 import patience
 
 DRIVER = Path(__file__).parents[2] / "benchmarks" / "bitwise.py"
@@ -18,10 +17,7 @@ PARTS = {"odd": len(ODD)}
 
 @pytest.mark.parametrize("part", PARTS)
 def test_watching_changes_no_bit(part):
-    result = patience.run(
-        [sys.executable, DRIVER, f"--{part}", "--times=1", "--jobs=1", f"--deadline={patience.HANG_SECONDS}"],
-        env=ENVIRONMENT,
-    )
+    result = forked.run([DRIVER, f"--{part}", "--times=1", "--jobs=1", f"--deadline={patience.HANG_SECONDS}"])
     assert "DIFFERS" not in result.stdout, result.stdout
     assert "UNWATCHED" not in result.stdout, result.stdout
     assert f"bitwise equal: {PARTS[part]} of {PARTS[part]} scripts" in result.stdout, result.stdout + result.stderr

@@ -1,16 +1,13 @@
 """A crash inside the watching never reaches the script: every probe is made to raise in turn."""
 
-import sys
 from pathlib import Path
 
-from running import ENVIRONMENT
-
-import patience
+import forked
 
 
 def test_every_probe_may_fail_and_the_script_goes_on_the_same():
     driver = Path(__file__).with_name("sabotage.py")  # without an argument it also goes through every function
-    result = patience.run([sys.executable, str(driver), "probe"], env=ENVIRONMENT)
+    result = forked.run([driver, "probe"])
     assert "FAILED" not in result.stdout, result.stdout
     assert result.returncode == 0, result.stdout + result.stderr
     assert "cases went unnoticed" in result.stdout
