@@ -155,14 +155,14 @@ def _parsed(function: types.FunctionType) -> ast.Module:
     text = "".join(lines[code.co_firstlineno - 1 : _last_line(code, lines)])
     owners = [name for name in function.__qualname__.split(".")[:-1] if name != "<locals>"]
     outer = [name for name in code.co_freevars if name != "__class__"]
+    lines_before = code.co_firstlineno - 1  # numbered as in the file, for tracebacks and warnings
     if not text[:1].isspace():
-        opening = ""
-    elif outer:  # a function inside another one, whose variables it uses
+        return ast.parse("\n" * lines_before + text)
+    if outer:  # a function inside another one, whose variables it uses
         opening = f"def __outer__({', '.join(outer)}):"
     else:
         opening = f"class {owners[-1]}:" if owners else "if True:"
-    tree = ast.parse(f"{opening}\n{text}")
-    return ast.increment_lineno(tree, code.co_firstlineno - 2)  # as in the file, for tracebacks and warnings
+    return ast.parse("\n" * (lines_before - 1) + f"{opening}\n{text}")
 
 
 def _last_line(code: types.CodeType, lines: list[str]) -> int:
