@@ -71,6 +71,13 @@ def test_in_a_later_step_what_was_bad_in_the_sampled_one_is_a_mask_and_not_the_c
     assert made.passed == ["log at train.py:5"]
 
 
+def test_of_several_operations_in_a_later_step_the_last_is_the_likely_one():
+    first, last = replace(LOG, bad=False), replace(LOG, call="sqrt", site="train.py:6", bad=False)
+    assert found(way(risky=[first, last]), here=False).made_by == last
+    unsure = [replace(first, bad=True, given_finite=None), replace(last, bad=True, given_finite=None)]
+    assert found(way(risky=unsure), here=True).made_by == unsure[0]
+
+
 def test_minus_infinity_after_a_logarithm_was_made_by_it_though_the_data_are_unknown():
     facts = replace(LOSS, nan=None, minus_inf=2)
     calm = replace(LOG, bad=False)

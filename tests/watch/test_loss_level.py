@@ -37,6 +37,12 @@ def test_a_level_of_zero_or_below_is_no_reason_to_see_spikes():
     assert negative.is_spike(0.0, None)
 
 
+def test_where_the_loss_hardly_varies_a_spike_is_half_as_high_again():
+    levels = LossLevels()
+    assert not any(levels.is_spike(1.0, None) for _ in range(20))
+    assert [levels.is_spike(value, None) for value in (1.4, 1.6)] == [False, True]
+
+
 def test_each_line_has_a_level_of_its_own():
     levels, here = LossLevels(), sys._getframe()
     levelled(levels, here)

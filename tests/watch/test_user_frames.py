@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import sysconfig
+import weakref
 
 import pytest
 import torch
@@ -77,14 +78,17 @@ def test_a_path_below_the_working_folder_is_shown_relative_to_it(tmp_path, monke
 
 
 def test_reading_the_variables_of_a_function_keeps_nothing_alive():
-    def inner():
-        kept = [1, 2]
-        found = variables(sys._getframe())
-        references = sys.getrefcount(kept)
-        del found
-        return references - sys.getrefcount(kept)
+    class Held:
+        pass
 
-    assert inner() == 1  # only what was returned held it
+    def inner():
+        kept = Held()
+        alive = weakref.ref(kept)
+        assert variables(sys._getframe())["kept"] is kept
+        del kept
+        return alive() is None
+
+    assert inner()
 
 
 def test_the_variables_of_a_script_are_left_in_place():

@@ -158,10 +158,9 @@ def _parsed(function: types.FunctionType) -> ast.Module:
     lines_before = code.co_firstlineno - 1  # numbered as in the file, for tracebacks and warnings
     if not text[:1].isspace():
         return ast.parse("\n" * lines_before + text)
+    opening = f"class {owners[-1]}:" if owners else "if True:"
     if outer:  # a function inside another one, whose variables it uses
         opening = f"def __outer__({', '.join(outer)}):"
-    else:
-        opening = f"class {owners[-1]}:" if owners else "if True:"
     return ast.parse("\n" * (lines_before - 1) + f"{opening}\n{text}")
 
 
