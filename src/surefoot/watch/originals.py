@@ -39,8 +39,10 @@ _UNBOUND = ("surefoot.watch.run_script", "surefoot.watch.torch_import", "surefoo
 _CLASSES = (Tensor, nn.Parameter, nn.Module, Optimizer)
 _FREE = frozenset({"__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__init__", "__new__",
                    "__init_subclass__", "__torch_function__", "__torch_dispatch__", "__slots__", "__qualname__",
-                   "__static_attributes__", "__firstlineno__"})  # fmt: skip
-"""Names that are never called on an object that exists, or, as `__torch_function__`, are turned off otherwise."""
+                   "__static_attributes__", "__firstlineno__", "__slotnames__"})  # fmt: skip
+"""Names that are never called on an object that exists, or, as `__torch_function__`, are turned off otherwise.
+
+`__slotnames__` is what `copyreg` keeps on a class once an object of it was pickled or copied."""
 _OWNERS = (Tensor, torch, torch.functional, nn.functional)
 """Where torch looks functions up that are written in Python and go to a mode."""
 _MISSING = object()
