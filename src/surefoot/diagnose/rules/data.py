@@ -287,9 +287,9 @@ def _lookup_crash(crash: CrashFacts) -> Claim | None:
 
 def token_forced(run: RecordedRun) -> Claim | None:
     """Ids from the data that were clamped, or folded, to the rows of a table, or lie beyond it in a later batch."""
-    for note in run.sampled.calls.embeddings:
-        if not 0 <= note.lowest <= note.highest < note.rows:  # a batch that did not run
-            return _ids_claim(note.site, note.lowest, note.highest, note.rows)
+    for call in run.sampled.calls.embeddings:
+        if not 0 <= call.lowest <= call.highest < call.rows:  # a batch that did not run
+            return _ids_claim(call.site, call.lowest, call.highest, call.rows)
     tables = {(note.step, note.rows) for note in run.sampled.calls.embeddings}
     hits = [
         note

@@ -283,10 +283,10 @@ def _sizes(look: SampledStep) -> list[int]:
 def graph_retained(run: RecordedRun) -> Claim | None:
     """Graphs of past steps that something still holds."""
     crash, untrained = run.facts.crash, run.facts.preflight is not None
-    if crash is not None and "backward through the graph a second time" in crash.message:
-        return _used_twice(crash)
-    if crash is not None and untrained and run.steps and "modified by an inplace operation" in crash.message:
-        return _used_twice(crash)  # the first step of a copy ran; the update changed what an old graph needs
+    if crash is not None and run.steps:  # the first step ran: this one met the graph of an earlier one
+        freed = "backward through the graph a second time" in crash.message
+        if freed or (untrained and "modified by an inplace operation" in crash.message):
+            return _used_twice(crash)
     counts = run.facts.retained_graphs
     if len(counts) < 3:
         return None
