@@ -140,6 +140,8 @@ def _shaken_passes(context: CheckContext) -> Iterator[PassTrace]:
 def _shake(parameter: Tensor) -> None:
     if parameter.is_floating_point():
         scale = float(parameter.float().square().mean().sqrt()) if parameter.numel() else 0.0
+        if not scale and parameter.dim() > 1:  # a head that starts at 0 would stay there, and look bounded
+            scale = 1.0 / math.sqrt(max(1, parameter[0].numel()))
         parameter.add_(torch.randn_like(parameter) * (5.0 * scale + 0.5 * (parameter.dim() < 2)))
 
 
