@@ -1,5 +1,6 @@
 """The rehearsal is a run like any other: recorded by the watcher, judged by the rules, on a copy."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -61,6 +62,7 @@ def test_without_an_optimizer_adam_stands_in():
     assert "does not require grad" in rehearsed(frozen, make=None).crash.message
 
 
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 def test_a_closure_is_followed_too():
     facts = rehearsed(nn.Linear(4, 3), make=torch.optim.LBFGS)
     assert facts.steps == STEPS
