@@ -7,7 +7,7 @@ import pytest
 
 from surefoot.diagnose.catalogue import CATALOGUE
 from surefoot.diagnose.findings import Finding
-from surefoot.doctor.checks import Check, Examination, failed, from_catalogue, from_finding, passed, skipped, warned
+from surefoot.doctor.checks import Check, Examination, failed, from_finding, passed, skipped, warned
 
 CAUSE = "loss.broadcast"
 
@@ -16,7 +16,7 @@ def test_the_worst_status_counts_and_failures_name_their_causes_first():
     checks = (
         passed(1, "one", "fine", 1.0),
         warned(2, "two", "hm", 2.0, "less", "Do.", "data.unshuffled"),
-        from_catalogue(3, "three", "fail", CAUSE, "bad"),
+        from_finding(3, "three", Finding(cause=CAUSE, severity="error", confidence=0.9, summary="bad"), "equal shapes"),
         skipped(4, "four", "no optimizer"),
     )
     examination = Examination(checks, 1.25, ("A note.",))

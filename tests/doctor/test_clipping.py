@@ -8,11 +8,18 @@ from torch import nn
 
 from doctor_probing import context_of
 from surefoot.doctor.clipping import check_clipping
+from surefoot.record.facts import OptimizerFacts, RunFacts, StepSeries
 
 
 def check(norms, clip=None):
-    context = context_of(nn.Linear(2, 1), [(torch.ones(4, 2), torch.zeros(4, 1))], nn.MSELoss(), clip=clip)
-    context.gradient_norms = list(norms)
+    model = nn.Linear(2, 1)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    context = context_of(model, [(torch.ones(4, 2), torch.zeros(4, 1))], nn.MSELoss(), sgd, clip=clip)
+    columns = {"clip_norm": norms, "clip_limit": [clip] * len(norms)} if clip else {}
+    series = StepSeries(step=list(range(len(norms))), grad_norm=norms, loss=[1.0] * len(norms), **columns)
+    context.rehearsal = RunFacts(
+        steps=len(norms), optimizers=[OptimizerFacts(number=0, type="SGD", steps=len(norms), series=series)]
+    )
     (found,) = check_clipping(context)
     return found
 

@@ -4,8 +4,9 @@ import torch
 from torch import nn
 
 from doctor_probing import context_of
-from surefoot.doctor.checks import from_catalogue
+from surefoot.doctor.checks import passed
 from surefoot.doctor.context import PROBE_BATCHES
+from surefoot.record.facts import AlikeRows, RunFacts
 
 
 def context(seconds=2.0):
@@ -39,8 +40,13 @@ def test_at_least_two_steps_are_given_however_small_the_budget():
     assert len(list(context(seconds=1e9).steps(100, 0.5))) == 100
 
 
-def test_a_cause_that_was_named_is_known():
+def test_the_rules_judge_what_a_probe_measured():
     shared = context()
-    assert not shared.found("loss.broadcast")
-    shared.checks.append(from_catalogue(1, "x", "fail", "loss.broadcast", "so"))
-    assert shared.found("loss.broadcast")
+    shared.rehearsal = RunFacts()
+    sound = passed(6, "units differ", "they do", 0, "different rows")
+    assert shared.judged(("init.symmetric",), sound) is sound
+    shared.measured(alike_rows=[AlikeRows(parameter="0.weight", updates=3, apart=0.0, moved=1.0)])
+    found = shared.judged(("init.symmetric",), sound)
+    assert (found.step, found.name, found.status, found.expected) == (6, "units differ", "fail", "different rows")
+    assert "0.weight" in found.summary
+    assert shared.judged(("init.too-large",), sound) is sound

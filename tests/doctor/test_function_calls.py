@@ -1,4 +1,4 @@
-"""What reaches losses, embeddings and activations is recorded by value, however they are called."""
+"""What reaches losses and embeddings is recorded by value, however they are called."""
 
 import pytest
 import torch
@@ -9,11 +9,11 @@ from surefoot.core.operations import RunningModules
 from surefoot.doctor.function_calls import FunctionCalls, Recorded
 
 
-def recorded(model, run, trace_nan=False):
+def recorded(model, run):
     found = Recorded()
     with (
         RunningModules(model, lambda *_: None, lambda *_: None) as running,
-        FunctionCalls(found, running, trace_nan),
+        FunctionCalls(found, running),
     ):
         run()
     return found
@@ -39,28 +39,7 @@ def test_a_loss_that_raises_is_recorded_all_the_same():
     assert found.losses[0].target.tolist() == [0, 7]
 
 
-def test_lookups_and_activations_carry_their_module():
-    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3), nn.ReLU(), nn.Tanh())
+def test_lookups_carry_their_module():
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3))
     found = recorded(model, lambda: model(torch.tensor([[0, 4]])))
     assert [(lookup.where, lookup.table_rows) for lookup in found.lookups] == [("0", 5)]
-    assert [(each.where, each.kind) for each in found.activations] == [("2", "relu"), ("3", "tanh")]
-
-
-def test_silent_and_saturated_units_are_counted():
-    found = recorded(
-        nn.Identity(), lambda: (torch.relu(torch.tensor([[-1.0, 2.0], [-3.0, 0.5]])), torch.tensor([9.0, 0.0]).tanh())
-    )
-    rectified, bounded = found.activations
-    assert rectified.silent_units().tolist() == [True, False]
-    assert bounded.saturated_share() == 0.5
-
-
-def test_the_first_operation_that_makes_a_nan_is_named():
-    model = nn.Sequential(nn.ReLU())
-
-    def run():
-        x = model(torch.tensor([-1.0]))
-        return (x / x).sqrt()
-
-    assert recorded(model, run, trace_nan=True).first_nan[0] in ("div", "__truediv__", "true_divide")
-    assert recorded(model, run).first_nan is None

@@ -1,10 +1,13 @@
 """Step 5: the user's rate is tried against a tenth and ten times of it."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
 from doctor_probing import context_of
-from surefoot.doctor.learning_rates import Probe, check_rates
+from surefoot.doctor.learning_rates import check_rates
+from surefoot.record.facts import RateProbe
 
 
 def check(lr, make=torch.optim.SGD, seconds=60.0):
@@ -34,5 +37,6 @@ def test_a_short_budget_judges_nothing():
 
 
 def test_a_probe_that_blew_up_fell_by_minus_infinity():
-    assert Probe(1.0, 2.0, 1.0, 10, 2.0, 1e-3).fall == 0.5
-    assert Probe(1.0, 2.0, float("nan"), 10, 2.0, 1e-3).fall == -float("inf")
+    probe = RateProbe(factor=1.0, start=2.0, end=1.0, peak=2.0, steps=10, update_ratio=1e-3)
+    assert probe.fall == 0.5
+    assert replace(probe, end=float("nan")).fall == -float("inf")

@@ -89,3 +89,12 @@ def test_a_later_token_must_not_move_an_earlier_output():
     sound = check_agreement(context_of(Bag(True), batch, nn.CrossEntropyLoss()))
     assert only(leaks, "causal").cause == "mask.leaks-future"
     assert only(sound, "causal").status == "pass"
+
+
+def test_a_head_that_starts_at_zero_is_not_bounded():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3, bias=False))
+    nn.init.zeros_(model[1].weight)
+    assert only(checks_of(model, torch.arange(8) % 3, F.cross_entropy), "loss input").status == "pass"
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1, bias=False))
+    nn.init.zeros_(model[1].weight)
+    assert only(checks_of(model, X[:, :1], F.mse_loss), "loss input").status == "pass"

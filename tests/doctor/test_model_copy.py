@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from surefoot.doctor.loss_of_batch import loss_taker
-from surefoot.doctor.model_copy import ModelCopy, first_tensor, has_matrix, peak_rate, rms, scalar
+from surefoot.doctor.model_copy import ModelCopy, first_tensor, is_warming_up, peak_rate, rms, scalar
 
 BATCH = (torch.ones(4, 3), torch.zeros(4, 1))
 WAY = loss_taker(lambda model, batch: F.mse_loss(model(batch[0]), batch[1]))
@@ -44,19 +44,16 @@ def test_an_optimizer_that_needs_a_closure_is_given_one():
 def test_a_rate_under_a_warm_up_counts_as_what_it_warms_up_to():
     assert peak_rate({"lr": 1e-5, "initial_lr": 1e-2}) == 1e-2
     model, optimizer = parts()
+    assert not is_warming_up(optimizer)
     copy = ModelCopy(model, None, optimizer, WAY)
     copy.scale_rates(10)
     assert copy.optimizer.param_groups[0]["lr"] == pytest.approx(1.0)
     assert optimizer.param_groups[0]["lr"] == 0.1
 
 
-def test_a_look_sees_layers_modules_and_the_first_output_that_is_not_finite():
+def test_a_look_sees_the_first_output_that_is_not_finite():
     model, _ = parts()
     look = ModelCopy(model, None, None, WAY).look(BATCH)
-    assert [layer.name for layer in look.layers] == ["0", "2"]
-    assert look.layers[0].input_rms == 1.0
-    assert look.layers[0].input_variation == 0.0
-    assert set(look.ran) == {"", "0", "1", "2"}
     assert look.error is None
     assert math.isfinite(look.value)
     assert look.facts is not None
@@ -84,7 +81,4 @@ def test_a_loss_is_one_number():
 def test_small_helpers():
     assert first_tensor({"ids": torch.ones(2, dtype=torch.int64), "x": torch.ones(3)}).tolist() == [1, 1, 1]
     assert first_tensor("text") is None
-    assert has_matrix(nn.Linear(2, 2))
-    assert not has_matrix(nn.Embedding(2, 2))
-    assert not has_matrix(nn.LayerNorm(2))
     assert rms(torch.tensor([3.0, -3.0])) == 3.0

@@ -20,8 +20,8 @@ def check(model, y, loss_fn=None, lr=0.05):
 def test_a_model_that_can_learn_passes_whatever_its_own_rate():
     found, context = check(nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 3)), torch.arange(16) % 3, lr=1e-9)
     assert found.status == "pass"
-    assert context.overfits is True
-    assert context.tiny_left < 0.5
+    assert context.preflight.overfits is True
+    assert context.preflight.tiny_batch_left < 0.5
 
 
 def test_a_model_that_ignores_its_input_does_not():
@@ -31,7 +31,7 @@ def test_a_model_that_ignores_its_input_does_not():
 
     found, context = check(Deaf(4, 3, bias=False), torch.arange(16) % 3)
     assert found.status in ("warn", "fail")
-    assert context.overfits is False
+    assert context.preflight.overfits is False
 
 
 def test_a_second_step_that_raises_is_reported():

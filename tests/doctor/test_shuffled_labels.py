@@ -14,7 +14,7 @@ def check(y_of, rows=512, overfits=True):
     model = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 2))
     batches = list(zip(x.split(32), y.split(32), strict=True))
     context = context_of(model, batches, nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters()), seconds=60)
-    context.overfits = overfits
+    context.measured(overfits=overfits)
     (found,) = check_control(context)
     return found
 

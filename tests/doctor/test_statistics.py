@@ -40,11 +40,10 @@ def test_silent_and_saturated_units():
     assert only(checks(model), "silent units").cause == "model.dead-units"
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     with torch.no_grad():
-        model[0].weight.mul_(1e3)
+        model[0].bias.fill_(100.0)
     assert only(checks(model), "saturation").cause == "model.saturated-units"
 
 
-@pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Error detected in")
 def test_a_gradient_that_is_not_finite_names_its_operation():
     class Root(nn.Linear):
         def forward(self, x):
@@ -53,4 +52,4 @@ def test_a_gradient_that_is_not_finite_names_its_operation():
 
     check = only(checks(Root(4, 3)), "gradients")
     assert check.cause == "loss.undefined-op"
-    assert "makes the first NaN" in check.summary
+    assert "the backward of sqrt" in check.summary

@@ -22,6 +22,11 @@ def entropy(counts: dict[str, int] | Counter[str]) -> float:
     return -sum(c / total * math.log(c / total) for c in counts.values() if c) if total else 0.0
 
 
+def class_count(loss: LossCall) -> int:
+    """How many classes the predictions of a classification loss have."""
+    return (loss.input.shape or [1])[1 if len(loss.input.shape) > 1 else 0]
+
+
 def stream(run: RecordedRun) -> list[StepBatch]:
     """What each step was trained on, as far as it is known."""
     return run.facts.step_data.batches

@@ -108,11 +108,13 @@ def _judged_by_steps(run: RecordedRun, claims: Claims) -> Diagnosis:
 
 
 def claims_of(facts: RunFacts, codes: Container[str]) -> dict[str, Finding]:
-    """What the rules for some causes claim about part of a run, without weighing the claims against one another."""
+    """What the rules for some causes find in part of a run, by code; consequences of one another are left out."""
     from surefoot.diagnose.rules import RULES
 
-    claims = Claims(RecordedRun(facts), strict=False)
-    return {rule.code: _finding(rule.code, claim) for rule, claim in claims.of(r for r in RULES if r.code in codes)}
+    run = RecordedRun(facts)
+    claims = Claims(run, strict=False).of(rule for rule in RULES if rule.code in codes)
+    findings = _judge(run, claims)[2]
+    return {finding.cause: finding for finding in reversed(findings) if finding.severity != "info"}
 
 
 def diagnose_folder(folder: str | Path) -> Diagnosis:

@@ -99,7 +99,7 @@ class RecordedRun:
         return LossCurve(
             [sign * value for _, value in pairs],
             [step for step, _ in pairs],
-            continued=optimizer is not None and self._continues(optimizer),
+            continued=_can_learn(self.facts) or (optimizer is not None and self._continues(optimizer)),
             blind=self.blind,
             chance=self.chance,
         )
@@ -153,6 +153,11 @@ class RecordedRun:
     def failing(self) -> bool:
         """Whether the run does badly by any account: not finite, risen, or hardly moved."""
         return self.nonfinite.seen or self.curve.rose or not self.curve.learned
+
+
+def _can_learn(facts: RunFacts) -> bool:
+    """Whether the doctor saw that a model can learn, or could not tell: in its few steps the loss need not fall."""
+    return facts.preflight is not None and facts.preflight.overfits is not False
 
 
 def weighs_by_reward(call: ProductCall) -> bool:

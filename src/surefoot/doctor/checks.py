@@ -93,25 +93,13 @@ def failed(
     return Check(step, name, "fail", summary, number, expected, fix, cause)
 
 
-def from_catalogue(
-    step: int,
-    name: str,
-    status: Status,
-    cause: str,
-    summary: str,
-    number: float | None = None,
-    expected: str = "",
-) -> Check:
-    """A check whose first fix is the one the catalogue gives for its cause."""
-    return Check(step, name, status, summary, number, expected, CATALOGUE[cause].fixes[0], cause)
-
-
 def from_finding(step: int, name: str, finding: Finding, expected: str) -> Check:
-    """A check that presents what a rule found in the facts of a probe."""
+    """A check that presents what a rule found; its fix is the first that the catalogue gives for the cause."""
     status: Status = "fail" if finding.severity == "error" else "warn"
     numbers = [float(value) for value in finding.evidence.values() if isinstance(value, (int, float))]
     number = numbers[0] if numbers else None
-    return from_catalogue(step, name, status, finding.cause, finding.summary, number, expected)
+    fix = CATALOGUE[finding.cause].fixes[0]
+    return Check(step, name, status, finding.summary, number, expected, fix, finding.cause)
 
 
 class CheckJson(TypedDict):

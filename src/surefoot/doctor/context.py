@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from surefoot.diagnose.engine import claims_of
 from surefoot.doctor.batches import first_rows, to_device
+from surefoot.doctor.checks import from_finding
 from surefoot.doctor.model_copy import ModelCopy, PassTrace
+from surefoot.doctor.probe_facts import REHEARSED
+from surefoot.doctor.rehearsal import rehearse
+from surefoot.record.facts import PreflightFacts, RunFacts, SampledCalls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,12 +59,12 @@ class CheckContext:
     checks: list[Check] = field(default_factory=list)
     """What was found so far: a fault whose cause is known already is not explained by another cause."""
     notes: list[str] = field(default_factory=list)
-    overfits: bool | None = None
-    """Whether the tiny batch was overfitted; `None` while nobody knows."""
-    tiny_left: float | None = None
-    """Share of the first loss that was left after the tiny batch was learnt as far as it could be."""
-    gradient_norms: list[float] = field(default_factory=list)
-    """Norms seen while training at the user's own rate."""
+    preflight: PreflightFacts = field(default_factory=PreflightFacts)
+    """What the probes measured so far."""
+    rehearsal: RunFacts | None = None
+    """What a short run of a copy left; `None` while there was none."""
+    _last: tuple[RunFacts, PreflightFacts, dict[str, Finding]] | None = None
+    """What was judged last, and the verdict."""
 
     def trial(self, own_optimizer: bool = True) -> ModelCopy:
         """A fresh copy, with the random streams at a fixed place, so that the same examination says the same."""
@@ -83,6 +88,37 @@ class CheckContext:
                 return
             yield step
 
-    def found(self, cause: str) -> bool:
-        """Whether a cause was named already."""
-        return any(check.cause == cause for check in self.checks)
+    @property
+    def facts(self) -> RunFacts:
+        """The facts of the rehearsal, which takes place when they are first needed; none if the model does not run."""
+        if self.rehearsal is None:
+            self.rehearsal = RunFacts() if self.refusal else rehearse(self)
+        return self.rehearsal
+
+    @property
+    def first_calls(self) -> SampledCalls:
+        """The calls of the first step of the rehearsal."""
+        return next((step.calls for step in self.facts.sampled_steps), SampledCalls())
+
+    @property
+    def gradient_norms(self) -> list[float]:
+        """The gradient norms of the rehearsal."""
+        return [norm for each in self.facts.optimizers for norm in each.series.grad_norm if norm is not None]
+
+    def measured(self, **facts: Any) -> None:
+        """Add what a probe measured."""
+        self.preflight = replace(self.preflight, **facts)
+
+    def judged(self, causes: tuple[str, ...], otherwise: Check, facts: RunFacts | None = None) -> Check:
+        """The first of some causes that the rules find, as a check; else what is said `otherwise`.
+
+        They look at the rehearsal, or at other facts, and at what the probes have measured.
+        """
+        seen = self.facts if facts is None else facts
+        if self._last is None or self._last[0] is not seen or self._last[1] is not self.preflight:
+            self._last = seen, self.preflight, claims_of(replace(seen, preflight=self.preflight), REHEARSED)
+        found = self._last[2]
+        finding = next((found[cause] for cause in causes if cause in found), None)
+        if finding is None:
+            return otherwise
+        return from_finding(otherwise.step, otherwise.name, finding, otherwise.expected)

@@ -1,14 +1,13 @@
 """Step 10: the data itself: values that are not finite, labels and ids out of range, order, repeats, splits.
 
-Works on the batches alone, so it also runs when the model does not. The last part of the step, the control with
-shuffled labels, trains and has a file of its own.
+The batches are put down as the data of a run would be, and the rules judge them; so this step also runs when the model
+does not. The last part of the step, the control with shuffled labels, trains and has a file of its own.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,158 +15,180 @@ from torch import Tensor
 
 from surefoot.doctor.batch_parts import Part, target_part, token_parts
 from surefoot.doctor.batches import leaves, row_count, to_device
-from surefoot.doctor.checks import Check, from_catalogue, passed, skipped
+from surefoot.doctor.checks import Check, passed, skipped
 from surefoot.doctor.model_copy import rms
+from surefoot.record.facts import (
+    BatchScale,
+    DrawnBatch,
+    EmbeddingCall,
+    LoaderFacts,
+    LossCall,
+    NonFiniteLoss,
+    RunFacts,
+    SampledCalls,
+    SampledStep,
+    SplitComparison,
+)
+from surefoot.watch.step_data import target_facts
+from surefoot.watch.tensor_summary import describe
 
 if TYPE_CHECKING:
     from surefoot.doctor.context import CheckContext
     from surefoot.doctor.function_calls import LossInput
 
 STEP = 10
-_ENOUGH_BATCHES, _ENOUGH_ROWS = 4, 64
-_OUTLIER = 50.0
-_UNMIXED = 0.5
-_MOSTLY_UNIQUE = 0.95
-_LEAKED = 0.01
-_SHIFTED, _STRETCHED = 0.5, 2.0
+_ENOUGH_BATCHES, _ENOUGH_ROWS = 8, 64
 
 
 def check_data(context: CheckContext) -> list[Check]:
     """Go through every batch taken."""
-    checks = [_finite(context), _outliers(context), *_targets(context), _tokens(context), _repeats(context)]
+    _measure_scales(context)
+    facts = RunFacts(
+        sampled_steps=[
+            SampledStep(step=index, calls=SampledCalls(losses=losses, embeddings=lookups))
+            for index, (losses, lookups) in enumerate(zip(_losses(context), _lookups(context), strict=True))
+        ],
+        loaders=[_loader(len(context.batches))],
+        batches=_drawn(context),
+        discarded_loss=_first_nonfinite(context),
+    )
+    count = len(context.batches)
+    has_labels = any(step.calls.losses for step in facts.sampled_steps)
+    checks = [
+        context.judged(causes, passed(STEP, name, words.format(count), 0, expected), facts)
+        for name, causes, words, expected in _QUESTIONS
+        if has_labels or not name.startswith("label")
+    ]
     return [*checks, *(_splits(context) if context.eval_batches else [])]
 
 
-def _rows(context: CheckContext) -> str:
-    return f"{len(context.batches)} batches"
+_QUESTIONS = (
+    (
+        "finite data",
+        ("data.nonfinite-input",),
+        "all values of {} batches are finite, or the model takes them",
+        "finite",
+    ),
+    ("outlier batches", ("data.bad-batch",), "{} batches are of similar scale", "no batch unlike the others"),
+    (
+        "label range",
+        ("data.label-out-of-range", "loss.no-valid-targets"),
+        "the labels of {} batches can be taken",
+        "labels that the model has outputs for, in every batch",
+    ),
+    (
+        "label order",
+        ("data.unshuffled",),
+        "the labels of {} batches are mixed",
+        "batches as mixed as a shuffle makes them",
+    ),
+    (
+        "token ids",
+        ("data.token-mismatch",),
+        "the ids of {} batches are in range",
+        "ids that the embedding has rows for",
+    ),
+    ("repeated batches", ("data.repeated-batches",), "{} batches were compared", "different batches"),
+)
+"""Name, causes, what is said if nothing is wrong, and what is expected."""
 
 
-def _finite(context: CheckContext) -> Check:
-    name, expected = "finite data", "no NaN or Inf"
-    for index, batch in enumerate(context.batches):
-        for path, tensor in leaves(batch):
-            if not tensor.is_floating_point():
-                continue
-            broken = tensor.isnan() | (tensor == torch.inf)  # minus infinity is how masks are written
-            if bool(broken.any()) and not _digested(context, batch):
-                rows = broken.reshape(broken.shape[0], -1).any(1).nonzero().flatten().tolist() if broken.dim() else [0]
-                summary = (
-                    f"{int(broken.sum())} values of `batch{path}` are not finite in batch {index} of {_rows(context)} "
-                    f"taken, row {rows[0]}" + (f" and {len(rows) - 1} more rows" if len(rows) > 1 else "")
-                )
-                number = int(broken.sum())
-                return from_catalogue(STEP, name, "fail", "data.nonfinite-input", summary, number, expected)
-    return passed(STEP, name, f"all values of {_rows(context)} are finite", 0, expected)
-
-
-def _digested(context: CheckContext, batch: Any) -> bool:
-    """Whether the model takes such values on purpose: the loss is finite all the same."""
-    if context.convention is None or context.refusal:
-        return False
-    look = context.trial().look(to_device(batch, context.device))
-    return look.error is None and math.isfinite(look.value)
-
-
-def _outliers(context: CheckContext) -> Check:
-    name, expected = "outlier batches", f"no batch {_OUTLIER:g} times the scale of the others"
-    worst, where = 1.0, ""
-    for path, _ in leaves(context.batches[0]):
-        scales = [
-            (rms(tensor), index)
-            for index, batch in enumerate(context.batches)
-            if (tensor := Part(path).of(batch)) is not None and tensor.is_floating_point() and tensor.numel()
-        ]
-        finite = sorted(scale for scale, _ in scales if math.isfinite(scale))
-        if len(finite) < 2 * _ENOUGH_BATCHES or finite[len(finite) // 2] <= 0.0:
-            continue
-        ratio = finite[-1] / finite[len(finite) // 2]
-        if ratio > worst:
-            worst, where = ratio, f"`batch{path}` of batch {max(item for item in scales if item[0] == finite[-1])[1]}"
-    summary = f"the largest batch has {worst:.3g} times the usual scale" + (f" ({where})" if where else "")
-    if worst > _OUTLIER:
-        return from_catalogue(STEP, name, "warn", "data.bad-batch", summary, worst, expected)
-    return passed(STEP, name, summary, worst, expected)
-
-
-def _targets(context: CheckContext) -> list[Check]:
+def _losses(context: CheckContext) -> list[list[LossCall]]:
+    """For each batch: its labels, as the loss of the first look would take them; none if that takes no labels."""
     found = target_part(context)
     if found is None or not found[1].has_indices:
-        return []
-    part, call = found
-    targets = [tensor.cpu() for batch in context.batches if (tensor := part.of(batch)) is not None]
-    return [_range(context, call, targets), _order(context, call, targets)]
+        return [[] for _ in context.batches]
+    targets = [found[0].of(batch) for batch in context.batches]
+    return [[] if each is None else [_with_labels(found[1], each, index)] for index, each in enumerate(targets)]
 
 
-def _range(context: CheckContext, call: LossInput, targets: list[Tensor]) -> Check:
-    name, expected = "label range", f"0 to {call.class_count - 1}"
-    ignored = call.settings.get("ignore_index", -100)
-    empty = [index for index, target in enumerate(targets) if bool((target == ignored).all())]
-    wrong = sum(int(((t != ignored) & ((t < 0) | (t >= call.class_count))).sum()) for t in targets)
-    total = sum(target.numel() for target in targets)
-    if wrong:
-        summary = f"{wrong} of {total:,} labels in {_rows(context)} lie outside"
-        return from_catalogue(STEP, name, "fail", "data.label-out-of-range", summary, wrong, expected)
-    if empty:
-        summary = f"every target of batch {empty[0]} is the ignore index ({len(empty)} of {_rows(context)})"
-        return from_catalogue(STEP, name, "fail", "loss.no-valid-targets", summary, len(empty), "0 such batches")
-    return passed(STEP, name, f"all {total:,} labels in {_rows(context)} are in range", 0, expected)
+def _with_labels(call: LossInput, target: Tensor, index: int) -> LossCall:
+    ignored = int(call.settings.get("ignore_index", -100))
+    valid = target[target != ignored]
+    low, high = (int(bound) for bound in valid.aminmax()) if valid.numel() else (0, 0)
+    return LossCall(
+        op=call.kind,
+        site=f"batch {index}",
+        module="",
+        index=0,
+        step=index,
+        trained_on=True,
+        reduction=str(call.settings.get("reduction", "mean")),
+        input=describe(call.input),
+        target=describe(target),
+        same_shape=False,
+        target_from_model=False,
+        ignore_index=ignored,
+        valid=valid.numel(),
+        targets=target.numel(),
+        label_range=(low, high),
+    )
 
 
-def _order(context: CheckContext, call: LossInput, targets: list[Tensor]) -> Check:
-    """Compare how mixed labels are within batches with how mixed they would be after a shuffle."""
-    name, expected = "label order", "batches as mixed as a shuffle would make them"
-    sizes = [target.numel() for target in targets]
-    pooled = torch.cat([target.flatten() for target in targets])
-    if len(targets) < _ENOUGH_BATCHES or min(sizes) < 4 or targets[0].dim() != 1:
-        return passed(STEP, name, "too few batches, or too small, to judge the order")
-    if bool((pooled == pooled[0]).all()):
-        summary = f"all {len(pooled):,} labels seen are class {int(pooled[0])}, and the model has {call.class_count}"
-        return from_catalogue(STEP, name, "warn", "data.unshuffled", summary, 1, "several classes")
-    mixed_up = pooled[torch.randperm(len(pooled), generator=torch.Generator().manual_seed(0))]
-    shuffled = torch.split(mixed_up, sizes)
-    usual = sum(map(_entropy, shuffled)) / len(sizes)
-    mixed = sum(map(_entropy, targets)) / max(usual, 1e-12) / len(sizes)
-    summary = f"labels within a batch have {mixed:.0%} of the entropy that a shuffle gives"
-    if mixed < _UNMIXED:
-        return from_catalogue(STEP, name, "warn", "data.unshuffled", summary, mixed, expected)
-    return passed(STEP, name, summary, mixed, expected)
+def _lookups(context: CheckContext) -> list[list[EmbeddingCall]]:
+    """For each batch: the ids that go straight into an embedding."""
+    parts = token_parts(context)
+    return [
+        [
+            EmbeddingCall(
+                op="embedding",
+                site=f"batch{part.path}",
+                module=lookup.where,
+                index=0,
+                step=index,
+                rows=lookup.table_rows,
+                lowest=int(ids.min()),
+                highest=int(ids.max()),
+                shape=list(ids.shape),
+            )
+            for part, lookup in parts
+            if (ids := part.of(batch)) is not None and ids.numel()
+        ]
+        for index, batch in enumerate(context.batches)
+    ]
 
 
-def _entropy(labels: Tensor) -> float:
-    counts: Tensor = torch.unique(labels, return_counts=True)[1]
-    shares = counts.double() / labels.numel()
-    return float(-(shares * shares.log()).sum())
+def _loader(count: int) -> LoaderFacts:
+    return LoaderFacts(
+        number=0,
+        sampler="",
+        shuffles=False,
+        workers=0,
+        iterations=1,
+        drawn=count,
+        site="`loader`",
+        training=False,
+    )
 
 
-def _tokens(context: CheckContext) -> Check:
-    name = "token ids"
-    for part, lookup in token_parts(context):
-        ids = [tensor for batch in context.batches if (tensor := part.of(batch)) is not None and tensor.numel()]
-        low, high = min(int(t.min()) for t in ids), max(int(t.max()) for t in ids)
-        summary = f"ids of `batch{part.path}` from {low} to {high}; `{lookup.where}` has {lookup.table_rows} rows"
-        expected = f"0 to {lookup.table_rows - 1}"
-        if low < 0 or high >= lookup.table_rows:
-            return from_catalogue(STEP, name, "fail", "data.token-mismatch", summary, high, expected)
-        return passed(STEP, name, summary, high, expected)
-    return passed(STEP, name, "nothing in the batch goes straight into an embedding")
+def _drawn(context: CheckContext) -> list[DrawnBatch]:
+    found = target_part(context)
+    return [
+        DrawnBatch(
+            loader=0,
+            iteration=1,
+            step=index,
+            backward=index,
+            size=row_count(batch) or 1,
+            fingerprint=_fingerprint(batch),
+            grad_mode=True,
+            labels=_labels(None if found is None else found[0].of(batch)),
+        )
+        for index, batch in enumerate(context.batches)
+    ]
 
 
-def _repeats(context: CheckContext) -> Check:
-    name, expected = "repeated batches", "0"
-    prints = Counter(_fingerprint(batch) for batch in context.batches)
-    again = len(context.batches) - len(prints)
-    summary = f"{again} of {_rows(context)} have been seen before"
-    if again and len(context.batches) > 1:
-        return from_catalogue(STEP, name, "warn", "data.repeated-batches", summary, again, expected)
-    return passed(STEP, name, summary, again, expected)
+def _labels(target: Tensor | None) -> dict[str, int] | None:
+    """How often each label occurs; of one target per row only, as tokens have an order of their own."""
+    return target_facts(target).get("labels") if target is not None and target.dim() == 1 else None
 
 
-def _fingerprint(batch: Any) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
+def _fingerprint(batch: Any) -> int:
+    digest = hashlib.blake2b(digest_size=8)
     for path, tensor in leaves(batch):
         digest.update(f"{path}{tensor.dtype}{tuple(tensor.shape)}".encode())
         digest.update(_bytes(tensor))
-    return digest.digest()
+    return int.from_bytes(digest.digest(), "big")
 
 
 def _bytes(tensor: Tensor) -> bytes:
@@ -175,30 +196,74 @@ def _bytes(tensor: Tensor) -> bytes:
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
+def _first_nonfinite(context: CheckContext) -> NonFiniteLoss | None:
+    """The first values that are not finite, unless their loss is; minus infinity is how masks are written."""
+    for index, batch in enumerate(context.batches):
+        for path, tensor in leaves(batch):
+            broken = tensor.isnan() | (tensor == torch.inf) if tensor.is_floating_point() else None
+            if broken is None or not bool(broken.any()) or math.isfinite(value := _loss_of(context, batch)):
+                continue
+            rows = broken.reshape(broken.shape[0], -1).any(1).nonzero().flatten().tolist() if broken.dim() else [0]
+            nan = int(tensor.isnan().sum())
+            return NonFiniteLoss(
+                value=value,
+                kind="data",
+                tensor=path,
+                step=index,
+                call=f"batch{path}",
+                nan=nan,
+                inf=int(broken.sum()) - nan,
+                shape=list(tensor.shape),
+                rows=rows[:10],
+                bad_rows=len(rows),
+            )
+    return None
+
+
+def _loss_of(context: CheckContext, batch: Any) -> float:
+    if context.convention is None or context.refusal:
+        return math.nan
+    look = context.trial().look(to_device(batch, context.device))
+    return look.value if look.error is None else math.nan
+
+
+def _measure_scales(context: CheckContext) -> None:
+    """Which batch is how many times as large as the others."""
+    found: list[BatchScale] = []
+    for path, _ in leaves(context.batches[0]):
+        tensors = [Part(path).of(batch) for batch in context.batches]
+        scales = [rms(t) if t is not None and t.is_floating_point() and t.numel() else math.nan for t in tensors]
+        finite = sorted(scale for scale in scales if math.isfinite(scale))
+        usual = finite[len(finite) // 2] if len(finite) >= _ENOUGH_BATCHES else 0.0
+        if usual > 0.0:
+            found.append(BatchScale(path=f"batch{path}", batch=scales.index(finite[-1]), ratio=finite[-1] / usual))
+    context.measured(largest_batches=found)
+
+
 def _splits(context: CheckContext) -> list[Check]:
     target = target_part(context)
     skip = "" if target is None else target[0].path
     paths = [path for path, _ in leaves(context.batches[0]) if path != skip]
-    if not paths:
-        return [skipped(STEP, "leakage", "the batches hold no inputs to compare")]
-    return [_leakage(context, paths), _shift(context, paths)]
-
-
-def _leakage(context: CheckContext, paths: list[str]) -> Check:
-    name, expected = "leakage", "no row of the eval data in the training data"
     train, held = (_row_prints(batches, paths) for batches in (context.batches, context.eval_batches))
-    if train is None or held is None:
-        return skipped(STEP, name, "the tensors of a batch do not agree on what a row is")
-    if len(set(train)) < _MOSTLY_UNIQUE * len(train):
-        return skipped(
-            STEP, name, f"only {len(set(train))} of {len(train)} training rows are unique: equal rows prove nothing"
+    if not paths or train is None or held is None:
+        return [skipped(STEP, "leakage", "the batches hold no rows to compare")]
+    shift, stretch = _shift(context, paths)
+    known = set(train)
+    shared = sum(row in known for row in held)
+    context.measured(
+        splits=SplitComparison(
+            trained=len(train), different=len(known), evaluated=len(held), shared=shared, shift=shift, stretch=stretch
         )
-    shared = sum(row in set_of for set_of in [set(train)] for row in held)
-    share = shared / max(1, len(held))
-    summary = f"{shared} of {len(held):,} eval rows are among {len(train):,} training rows, value for value"
-    if share > _LEAKED:
-        return from_catalogue(STEP, name, "fail", "data.leakage", summary, share, expected)
-    return passed(STEP, name, summary, share, expected)
+    )
+    rows = f"{shared} of {len(held):,} eval rows are among {len(train):,} training rows ({len(known):,} of them unique)"
+    scale = "too few real-valued rows to compare" if shift is None else f"means are {shift:.2g} spreads apart"
+    expected = "no row of the eval data in the training data"
+    return [
+        context.judged(("data.leakage",), passed(STEP, "leakage", rows, shared / max(1, len(held)), expected)),
+        context.judged(
+            ("data.split-mismatch",), passed(STEP, "same scale in both splits", scale, shift, "equal means")
+        ),
+    ]
 
 
 def _row_prints(batches: list[Any], paths: list[str]) -> list[bytes] | None:
@@ -212,19 +277,14 @@ def _row_prints(batches: list[Any], paths: list[str]) -> list[bytes] | None:
     return prints
 
 
-def _shift(context: CheckContext, paths: list[str]) -> Check:
-    name, expected = "same scale in both splits", f"means within {_SHIFTED:g} standard deviations"
+def _shift(context: CheckContext, paths: list[str]) -> tuple[float | None, float | None]:
+    """How far the means of the first real-valued part are from each other, and the ratio of the spreads."""
     for path in paths:
         train, held = (_values(batches, path) for batches in (context.batches, context.eval_batches))
-        if train is None or held is None or min(len(train), len(held)) < _ENOUGH_ROWS:
-            continue
-        spread = max(float(train.std()), 1e-12)
-        shift, stretch = abs(float(train.mean() - held.mean())) / spread, float(held.std()) / spread
-        summary = f"`batch{path}`: eval mean is {shift:.2g} standard deviations away, eval spread {stretch:.2g} times"
-        if shift > _SHIFTED or not 1.0 / _STRETCHED < stretch < _STRETCHED:
-            return from_catalogue(STEP, name, "warn", "data.split-mismatch", summary, shift, expected)
-        return passed(STEP, name, summary, shift, expected)
-    return passed(STEP, name, "too few real-valued rows to compare")
+        if train is not None and held is not None and min(len(train), len(held)) >= _ENOUGH_ROWS:
+            spread = max(float(train.std()), 1e-12)
+            return abs(float(train.mean() - held.mean())) / spread, float(held.std()) / spread
+    return None, None
 
 
 def _values(batches: list[Any], path: str) -> Tensor | None:

@@ -81,6 +81,7 @@ def debug_training_stability(
         context.notes = _notes(model, inner, loader, len(context.batches))
         for step, name, check in _steps(loss_of):
             context.checks += _safely(context, step, name, check)
+    context.checks.sort(key=lambda check: check.step)
     examination = Examination(tuple(context.checks), time.monotonic() - start, tuple(context.notes))
     if show:
         print(examination)
@@ -96,8 +97,8 @@ def _steps(loss_of: LossOf | None) -> list[tuple[int, str, Callable[[CheckContex
         1: lambda context: check_shapes(context, loss_of),
         2: check_agreement,
         3: check_overfit,
+        5: check_rates,  # first, as a rate that is too high explains much of what step 4 sees
         4: check_statistics,
-        5: check_rates,
         6: check_scale,
         7: check_clipping,
         8: check_precision,

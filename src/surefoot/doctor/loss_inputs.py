@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from surefoot.doctor.batches import leaves, map_leaves
-from surefoot.doctor.checks import Check, from_catalogue, from_finding, passed
+from surefoot.doctor.checks import Check, failed, from_finding, passed
 from surefoot.doctor.function_calls import POINTWISE, LossInput
 from surefoot.doctor.probe_facts import judge
+from surefoot.record.facts import OutputRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,8 +42,6 @@ _EXPECTED = {
 }
 _DRAWS = 8
 _SHAKEN_ROWS = 16
-_BEYOND = 0.01
-"""Share of the targets that must lie beyond a bound before it is called one that they cross."""
 
 
 def check_agreement(context: CheckContext) -> list[Check]:
@@ -85,12 +83,12 @@ def _input_check(context: CheckContext, call: LossInput | None) -> Check:
         found = _shaken_into_unit(context, call)
         if found is not None:
             return from_finding(STEP, name, found, expected)
-    bounded = _bounded(context, call)
-    if bounded is not None:
-        summary, number = bounded
-        return from_catalogue(STEP, name, "fail", "loss.bounded-output", summary, number, expected)
     low, high = (float(bound) for bound in call.input.float().aminmax())
-    return passed(STEP, name, f"values from {low:.3g} to {high:.3g} go into {call.kind}", high, expected)
+    sound = passed(STEP, name, f"values from {low:.3g} to {high:.3g} go into {call.kind}", high, expected)
+    if call.kind != "cross_entropy" and call.kind not in POINTWISE:
+        return sound
+    _measure_range(context, call)
+    return context.judged(("loss.bounded-output",), sound)
 
 
 def _shaken_into_unit(context: CheckContext, call: LossInput) -> Finding | None:
@@ -102,54 +100,30 @@ def _shaken_into_unit(context: CheckContext, call: LossInput) -> Finding | None:
     return judge([context.look, *_shaken_passes(context)]).get("loss.sigmoid-before-bce-logits")
 
 
-def _bounded(context: CheckContext, call: LossInput) -> tuple[str, float] | None:
-    """Whether the output stays within bounds whatever the weights, and what is asked of it lies beyond."""
-    if call.kind != "cross_entropy" and call.kind not in POINTWISE:
-        return None
-    low, high = _shaken_range(context, call)
-    if call.kind == "cross_entropy":
-        bounds = _bounds(low, high)
-        summary = f"what reaches cross_entropy stays within {bounds} whatever the weights: no class can become certain"
-        return None if bounds is None else (summary, high)
+def _measure_range(context: CheckContext, call: LossInput) -> None:
+    """The smallest and the largest value that reach the loss under weights changed by a large random amount."""
+    seen = [
+        found[-1]
+        for look in _shaken_passes(context)
+        if (found := [other.input.float() for other in look.recorded.losses if other.kind == call.kind])
+    ]
+    values = [value for value in seen if value.numel() and bool(value.isfinite().all())]
     targets = call.target.float()
-    share = _share_beyond(targets, low, high)
-    if share <= _BEYOND:
-        return None
-    summary = (
-        f"the output stays within {low:.3g} to {high:.3g} whatever the weights, and {share:.0%} of the targets "
-        f"({float(targets.min()):.3g} to {float(targets.max()):.3g}) lie beyond"
-    )
-    return summary, share
-
-
-def _share_beyond(targets: Tensor, low: float, high: float) -> float:
-    """Share of the targets beyond a bound that looks like one of an activation."""
-    if not targets.numel():
-        return 0.0
+    if not values or not targets.numel():
+        return
+    low, high = min(float(value.min()) for value in values), max(float(value.max()) for value in values)
     margin = 1e-3 * max(1.0, abs(low), abs(high))
-    bounded_below = low in (0.0, -1.0) or abs(low + 1.0) < 1e-2 or 0.0 <= low < 1e-2
-    below = float((targets < low - margin).float().mean()) if bounded_below else 0.0
-    above = float((targets > high + margin).float().mean()) if abs(high - 1.0) < 1e-2 else 0.0
-    return below + above
-
-
-def _bounds(low: float, high: float) -> str | None:
-    """The interval that a bounded activation would give, if the range seen is one."""
-    if low >= 0.0 and high <= 1.0:
-        return "0 to 1"
-    if low >= -1.0 and high <= 1.0 and high - low > 1.5:
-        return "-1 to 1"
-    return None
-
-
-def _shaken_range(context: CheckContext, call: LossInput) -> tuple[float, float]:
-    """Smallest and largest value that reaches the loss under weights that are changed by a large random amount."""
-    low, high = math.inf, -math.inf
-    for look in _shaken_passes(context):
-        same = [seen.input.float() for seen in look.recorded.losses if seen.kind == call.kind]
-        if same and same[-1].numel() and bool(same[-1].isfinite().all()):
-            low, high = min(low, float(same[-1].min())), max(high, float(same[-1].max()))
-    return (low, high) if low <= high else (-math.inf, math.inf)
+    context.measured(
+        output_range=OutputRange(
+            loss=call.kind,
+            low=low,
+            high=high,
+            target_low=float(targets.min()),
+            target_high=float(targets.max()),
+            below=float((targets < low - margin).float().mean()),
+            above=float((targets > high + margin).float().mean()),
+        )
+    )
 
 
 def _shaken_passes(context: CheckContext) -> Iterator[PassTrace]:
@@ -166,6 +140,8 @@ def _shaken_passes(context: CheckContext) -> Iterator[PassTrace]:
 def _shake(parameter: Tensor) -> None:
     if parameter.is_floating_point():
         scale = float(parameter.float().square().mean().sqrt()) if parameter.numel() else 0.0
+        if not scale and parameter.dim() > 1:  # a head that starts at 0 would stay there, and look bounded
+            scale = 1.0 / math.sqrt(max(1, parameter[0].numel()))
         parameter.add_(torch.randn_like(parameter) * (5.0 * scale + 0.5 * (parameter.dim() < 2)))
 
 
@@ -173,20 +149,15 @@ def _finite(context: CheckContext, look: PassTrace) -> Check:
     name = "first loss"
     if math.isfinite(look.value):
         return passed(STEP, name, f"the first loss is {look.value:.4g}", look.value, "finite")
-    again = context.trial().look(context.batch(), trace_nan=True)
-    if "mask.fully-masked-row" in context.claims:
-        return from_finding(STEP, name, context.claims["mask.fully-masked-row"], "finite")
-    cause = "data.nonfinite-input" if _input_broken(context) else "loss.undefined-op"
-    made = again.recorded.first_nan
-    where = f"first made by `{made[0]}` in `{made[1] or 'the loss'}`" if made else "no single operation made a NaN"
-    if look.first_nonfinite is not None:
-        where += f"; the first module with such an output is `{look.first_nonfinite}`"
-    summary = f"the first loss is {look.value} before any update: {where}"
-    return from_catalogue(STEP, name, "fail", cause, summary, look.value, "finite")
-
-
-def _input_broken(context: CheckContext) -> bool:
-    return any(t.is_floating_point() and not bool(t.isfinite().all()) for _, t in leaves(context.batches[0]))
+    where = (
+        f"the first module with such an output is `{look.first_nonfinite}`" if look.first_nonfinite else "in the loss"
+    )
+    fix = "Look at what reaches the loss: print the outputs of the model on one batch."
+    unknown = failed(
+        STEP, name, f"the first loss is {look.value} before any update: {where}", look.value, "finite", fix
+    )
+    causes = ("mask.fully-masked-row", "data.nonfinite-input", "loss.no-valid-targets", "loss.undefined-op")
+    return context.judged(causes, unknown)
 
 
 def _sign(context: CheckContext, look: PassTrace) -> Check:
@@ -198,45 +169,9 @@ def _sign(context: CheckContext, look: PassTrace) -> Check:
 
 def _causal(context: CheckContext) -> Check | None:
     """Where targets are the inputs shifted by one, a later token must not change an earlier output."""
-    look = context.look
-    if look is None or not look.recorded.losses or not look.recorded.lookups:
+    backwards = [call for step in context.facts.sampled_steps for call in step.backward_calls]
+    measured = [call.causality for call in backwards if call.causality is not None and call.causality.applies]
+    if not measured:
         return None
-    call, ids = look.recorded.losses[-1], look.recorded.lookups[0].ids
-    target = call.target
-    if not call.has_indices or ids.dim() != 2 or ids.shape[1] < 3 or target.numel() != ids.numel():
-        return None
-    rows = target.reshape(ids.shape)
-    if not bool((rows[:, :-1] == ids[:, 1:]).all()):
-        return None
-    return _changes_the_past(context, ids, look.recorded.lookups[0].table_rows)
-
-
-def _changes_the_past(context: CheckContext, ids: Tensor, table_rows: int) -> Check | None:
-    def later_token_changed(tensor: Tensor) -> Tensor:
-        if tensor.shape != ids.shape or not torch.equal(tensor, ids):
-            return tensor
-        changed = tensor.clone()
-        changed[:, -1] = (changed[:, -1] + 1) % table_rows
-        return changed
-
-    trial = context.trial()
-    trial.model.eval()
-    with torch.no_grad():
-        before = trial.look(context.batch()).recorded.losses
-        after = trial.look(map_leaves(context.batch(), later_token_changed)).recorded.losses
-    if not before or not after or before[-1].input.numel() % ids.numel():
-        return None
-    one, other = (_by_position(calls[-1], ids) for calls in (before, after))
-    moved = float((one[:, :-1] - other[:, :-1]).abs().max() / one.abs().max().clamp_min(1e-12))
-    summary = f"changing the last token moves earlier outputs by {moved:.2g} of their size"
-    if moved > 1e-3:
-        return from_catalogue(STEP, "causal", "fail", "mask.leaks-future", summary, moved, "0")
-    return passed(STEP, "causal", summary, moved, "0")
-
-
-def _by_position(call: LossInput, ids: Tensor) -> Tensor:
-    """Logits as (row, position, class), however the loss was given them."""
-    value = call.input.float()
-    if value.dim() == 3 and value.shape[0] == ids.shape[0] and value.shape[2] == ids.shape[1]:
-        return value.transpose(1, 2)
-    return value.reshape(*ids.shape, -1)
+    summary = f"outputs do not depend on later tokens ({measured[0].positions} positions)"
+    return context.judged(("mask.leaks-future",), passed(STEP, "causal", summary, measured[0].from_future, "0"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,22 +23,10 @@ from surefoot.doctor.probe_facts import ProbeRecorder
 from surefoot.observe.tensors import TensorMeter, total_norm
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from surefoot.doctor.loss_of_batch import Convention
     from surefoot.record.facts import SampledStep
-
-
-@dataclass
-class LayerTrace:
-    """What went through one layer that has a weight matrix."""
-
-    name: str
-    module: nn.Module
-    input_rms: float
-    input_variation: float
-    """Root mean square of what is left when the mean over the rows is taken off."""
-    output_rms: float
 
 
 @dataclass
@@ -52,10 +40,6 @@ class PassTrace:
     """What it raised, if it did."""
     reached_loss: bool = False
     """Whether the model ran, and an error is the loss's."""
-    layers: list[LayerTrace] = field(default_factory=list)
-    """Layers with a weight, in the order in which they ran."""
-    ran: dict[str, bool] = field(default_factory=dict)
-    """Modules that ran, and whether gradients were on in any of their calls."""
     facts: SampledStep | None = None
     """The same as a watched run would have recorded it."""
     first_nonfinite: str | None = None
@@ -91,19 +75,21 @@ class ModelCopy:
         outputs = self.convention.forward(self.model, batch)
         return scalar(self.convention.loss(self.loss_fn, outputs, batch))
 
-    def step(self, batch: Any) -> float:
+    def step(self, batch: Any, before_backward: Callable[[Tensor], None] = lambda loss: None) -> float:
         """One training step; returns the loss before it."""
-        if _needs_closure(self.optimizer):
-            return float(self.optimizer.step(lambda: self._backward(batch)))
-        loss = self._backward(batch)
+        if needs_closure(self.optimizer):
+            return float(self.optimizer.step(lambda: self.backward(batch, before_backward)))
+        loss = self.backward(batch, before_backward)
         self.optimizer.step()
         return float(loss.detach())
 
-    def _backward(self, batch: Any) -> Tensor:
+    def backward(self, batch: Any, before: Callable[[Tensor], None]) -> Tensor:
+        """Clear the gradients and run the backward of a batch; returns its loss, which `before` is given first."""
         for parameter in self.parameters:
             parameter.grad = None
         loss = self.loss(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        before(loss)
+        torch.autograd.backward(loss)
         return loss
 
     def gradient_norm(self) -> float:
@@ -113,8 +99,16 @@ class ModelCopy:
 
     def scale_rates(self, factor: float) -> None:
         """Multiply every learning rate; one held down by a warm-up counts as what it warms up to."""
-        for group in self.optimizer.param_groups:
-            rate = peak_rate(group) * factor
+        self.set_rates([peak_rate(group) * factor for group in self.optimizer.param_groups])
+
+    @property
+    def rates(self) -> list[float]:
+        """The learning rate of each group."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def set_rates(self, rates: list[float]) -> None:
+        """Change the learning rate of each group."""
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
             else:
@@ -129,14 +123,14 @@ class ModelCopy:
                 module.dropout = 0.0
         return self
 
-    def look(self, batch: Any, trace_nan: bool = False) -> PassTrace:
+    def look(self, batch: Any) -> PassTrace:
         """Run one pass under observation; an error is kept, not raised."""
         assert self.convention is not None
         recorded = Recorded()
         look = PassTrace(recorded)
         running = _watched(self.model, look)
         probe = ProbeRecorder(running)
-        with running, probe, FunctionCalls(recorded, running, trace_nan):
+        with running, probe, FunctionCalls(recorded, running):
             try:
                 look.outputs = self.convention.forward(self.model, batch)
                 look.reached_loss = True
@@ -184,45 +178,27 @@ def rms(tensor: Tensor) -> float:
     return float(tensor.detach().float().square().mean().sqrt()) if tensor.numel() else 0.0
 
 
-def _variation(tensor: Tensor) -> float:
-    return rms(tensor.detach().float() - tensor.detach().float().mean(0)) if tensor.dim() else 0.0
-
-
 def first_tensor(value: Any) -> Tensor | None:
     """The first floating-point tensor in what a module took or gave."""
     return next((tensor for tensor in leaves(value) if tensor.is_floating_point()), None)
 
 
-def has_matrix(module: nn.Module) -> bool:
-    """Whether a module itself holds a weight of two dimensions or more that multiplies its input."""
-    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-        return False
-    return any(parameter.dim() >= 2 for parameter in module.parameters(recurse=False))
+def is_warming_up(optimizer: Any) -> bool:
+    """Whether a schedule holds a learning rate below what it began with."""
+    return any(float(group["lr"]) < 0.99 * float(group.get("initial_lr", 0.0)) for group in optimizer.param_groups)
 
 
-def _needs_closure(optimizer: Any) -> bool:
+def needs_closure(optimizer: Any) -> bool:
+    """Whether an optimizer evaluates the loss itself."""
     return isinstance(optimizer, torch.optim.LBFGS)
 
 
 def _watched(model: nn.Module, look: PassTrace) -> RunningModules:
-    """Notes of every module of a copy that it ran, what went in and out, and where it first stopped being finite."""
-    inputs: dict[str, list[tuple[float, float]]] = {}
-
-    def before(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        look.ran[name] = look.ran.get(name, False) or torch.is_grad_enabled()
-        if has_matrix(module):
-            found = first_tensor(args or kwargs)
-            inputs.setdefault(name, []).append(
-                (math.nan, math.nan) if found is None else (rms(found), _variation(found))
-            )
+    """Knows which module of a copy is running, and notes which one first stopped being finite."""
 
     def after(name: str, module: nn.Module, output: Any) -> None:
         found = first_tensor(output)
-        if found is None:
-            return
-        if look.first_nonfinite is None and not bool(found.isfinite().all()):
+        if look.first_nonfinite is None and found is not None and not bool(found.isfinite().all()):
             look.first_nonfinite = name or type(model).__name__
-        if inputs.get(name):
-            look.layers.append(LayerTrace(name, module, *inputs[name].pop(), rms(found)))
 
-    return RunningModules(model, before, after)
+    return RunningModules(model, lambda *_: None, after)

@@ -39,11 +39,11 @@ def check_overfit(context: CheckContext) -> list[Check]:
     for name, trial in _attempts(context):
         first, last, steps, error = _train(context, trial, batch, floor)
         if error is not None:
-            context.overfits = False
+            context.measured(overfits=False)
             why = f"a second step cannot be taken: {error}"
             fix = "Make two steps in a row run; a graph kept from the first step is the usual reason."
-            cause = "memory.graph-retained" if "second time" in error or "modified by an inplace" in error else None
-            return [failed(STEP, _NAME, why, None, "two steps in a row", fix, cause)]
+            unknown = failed(STEP, _NAME, why, None, "two steps in a row", fix)
+            return [context.judged(("memory.graph-retained",), unknown)]
         left = _left(first, last, floor)
         if best is None or left < best[0]:
             best = (left, f"{first:.4g} to {last:.4g} on {size} in {steps} steps with {name}", steps, first)
@@ -57,13 +57,13 @@ def check_overfit(context: CheckContext) -> list[Check]:
 def _judge(context: CheckContext, left: float, story: str, steps: int) -> Check:
     expected = f"less than {_LEARNT:.0%} of the first loss is left"
     summary = f"the loss goes from {story}"
-    context.tiny_left = left
     floor_known = _single_known_loss(context) is not None and _can_fit(context)
-    context.overfits = left <= _LEARNT or (not floor_known and left < 0.98)
-    if context.overfits:
+    overfits = left <= _LEARNT or (not floor_known and left < 0.98)
+    too_short = steps < 50 and not overfits
+    context.measured(overfits=None if too_short else overfits, tiny_batch_left=left)
+    if overfits:
         return passed(STEP, _NAME, summary, left, expected)
-    if steps < 50:
-        context.overfits = None
+    if too_short:
         return skipped(STEP, _NAME, f"the time budget allowed only {steps} steps; {summary}")
     fix = _fix(context)
     if left <= _HARDLY or not floor_known:  # a loss of unknown kind need not measure progress

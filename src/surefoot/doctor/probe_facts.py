@@ -42,9 +42,43 @@ JUDGED = frozenset(
         "data.token-mismatch",
         "mask.fully-masked-row",
         "model.batchnorm-tiny-batch",
+        "memory.graph-retained",
     )
 )
 """Causes that show in a single pass. The rules for others need the course of a run."""
+
+REHEARSED = JUDGED | {
+    "loss.undefined-op",
+    "loss.sum-reduction",
+    "mask.leaks-future",
+    "optim.parameters-missing",
+    "optim.frozen-parameters",
+    "optim.detached-graph",
+    "optim.no-update",
+    "optim.stale-state",
+    "model.unregistered-parameters",
+    "model.dead-units",
+    "model.saturated-units",
+    "model.vanishing-gradient",
+    "model.exploding-gradient",
+    "init.too-large",
+    "init.too-small",
+    "init.symmetric",
+    "lr.too-high",
+    "lr.too-low",
+    "lr.no-warmup",
+    "clip.saturated",
+    "precision.low-precision-weights",
+    "data.nonfinite-input",
+    "data.unscaled-input",
+    "data.unshuffled",
+    "data.repeated-batches",
+    "data.bad-batch",
+    "data.leakage",
+    "data.split-mismatch",
+    "data.labels-uninformative",
+}
+"""Causes that show in the rehearsal, in its data, or in a probe. Those that take longer are left to a run."""
 
 
 class ProbeRecorder:
@@ -107,11 +141,12 @@ def facts_of(passes: Sequence[PassTrace]) -> RunFacts:
         backwards=len(finished),
         sampled_steps=[each.facts for each in passes if each.facts is not None],
         backward_series=StepSeries(step=list(range(len(finished))), loss=[each.value for each in finished]),
-        crash=None if error is None else _crash(error),
+        crash=None if error is None else crash_facts(error),
     )
 
 
-def _crash(error: Exception) -> CrashFacts:
+def crash_facts(error: Exception) -> CrashFacts:
+    """An error that a pass raised."""
     found = describe_crash(error)
     return found if found.site is not None else replace(found, site="the loss")
 

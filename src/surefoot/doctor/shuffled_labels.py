@@ -7,6 +7,7 @@ that help on rows held out. Said only when it can be said: enough rows, both lea
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from surefoot.doctor.batch_parts import Part, target_part
 from surefoot.doctor.batches import leaves, map_leaves, row_count, to_device
-from surefoot.doctor.checks import Check, from_catalogue, passed, skipped
+from surefoot.doctor.checks import Check, passed, skipped
+from surefoot.record.facts import LabelControl
 
 if TYPE_CHECKING:
     from surefoot.doctor.context import CheckContext
@@ -25,9 +27,8 @@ _STEPS = 600
 _RATE = 2e-3
 _SHARE = 0.1
 _FEWEST_ROWS = 256
-_LEARNT, _BY_HEART = 0.3, 0.6
-"""Fall of the training loss from which rows count as learnt, and as learnt well enough to stop."""
-_BETTER = 0.02
+_BY_HEART = 0.6
+"""Fall of the training loss from which rows are learnt well enough to stop."""
 
 
 def check_control(context: CheckContext) -> list[Check]:
@@ -35,7 +36,7 @@ def check_control(context: CheckContext) -> list[Check]:
     found = target_part(context)
     if found is None:
         return [skipped(STEP, _NAME, "the target is not a part of the batch, so it cannot be shuffled")]
-    if context.overfits is not True:
+    if context.preflight.overfits is not True:
         return [skipped(STEP, _NAME, "a tiny batch is not overfitted, so the labels cannot be judged")]
     cut = max(1, len(context.batches) * 3 // 4)
     train, held = context.batches[:cut], context.batches[cut:]
@@ -46,18 +47,24 @@ def check_control(context: CheckContext) -> list[Check]:
     if mixed is None:
         return [skipped(STEP, _NAME, "targets of different batches have different shapes")]
     true_fall, true_held, steps = _learn(context, train, held)
-    false_fall, false_held, _ = _learn(context, mixed, held)
+    shuffled_fall, shuffled_held, _ = _learn(context, mixed, held)
+    control = LabelControl(
+        rows=rows,
+        steps=steps,
+        true_fall=true_fall,
+        shuffled_fall=shuffled_fall,
+        true_held_out=true_held,
+        shuffled_held_out=shuffled_held,
+    )
+    context.measured(label_control=control)
     story = (
-        f"after {steps} steps on {rows} rows the held-out loss is {true_held:.3g}, and {false_held:.3g} with labels "
+        f"after {steps} steps on {rows} rows the held-out loss is {true_held:.3g}, and {shuffled_held:.3g} with labels "
         "shuffled"
     )
-    expected = "lower with the true labels"
-    gain = (false_held - true_held) / max(abs(false_held), 1e-8)
-    if gain > _BETTER:
-        return [passed(STEP, _NAME, story, gain, expected)]
-    if true_fall < _LEARNT or false_fall < _LEARNT or not math.isfinite(gain):
-        return [skipped(STEP, _NAME, f"the rows were not learnt by heart, so nothing follows: {story}")]
-    return [from_catalogue(STEP, _NAME, "warn", "data.labels-uninformative", story, gain, expected)]
+    otherwise = passed(STEP, _NAME, story, control.gain, "lower with the true labels")
+    if not control.gain > 0:  # not proof enough that the labels say nothing, and none that they say something
+        otherwise = replace(otherwise, status="skipped", summary=f"nothing follows from this: {story}")
+    return [context.judged(("data.labels-uninformative",), otherwise)]
 
 
 def _learn(context: CheckContext, train: list[Any], held: list[Any]) -> tuple[float, float, int]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from surefoot.diagnose.data_summary import (
     at_chance,
     chance,
+    class_count,
     entropy,
     label_batches,
     stream,
@@ -25,7 +26,7 @@ from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
-    from surefoot.record.facts import CrashFacts, LossCall, NonFiniteLoss, TensorSummary
+    from surefoot.record.facts import CrashFacts, LabelControl, LossCall, NonFiniteLoss, TensorSummary
 
 _CONSEQUENCES = (
     "loss.undefined-op", "lr.too-high", "lr.no-warmup", "init.too-large", "model.exploding-gradient",
@@ -161,7 +162,7 @@ def _label_crash(crash: CrashFacts) -> Claim | None:
         low, high = int(target.min), int(target.max or 0)
         if not (stated or (low < 0 and low != ignored) or high >= classes):
             return None
-        return _label_claim(crash, classes, low, high, ignored)
+        return _label_claim(crash.site or "", classes, low, high, ignored)
     if crash.call == "binary_cross_entropy" and target and _beyond_unit(target):
         return _binary_claim(crash.site or "", "binary_cross_entropy", target, None)
     if "Class values must be" in crash.message:
@@ -180,7 +181,7 @@ def _label_crash(crash: CrashFacts) -> Claim | None:
     return _indexed_crash(crash)
 
 
-def _label_claim(crash: CrashFacts, classes: int, low: int, high: int, ignored: int) -> Claim:
+def _label_claim(site: str, classes: int, low: int, high: int, ignored: int) -> Claim:
     outside = high if high >= classes else low
     fixes = []
     if low == 1 and high == classes:
@@ -189,9 +190,9 @@ def _label_claim(crash: CrashFacts, classes: int, low: int, high: int, ignored: 
         fixes.append(f"{outside} is the usual mark for unlabelled: pass `ignore_index={outside}` to the loss.")
     return Claim(
         0.97,
-        f"Labels run from {low} to {high} at {crash.site or ''}, but the model has {classes} outputs (labels 0 to "
-        f"{classes - 1}) and the ignore index is {ignored}.",
-        where=where_of(crash.site),
+        f"Labels run from {low} to {high} at {site}, but the model has {classes} outputs (labels 0 to {classes - 1}) "
+        f"and the ignore index is {ignored}.",
+        where=where_of(site),
         evidence={"classes": classes, "lowest": low, "highest": high, "ignore_index": ignored},
         fixes=tuple(fixes),
     )
@@ -227,8 +228,13 @@ def _beyond_unit(target: TensorSummary) -> bool:
     return low is not None and high is not None and (low < -1e-3 or high > 1 + 1e-3)
 
 
-def label_beyond_binary(run: RecordedRun) -> Claim | None:
-    """A binary loss whose targets are no probabilities."""
+def label_beyond(run: RecordedRun) -> Claim | None:
+    """A binary loss whose targets are no probabilities, or labels beyond the outputs in a batch that did not run."""
+    for note in run.sampled.training_losses(*CLASS_LOSSES):
+        low, high = note.label_range or (0, 0)
+        if note.valid and not 0 <= low <= high < class_count(note):
+            ignored = -100 if note.ignore_index is None else note.ignore_index
+            return _label_claim(note.site, class_count(note), low, high, ignored)
     for note in run.sampled.training_losses(*BINARY_LOSSES):
         if _beyond_unit(note.target):
             return _binary_claim(note.site, note.op, note.target, note.step)
@@ -254,12 +260,11 @@ def token_crash(run: RecordedRun) -> Claim | None:
     if crash.call in ("embedding", "embedding_bag") and crash.arguments is not None:
         ids, table = crash.arguments.input, crash.arguments.weight
         if ids and table and not _is_within(ids, 0, table.shape[0]):
-            return _ids_claim(crash.site or "", ids, table.shape[0])
+            return _ids_claim(crash.site or "", int(ids.min or 0), int(ids.max or 0), table.shape[0])
     return _lookup_crash(crash)
 
 
-def _ids_claim(site: str, ids: TensorSummary, rows: int) -> Claim:
-    low, high = int(ids.min or 0), int(ids.max or 0)
+def _ids_claim(site: str, low: int, high: int, rows: int) -> Claim:
     return Claim(
         0.97,
         f"Ids run from {low} to {high} at {site}, but the embedding has {rows} rows (ids 0 to {rows - 1}).",
@@ -277,11 +282,14 @@ def _lookup_crash(crash: CrashFacts) -> Claim | None:
     size, held = int(stated[3]), crash.locals or {}
     tables = [n for n, d in held.items() if d.requires_grad and d.shape[:1] == [size] and len(d.shape) == 2]
     ids = [d for d in held.values() if "int" in d.dtype and d.max is not None and d.max >= size]
-    return _ids_claim(crash.site or "", ids[0], size) if tables and ids else None
+    return _ids_claim(crash.site or "", int(ids[0].min or 0), int(ids[0].max or 0), size) if tables and ids else None
 
 
 def token_forced(run: RecordedRun) -> Claim | None:
-    """Ids from the data that were clamped, or folded, to the rows of a table."""
+    """Ids from the data that were clamped, or folded, to the rows of a table, or lie beyond it in a later batch."""
+    for call in run.sampled.calls.embeddings:
+        if not 0 <= call.lowest <= call.highest < call.rows:  # a batch that did not run
+            return _ids_claim(call.site, call.lowest, call.highest, call.rows)
     tables = {(note.step, note.rows) for note in run.sampled.calls.embeddings}
     hits = [
         note
@@ -344,6 +352,7 @@ def unscaled_input(run: RecordedRun) -> Claim | None:
             "last_loss": curve.end,
             "chance": stuck.level if stuck is not None else None,
         },
+        severity="warning" if run.facts.preflight is not None and size < 100 else "error",
     )
 
 
@@ -426,6 +435,8 @@ def _predictions(note: LossCall) -> dict[str, int]:
 
 def labels_uninformative(run: RecordedRun) -> Claim | None:
     """Stuck at chance although the weights move, and no label can be told from its input by other means either."""
+    if run.facts.preflight is not None:
+        return _no_better_than_shuffled(run.facts.preflight.label_control)
     stuck = at_chance(run, 0.8)
     if stuck is None or run.nonfinite.seen or run.adversarial or run.steps < 30:
         return None
@@ -454,6 +465,20 @@ def labels_uninformative(run: RecordedRun) -> Claim | None:
             "rows": len(pairs),
             "neighbours": verdict._asdict(),
         },
+    )
+
+
+def _no_better_than_shuffled(control: LabelControl | None) -> Claim | None:
+    """Both copies learned their rows by heart, and the true labels were of no use for other rows."""
+    if control is None or min(control.true_fall, control.shuffled_fall) < 0.3 or not control.gain <= 0.02:
+        return None
+    return Claim(
+        0.7,
+        f"After {control.steps} steps on {control.rows} rows the held-out loss is {control.true_held_out:.3g}, and "
+        f"{control.shuffled_held_out:.3g} with the labels shuffled.",
+        step=0,
+        evidence={"gain": control.gain, "rows": control.rows},
+        severity="warning",
     )
 
 
@@ -532,7 +557,7 @@ def predictability(pairs: list[tuple[list[float], float]], continuous: bool) -> 
 RULES: tuple[Rule, ...] = (
     Rule("data.nonfinite-input", "value", nonfinite_input, explains=_CONSEQUENCES),
     Rule("data.label-out-of-range", "crash", label_crash),
-    Rule("data.label-out-of-range", "value", label_beyond_binary, explains=("loss.sign-flipped", "lr.too-high")),
+    Rule("data.label-out-of-range", "value", label_beyond, explains=("loss.sign-flipped", "lr.too-high")),
     Rule("data.token-mismatch", "crash", token_crash),
     Rule("data.token-mismatch", "value", token_forced, explains=("data.labels-uninformative",)),
     Rule(

@@ -8,7 +8,15 @@ from itertools import pairwise
 from statistics import mean, median
 from typing import TYPE_CHECKING, NamedTuple
 
-from surefoot.diagnose.data_summary import entropy, label_batches, main_line, stream, training_loader, where_of
+from surefoot.diagnose.data_summary import (
+    class_count,
+    entropy,
+    label_batches,
+    main_line,
+    stream,
+    training_loader,
+    where_of,
+)
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.record.facts import SpikeEvent
 
@@ -17,7 +25,7 @@ if TYPE_CHECKING:
 
     from surefoot.diagnose.findings import Evidence
     from surefoot.diagnose.run import RecordedRun
-    from surefoot.record.facts import LoaderFacts
+    from surefoot.record.facts import LoaderFacts, PreflightFacts
 
 
 # ── sorted rows ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -34,7 +42,7 @@ def unshuffled(run: RecordedRun) -> Claim | None:
     for batch in batches:
         everything.update(batch)
     if len(everything) < 2:
-        return None
+        return _one_label(run, everything) if run.facts.preflight is not None else None
     found = mean(entropy(batch) for batch in batches)
     mixed = _mixed_entropy(batches)
     near = mean(_overlap(a, b) for a, b in pairwise(batches))
@@ -62,6 +70,21 @@ def unshuffled(run: RecordedRun) -> Claim | None:
             "loss_swing": [min(curve.finite[-50:], default=None), max(curve.finite[-50:], default=None)],
         },
         fixes=("Pass `shuffle=True` to the DataLoader.",) if where else (),
+    )
+
+
+def _one_label(run: RecordedRun, labels: Counter[str]) -> Claim | None:
+    """Before training: the first batches hold a single label, and the model has outputs for more."""
+    classes = max(map(class_count, run.sampled.training_losses()), default=0)
+    if classes < 2:
+        return None
+    (label, count), *_ = labels.items()
+    return Claim(
+        0.7,
+        f"All {count:,} labels seen are {label}, and the model has {classes} outputs.",
+        step=0,
+        evidence={"labels": count, "classes": classes},
+        severity="warning",
     )
 
 
@@ -137,7 +160,7 @@ def _sorted_targets(run: RecordedRun) -> Claim | None:
 
 def repeated_batches(run: RecordedRun) -> Claim | None:
     """The very same batches again, although the script draws them anew."""
-    if run.steps < 6:
+    if run.steps < 6 and run.facts.preflight is None:
         return None
     return _first_batch_for_ever(run) or _same_within_epoch(run) or _same_shuffle(run)
 
@@ -287,10 +310,26 @@ def _reason(run: RecordedRun, loader: LoaderFacts | None, period: int) -> Unmixe
 
 def bad_batch(run: RecordedRun) -> Claim | None:
     """Losses that stand out together with the data they came from."""
+    if run.facts.preflight is not None:
+        return _largest_batch(run.facts.preflight)
     spikes = run.events(SpikeEvent)
     if not spikes or run.adversarial:
         return None
     return _outlying_data(run, spikes) or _recurring_batch(run, spikes)
+
+
+def _largest_batch(preflight: PreflightFacts) -> Claim | None:
+    """Before training there is no loss to go by: only a gross outlier counts."""
+    worst = max(preflight.largest_batches, key=lambda seen: seen.ratio, default=None)
+    if worst is None or worst.ratio <= 50:
+        return None
+    return Claim(
+        0.7,
+        f"`{worst.path}` of batch {worst.batch} has {worst.ratio:.3g} times the usual scale.",
+        step=worst.batch,
+        evidence={"ratio": worst.ratio},
+        severity="warning",
+    )
 
 
 def _outlying_data(run: RecordedRun, spikes: list[SpikeEvent]) -> Claim | None:

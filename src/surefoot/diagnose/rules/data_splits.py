@@ -12,7 +12,7 @@ from surefoot.diagnose.rule import Claim, Rule
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
-    from surefoot.record.facts import FeatureScales, ModelCall
+    from surefoot.record.facts import FeatureScales, ModelCall, SplitComparison
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,8 @@ def leakage(run: RecordedRun) -> Claim | None:
 
     An evaluation of the training set itself, for its accuracy, shares all of its rows: that is no leak.
     """
+    if run.facts.preflight is not None:
+        return _named_splits_share_rows(run.facts.preflight.splits)
     if run.adversarial:
         return None
     for model in dict.fromkeys(note.model for note in run.evaluations()):
@@ -75,6 +77,18 @@ def leakage(run: RecordedRun) -> Claim | None:
         if claim is not None:
             return claim
     return None
+
+
+def _named_splits_share_rows(splits: SplitComparison | None) -> Claim | None:
+    """The doctor was told which rows are held out: none of them should be trained on."""
+    if splits is None or splits.different < 0.95 * splits.trained or splits.shared <= 0.01 * splits.evaluated:
+        return None  # equal rows prove nothing where most are
+    return Claim(
+        0.9,
+        f"{splits.shared} of {splits.evaluated:,} evaluation rows are, value for value, among {splits.trained:,} "
+        "training rows.",
+        evidence={"shared": splits.shared / splits.evaluated, "evaluated": splits.evaluated, "trained": splits.trained},
+    )
 
 
 def _distinct(notes: list[ModelCall]) -> list[ModelCall]:
@@ -154,6 +168,8 @@ def _same_loader(run: RecordedRun) -> bool:
 
 def split_mismatch(run: RecordedRun) -> Claim | None:
     """Inputs of the evaluation with another mean or spread than those of training, in most features."""
+    if run.facts.preflight is not None:
+        return _named_splits_differ(run.facts.preflight.splits)
     if run.adversarial:
         return None
     best: Claim | None = None
@@ -169,6 +185,21 @@ def split_mismatch(run: RecordedRun) -> Claim | None:
             if claim is not None and (best is None or claim.confidence > best.confidence):
                 best = claim
     return best
+
+
+def _named_splits_differ(splits: SplitComparison | None) -> Claim | None:
+    """The mean or the spread of all values together; single features are not compared."""
+    if splits is None or splits.shift is None or splits.stretch is None:
+        return None
+    if splits.shift <= 0.5 and 0.5 < splits.stretch < 2.0:
+        return None
+    return Claim(
+        0.75,
+        f"The mean of the evaluation data is {splits.shift:.2g} standard deviations away from that of the training "
+        f"data, and its spread is {splits.stretch:.2g} times as large.",
+        evidence={"shift_in_spreads": splits.shift, "spread_ratio": splits.stretch},
+        severity="warning",
+    )
 
 
 def _pool(held: list[FeatureScales], width: int) -> tuple[list[float], list[float], int]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from surefoot.diagnose.curves import present
 from surefoot.diagnose.nonfinite import details
 from surefoot.diagnose.rule import Claim, Rule
+from surefoot.diagnose.rules.pace import fails_at_its_rate
 from surefoot.diagnose.run import weighs_by_reward
 from surefoot.record.facts import LossCall
 from surefoot.watch.operation_names import DISTANCE_LOSSES
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         LossTerm,
         NonFiniteGradientEvent,
         NonFiniteLoss,
+        OutputRange,
         SampledCall,
     )
 
@@ -258,6 +260,8 @@ def broadcast(run: RecordedRun) -> Claim | None:
 
 def bounded_output(run: RecordedRun) -> Claim | None:
     """Targets lie where the last operation can never go."""
+    if run.facts.preflight is not None and run.facts.preflight.output_range is not None:
+        return _out_of_range(run.facts.preflight.output_range)
     notes: list[LossCall | DifferenceCall] = [*run.sampled.training_losses(*DISTANCE_LOSSES)]
     notes += [n for n in run.sampled.calls.differences if not n.grown]
     for site, group in _by_site(notes).items():
@@ -282,6 +286,29 @@ def bounded_output(run: RecordedRun) -> Claim | None:
                 fixes=(f"Leave out the {op} at {_source(first)}, or scale the targets into [{low:g}, {high:g}].",),
             )
     return None
+
+
+def _out_of_range(seen: OutputRange) -> Claim | None:
+    """What no weights can reach: bounds that look like those of an activation, and what is asked of the output."""
+    low, high = seen.low, seen.high
+    if high - low < 0.5:  # no bounds: the output hardly depends on these weights
+        return None
+    if seen.loss == "cross_entropy":
+        unit, centred = low >= 0.0 and high <= 1.0, low >= -1.0 and high <= 1.0 and high - low > 1.5
+        words = "so no class can become certain"
+        share = 1.0 if unit or centred else 0.0
+    else:
+        bounded_below = abs(low + 1.0) < 1e-2 or 0.0 <= low < 1e-2
+        share = seen.below * bounded_below + seen.above * (abs(high - 1.0) < 1e-2)
+        words = f"and {share:.0%} of the targets ({seen.target_low:.3g} to {seen.target_high:.3g}) lie beyond"
+    if share <= 0.01:
+        return None
+    return Claim(
+        0.9,
+        f"What reaches {seen.loss} stays within {low:.3g} to {high:.3g} whatever the weights, {words}.",
+        step=0,
+        evidence={"out_of_reach": share, "bounds": [low, high]},
+    )
 
 
 def _learned_target(note: LossCall | DifferenceCall) -> bool:
@@ -459,7 +486,9 @@ def no_valid_targets(run: RecordedRun) -> Claim | None:
 
 def sum_reduction(run: RecordedRun) -> Claim | None:
     """A loss summed over the batch, in a run that does badly."""
-    if run.curve.learned and not run.nonfinite.seen:
+    preflight = run.facts.preflight
+    does_well = not fails_at_its_rate(preflight) if preflight is not None else run.curve.learned
+    if does_well and not run.nonfinite.seen:
         return None
     for note in run.sampled.training_losses():
         count = math.prod(note.target.shape or [1])

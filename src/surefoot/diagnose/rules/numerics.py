@@ -12,7 +12,7 @@ from surefoot.diagnose.rule import Claim, Rule
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
-    from surefoot.record.facts import BackwardCall, SampledStep
+    from surefoot.record.facts import BackwardCall, CrashFacts, SampledStep
 
 
 def _uses(run: RecordedRun, dtype: str) -> bool:
@@ -282,13 +282,19 @@ def _sizes(look: SampledStep) -> list[int]:
 
 def graph_retained(run: RecordedRun) -> Claim | None:
     """Graphs of past steps that something still holds."""
+    crash, untrained = run.facts.crash, run.facts.preflight is not None
+    if crash is not None and run.steps:  # the first step ran: this one met the graph of an earlier one
+        freed = "backward through the graph a second time" in crash.message
+        if freed or (untrained and "modified by an inplace operation" in crash.message):
+            return _used_twice(crash)
     counts = run.facts.retained_graphs
     if len(counts) < 3:
         return None
     held = [alive / max(1, total - 8) for _, alive, total in counts]
     last_step, alive, total = counts[-1]
     growing = all(b[1] >= a[1] for a, b in pairwise(counts))
-    if not (alive >= 24 and growing and median(held) > 0.9):
+    least = 3 if untrained else 24  # the doctor itself holds none
+    if not (alive >= least and growing and median(held) > 0.9):
         return None
     return Claim(
         0.95,
@@ -303,6 +309,15 @@ def graph_retained(run: RecordedRun) -> Claim | None:
         },
         severity="warning",
         fixes=("Keep `loss.item()` or `loss.detach()`, not `loss`.",),
+    )
+
+
+def _used_twice(crash: CrashFacts) -> Claim:
+    return Claim(
+        0.85,
+        f"backward at {crash.site} reached into the graph of an earlier step: {crash.message.splitlines()[0][:160]}",
+        where=(crash.site or "",),
+        evidence={"message": crash.message[:300]},
     )
 
 

@@ -13,9 +13,9 @@ from surefoot.record.facts import STEPS_ONLY, ModelLoadedEvent, OptimizerLoadedE
 
 if TYPE_CHECKING:
     from surefoot.diagnose.curves import LossCurve
-    from surefoot.diagnose.findings import Evidence
+    from surefoot.diagnose.findings import Evidence, Severity
     from surefoot.diagnose.run import RecordedRun
-    from surefoot.record.facts import OptimizerFacts, SchedulerFacts
+    from surefoot.record.facts import OptimizerFacts, PreflightFacts, RateProbe, SchedulerFacts
 
 CYCLES = {"CosineAnnealingWarmRestarts", "OneCycleLR", "CyclicLR"}
 """Schedules that rise on purpose."""
@@ -28,6 +28,8 @@ _LAST = 10
 
 def too_high(run: RecordedRun) -> Claim | None:
     """Updates are large against the weights before the loss goes wrong."""
+    if run.facts.preflight is not None:
+        return _lower_learns(run.facts.preflight)
     curve = run.curve
     if run.adversarial or not run.main:
         return None
@@ -103,6 +105,8 @@ def _restless(curve: LossCurve) -> bool:
 
 def too_low(run: RecordedRun) -> Claim | None:
     """Steady gradients, and steps too small to get anywhere."""
+    if run.facts.preflight is not None:
+        return _higher_learns(run.facts.preflight)
     curve = run.curve
     ratios = run.sampled.update_ratios()
     if run.adversarial or not run.main or curve.count < 20 or curve.learned or run.nonfinite.seen or not ratios:
@@ -128,6 +132,8 @@ def too_low(run: RecordedRun) -> Claim | None:
 
 def no_warmup(run: RecordedRun) -> Claim | None:
     """A transformer that is thrown off course in its first steps, at full learning rate."""
+    if run.facts.preflight is not None:
+        return _learns_gradually(run.facts.preflight)
     curve = run.curve
     if run.adversarial or not run.main or not run.lr or curve.count < 8:
         return None
@@ -154,6 +160,75 @@ def no_warmup(run: RecordedRun) -> Claim | None:
         evidence={"lr": run.lr[:10], "update_to_weight": ratios, "peak": max(early), "last": curve.end},
         fixes=("Warm the learning rate up over the first few hundred steps (surefoot.warmup_cosine does).",),
     )
+
+
+# ── rates tried on copies ────────────────────────────────────────────────────────────────────────────────────────────
+
+_FELL = 0.1
+"""The fall, as a share of the first loss, from which a probe is said to have learned."""
+
+
+def fails_at_its_rate(preflight: PreflightFacts) -> bool:
+    """Whether the loss does not fall at the learning rate itself, and does at a tenth of it or less."""
+    own, low = preflight.rate(1.0), preflight.rate(0.1)
+    if own is None or low is None:
+        return False
+    lowest = [probe for probe in preflight.rates if probe.factor < 0.1]
+    diverges = own.fall == -math.inf and low.fall < _FELL and any(probe.fall > 0.02 for probe in lowest)
+    return diverges or (own.fall < 0.02 and low.fall > _FELL)
+
+
+def _lower_learns(preflight: PreflightFacts) -> Claim | None:
+    own, low = preflight.rate(1.0), preflight.rate(0.1)
+    if own is None or low is None:
+        return None
+    # A first update larger than the weights, and a loss that rises by several times its size.
+    thrown = own.update_ratio > 1.0 and own.peak > own.start + 2.0 * abs(own.start) and low.fall > _FELL
+    fails = fails_at_its_rate(preflight)
+    if not (fails or thrown):
+        return None
+    lowest = [f"at {probe.factor:g} of it {_ends(probe)}" for probe in preflight.rates if probe.factor < 0.1]
+    words = ", ".join([_tried(preflight), *lowest])
+    return _rate_claim(f"{words}; on the way it jumps to {own.peak:.3g}.", own, "error" if fails else "warning")
+
+
+def _higher_learns(preflight: PreflightFacts) -> Claim | None:
+    own, high = preflight.rate(1.0), preflight.rate(10.0)
+    if own is None or high is None or not 0.0 < own.update_ratio < 3e-5:  # 1e-3 is the usual size
+        return None
+    if own.fall >= 0.01 or high.fall <= max(3.0 * own.fall, 0.0):
+        return None
+    return _rate_claim(f"{_tried(preflight)}.", own, "warning")
+
+
+def _learns_gradually(preflight: PreflightFacts) -> Claim | None:
+    own, low, ramped = preflight.rate(1.0), preflight.rate(0.1), preflight.rate(1.0, gradually=True)
+    if own is None or low is None or ramped is None or not fails_at_its_rate(preflight):
+        return None
+    if ramped.fall < max(low.fall, 0.3):
+        return None
+    return _rate_claim(f"{_tried(preflight)}; with the same rate reached gradually it learns.", own, "error")
+
+
+def _rate_claim(words: str, own: RateProbe, severity: Severity) -> Claim:
+    return Claim(0.85, words, step=0, evidence={"update_to_weight": own.update_ratio}, severity=severity)
+
+
+def _tried(preflight: PreflightFacts) -> str:
+    own, low, high = (preflight.rate(factor) for factor in (1.0, 0.1, 10.0))
+    assert own is not None
+    others = [f"at {words} {_ends(probe)}" for words, probe in (("a tenth", low), ("ten times", high)) if probe]
+    return (
+        f"The loss goes {_ends(own)} in {own.steps} steps, {', '.join(others)}; the first update is "
+        f"{own.update_ratio:.2g} of the weights"
+    )
+
+
+def _ends(probe: RateProbe) -> str:
+    return f"{probe.start:.3g} to {probe.end:.3g}"
+
+
+# ── the schedule ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def schedule_broken(run: RecordedRun) -> Claim | None:
@@ -376,6 +451,8 @@ def weight_decay(run: RecordedRun) -> Claim | None:
 
 def stale_state(run: RecordedRun) -> Claim | None:
     """Moments that do not belong to these parameters or these gradients."""
+    if run.facts.preflight is not None:
+        return _foreign_moments(run.facts.preflight)
     emptied = _emptied_moments(run)
     if emptied is not None:
         return emptied
@@ -416,6 +493,24 @@ def stale_state(run: RecordedRun) -> Claim | None:
     return None
 
 
+def _foreign_moments(preflight: PreflightFacts) -> Claim | None:
+    """Of a state that came with the optimizer, without its history: only a gross misfit tells."""
+    for held in preflight.moments:
+        if held.shape != held.parameter_shape:
+            shapes = tuple(held.shape), tuple(held.parameter_shape)
+            return Claim(0.95, f"`{held.moment}` has shape {shapes[0]} and its parameter {shapes[1]}.", step=0)
+    worst = max(present(held.gradient_ratio for held in preflight.moments), default=1.0)
+    if worst <= 1e3:
+        return None
+    return Claim(
+        0.7,
+        f"A gradient is {worst:.3g} times what the second moment of its parameter remembers.",
+        step=0,
+        evidence={"gradient_to_moment": worst},
+        severity="warning",
+    )
+
+
 def _emptied_moments(run: RecordedRun) -> Claim | None:
     """The second moment fell faster than its decay allows, and its age went on: it was reset by half."""
     before: dict[int, tuple[float, float]] = {}
@@ -453,7 +548,8 @@ def _emptied_moments(run: RecordedRun) -> Claim | None:
 
 def clip_saturated(run: RecordedRun) -> Claim | None:
     """Nearly every step is clipped by far, and learning is slow."""
-    if not run.main or (run.curve.learned and run.curve.drop > 0.3):
+    untrained = run.facts.preflight is not None  # whether it hurts is not known yet
+    if not run.main or (run.curve.learned and run.curve.drop > 0.3 and not untrained):
         return None
     pairs = [
         (norm, limit)
@@ -476,6 +572,7 @@ def clip_saturated(run: RecordedRun) -> Claim | None:
         step=0,
         where=(site,),
         evidence={"clipped": hard, "norm_to_limit": median(excess), "limit": pairs[0][1]},
+        severity="warning" if untrained else "error",
         fixes=(f"Raise max_norm to about {median(n for n, _ in pairs):.2g}.",),
     )
 

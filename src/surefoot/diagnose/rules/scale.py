@@ -12,7 +12,7 @@ from surefoot.record.facts import SpikeEvent, WeightScale
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
-    from surefoot.record.facts import ActivationCall, LayerCall, NormalizationCall, SampledStep
+    from surefoot.record.facts import ActivationCall, LayerCall, NormalizationCall, PreflightFacts, SampledStep
 
 HEALTHY_GAIN = (0.1, 3.0)
 """std(weight) x sqrt(fan-in): 1.4 after He, 1 after Xavier, 0.58 by torch's default."""
@@ -50,7 +50,7 @@ def init_too_large(run: RecordedRun) -> Claim | None:
     chain = _chain(run)
     gains = _gains(run, chain)
     if len(chain) < 2 or not gains:
-        return None
+        return _starts_above_chance(run)
     entering = chain[0].in_std
     first, last = chain[0].out_std or 0.0, max(note.out_std or 0.0 for note in chain)
     if entering is not None and entering > 10:
@@ -60,7 +60,7 @@ def init_too_large(run: RecordedRun) -> Claim | None:
     grows = first > 0 and last > 30 * first and median(gains) > 1.6
     extreme = large and last > 100 * max(1.0, entering or 1.0)  # nothing that starts there starts well
     if not (large or grows) or not (_badly(run) or extreme):
-        return None
+        return _starts_above_chance(run)
     names = [run.label(n.parameter) for n in chain if n.parameter is not None]
     return Claim(
         0.9 if worst > 2 * HEALTHY_GAIN[1] else 0.75,
@@ -73,13 +73,35 @@ def init_too_large(run: RecordedRun) -> Claim | None:
     )
 
 
+def _starts_above_chance(run: RecordedRun) -> Claim | None:
+    """Before training: a classifier that is surer of its answers than it can be, and wrong."""
+    losses = run.sampled.steps[0].calls.losses if run.facts.preflight is not None and run.sampled.steps else []
+    if len(losses) != 1 or losses[0].op != "cross_entropy" or losses[0].reduction != "mean" or not losses[0].targets:
+        return None
+    value, classes = losses[0].value, losses[0].distribution.classes if losses[0].distribution is not None else 0
+    chance = math.log(max(classes, 2))
+    if value is None or not value > 3 * chance + 1:
+        return None
+    return Claim(
+        0.6,
+        f"The first loss is {value:.3g}, where chance over {classes} classes is {chance:.3g}.",
+        step=0,
+        evidence={"first_loss": value, "chance": chance},
+        severity="warning",
+    )
+
+
 def init_too_small(run: RecordedRun) -> Claim | None:
     """Activations die with depth before the first update."""
     chain = _chain(run)
     gains = _gains(run, chain)
-    if len(chain) < 2 or not gains or run.curve.before_bad.learned:
+    if len(chain) < 2 or not gains:
         return None
     entering = chain[0].in_std or 1.0
+    # The doctor knows that a few rows can be learned; what of the input reaches the last layer tells all the same.
+    lost = run.facts.preflight is not None and _passes(gains) < 1e-4 and (chain[-1].in_std or 0.0) < 0.1 * entering
+    if run.curve.before_bad.learned and not lost:
+        return None
     inner = chain[:-1]
     last = min(chain[-1].out_std or 0.0, chain[-1].in_std or 0.0)  # a bias may hide the death
     if any(run.parameters[n.parameter].first.rows_equal for n in inner if n.parameter is not None):
@@ -115,6 +137,8 @@ def _passes(gains: list[float]) -> float:
 
 def init_symmetric(run: RecordedRun) -> Claim | None:
     """The units of a layer start equal and stay equal."""
+    if run.facts.preflight is not None:
+        return _alike_after_updates(run.facts.preflight)
     alike = [
         p
         for p in run.parameters.values()
@@ -140,6 +164,25 @@ def init_symmetric(run: RecordedRun) -> Claim | None:
         step=0,
         where=tuple(names[:6]),
         evidence={"parameters": names[:20], "units": p.shape[0], "largest_weight": p.first.largest},
+    )
+
+
+_ROUNDING = 1e-2
+"""The share of an update by which rounding, or a bias, may part rows that get the same gradient."""
+
+
+def _alike_after_updates(preflight: PreflightFacts) -> Claim | None:
+    alike = [rows for rows in preflight.alike_rows if rows.apart <= _ROUNDING * rows.moved]
+    if not alike:
+        return None
+    names = [rows.parameter for rows in alike]
+    return Claim(
+        0.95,
+        f"All rows of {', '.join(names[:3])} are equal at the start, and still are after {alike[0].updates} updates: "
+        "units that compute the same thing get the same gradient, and learn as one.",
+        step=0,
+        where=tuple(names[:6]),
+        evidence={"layers": len(alike), "parameters": names[:20]},
     )
 
 
@@ -266,7 +309,7 @@ def exploding_gradient(run: RecordedRun) -> Claim | None:
     norms = run.grad_norms
     bad = run.nonfinite.seen or run.curve.rose or run.curve.blew_up or _spiky(run)
     if not norms or not bad:
-        return None
+        return _jumped(norms) if run.facts.preflight is not None else None
     recurrent = _recurrent(run)
     if len(profile) >= 4:
         first = median(size for _, size in profile[: max(1, len(profile) // 4)])
@@ -293,6 +336,22 @@ def exploding_gradient(run: RecordedRun) -> Claim | None:
     return None
 
 
+def _jumped(norms: list[float]) -> Claim | None:
+    """Within a few steps one norm is far beyond all before it; the first three set the record."""
+    jumps = [(norm / record, norm) for i, norm in enumerate(norms) if i > 2 and (record := max(norms[:i])) > 0]
+    jump, norm = max(jumps, default=(1.0, 0.0))
+    if jump < 100:
+        return None
+    return Claim(
+        0.6,
+        f"One gradient norm of the first {len(norms)} steps is {norm:.3g}, {jump:.3g} times the largest before it (the "
+        f"median is {median(norms):.3g}).",
+        step=norms.index(norm),
+        evidence={"jump": jump, "largest": norm, "median": median(norms)},
+        severity="warning",
+    )
+
+
 def _recurrent(run: RecordedRun) -> str:
     """The name of a recurrent part: an RNN module, or a layer that runs many times per step."""
     for look in run.sampled.steps[:3]:
@@ -315,6 +374,14 @@ def _spiky(run: RecordedRun) -> bool:
 
 def batchnorm_tiny_batch(run: RecordedRun) -> Claim | None:
     """Batch norm computes its statistics over almost nothing."""
+    crash = run.facts.crash
+    if crash is not None and "more than 1 value per channel" in crash.message:
+        return Claim(
+            0.95,
+            f"A batch norm at {crash.site} was given 1 value per channel: {crash.message}",
+            where=(crash.site or "",),
+            evidence={"message": crash.message[:300]},
+        )
     notes = [n for n in run.sampled.calls.normalizations if n.op == "batch_norm" and n.training and n.trained_on]
     tiny = [n for n in notes if _is_tiny(n)]
     if not notes or len(tiny) < 0.5 * len(notes):

@@ -48,8 +48,8 @@ def no_update(run: RecordedRun) -> Claim | None:
             return None  # something else moves them
         return Claim(
             0.95,
-            f"backward ran {run.facts.backwards} times, but `step` of the {made[0].type} made at "
-            f"{made[0].site} was never called: the loss stays at {run.curve.end:.3g}.",
+            f"backward ran {run.facts.backwards} times, but `step` of the {_named(made[0])} was never called: the loss "
+            f"stays at {run.curve.end:.3g}.",
             step=0,
             where=(made[0].site,),
             evidence={"backwards": run.facts.backwards, "steps": 0},
@@ -110,12 +110,15 @@ def _never_moved(run: RecordedRun) -> Claim | None:
 def _silent(held: OptimizerFacts, mine: list[ParameterFacts], why: str, confidence: float) -> Claim:
     return Claim(
         confidence,
-        f"{held.type} (made at {held.site}) stepped {held.steps} times and none of its {len(mine)} "
-        f"parameters changed by a bit: {why}.",
+        f"{_named(held)} stepped {held.steps} times and none of its {len(mine)} parameters changed by a bit: {why}.",
         step=0,
         where=(held.site, *[p.label for p in mine[:3]]),
         evidence={"steps": held.steps, "parameters": len(mine), "changed": 0},
     )
+
+
+def _named(held: OptimizerFacts) -> str:
+    return f"{held.type} made at {held.site}" if held.site else held.type
 
 
 def parameters_missing(run: RecordedRun) -> Claim | None:
@@ -150,7 +153,7 @@ def parameters_missing(run: RecordedRun) -> Claim | None:
         step=0,
         where=(site, *names[:6]),
         evidence={"parameters": names[:50], "share": share, "optimizer": run.optimizers[-1].type},
-        fixes=(f"Pass them to the optimizer made at {site}.",),
+        fixes=(f"Pass them to the optimizer made at {site}.",) if site else (),
     )
 
 
@@ -162,6 +165,8 @@ def frozen_parameters(run: RecordedRun) -> Claim | None:
     if share < 0.5 or not run.optimizers or _look_trained(frozen):
         return None
     weak = not run.curve.learned or run.curve.drop < 0.5
+    if run.facts.preflight is not None:  # too few steps to tell; a few rows were tried
+        weak = (run.facts.preflight.tiny_batch_left or 0.0) > 0.5
     return Claim(
         0.9 if weak else 0.5,
         f"{share:.0%} of the weights given to {run.optimizers[-1].type} have requires_grad=False and were neither "

@@ -14,6 +14,7 @@ from surefoot.core.formats import FACTS
 from surefoot.record.facts.calls import ModelCall, TensorSummary
 from surefoot.record.facts.codec import Facts, item
 from surefoot.record.facts.events import Event, NonFiniteLoss
+from surefoot.record.facts.preflight import PreflightFacts
 from surefoot.record.facts.sampled_steps import SampledStep
 
 if TYPE_CHECKING:
@@ -751,3 +752,5 @@ class RunFacts(Facts):
     """The error that ended the script; `None` if there was none."""
     discarded_loss: NonFiniteLoss | None = item("bad_loss", default=None)
     """A non-finite loss that the script gave up on before calling `backward`."""
+    preflight: PreflightFacts | None = None
+    """What the doctor measured besides; `None` if the run is not one of its copies."""
