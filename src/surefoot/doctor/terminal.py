@@ -31,7 +31,7 @@ def show(examination: Examination, console: Console) -> None:
     console.print(table)
     console.print()
     for note in examination.notes:
-        console.print(note, highlight=False)
+        console.print(note, markup=False, highlight=False)
     console.print(examination.verdict(), highlight=False)
     if examination.causes:
         console.print(f"More: surefoot explain {examination.causes[0]}", highlight=False)
