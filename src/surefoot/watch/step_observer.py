@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
+from surefoot.observe.parameters import learning_rate
 from surefoot.observe.readable import readable
 from surefoot.observe.tensors import dense_views
 from surefoot.record.facts import NonFiniteGradientEvent
@@ -162,7 +163,7 @@ class StepObserver:
         backwards = len(context.losses.values)
         row["loss"] = context.losses.close_step(evaluations)
         row["backwards"] = backwards
-        row["lr"] = float(optimizer.param_groups[0]["lr"]) if "lr" in optimizer.param_groups[0] else None
+        row["lr"] = learning_rate(optimizer.param_groups[0])
         if context.calls.last_clip is not None:
             row.update(cast("SeriesRow", context.calls.last_clip))
             context.calls.last_clip = None

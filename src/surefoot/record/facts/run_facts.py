@@ -192,6 +192,8 @@ def _simple(value: object) -> Setting | None:
         return value
     if isinstance(value, (tuple, list)) and all(isinstance(each, (int, float)) for each in value):
         return list(value)
+    if getattr(value, "ndim", None) == 0 or getattr(value, "shape", None) == (1,):  # a learning rate may be a tensor
+        return float(value)  # type: ignore[arg-type]
     return None
 
 
