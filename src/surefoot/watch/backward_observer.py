@@ -65,6 +65,9 @@ class BackwardObserver:
         if state.sampled is not None and state.sampled.recorder is not None:
             state.sampled.recorder.in_step = state.sampled.recorder.has_closure and state.sampled.recorder.in_step
         loss, is_scaled = self._loss_of(root)
+        if not self._context.optimizers.all:  # the backward before was a step of its own
+            self._context.losses.close_step(0)
+            self._context.data.roots_of_step.clear()
         if loss is None:  # a loss that has no value in this process
             return
         is_eager = loss.device.type == "cpu" or state.steps < EAGER_STEPS
@@ -120,7 +123,7 @@ class BackwardObserver:
             self._safely("graph", state.sampled.before_backward, root, place)
         if frame is not None:
             line = (frame.f_code, frame.f_lineno)
-            self._context.data.roots_of_step.append(line)
+            self._context.data.roots_of_step.add(line)
             self._safely("data of steps", self._context.data.note, root, line, state.steps, state.backwards)
 
     def after(self, gradients: Any = None) -> None:

@@ -98,6 +98,8 @@ class IncidentWriter:
         """
         if self._capture is None:
             return
+        if not self._context.optimizers.all:
+            self._capture.restart(self._state.steps)
         if again:
             self._capture.ran_again(root)
         else:

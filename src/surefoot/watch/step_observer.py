@@ -173,8 +173,8 @@ class StepObserver:
             row["leftover"] = min(record.leftover)
             record.leftover = []
         if context.data.roots_of_step:
-            row["roots"] = len(set(context.data.roots_of_step))
-        context.data.roots_of_step = []
+            row["roots"] = len(context.data.roots_of_step)
+        context.data.roots_of_step.clear()
         state.has_stepped = True
         row["at"] = state.steps
         record.lines |= context.data.take_lines()
@@ -184,7 +184,7 @@ class StepObserver:
     def skipped_by_scaler(self) -> None:
         """A scaler has skipped a step: its losses belong to no row."""
         self._context.losses.close_skipped_step()
-        self._context.data.roots_of_step = []
+        self._context.data.roots_of_step.clear()
         self._context.events.log_overflow(self._state.steps, self._state.scaler.scale)
 
     def _found_nonfinite(self, record: OptimizerRecord) -> None:
