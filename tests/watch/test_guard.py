@@ -1,12 +1,16 @@
 """`surefoot run --guard`: a step whose gradients are not finite leaves no trace, and the run says what was left out."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
+import torch
 from running import python, rank_of, surefoot
 
 import forked
+from surefoot.watch.context import WatchOptions
+from surefoot.watch.watcher import Watcher
 
 SCRIPT = Path(__file__).with_name("guarded_steps.py")
 
@@ -134,6 +138,28 @@ def test_ranks_leave_out_the_same_steps_and_what_is_sharded_is_not_guarded(tmp_p
         assert (guarded["left_out"], guarded["first"]) == (2, 3)
         assert len(guarded["not_guarded"]) == 1
         assert each.stderr.count("does not guard optimizer 4 (AdamW): its gradients may differ between ranks") == 1
+
+
+def test_an_error_in_taking_in_the_numbers_is_reported_as_such_and_steps_are_guarded_and_logged_on():
+    watcher = Watcher(WatchOptions(guard=True))
+    weight = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    record = watcher.steps.optimizer_made(optimizer)
+    watcher.events.add_skip = lambda *_: 1 / 0
+
+    def step(scale=1.0):
+        weight.grad = torch.full((3,), scale)
+        watcher.steps.before(optimizer, False)
+        optimizer.step()
+        watcher.steps.after(optimizer)
+
+    for scale in (1.0, math.nan, 1.0, math.nan):
+        step(scale)
+    assert list(watcher.probes.problems) == ["numbers of steps"]
+    assert torch.allclose(weight, torch.full((3,), 0.8)), "both broken steps were skipped"
+    assert not record.in_flight
+    assert (record.series.count, record.series.waits) == (4, False)
+    assert watcher.steps.guard.as_facts().not_guarded == {}
 
 
 def test_options_behind_the_script_are_told_to_belong_to_it(tmp_path):

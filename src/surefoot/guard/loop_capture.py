@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.guard.guarded_optimizer import ClosureStep, OpenStep
 from surefoot.observe.readable import is_readable
 from surefoot.observe.without_hooks import WithoutHooks, runs_eagerly
-from surefoot.record.incidents.backward_calls import listen
+from surefoot.record.incidents.backward_calls import listen, stop_listening
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,6 +123,7 @@ class LoopCapture:
         """Capture nothing more."""
         self._capture.close()
         _CAPTURES.discard(self)
+        stop_listening(self)
 
     def _faults(self) -> list[str]:
         """Why a replay of the step under way cannot be exact, as far as the loop tells."""
@@ -136,7 +137,8 @@ class LoopCapture:
 
 def is_own_hook(hook: Any) -> bool:
     """Whether a step hook is that of an attachment."""
-    return isinstance(hook, partial) and getattr(hook.args[0], "__module__", "").startswith("surefoot.guard.")
+    given = hook.args[:1] if isinstance(hook, partial) else ()
+    return any(getattr(each, "__module__", "").startswith("surefoot.guard.") for each in given)
 
 
 def _has_begun(notes: StepCapture) -> bool:

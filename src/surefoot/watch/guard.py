@@ -47,6 +47,8 @@ STEPS_LATER = 8
 MOST_NAMES = 20
 MOST_OUTLIVED = 16
 """Attachments of optimizers that are gone which may wait to be read: a script may make one optimizer per step."""
+REPORTS = "numbers of steps"
+"""The probe that takes in what the guard has measured. If it fails, steps are guarded all the same."""
 WHY_REPLICAS = "which models are replicas, whose ranks must agree before a step is left out"
 RULES = StabilityChecker(
     explosion=None,
@@ -159,6 +161,11 @@ class OptimizerGuard:
             return None
         return self._probes.safely(self.probe, hook, *args)
 
+    @property
+    def reports(self) -> bool:
+        """Whether the numbers of each step still arrive."""
+        return self.probe not in self._probes.problems and REPORTS not in self._probes.problems
+
     def add_change(self, change: Callable[[Optimizer, StepDecision], None]) -> None:
         """Have something done to each step once its gradients are measured, before it is applied: an experiment."""
         self._changes.append(change)
@@ -177,7 +184,7 @@ class OptimizerGuard:
         record = ref()
         self._checked += acts
         if record is not None:
-            self._on_step(record, step)
+            self._probes.safely(REPORTS, self._on_step, record, step)
 
     # ---- what was skipped -------------------------------------------------------------------------------------------
 

@@ -118,7 +118,8 @@ class StepObserver:
         record.row["at"] = self._state.steps
         is_unscaled = getattr(optimizer, "grad_scale", None) is not None  # by the kernel, which the guard knows of
         divide_by = 1.0 if is_unscaled else self._state.scaler.unscale_by or 1.0
-        record.in_flight[attachment.steps] = record.row, divide_by
+        if self.guard.reports:
+            record.in_flight[attachment.steps] = record.row, divide_by
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped."""
@@ -132,6 +133,8 @@ class StepObserver:
             row["closure"] = evaluations
         self._complete(row, record, optimizer, evaluations)
         row.setdefault("grad_norm", None)
+        if record.in_flight and not self.guard.reports:
+            self._give_up_waiting(record)
         record.series.append(row, waits_for_guard=self._is_in_flight(record, optimizer, row))
         if self._context.optimizers.stepped(record):
             state.steps += 1
@@ -154,6 +157,12 @@ class StepObserver:
             return True
         del record.in_flight[index]
         return False
+
+    def _give_up_waiting(self, record: OptimizerRecord) -> None:
+        """The guard reports no more steps: rows that wait for its numbers are written without them."""
+        for row, _ in record.in_flight.values():
+            record.series.arrived(row)
+        record.in_flight.clear()
 
     def _complete(
         self, row: SeriesRow, record: OptimizerRecord, optimizer: torch.optim.Optimizer, evaluations: int
