@@ -95,7 +95,7 @@ class StabilizedRun:
             recovery,
             lag,
             ranks,
-            on_draw=self.capture.drew if self.capture else None,
+            on_draw=self.capture.notes.drew if self.capture else None,
             on_stop_point=lambda: self._actions.stop_if_asked(self.results),
             on_resume=rows.resumed if rows else None,
         )
@@ -112,7 +112,7 @@ class StabilizedRun:
     def close_microbatch(self) -> bool:
         """The microbatch is complete; returns whether the window is."""
         if self.capture is not None:
-            self.capture.close_microbatch()
+            self.capture.notes.close_microbatch()
         return self.window.close_microbatch()
 
     def finish_window(self) -> Outcome:
@@ -175,7 +175,7 @@ class StabilizedRun:
         self.own_signals = {}
         self.window.begin(step + 1)
         if self.capture is not None:
-            self.capture.begin(step + 1)
+            self.capture.notes.begin(step + 1)
         self.results.take(numbers)
         if self._keeps_steps:
             self._persist()
@@ -350,7 +350,7 @@ class TrainingStabilizer:
         """
         self._run.window.backward(loss, weight, options)
         if self._run.capture is not None:
-            self._run.capture.ran_backward(loss, weight)
+            self._run.capture.notes.ran_backward(loss, weight)
 
     def run_microbatches(
         self, loss_fn: Callable[[Any], Tensor], batch: Any, *, weight: Callable[[Any], Scalar] | None = None
@@ -368,10 +368,10 @@ class TrainingStabilizer:
         """
         capture = self._run.capture
         if capture is not None:
-            capture.was_given(batch)
+            capture.notes.was_given(batch)
         loss = self._run.window.run_pieces(loss_fn, batch, weight)
         if capture is not None:
-            capture.ran_backward(loss, None if weight is None else partial(weight, batch))
+            capture.notes.ran_backward(loss, None if weight is None else partial(weight, batch))
         return loss
 
     def observe(self, **signals: Scalar) -> None:

@@ -74,7 +74,7 @@ class BackwardObserver:
         value: Any = float(loss) if is_eager else loss
         self._context.losses.add(value, self._safely("microbatches", share_of, root, is_scaled, is_eager))
         if self._incidents is not None:
-            self._safely("incidents", self._incidents.before_backward, root, value, is_repeated)
+            self._safely("incidents", self._incidents.before_backward, root, value)
         if not state.has_stepped:
             self.series.append({"loss": value})
         if not self._context.optimizers.all and not self.manual.is_known():

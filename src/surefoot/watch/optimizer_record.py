@@ -57,6 +57,12 @@ class OptimizerRecord:
         The key is the number that the guard gives the step.
         """
 
+    def give_up_waiting(self) -> None:
+        """The guard reports no more steps: rows that wait for its numbers are written without them."""
+        for row, _ in self.in_flight.values():
+            self.series.arrived(row)
+        self.in_flight.clear()
+
     def as_facts(self) -> OptimizerFacts:
         """All that is known about it."""
         return OptimizerFacts(

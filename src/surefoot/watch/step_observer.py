@@ -134,7 +134,7 @@ class StepObserver:
         self._complete(row, record, optimizer, evaluations)
         row.setdefault("grad_norm", None)
         if record.in_flight and not self.guard.reports:
-            self._give_up_waiting(record)
+            record.give_up_waiting()
         record.series.append(row, waits_for_guard=self._is_in_flight(record, optimizer, row))
         if self._context.optimizers.stepped(record):
             state.steps += 1
@@ -157,12 +157,6 @@ class StepObserver:
             return True
         del record.in_flight[index]
         return False
-
-    def _give_up_waiting(self, record: OptimizerRecord) -> None:
-        """The guard reports no more steps: rows that wait for its numbers are written without them."""
-        for row, _ in record.in_flight.values():
-            record.series.arrived(row)
-        record.in_flight.clear()
 
     def _complete(
         self, row: SeriesRow, record: OptimizerRecord, optimizer: torch.optim.Optimizer, evaluations: int
@@ -219,7 +213,7 @@ class StepObserver:
         optimizer = record.ref()
         if optimizer is not None:
             self._safely("gradients", self._record_nonfinite, optimizer)
-        event, count = self.guard.skipped(record, at, step)
+        event, count = self.guard.skipped.add(record.number, at, step)
         self._context.events.add_skip(event, count)
         if self._incidents is not None:
             self._safely("incidents", self._incidents.left_out, at, record.number)

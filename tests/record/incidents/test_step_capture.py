@@ -139,6 +139,4 @@ def test_the_microbatches_of_a_loop_that_never_steps_are_bounded(monkeypatch):
     assert [float(each.losses[0]) for each in capture.current.microbatches] == [2.0, 3.0, 4.0]
     assert capture.current.began_before
     assert capture.current.batch_bytes == sum(each.nbytes() for each in capture.current.microbatches) == 24
-    capture.restart(7)
-    assert (capture.current.step, capture.current.microbatches) == (7, [])
     capture.close()

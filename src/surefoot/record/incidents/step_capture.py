@@ -350,10 +350,6 @@ class StepCapture:
         if self.current.drew or not self._between_steps:
             self.models.detach()
 
-    def restart(self, step: int) -> None:
-        """The microbatches so far belong to no step; the microbatch under way is the first one of `step`."""
-        self.current = Window(step, self.current.start)
-
     def moved_to(self, step: int, under_way: bool) -> None:
         """The run is elsewhere: before `step`, or in the middle of it."""
         self._past.clear()
