@@ -205,10 +205,10 @@ class StabilizedRun:
         """
         return {
             "schema": STABILIZER_STATE.version,
-            "judge": self.guard.policy.state_dict(live),
+            "policy": self.guard.policy.state_dict(live),
             "param_norm": pack(self.guard.guarded.measurer.param_norm, live),
             "window": self.window.state_dict(live),
-            "aftermath": self.results.state_dict(),
+            "results": self.results.state_dict(),
         }
 
     def load_own_state(self, state: StabilizerState) -> None:
@@ -217,14 +217,15 @@ class StabilizedRun:
         self._load_rules(state)
         norm = state["param_norm"]
         self.guard.guarded.measurer.param_norm = None if norm is None else norm.to(self.guard.layout.home)
-        self.results.load_state_dict(state["aftermath"])
+        self.results.load_state_dict(state["results"])
         self.window.load_state_dict(state["window"], self.results.steps)
         if self.capture is not None:
             self.capture.moved_to(self.results.steps, self.window.sums.count > 0)
 
     def _load_rules(self, state: StabilizerState) -> None:
         """Only what belongs to the weights: what the rules, the clipper and the loss scale have learned."""
-        self.guard.policy.load_state_dict(state["judge"])
+        state = STABILIZER_STATE.read(state, "the state of the stabilizer", SettingError)
+        self.guard.policy.load_state_dict(state["policy"])
         self.guard.guarded.forget_recordings()
 
     # ---- for a replay -----------------------------------------------------------------------------------------------
@@ -493,4 +494,4 @@ def run_of(stabilizer: TrainingStabilizer) -> StabilizedRun:
 
 def settled_own(state: LiveStabilizerState) -> StabilizerState:
     """The stabilizer's own state once the numbers of its last steps have arrived."""
-    return {**state, "aftermath": settled(state["aftermath"])}
+    return {**state, "results": settled(state["results"])}
