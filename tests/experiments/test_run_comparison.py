@@ -17,7 +17,7 @@ NAN = math.nan
 def facts(losses: list[float], lr: float = 0.01, **more: Any) -> RunFacts:
     held = optimizer(losses)
     held["series"]["lr"] = [lr] * len(losses)
-    base = {"steps": len(losses), "optimizers": [held], "parameters": [parameter(0)], "events": [], "looks": []}
+    base = {"steps": len(losses), "optimizers": [held], "parameters": [parameter(0)], "events": [], "sampled_steps": []}
     return RunFacts.from_json(completed(RunFacts, base | {"experiment": {}} | more))
 
 

@@ -34,10 +34,10 @@ def test_the_guard_says_what_it_left_out_and_why(guarded):
     folder, ended = guarded
     told = json.loads((folder / "run" / "run.json").read_text())["guarded"]
     cases = json.loads(ended.stdout.splitlines()[-1])["cases"]
-    assert told["left_out"] == 2 * (cases - 5)  # four cases are the scaler's overflows, and one gradient was mended
+    assert told["skipped"] == 2 * (cases - 5)  # four cases are the scaler's overflows, and one gradient was mended
     assert told["not_guarded"] == {}
     assert (told["first"], told["last"] > 0, len(told["parameters"])) == (0, True, 20)
-    words = f"surefoot: --guard checked {told['checked']} steps and left out {told['left_out']} (the first at step 0, "
+    words = f"surefoot: --guard checked {told['checked']} steps and left out {told['skipped']} (the first at step 0, "
     assert words in ended.stderr
     assert "not finite: the gradients of second.weight" in ended.stderr
     events = [json.loads(line) for line in (folder / "run" / "events.jsonl").read_text().splitlines()]
@@ -45,7 +45,7 @@ def test_the_guard_says_what_it_left_out_and_why(guarded):
     assert skips[0]["summary"] == "the step was left out: the gradient of second.weight is not finite"
     found = json.loads((folder / "run" / "findings.json").read_text())
     assert found["verdict"] == "unstable"
-    assert found["summary"].startswith(f"`--guard` left out {told['left_out']} of {told['checked']} steps, the first")
+    assert found["summary"].startswith(f"`--guard` left out {told['skipped']} of {told['checked']} steps, the first")
 
 
 def test_without_a_bad_step_the_guard_changes_no_bit(tmp_path):
@@ -135,7 +135,7 @@ def test_ranks_leave_out_the_same_steps_and_what_is_sharded_is_not_guarded(tmp_p
     assert ends[0]["replica"] == ends[0]["zero"]
     for rank, each in enumerate(told):
         guarded = json.loads((tmp_path / "run" / f"rank{rank}" / "run.json").read_text())["guarded"]
-        assert (guarded["left_out"], guarded["first"]) == (2, 3)
+        assert (guarded["skipped"], guarded["first"]) == (2, 3)
         assert len(guarded["not_guarded"]) == 1
         assert each.stderr.count("does not guard optimizer 4 (AdamW): its gradients may differ between ranks") == 1
 

@@ -119,6 +119,21 @@ def _rename_parts_of_stabilizer(state: Any) -> Any:
     )
 
 
+def _rename_facts(facts: Any) -> Any:
+    """Version 2 has the names that the fields have in the code, in place of metaphors."""
+    optimizer = {
+        "born_at": "created_at_step",
+        "loaded_at": "state_loaded_at_step",
+        "loaded_age": "loaded_state_steps",
+    }
+    facts = _renamed(facts, {"looks": "sampled_steps"})
+    facts = _within(facts, "parameters", lambda each: _renamed(each, {"looked": "sampled"}))
+    facts = _within(facts, "optimizers", lambda each: _renamed(each, optimizer))
+    facts = _within(facts, "guarded", lambda each: _renamed(each, {"left_out": "skipped"}))
+    leaves = {"strange": "unknown_leaves"}
+    return _within(facts, "sampled_steps", lambda step: _within(step, "roots", lambda each: _renamed(each, leaves)))
+
+
 CHECKPOINT = Format(
     "checkpoint",
     1,
@@ -155,7 +170,14 @@ RUN = Format(
     "`surefoot run`, `TrainingStabilizer(log=...)`",
     "`load_run`, `surefoot diagnose`, `report` and `serve`",
 )
-FACTS = Format("facts", 1, "`facts.json`", "`surefoot run`", "`surefoot diagnose`, `report` and `serve`")
+FACTS = Format(
+    "facts",
+    2,
+    "`facts.json`",
+    "`surefoot run`",
+    "`surefoot diagnose`, `report` and `serve`",
+    migrations={1: _rename_facts},
+)
 FINDINGS = Format(
     "findings",
     1,

@@ -105,7 +105,7 @@ def test_units_dead_from_the_start_are_named_with_their_share(watch: Nursery) ->
     run = watch(START, NET, "nn.init.constant_(model[0].bias, -20.0)", LOOP)
     found = run.names_first(
         "model.dead-units",
-        step=run.facts["looks"][-1]["step"],
+        step=run.facts["sampled_steps"][-1]["step"],
         at="model.1",
         evidence={"share", "units", "share_at_start", "looks"},
     )
@@ -309,7 +309,7 @@ def test_attention_logits_that_climb_while_the_heads_become_certain_are_named(wa
     run = watch(GROWING.replace("FACTOR", "1.08"))
     found = run.names_first(
         "model.attention-logit-growth",
-        step=run.facts["looks"][-1]["step"],
+        step=run.facts["sampled_steps"][-1]["step"],
         at="|scores.softmax(",
         evidence={"first", "last", "entropy_first", "entropy_last"},
     )
