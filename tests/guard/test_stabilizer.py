@@ -276,7 +276,7 @@ def test_an_incident_is_logged_with_step_tensor_and_numbers(caplog):
     message = caplog.records[0].getMessage()
     assert "step 3" in message
     assert "gradient of 3.bias and 3 more" in message
-    assert "step not applied" in message
+    assert "step skipped" in message
 
 
 def test_a_flood_of_incidents_is_counted_and_not_logged_one_by_one(caplog):

@@ -1,4 +1,4 @@
-"""`surefoot run --guard`: a step whose gradients are not finite leaves no trace, and the run says what was left out."""
+"""`surefoot run --guard`: a step whose gradients are not finite leaves no trace, and the run says what was skipped."""
 
 import json
 import math
@@ -30,22 +30,22 @@ def test_a_bad_step_leaves_no_trace_in_any_optimizer(guarded):
     assert told["cases"] >= 78
 
 
-def test_the_guard_says_what_it_left_out_and_why(guarded):
+def test_the_guard_says_what_it_skipped_and_why(guarded):
     folder, ended = guarded
     told = json.loads((folder / "run" / "run.json").read_text())["guarded"]
     cases = json.loads(ended.stdout.splitlines()[-1])["cases"]
     assert told["skipped"] == 2 * (cases - 5)  # four cases are the scaler's overflows, and one gradient was mended
     assert told["not_guarded"] == {}
     assert (told["first"], told["last"] > 0, len(told["parameters"])) == (0, True, 20)
-    words = f"surefoot: --guard checked {told['checked']} steps and left out {told['skipped']} (the first at step 0, "
+    words = f"surefoot: --guard checked {told['checked']} steps and skipped {told['skipped']} (the first at step 0, "
     assert words in ended.stderr
     assert "not finite: the gradients of second.weight" in ended.stderr
     events = [json.loads(line) for line in (folder / "run" / "events.jsonl").read_text().splitlines()]
     skips = [event for event in events if event["event"] == "skip"]
-    assert skips[0]["summary"] == "the step was left out: the gradient of second.weight is not finite"
+    assert skips[0]["summary"] == "the step was skipped: the gradient of second.weight is not finite"
     found = json.loads((folder / "run" / "findings.json").read_text())
     assert found["verdict"] == "unstable"
-    assert found["summary"].startswith(f"`--guard` left out {told['skipped']} of {told['checked']} steps, the first")
+    assert found["summary"].startswith(f"`--guard` skipped {told['skipped']} of {told['checked']} steps, the first")
 
 
 def test_without_a_bad_step_the_guard_changes_no_bit(tmp_path):
@@ -53,7 +53,7 @@ def test_without_a_bad_step_the_guard_changes_no_bit(tmp_path):
     watched = surefoot(tmp_path, "--guard", str(SCRIPT), "cpu", "healthy")
     assert plain.returncode == 0, plain.stderr[-2000:]
     assert json.loads(watched.stdout) == json.loads(plain.stdout)
-    assert "steps and left out none" in watched.stderr
+    assert "steps and skipped none" in watched.stderr
 
 
 THREADED = """
@@ -78,7 +78,7 @@ def test_a_script_that_replaces_methods_and_has_threads_is_guarded_too(tmp_path)
     (tmp_path / "script.py").write_text(THREADED)
     ended = surefoot(tmp_path, "--guard", "script.py")
     assert ended.stdout.split() == ["True"]
-    assert "--guard checked 10 steps and left out 1" in ended.stderr
+    assert "--guard checked 10 steps and skipped 1" in ended.stderr
 
 
 RANKS = """

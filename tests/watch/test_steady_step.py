@@ -73,7 +73,7 @@ def test_the_guard_skips_a_step_whose_loss_is_not_finite_although_its_gradients_
     assert facts.guard is not None
     assert facts.guard.skipped == 1
     assert facts.optimizers[0].series.skipped[5] is True
-    assert "left out 1 (step 5); the loss" in run.errors
+    assert "skipped 1 (step 5); the loss" in run.errors
 
 
 def test_an_optimizer_without_a_learning_rate_is_watched_like_any_other(watch):

@@ -236,7 +236,7 @@ class Attachment:
             hooks.signals.observe(loss, signals)
 
     def skipped_by_scaler(self, loss_scale: float = 1.0) -> None:
-        """Count a step that a `GradScaler` has left out without calling the optimizer, because of an overflow.
+        """Count a step that a `GradScaler` has skipped without calling the optimizer, because of an overflow.
 
         An optimizer that is not fused is not called then, so that no hook runs.
         """
@@ -496,7 +496,7 @@ class _StepHooks:
         return StepNumbers(StepRecord(signals, skipped=False))
 
     def skipped_by_scaler(self, loss_scale: float) -> None:
-        """A step was left out without a call of the optimizer."""
+        """A step was skipped without a call of the optimizer."""
         lr = self._guarded.lr(self._results.lr_factor)
         loss = None if self.signals.loss is None else float(self.signals.loss)
         signals = Signals(self._results.steps, loss, lr=lr, loss_scale=float(loss_scale))

@@ -5,7 +5,7 @@ checkpoints and recovery. The file that combines all stages:
 
     tensors ─observe─▶ Signals ─detect─▶ Verdict ─decide─▶ Decision ─act─▶ Outcome
 
-Each step the gradients are measured in one pass, decided on, clipped, and applied or left out. On a GPU with a fused
+Each step the gradients are measured in one pass, decided on, clipped, and applied or skipped. On a GPU with a fused
 optimizer all of that stays on the device: the host reads the step's numbers `lag_steps` later. On a CPU, where reading
 is free, the host decides at once. An optimizer that is not fused costs one scalar sync a step on a GPU.
 """

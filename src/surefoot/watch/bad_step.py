@@ -73,7 +73,7 @@ class BadStep:
                 "kind": "nonfinite",
                 "severity": "error",
                 "summary": summary or words,
-                "action": "none",  # the guard may skip the step yet: `IncidentWriter.left_out`
+                "action": "none",  # the guard may skip the step yet: `IncidentWriter.skipped`
                 "evidence": {"parameters": bad[:NAMES_KEPT]},
             },
             rank=self._rank[0],

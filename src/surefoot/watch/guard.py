@@ -50,7 +50,7 @@ MOST_OUTLIVED = 16
 """Attachments of optimizers that are gone which may wait to be read: a script may make one optimizer per step."""
 REPORTS = "numbers of steps"
 """The probe that takes in what the guard has measured. If it fails, steps are guarded all the same."""
-WHY_REPLICAS = "which models are replicas, whose ranks must agree before a step is left out"
+WHY_REPLICAS = "which models are replicas, whose ranks must agree before a step is skipped"
 RULES = StabilityChecker(
     explosion=None,
     spike=None,
@@ -126,7 +126,7 @@ class OptimizerGuard:
         self._state, self._probes, self._registry = context.state, context.probes, context.registry
         self._on_nonfinite, self._on_step = on_nonfinite, on_step
         self.acts = context.options.guard
-        self.probe = "left-out steps" if self.acts else "gradient norms"
+        self.probe = "skipped steps" if self.acts else "gradient norms"
         """The name under which a failure is reported."""
         self._attachments: IdentityMap[Attachment] = IdentityMap()
         self._outlived: list[Attachment] = []
@@ -254,7 +254,7 @@ class OptimizerGuard:
         if _world_size() == 1 or _is_replicated(optimizer, list(self._replicas)):
             return False
         why = (
-            "its gradients may differ between ranks, and a step must be left out on all of them or on none. "
+            "its gradients may differ between ranks, and a step must be skipped on all of them or on none. "
             "DistributedDataParallel is guarded; for sharded models use TrainingStabilizer"
         )
         name = f"optimizer {record.number + 1} ({type(optimizer).__name__})"
@@ -285,7 +285,7 @@ def in_words(facts: GuardFacts) -> str:
     missing = [f"{name} was not guarded: {why}" for name, why in facts.not_guarded.items()]
     if not checked:
         return ". ".join(["--guard checked no step" if missing else "--guard saw no optimizer step to check", *missing])
-    words = f"--guard checked {checked:,} step{'s' if checked != 1 else ''} and left out "
+    words = f"--guard checked {checked:,} step{'s' if checked != 1 else ''} and skipped "
     if not count:
         return ". ".join([f"{words}none", *missing])
     first, last, names = facts.first, facts.last, facts.parameters

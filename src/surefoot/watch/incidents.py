@@ -144,8 +144,8 @@ class IncidentWriter:
         if self._notes.capture is not None:
             self._keep(optimizer, "", "step")
 
-    def left_out(self, step: int, optimizer: int | None) -> None:
-        """The guard has left out a step: if it is the one that was kept, its folder says so."""
+    def skipped(self, step: int, optimizer: int | None) -> None:
+        """The guard has skipped a step: if it is the one that was kept, its folder says so."""
         if self._kept is not None and self._kept[1:] == (step, optimizer):
             note_action(self._kept[0], "skip")
             self._kept = None

@@ -99,7 +99,7 @@ class OptimizerUpdates:
         )
 
     def drop_step(self, number: int) -> None:
-        """The step was left out: that no parameter changed is no evidence."""
+        """The step was skipped: that no parameter changed is no evidence."""
         held = self._last_step(number)
         if held is not None:
             self.steps = [step for step in self.steps if step is not held]

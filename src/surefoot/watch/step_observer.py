@@ -216,7 +216,7 @@ class StepObserver:
         event, count = self.guard.skipped.add(record.number, at, step)
         self._context.events.add_skip(event, count)
         if self._incidents is not None:
-            self._safely("incidents", self._incidents.left_out, at, record.number)
+            self._safely("incidents", self._incidents.skipped, at, record.number)
 
     def _keep_incident(self, optimizer: torch.optim.Optimizer) -> None:
         if self._incidents is not None and not self._state.scaler.enabled:

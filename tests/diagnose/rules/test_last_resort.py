@@ -100,14 +100,14 @@ def test_updates_that_fail_are_named_although_the_guard_left_a_step_out(watch: N
 
 def test_a_diagnosis_says_that_steps_were_left_out_whatever_else_was_found(watch: Nursery) -> None:
     run = watch.guarded(script(before=f"optimizer.param_groups[0]['lr'] = 0.0; {ROOT}"))
-    told = f"`--guard` left out 1 of 100 steps, at step {AT}."
+    told = f"`--guard` skipped 1 of 100 steps, at step {AT}."
     assert run.first.cause == "optim.no-update"
     assert run.diagnosis.as_json()["summary"].endswith(f" {told}")
     assert told in as_full_text(run.diagnosis, "run")
     alone = watch.guarded(script(before=ROOT)).diagnosis
     assert alone.verdict != "healthy"
-    assert as_full_text(alone, "run").count("left out 1 of 100 steps") == 1
-    assert alone.summary.count("left out 1 of 100 steps") == 1
+    assert as_full_text(alone, "run").count("skipped 1 of 100 steps") == 1
+    assert alone.summary.count("skipped 1 of 100 steps") == 1
 
 
 @pytest.mark.parametrize("before", [ROOT, f"loss = loss * {NAN} if step == {AT} else loss"])
