@@ -17,7 +17,7 @@ def optimizer(losses: list[float], number: int = 0, **more: Any) -> dict[str, An
     steps = list(range(len(losses)))
     series = {"step": steps, "loss": losses, "grad_norm": [1.0] * len(losses), "lr": [0.01] * len(losses)}
     held = {"number": number, "type": "Adam", "site": "train.py:20", "settings": [{"lr": 0.01}], "steps": len(losses)}
-    return held | {"born_at": 0, "loaded_at": None, "loaded_age": None, "lines": [0], "series": series} | more
+    return held | {"created_at_step": 0, "lines": [0], "series": series} | more
 
 
 def falling(count: int = 100, start: float = 2.0, end: float = 0.2) -> list[float]:
@@ -54,7 +54,7 @@ def facts_of(losses: list[float] | None = None, **facts: Any) -> RunFacts:
         "steps": len(losses),
         "optimizers": [optimizer(losses)],
         "parameters": [parameter(0)],
-        "looks": [],
+        "sampled_steps": [],
         "events": [],
         "batches": [],
         "loaders": [],

@@ -96,8 +96,8 @@ def test_a_single_verdict_is_its_own_leaf():
     ("action", "told"),
     [
         ("none", "left alone"),
-        ("skip", "step not applied"),
-        ("back_off", "step not applied, learning rate cut"),
+        ("skip", "step skipped"),
+        ("back_off", "step skipped, learning rate cut"),
         ("halt", "halted"),
     ],
 )

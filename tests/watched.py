@@ -99,7 +99,7 @@ class Watched:
 
     def look_after(self, step: int) -> int:
         """The first step from there on that was looked at."""
-        return next(int(look["step"]) for look in self.facts["looks"] if look["step"] >= step)
+        return next(int(look["step"]) for look in self.facts["sampled_steps"] if look["step"] >= step)
 
     def names_first(self, cause: str, *, step: int | None, at: str, evidence: set[str]) -> Finding:
         """The first finding, after checking its cause, step, place (the one line that holds `at`) and evidence."""

@@ -206,8 +206,8 @@ Action: TypeAlias = Literal["none", "skip", "back_off", "roll_back", "reset_mome
 
 _DONE: dict[Action, str] = {
     "none": "left alone",
-    "skip": "step not applied",
-    "back_off": "step not applied, learning rate cut",
+    "skip": "step skipped",
+    "back_off": "step skipped, learning rate cut",
     "roll_back": "back to an earlier state, learning rate cut",
     "reset_moments": "optimizer state cleared, learning rate cut",
     "take_back": "the return was taken back",

@@ -151,8 +151,8 @@ def test_a_schedule_that_breaks_halts_the_run_in_the_end_and_never_goes_back(dec
 def test_a_rule_does_not_learn_from_a_step_that_was_refused_for_a_setting() -> None:
     model, optimizer, stabilizer = built("adamw")
     step(model, stabilizer)
-    before = stabilizer.state_dict()["judge"]["rules"]
+    before = stabilizer.state_dict()["policy"]["rules"]
     optimizer.param_groups[0]["lr"] = NAN
     step(model, stabilizer)
-    after = stabilizer.state_dict()["judge"]["rules"]
+    after = stabilizer.state_dict()["policy"]["rules"]
     assert repr(before) == repr(after)

@@ -74,7 +74,8 @@ def test_a_migration_that_leads_nowhere_makes_nothing_readable():
 def test_what_names_no_version_is_refused_unless_it_has_one_by_agreement():
     with pytest.raises(sf.UsageError, match="schema None"):
         formats.FACTS.read({}, "here")
-    assert formats.FACTS.read({}, "here", unmarked=1) == {}
+    assert formats.RUN.read({}, "here", unmarked=1) == {}
+    assert formats.FACTS.read({"looks": []}, "here", unmarked=1) == {"sampled_steps": [], "schema": 2}
     with pytest.raises(ValueError, match="here is of schema None"):
         formats.FACTS.read([1], "here", ValueError, unmarked=1)
 

@@ -298,5 +298,5 @@ def test_a_detector_that_prints_with_its_address_goes_on_in_another_process() ->
     train(model, stabilizer, steps=3)
     _, _, again = built(checker=second)
     again.load_state_dict(stabilizer.state_dict())
-    state = again.state_dict()["aftermath"]["ledger"]["look_back"]
+    state = again.state_dict()["results"]["history"]["look_back"]
     assert 3.0 in state

@@ -60,12 +60,12 @@ def test_the_training_loader_is_drawn_from_with_gradients() -> None:
 
 
 def test_chance_is_the_entropy_of_labels_and_the_variance_of_targets() -> None:
-    found = chance(run(looks=[classified(step) for step in range(4)]))
+    found = chance(run(sampled_steps=[classified(step) for step in range(4)]))
     assert found is not None
     assert (found.kind, found.level) == ("classes", pytest.approx(math.log(2)))
     target = {"mean": 0.0, "std": 2.0}
     note = {"op": "mse_loss", "grad": True, "reduction": "mean", "value": 4.0, "target": target}
-    found = chance(run(looks=[look(step, notes={"losses": [note]}) for step in range(4)]))
+    found = chance(run(sampled_steps=[look(step, notes={"losses": [note]}) for step in range(4)]))
     assert found is not None
     assert (found.kind, found.level) == ("variance", pytest.approx(4.0))
 
@@ -73,17 +73,17 @@ def test_chance_is_the_entropy_of_labels_and_the_variance_of_targets() -> None:
 def test_chance_is_not_known_where_more_is_minimised() -> None:
     looks = [classified(step) for step in range(4)]
     looks[2]["roots"][0]["value"] = 5.0
-    assert chance(run(looks=looks)) is None
+    assert chance(run(sampled_steps=looks)) is None
 
 
 def test_a_loss_far_below_chance_is_not_at_chance() -> None:
     looks = [classified(step) for step in range(4)]
-    assert at_chance(run([0.69] * 40, looks=looks)) is not None
-    assert at_chance(run(falling(), looks=looks)) is None
+    assert at_chance(run([0.69] * 40, sampled_steps=looks)) is not None
+    assert at_chance(run(falling(), sampled_steps=looks)) is None
 
 
 def test_the_way_of_the_weights_is_ratio_times_steps() -> None:
-    assert weights_moved(run(looks=[look(0, steps=moves(0.01))])) == pytest.approx(1.0)
+    assert weights_moved(run(sampled_steps=[look(0, steps=moves(0.01))])) == pytest.approx(1.0)
     assert weights_moved(run()) == 0.0
 
 

@@ -142,7 +142,8 @@ def test_no_cause_explains_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    "facts", [{}, {"steps": 0}, {"schema": 1, "steps": 3, "optimizers": []}, {"steps": 5, "looks": [{"step": 0}]}]
+    "facts",
+    [{}, {"steps": 0}, {"schema": 1, "steps": 3, "optimizers": []}, {"steps": 5, "sampled_steps": [{"step": 0}]}],
 )
 def test_facts_with_next_to_nothing_in_them_cannot_be_judged(facts: dict[str, Any]) -> None:
     diagnosis = diagnose(RunFacts.from_json(facts))

@@ -19,17 +19,17 @@ def classified(step: int, value: float, **more: Any) -> dict[str, Any]:
 
 
 def test_chance_is_the_entropy_of_the_labels() -> None:
-    held = run(looks=[classified(step, 1.0) for step in range(4)])
+    held = run(sampled_steps=[classified(step, 1.0) for step in range(4)])
     assert held.chance == pytest.approx(math.log(2))
 
 
 @pytest.mark.parametrize("more", [{"reduction": "sum"}, {"weighted": True}, {"smoothing": 0.1}, {"labels": None}])
 def test_chance_is_not_known_for_losses_on_another_scale(more: dict[str, Any]) -> None:
-    assert run(looks=[classified(step, 1.0, **more) for step in range(4)]).chance is None
+    assert run(sampled_steps=[classified(step, 1.0, **more) for step in range(4)]).chance is None
 
 
 def test_a_second_phase_on_trained_weights_is_continued_and_a_fresh_model_is_not() -> None:
-    phases = [optimizer(falling(60), 0), optimizer([0.2] * 60, 1, born_at=60)]
+    phases = [optimizer(falling(60), 0), optimizer([0.2] * 60, 1, created_at_step=60)]
     trained = parameter(0, optimizers=(0, 1)) | {"loaded": False}
     fresh = parameter(0, optimizers=(1,)) | {"loaded": False}
     assert run(optimizers=phases, parameters=[trained]).curve.continued
@@ -38,15 +38,15 @@ def test_a_second_phase_on_trained_weights_is_continued_and_a_fresh_model_is_not
 
 def test_turns_taken_by_two_optimizers_are_adversarial_and_phases_are_not() -> None:
     turns = [optimizer(falling(60), 0), optimizer(falling(60), 1)]
-    phases = [optimizer(falling(60), 0), optimizer(falling(60), 1, born_at=60)]
+    phases = [optimizer(falling(60), 0), optimizer(falling(60), 1, created_at_step=60)]
     assert run(optimizers=turns, steps=60).adversarial
     assert not run(optimizers=phases, steps=120).adversarial
 
 
 def test_a_loss_whose_targets_come_from_a_model_is_blind() -> None:
     looks = [classified(step, 1.0, target_from_model=True) for step in range(4)]
-    assert run(looks=looks).blind
-    assert not run(looks=[classified(step, 1.0) for step in range(4)]).blind
+    assert run(sampled_steps=looks).blind
+    assert not run(sampled_steps=[classified(step, 1.0) for step in range(4)]).blind
 
 
 def test_events_are_asked_for_by_their_type() -> None:

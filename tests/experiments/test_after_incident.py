@@ -85,7 +85,7 @@ def test_a_step_that_was_left_out_on_purpose_is_forgiven_unless_nearly_all_were(
     skipped = {"skipped": True}
     forgiven = reading([NAN] + [1.0] * 20, rows={0: skipped})
     assert (forgiven.outcome, forgiven.left_out) == ("calm", 1)
-    assert forgiven.words == "goes on at 1 (before: 0.986), 1 of 21 steps left out"
+    assert forgiven.words == "goes on at 1 (before: 0.986), 1 of 21 steps skipped"
     assert reading([NAN] * 21, rows=dict.fromkeys(range(21), skipped)).outcome == "non-finite"
 
 

@@ -17,7 +17,7 @@ NAN = math.nan
 def facts(losses: list[float], lr: float = 0.01, **more: Any) -> RunFacts:
     held = optimizer(losses)
     held["series"]["lr"] = [lr] * len(losses)
-    base = {"steps": len(losses), "optimizers": [held], "parameters": [parameter(0)], "events": [], "looks": []}
+    base = {"steps": len(losses), "optimizers": [held], "parameters": [parameter(0)], "events": [], "sampled_steps": []}
     return RunFacts.from_json(completed(RunFacts, base | {"experiment": {}} | more))
 
 
@@ -81,7 +81,7 @@ def test_steps_that_were_left_out_are_forgiven_unless_they_are_many() -> None:
     assert reading(losses, events=events, experiment={"skipped": [40, 50]}).outcome == "learned"
     assert reading(losses, events=events, experiment={"skipped": [40]}).outcome == "thrown"
     many = reading(losses, events=events, experiment={"skipped": list(range(10, 90))})
-    assert (many.outcome, many.words[-26:]) == ("stuck", ", 80 of 100 steps left out")
+    assert (many.outcome, many.words[-25:]) == ("stuck", ", 80 of 100 steps skipped")
 
 
 def test_a_change_cures_if_the_run_learns_beyond_the_point_of_failure() -> None:

@@ -200,7 +200,7 @@ def test_where_other_batches_fail_leaving_out_bad_steps_only_hides_it() -> None:
     assert (found.answer, found.cures) == ("not cured", [])
     assert found.sentence == "no single change that was tried cures it; other batches and batch skipped do not."
     assert found.conclusions[:2] == [
-        "Leaving out bad steps hides it (14 of 21 steps were left out).",
+        "Skipping bad steps hides it (14 of 21 steps were skipped).",
         "From the same weights, another batch fails too: it is not this batch.",
     ]
     assert "`surefoot bisect train.py`" in found.conclusions[2]

@@ -22,6 +22,7 @@ import torch
 import surefoot as sf
 from goldens.golden import VERSION_1, as_json, described
 from goldens.loops import FEATURES, Feature, Loop, seed_all
+from surefoot.core.formats import STABILIZER_STATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,11 +48,16 @@ for step in range(12):
 """A run with a learning rate that is too high."""
 
 
-def unpack(archive: str, folder: Path) -> Path:
-    """The folder of one format of version 1, in an empty folder."""
-    with tarfile.open(VERSION_1 / f"{archive}.tar.xz") as packed:
+def unpack(archive: str, folder: Path, version: Path = VERSION_1) -> Path:
+    """The folder of one format, of version 1 or as another folder of versions has it, in an empty folder."""
+    with tarfile.open(version / f"{archive}.tar.xz") as packed:
         packed.extractall(folder, filter="data")
     return folder
+
+
+def newest(archive: str) -> Path:
+    """The newest folder of versions that has an archive: files of the current version."""
+    return max(path.parent for path in VERSION_1.parent.glob(f"v*/{archive}.tar.xz"))
 
 
 def pack(folder: Path, archive: Path) -> None:
@@ -64,6 +70,14 @@ def pack(folder: Path, archive: Path) -> None:
             entry.size = path.stat().st_size
             with path.open("rb") as file:
                 packed.addfile(entry, file)
+
+
+def up_to_date(tree: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint's content with the states of stabilizers in their current version."""
+    own = {"stabilizer": STABILIZER_STATE.read(tree["stabilizer"], "the state")}
+    also = tree.get("also") or {}
+    others = {name: up_to_date(part) if "stabilizer" in part else part for name, part in also.items()}
+    return {**tree, **own, **({"also": others} if others else {})}
 
 
 # ---- checkpoints --------------------------------------------------------------------------------------------------
@@ -100,9 +114,10 @@ def resumed_content(feature: str, folder: Path) -> dict[str, Any]:
 
 def checkpoint_text(feature: str, folder: Path, digits: int | None = None) -> str:
     """What the checkpoint of a feature holds and what a run resumes with, as far as the plain one has other lines."""
-    saved = described(checkpoint_content(feature, folder), digits)
+    content = checkpoint_content(feature, folder)
+    saved, current = described(content, digits), described({**content, "state": up_to_date(content["state"])}, digits)
     resumed = described(resumed_content(feature, folder), digits)
-    return f"[checkpoint]\n{saved}\n[resumed, where it differs from the checkpoint]\n{_others(resumed, saved)}"
+    return f"[checkpoint]\n{saved}\n[resumed, where it differs from the checkpoint]\n{_others(resumed, current)}"
 
 
 def _others(text: str, known: str) -> str:
@@ -161,10 +176,10 @@ def states_text(folder: Path, digits: int | None = None) -> str:
     seed_all(1_000)
     position.load_state_dict(placed)
     left = [rows.tolist() for _, rows in position.follow(loader, epochs=3)]
-    text = described({"stabilizer": saved}, digits)
+    text, current = described({"stabilizer": saved}, digits), described(up_to_date({"stabilizer": saved}), digits)
     again = described({"stabilizer": loop.stabilizer.state_dict()}, digits)
     return (
-        f"{text}\n[loaded, where it differs]\n{_others(again, text)}\n"
+        f"{text}\n[loaded, where it differs]\n{_others(again, current)}\n"
         f"{described({'data_position': placed, 'rows_left': left}, digits)}"
     )
 

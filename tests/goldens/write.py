@@ -1,7 +1,8 @@
 """Rewrite the golden files: `python tests/goldens/write.py [NAME ...]`, then review `git diff tests/goldens`.
 
 Without names every text of the current version is written. Files of an earlier version of a format (`v1/`) are evidence
-and are never rewritten; `--version FOLDER` writes those of the current version into a new folder, such as `v2`.
+and are never rewritten; `--version FOLDER [FORMAT ...]` writes those of the current version into a new folder, such as
+`v2`: of the formats that have changed.
 """
 
 from __future__ import annotations
@@ -32,12 +33,15 @@ def write_texts(names: list[str]) -> None:
         print(name)
 
 
-def write_version(name: str) -> None:
-    """Write the files of every format as they are now into a folder that is not there yet."""
-    if (FOLDER / name).exists():
-        sys.exit(f"{name} is there already, and files of an earlier version are not rewritten; give a new name.")
-    (FOLDER / name).mkdir()
+def write_version(name: str, archives: list[str]) -> None:
+    """Write files as they are now, of these formats or of all, into a folder that does not have them yet."""
+    there = [archive for archive in archives or MAKERS if (FOLDER / name / f"{archive}.tar.xz").exists()]
+    if there:
+        sys.exit(f"{name} has {', '.join(there)} already, and files of a version are not rewritten; give a new name.")
+    (FOLDER / name).mkdir(exist_ok=True)
     for archive, make in MAKERS.items():
+        if archives and archive not in archives:
+            continue
         with tempfile.TemporaryDirectory() as scratch:
             make(Path(scratch))
             pack(Path(scratch), FOLDER / name / f"{archive}.tar.xz")
@@ -46,7 +50,7 @@ def write_version(name: str) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # as in the tests
-    if sys.argv[1:2] == ["--version"] and len(sys.argv) == 3:
-        write_version(sys.argv[2])
+    if sys.argv[1:2] == ["--version"] and len(sys.argv) >= 3:
+        write_version(sys.argv[2], sys.argv[3:])
     else:
         write_texts(sys.argv[1:])

@@ -38,7 +38,7 @@ def test_a_bad_step_on_cuda_leaves_no_trace_in_any_optimizer(tmp_path):
     told = json.loads(ended.stdout.splitlines()[-1])
     assert told["failed"] == {}
     guarded = json.loads((tmp_path / "run" / "run.json").read_text())["guarded"]
-    assert guarded["left_out"] == 2 * (told["cases"] - 5)  # the scaler's own overflows, and a gradient that was mended
+    assert guarded["skipped"] == 2 * (told["cases"] - 5)  # the scaler's own overflows, and a gradient that was mended
     assert guarded["not_guarded"] == {}
     assert len(guarded["parameters"]) == 20
     # The name is looked up when the numbers have arrived; by then several models may be known.

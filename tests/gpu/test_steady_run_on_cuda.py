@@ -25,7 +25,7 @@ from torch import nn
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1)).cuda()
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=FUSED)
+optimizer = torch.optim.AdamW(model.parameters(), SETTINGS)
 x = torch.randn(256, 32, device="cuda")
 y = x[:, :1].clone()
 for step in range({STEPS}):
@@ -40,9 +40,12 @@ for step in range({STEPS}):
 """
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_steady_steps_start_no_sync_and_lose_no_number(tmp_path, fused):
-    (tmp_path / "train.py").write_text(SCRIPT.replace("FUSED", str(fused)))
+@pytest.mark.parametrize(
+    "settings",
+    ["lr=1e-3, fused=True", "lr=1e-3, fused=False", 'lr=torch.tensor(1e-3, device="cuda"), fused=True'],
+)
+def test_steady_steps_start_no_sync_and_lose_no_number(tmp_path, settings):
+    (tmp_path / "train.py").write_text(SCRIPT.replace("SETTINGS", settings))
     command = [sys.executable, "-m", "surefoot", "run", "--out", "run", "train.py"]
     ended = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr[-2000:]
@@ -50,6 +53,6 @@ def test_steady_steps_start_no_sync_and_lose_no_number(tmp_path, fused):
     facts = json.loads((tmp_path / "run" / "facts.json").read_text())
     assert facts["problems"] == {}
     series = facts["optimizers"][0]["series"]
-    for name in ("loss", "grad_norm", "clip_norm"):
+    for name in ("loss", "grad_norm", "clip_norm", "lr"):
         assert len(series[name]) == STEPS, name
         assert all(isinstance(value, float) for value in series[name]), name

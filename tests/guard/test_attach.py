@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.optimizer import _global_optimizer_pre_hooks as global_hooks
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import surefoot as sf
 from loops import differences, everything
@@ -445,6 +447,32 @@ def test_detach_removes_everything_and_may_be_called_twice():
     assert attachment.steps == 2
     assert any(p.isnan().any() for p in model.parameters())
     sf.attach(model, opt)
+
+
+def test_the_last_detach_leaves_torch_as_it_was(tmp_path):
+    def ours() -> list[Any]:
+        return [hook for hook in global_hooks.values() if hook.__module__.startswith("surefoot.guard")]
+
+    (model, opt), (other, another) = built("adamw"), built("adamw")
+    sf.attach(model, opt, incidents=tmp_path).detach()  # other tests may have left an optimizer attached
+    code = torch.autograd.backward.__code__
+    first, second = sf.attach(model, opt, incidents=tmp_path), sf.attach(other, another)
+    assert torch.autograd.backward.__code__ is not code
+    second.detach()
+    assert ours()
+    seen = []
+
+    def detach(*_: Any) -> None:
+        first.detach()
+        seen.append(ours())
+
+    handle = register_optimizer_step_pre_hook(detach)
+    another.step()  # in a step torch goes through these hooks
+    handle.remove()
+    first.detach()
+    assert len(seen[0]) == 1
+    assert not ours()
+    assert torch.autograd.backward.__code__ is code
 
 
 def test_detaching_from_inside_a_step_is_fine():

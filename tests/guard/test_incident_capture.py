@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 import surefoot as sf
-from surefoot.guard.incident_capture import keeper_for
+from surefoot.guard.incident_capture import RefusedSteps, keeper_for
 from surefoot.guard.stabilizer import run_of
+from surefoot.types import StepRecord
 
 
 def test_the_capture_keeps_no_model_optimizer_or_schedule_alive(tmp_path):
@@ -43,3 +44,31 @@ def test_a_folder_becomes_a_keeper_and_a_keeper_stays():
     assert keeper_for("runs") == sf.IncidentKeeper("runs")
     assert keeper_for(keeper) is keeper
     assert keeper_for(None) is None
+
+
+def test_the_first_of_consecutive_refused_steps_is_wanted():
+    rule = RefusedSteps(lambda record: record.skipped)
+
+    def wants(step, refused=True, again=False):
+        record = StepRecord(sf.Signals(step), skipped=refused)
+        wanted = rule.wants(record, again)
+        rule.add(record)
+        return wanted
+
+    assert [wants(0, refused=False), wants(1), wants(2), wants(3, again=True), wants(5)] == [0, 1, 0, 1, 1]
+    rule.start_anew()
+    assert wants(6)
+
+
+def test_a_restored_run_keeps_no_copy_of_a_step_of_the_abandoned_one(tmp_path):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    stabilizer = sf.TrainingStabilizer(model, optimizer, incidents=tmp_path, decide_on="device", lag_steps=4)
+    saved = stabilizer.state_dict()
+    for scale in (1.0, float("nan")):
+        stabilizer.backward(model(torch.full((2, 4), scale)).sum())
+        stabilizer.step()
+    capture = run_of(stabilizer).capture
+    assert capture._held is not None, "the host has not read the step yet"
+    stabilizer.load_state_dict(saved)
+    assert capture._held is None

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import surefoot as sf
+from surefoot.diagnose.engine import load
 from surefoot.errors import SettingError
 
 
@@ -142,3 +143,20 @@ def test_a_run_that_begins_anew_in_its_folder_leaves_the_events_of_the_old_one_b
         train(log, steps=12, bad=bad)
         run = read(log)
     assert [event.step for event in run.events if event.event == "skip"] == [5]
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_each_optimizer_is_described_with_its_own_steps_whichever_of_them_steps_first(tmp_path, is_folder):
+    generator, discriminator = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+    with sf.RunLog(tmp_path / "given") as given:
+        logs = (tmp_path / "folder",) * 2 if is_folder else (given.part("generator"), given.part("discriminator"))
+        first = sf.TrainingStabilizer(generator, torch.optim.Adam(generator.parameters(), lr=0.001), log=logs[0])
+        second = sf.TrainingStabilizer(discriminator, torch.optim.SGD(discriminator.parameters(), lr=0.5), log=logs[1])
+        for _ in range(3):
+            for model, stabilizer in ((discriminator, second), (generator, first)):
+                stabilizer.backward(model(torch.ones(4, 2)).square().mean())
+                stabilizer.step()
+        read(first.log)
+    facts, _ = load(tmp_path / ("folder" if is_folder else "given"))
+    found = [(held.number, held.type, held.first_group.lr, held.series.lr) for held in facts.optimizers]
+    assert found == [(0, "Adam", 0.001, [0.001] * 3), (1, "SGD", 0.5, [0.5] * 3)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
@@ -241,11 +242,16 @@ def test_a_step_after_another_optimizers_and_parameters_of_others_are_not_exact(
     assert loop_capture.TRAINS_OTHERS in inexact
 
 
-def test_other_step_hooks_of_the_optimizer_make_it_inexact(tmp_path):
+def nothing(optimizer: Any, args: Any, kwargs: Any, verbose: bool = False) -> None:
+    """A step hook."""
+
+
+@pytest.mark.parametrize("hook", [nothing, partial(nothing, verbose=True)], ids=["function", "partial"])
+def test_other_step_hooks_of_the_optimizer_make_it_inexact(tmp_path, hook):
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     sf.attach(model, optimizer, incidents=tmp_path, checker=refusing(1))
-    optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: None)
+    optimizer.register_step_pre_hook(hook)
     train(model, optimizer)
     assert only_incident(tmp_path).facts["inexact"] == [loop_capture.HAS_HOOKS]
 

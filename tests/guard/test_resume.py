@@ -158,7 +158,7 @@ CLIPPERS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", CLIPPERS)
 def test_what_a_clipper_has_learned_goes_on(tmp_path: Path, name: str, decide_on: str) -> None:
     state = check_resume(tmp_path, clip=CLIPPERS[name], decide_on=decide_on, optimizer=OPTIMIZERS["fused adamw"])
-    assert state["stabilizer"]["aftermath"]["ledger"]["counts"]["clipped"] > 0
+    assert state["stabilizer"]["results"]["history"]["counts"]["clipped"] > 0
 
 
 @pytest.mark.parametrize("every_steps", [None, 5])

@@ -266,7 +266,7 @@ def test_a_run_with_refused_steps_goes_on_bitwise(tmp_path: Path, decide_on: Any
     """The refused steps lie before, at and after the save; batch norm had taken the broken batches in."""
     settings = {"decide_on": "host"} if decide_on == "host" else {"decide_on": "device", "lag_steps": 0}
     state = check_resume(tmp_path, (stop,), troubled(2, 5, 6), **settings)
-    assert state["stabilizer"]["aftermath"]["ledger"]["counts"]["skipped"] == 3
+    assert state["stabilizer"]["results"]["history"]["counts"]["skipped"] == 3
 
 
 def test_a_broken_step_right_after_a_restart_leaves_batch_norm_as_it_was(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_a_window_that_turns_out_broken_after_a_restart_is_undone_from_its_begin
             return self.stabilizer._run.window.sums.count == 1
 
     state = check_resume(tmp_path, (7,), SecondOfThree, accumulate=3)
-    assert state["stabilizer"]["aftermath"]["ledger"]["counts"]["skipped"] == 1
+    assert state["stabilizer"]["results"]["history"]["counts"]["skipped"] == 1
 
 
 @pytest.mark.parametrize("bad", [(3,), (2, 3), (7,), (3, 9, 10)])
@@ -301,7 +301,7 @@ def test_a_step_whose_verdict_was_still_out_is_undone_after_a_restart_too(tmp_pa
     _, expected = interrupted(tmp_path / "undisturbed", (), BadTargets, **settings)
     _, state = interrupted(tmp_path / "stopped", (10, 9, 12), BadTargets, **settings)
     assert differences(state, expected) == []
-    assert state["stabilizer"]["aftermath"]["ledger"]["counts"]["skipped"] == len(bad)
+    assert state["stabilizer"]["results"]["history"]["counts"]["skipped"] == len(bad)
 
 
 RECOVERY = {"recovery": lambda: sf.TrainingRecovery(every_steps=2, patience_steps=2, margin_steps=1)}
@@ -317,7 +317,7 @@ def test_a_run_that_had_gone_back_to_earlier_weights_goes_on_bitwise(tmp_path: P
             super().step(batch)
 
     state = check_resume(tmp_path, (stop,), Corrupted, **RECOVERY)
-    assert state["stabilizer"]["aftermath"]["lr_factor"] < 1
+    assert state["stabilizer"]["results"]["lr_factor"] < 1
 
 
 # ---- what is not a dataclass --------------------------------------------------------------------------------------

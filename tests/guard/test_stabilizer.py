@@ -122,9 +122,9 @@ def test_an_explosion_beyond_fp32_is_refused_from_the_first_step():
 def test_a_step_refused_by_a_rule_does_not_enter_the_clippers_history():
     net, opt, stabilizer = guarded(clip=sf.AdaptiveGradientClipper())
     for i, batch in enumerate(batches(60)):
-        before = copy.deepcopy(stabilizer.state_dict()["judge"]["clip"])
+        before = copy.deepcopy(stabilizer.state_dict()["policy"]["clip"])
         outcome = step(net, opt, stabilizer, batch, 1e6 if i == 50 else 1.0)
-        assert (stabilizer.state_dict()["judge"]["clip"] == before) == outcome.skipped
+        assert (stabilizer.state_dict()["policy"]["clip"] == before) == outcome.skipped
 
 
 def test_an_optimizer_with_a_closure_that_ends_on_broken_weights_is_taken_back():
@@ -276,7 +276,7 @@ def test_an_incident_is_logged_with_step_tensor_and_numbers(caplog):
     message = caplog.records[0].getMessage()
     assert "step 3" in message
     assert "gradient of 3.bias and 3 more" in message
-    assert "step not applied" in message
+    assert "step skipped" in message
 
 
 def test_a_flood_of_incidents_is_counted_and_not_logged_one_by_one(caplog):
@@ -421,8 +421,8 @@ def test_a_part_whose_settings_changed_starts_anew_and_the_rest_goes_on():
         step(net, opt, stabilizer, batch)
     _, _, other = guarded(clip=sf.AdaptiveGradientClipper(factor=3.0))
     other.load_state_dict(stabilizer.state_dict())
-    assert other.state_dict()["judge"]["clip"]["seen"] == 0
-    assert other.state_dict()["judge"]["rules"][1]["accepted"] == 30
+    assert other.state_dict()["policy"]["clip"]["seen"] == 0
+    assert other.state_dict()["policy"]["rules"][1]["accepted"] == 30
     assert other.steps == 30
 
 

@@ -205,6 +205,6 @@ def test_looking_keeps_the_states_of_detectors_as_they_are() -> None:
     _, stabilizer = train(
         lambda stabilizer, outcome: stabilizer.counts, checker=sf.StabilityChecker(plateau=Counting())
     )
-    state = copy.deepcopy(stabilizer.state_dict()["aftermath"]["ledger"]["look_back"])
+    state = copy.deepcopy(stabilizer.state_dict()["results"]["history"]["look_back"])
     counted = next(part for part in state if isinstance(part, list) and part and isinstance(part[0], int))
     assert counted == sorted(set(counted))

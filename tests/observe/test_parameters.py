@@ -1,7 +1,14 @@
 import pytest
 import torch
 
-from surefoot.observe.parameters import BackwardOrder, Layout, named_parameters, optimizer_parameters, plain_name
+from surefoot.observe.parameters import (
+    BackwardOrder,
+    Layout,
+    learning_rate,
+    named_parameters,
+    optimizer_parameters,
+    plain_name,
+)
 from surefoot.observe.tensors import TensorMeter
 
 
@@ -90,3 +97,18 @@ def test_sparse_gradients_are_measured_added_up_and_left_as_they_are():
     assert gradient is model.weight.grad
     assert not gradient.is_coalesced()
     assert TensorMeter().measure([gradient]).norm.tolist() == [pytest.approx(8**0.5)]
+
+
+@pytest.mark.parametrize(
+    ("given", "rate"),
+    [(0.5, 0.5), (1, 1.0), (torch.tensor(0.25), 0.25), (torch.ones(1), 1.0), (None, None), ("auto", None)],
+)
+def test_the_learning_rate_is_a_number_or_none(given, rate):
+    assert learning_rate({"lr": given}) == rate
+    assert learning_rate({}) is None
+
+
+def test_a_learning_rate_on_a_device_is_not_read():
+    rate = learning_rate({"lr": torch.ones((), device="meta", requires_grad=True)})
+    assert isinstance(rate, torch.Tensor)
+    assert not rate.requires_grad

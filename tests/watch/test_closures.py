@@ -37,7 +37,7 @@ def test_one_evaluation_of_a_step_is_looked_at(tmp_path):
     assert evaluations > 200
     facts = json.loads((tmp_path / "run" / "facts.json").read_text())
     assert facts["backwards"] == evaluations
-    looks = facts["looks"]
+    looks = facts["sampled_steps"]
     assert 5 <= len(looks) <= 12
     assert all(len(look["roots"]) == 1 for look in looks)
     assert all(len(look["passes"]) == 1 for look in looks)

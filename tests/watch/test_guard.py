@@ -1,12 +1,16 @@
-"""`surefoot run --guard`: a step whose gradients are not finite leaves no trace, and the run says what was left out."""
+"""`surefoot run --guard`: a step whose gradients are not finite leaves no trace, and the run says what was skipped."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
+import torch
 from running import python, rank_of, surefoot
 
 import forked
+from surefoot.watch.context import WatchOptions
+from surefoot.watch.watcher import Watcher
 
 SCRIPT = Path(__file__).with_name("guarded_steps.py")
 
@@ -26,22 +30,22 @@ def test_a_bad_step_leaves_no_trace_in_any_optimizer(guarded):
     assert told["cases"] >= 78
 
 
-def test_the_guard_says_what_it_left_out_and_why(guarded):
+def test_the_guard_says_what_it_skipped_and_why(guarded):
     folder, ended = guarded
     told = json.loads((folder / "run" / "run.json").read_text())["guarded"]
     cases = json.loads(ended.stdout.splitlines()[-1])["cases"]
-    assert told["left_out"] == 2 * (cases - 5)  # four cases are the scaler's overflows, and one gradient was mended
+    assert told["skipped"] == 2 * (cases - 5)  # four cases are the scaler's overflows, and one gradient was mended
     assert told["not_guarded"] == {}
     assert (told["first"], told["last"] > 0, len(told["parameters"])) == (0, True, 20)
-    words = f"surefoot: --guard checked {told['checked']} steps and left out {told['left_out']} (the first at step 0, "
+    words = f"surefoot: --guard checked {told['checked']} steps and skipped {told['skipped']} (the first at step 0, "
     assert words in ended.stderr
     assert "not finite: the gradients of second.weight" in ended.stderr
     events = [json.loads(line) for line in (folder / "run" / "events.jsonl").read_text().splitlines()]
     skips = [event for event in events if event["event"] == "skip"]
-    assert skips[0]["summary"] == "the step was left out: the gradient of second.weight is not finite"
+    assert skips[0]["summary"] == "the step was skipped: the gradient of second.weight is not finite"
     found = json.loads((folder / "run" / "findings.json").read_text())
     assert found["verdict"] == "unstable"
-    assert found["summary"].startswith(f"`--guard` left out {told['left_out']} of {told['checked']} steps, the first")
+    assert found["summary"].startswith(f"`--guard` skipped {told['skipped']} of {told['checked']} steps, the first")
 
 
 def test_without_a_bad_step_the_guard_changes_no_bit(tmp_path):
@@ -49,7 +53,7 @@ def test_without_a_bad_step_the_guard_changes_no_bit(tmp_path):
     watched = surefoot(tmp_path, "--guard", str(SCRIPT), "cpu", "healthy")
     assert plain.returncode == 0, plain.stderr[-2000:]
     assert json.loads(watched.stdout) == json.loads(plain.stdout)
-    assert "steps and left out none" in watched.stderr
+    assert "steps and skipped none" in watched.stderr
 
 
 THREADED = """
@@ -74,7 +78,7 @@ def test_a_script_that_replaces_methods_and_has_threads_is_guarded_too(tmp_path)
     (tmp_path / "script.py").write_text(THREADED)
     ended = surefoot(tmp_path, "--guard", "script.py")
     assert ended.stdout.split() == ["True"]
-    assert "--guard checked 10 steps and left out 1" in ended.stderr
+    assert "--guard checked 10 steps and skipped 1" in ended.stderr
 
 
 RANKS = """
@@ -131,9 +135,31 @@ def test_ranks_leave_out_the_same_steps_and_what_is_sharded_is_not_guarded(tmp_p
     assert ends[0]["replica"] == ends[0]["zero"]
     for rank, each in enumerate(told):
         guarded = json.loads((tmp_path / "run" / f"rank{rank}" / "run.json").read_text())["guarded"]
-        assert (guarded["left_out"], guarded["first"]) == (2, 3)
+        assert (guarded["skipped"], guarded["first"]) == (2, 3)
         assert len(guarded["not_guarded"]) == 1
         assert each.stderr.count("does not guard optimizer 4 (AdamW): its gradients may differ between ranks") == 1
+
+
+def test_an_error_in_taking_in_the_numbers_is_reported_as_such_and_steps_are_guarded_and_logged_on():
+    watcher = Watcher(WatchOptions(guard=True))
+    weight = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    record = watcher.steps.optimizer_made(optimizer)
+    watcher.events.add_skip = lambda *_: 1 / 0
+
+    def step(scale=1.0):
+        weight.grad = torch.full((3,), scale)
+        watcher.steps.before(optimizer, False)
+        optimizer.step()
+        watcher.steps.after(optimizer)
+
+    for scale in (1.0, math.nan, 1.0, math.nan):
+        step(scale)
+    assert list(watcher.probes.problems) == ["numbers of steps"]
+    assert torch.allclose(weight, torch.full((3,), 0.8)), "both broken steps were skipped"
+    assert not record.in_flight
+    assert (record.series.count, record.series.waits) == (4, False)
+    assert watcher.steps.guard.as_facts().not_guarded == {}
 
 
 def test_options_behind_the_script_are_told_to_belong_to_it(tmp_path):

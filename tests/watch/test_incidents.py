@@ -216,3 +216,28 @@ def test_a_forward_from_before_another_optimizers_step_is_said_to_be_out_of_reac
     assert facts["configuration"]["turn"]["optimizer"] == 1, "the loss reaches both, and it is the other's turn"
     assert facts["configuration"]["turn"]["after"] == 0
     assert any("the forward of maker (Linear) was run before another" in each for each in facts["inexact"])
+
+
+def test_a_disk_that_fails_costs_one_incident_and_a_later_one_is_kept(watch):
+    run = watch.guarded(
+        """
+        import math
+        from pathlib import Path
+        import torch
+
+        Path("run").mkdir(exist_ok=True)
+        blocked = Path("run/incidents")
+        blocked.write_text("no folder can be made here")
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(12):
+            if step == 6:
+                blocked.unlink()
+            optimizer.zero_grad()
+            model(torch.full((2, 4), math.nan if step in (3, 9) else 1.0)).square().mean().backward()
+            optimizer.step()
+        """
+    )
+    assert run.facts["problems"] == {}
+    assert run.errors.count("the incident of step 3 cannot be written") == 1
+    assert [path.name for path in (run.folder / "run" / "incidents").iterdir()] == ["000000009"]

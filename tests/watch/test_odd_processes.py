@@ -62,7 +62,7 @@ def test_a_tensor_class_a_thread_and_no_debug_ranges_leave_all_steps_watched_and
     printed, facts, found = watched(tmp_path, SETTING, "--guard", python=("-X", "no_debug_ranges"))
     assert (printed, facts["problems"], found["steps"]) == ("True\n", {}, 30)
     guarded = json.loads((tmp_path / "run" / "run.json").read_text())["guarded"]
-    assert (guarded["left_out"], guarded["first"]) == (1, 10)
+    assert (guarded["skipped"], guarded["first"]) == (1, 10)
     assert guarded["reasons"] == ["lr of parameter group 0 is nan"]
 
 

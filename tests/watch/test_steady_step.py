@@ -73,4 +73,36 @@ def test_the_guard_skips_a_step_whose_loss_is_not_finite_although_its_gradients_
     assert facts.guard is not None
     assert facts.guard.skipped == 1
     assert facts.optimizers[0].series.skipped[5] is True
-    assert "left out 1 (step 5); the loss" in run.errors
+    assert "skipped 1 (step 5); the loss" in run.errors
+
+
+def test_an_optimizer_without_a_learning_rate_is_watched_like_any_other(watch):
+    run = watch(
+        """
+        import torch
+
+        class Relative(torch.optim.Optimizer):
+            def __init__(self, parameters):
+                super().__init__(parameters, {"lr": None})
+
+            @torch.no_grad()
+            def step(self, closure=None):
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        parameter.sub_(parameter.grad, alpha=0.01)
+
+        model = torch.nn.Linear(4, 1)
+        optimizer = Relative(model.parameters())
+        other = torch.optim.Adam(torch.nn.Linear(4, 1).parameters(), lr=torch.tensor(0.5))
+        for step in range(40):
+            optimizer.zero_grad()
+            model(torch.ones(8, 4)).square().mean().backward()
+            optimizer.step()
+        """
+    )
+    facts = run.loaded[0]
+    watched, other = facts.optimizers
+    assert (facts.problems, watched.steps) == ({}, 40)
+    assert watched.series.lr == [None] * 40
+    assert None not in watched.series.grad_norm
+    assert other.first_group.lr == 0.5

@@ -22,7 +22,7 @@ from typing import Any
 from surefoot.errors import UsageError
 
 Migration = Callable[[Any], Any]
-"""Takes a value of version n and returns it in version n + 1."""
+"""Takes a dictionary of version n and returns it in version n + 1; the number itself is set by `Format.migrate`."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Format:
     def migrate(self, value: Any, found: int) -> Any:
         """The value, brought up to date from the version `found`, which can be read."""
         for version in range(found, self.version):
-            value = self.migrations[version](value)
+            value = {**self.migrations[version](value), self.key: version + 1}
         return value
 
     def read(self, value: Any, what: str, error: type[Exception] = UsageError, unmarked: int | None = None) -> Any:
@@ -93,6 +93,47 @@ class Format:
         return self.migrate(value, found)
 
 
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """A dictionary with other keys, in the same order. What is no dictionary is returned as it is."""
+    return {names.get(key, key): each for key, each in value.items()} if isinstance(value, Mapping) else value
+
+
+def _within(value: Any, key: str, change: Migration) -> Any:
+    """A dictionary with one entry changed, if it has it; a list is changed entry by entry."""
+    if not isinstance(value, Mapping) or key not in value:
+        return value
+    entry = value[key]
+    return {**value, key: [change(each) for each in entry] if isinstance(entry, list) else change(entry)}
+
+
+def _rename_parts_of_stabilizer(state: Any) -> Any:
+    """Version 4 names its parts by what they are."""
+    state = _renamed(state, {"judge": "policy", "aftermath": "results"})
+    history = {"unrest": "instability"}
+    return _within(
+        state,
+        "results",
+        lambda results: _within(
+            _renamed(results, {"ledger": "history"}), "history", lambda each: _renamed(each, history)
+        ),
+    )
+
+
+def _rename_facts(facts: Any) -> Any:
+    """Version 2 has the names that the fields have in the code, in place of metaphors."""
+    optimizer = {
+        "born_at": "created_at_step",
+        "loaded_at": "state_loaded_at_step",
+        "loaded_age": "loaded_state_steps",
+    }
+    facts = _renamed(facts, {"looks": "sampled_steps"})
+    facts = _within(facts, "parameters", lambda each: _renamed(each, {"looked": "sampled"}))
+    facts = _within(facts, "optimizers", lambda each: _renamed(each, optimizer))
+    facts = _within(facts, "guarded", lambda each: _renamed(each, {"left_out": "skipped"}))
+    leaves = {"strange": "unknown_leaves"}
+    return _within(facts, "sampled_steps", lambda step: _within(step, "roots", lambda each: _renamed(each, leaves)))
+
+
 CHECKPOINT = Format(
     "checkpoint",
     1,
@@ -102,10 +143,11 @@ CHECKPOINT = Format(
 )
 STABILIZER_STATE = Format(
     "stabilizer state",
-    3,  # 1 and 2 were never released
+    4,  # 1 and 2 were never released
     "`stabilizer.state_dict()`, also in every checkpoint",
     "`TrainingStabilizer`",
     "`stabilizer.load_state_dict`, `resume` and `restore`",
+    migrations={3: _rename_parts_of_stabilizer},
 )
 DATA_POSITION = Format(
     "data position",
@@ -128,7 +170,14 @@ RUN = Format(
     "`surefoot run`, `TrainingStabilizer(log=...)`",
     "`load_run`, `surefoot diagnose`, `report` and `serve`",
 )
-FACTS = Format("facts", 1, "`facts.json`", "`surefoot run`", "`surefoot diagnose`, `report` and `serve`")
+FACTS = Format(
+    "facts",
+    2,
+    "`facts.json`",
+    "`surefoot run`",
+    "`surefoot diagnose`, `report` and `serve`",
+    migrations={1: _rename_facts},
+)
 FINDINGS = Format(
     "findings",
     1,

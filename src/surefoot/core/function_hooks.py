@@ -124,6 +124,14 @@ def add_hook(function: Any, hook: Hook, always: bool = False, listed: str | None
     _heard[function] = now
 
 
+def remove_hook(function: Any, hook: Hook) -> bool:
+    """Give a function its own code back, unless it has another hook by now; returns whether it has its own code."""
+    function = inspect.unwrap(function)
+    if function in _heard and any(value is hook for value in function.__code__.co_consts):
+        function.__code__ = _heard.pop(function).original
+    return function not in _heard
+
+
 def _instrumented(function: types.FunctionType, hook: Hook, how: _Heard) -> types.CodeType:
     """The code of a function with the calls of a hook in it."""
     code = function.__code__

@@ -38,7 +38,7 @@ class Escalation:
     """
 
     skips: int = 10
-    """Steps that may be left out before the learning rate is cut."""
+    """Steps that may be skipped before the learning rate is cut."""
     cuts: int = 3
     """Learning-rate cuts before the run halts."""
     lr_factor: float = 0.5

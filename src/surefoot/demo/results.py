@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 _DONE = {
     "none": "seen, left alone",
-    "skip": "step left out",
-    "back_off": "step left out, rate cut",
+    "skip": "step skipped",
+    "back_off": "step skipped, rate cut",
     "roll_back": "back to a good state",
     "reset_moments": "optimizer state cleared",
     "take_back": "return taken back",
@@ -87,7 +87,7 @@ def _loss(run: DemoRun) -> str:
 def _actions(run: DemoRun) -> str:
     actions = [each["action"] for each in run.results["incidents"]]
     skips, returns = sum(each in ("skip", "back_off") for each in actions), actions.count("roll_back")
-    parts = [f"{skips} step{'s' * (skips != 1)} left out", f"{returns} return{'s' * (returns != 1)}"]
+    parts = [f"{skips} step{'s' * (skips != 1)} skipped", f"{returns} return{'s' * (returns != 1)}"]
     return ", ".join(parts)
 
 

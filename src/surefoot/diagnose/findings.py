@@ -54,11 +54,11 @@ class Diagnosis:
     """Of a run without a serious finding: what it was judged by, or why it cannot be judged."""
 
     left_out: str = ""
-    """Of a run with `--guard`: that steps were left out, unless a finding says so."""
+    """Of a run with `--guard`: that steps were skipped, unless a finding says so."""
 
     @property
     def summary(self) -> str:
-        """The first finding, or the reason for the verdict where there is none; and whether steps were left out."""
+        """The first finding, or the reason for the verdict where there is none; and whether steps were skipped."""
         first = self.serious[0].summary if self.serious else self.reason
         return f"{first} {self.left_out}".strip()
 

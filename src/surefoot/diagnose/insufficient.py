@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
     from surefoot.record.facts import SampledStep
 
-_NO_EVIDENCE = frozenset({"run log", "incidents", "saving", "left-out steps", "replicas", "crash"})
+_NO_EVIDENCE = frozenset({"run log", "incidents", "saving", "skipped steps", "replicas", "crash"})
 """Probes that record or protect: no rule goes by what they see."""
 
 

@@ -100,7 +100,7 @@ def read_after_incident(facts: RunFacts, description: RunDescription, step: int,
     elif not rows:
         outcome, words = "too short", "the captured step was not reached"
     elif len(kept) < (1 - _MOST_SKIPPED) * len(rows):
-        outcome, k, words = "non-finite", 0, f"{len(rows) - len(kept)} of {len(rows)} steps had to be left out"
+        outcome, k, words = "non-finite", 0, f"{len(rows) - len(kept)} of {len(rows)} steps had to be skipped"
     elif len(after) >= FEWEST_AFTER and (bar := _bar(level, losses, kept)) is not None and end > bar:
         k = next((k for k in kept if k > 0 and losses[k][1] > bar), len(rows) - 1)
         outcome, words = "risen", f"rises to {end:.3g} and stays there{_before(level)}"
@@ -110,7 +110,7 @@ def read_after_incident(facts: RunFacts, description: RunDescription, step: int,
         words = f"finite, and over after {len(rows)} steps"
     left_out = len(rows) - len(kept)
     if left_out and outcome != "non-finite":
-        words += f", {left_out} of {len(rows)} steps left out"
+        words += f", {left_out} of {len(rows)} steps skipped"
     return RunReading(
         outcome,  # type: ignore[arg-type]
         left_out=left_out,

@@ -81,7 +81,7 @@ def read(facts: RunFacts, description: RunDescription, verdict: str = "broken") 
     outcome, failed_at, words = _outcome(run, curve, bad, crash, verdict, thrown)
     every = len(skipped) + len(curve.values)
     if skipped:
-        words = f"{words}, {len(skipped)} of {every} steps left out"
+        words = f"{words}, {len(skipped)} of {every} steps skipped"
         many = len(skipped) > _MOST_SKIPPED * every
         outcome = "stuck" if many and outcome in ("learned", "too short") else outcome
     return RunReading(

@@ -96,7 +96,7 @@ def _hides(baseline: AppliedAsItWas, rows: dict[str, Row], by_chance: bool) -> l
     if not by_chance and not (elsewhere and (baseline.fails_at_once or count > 1)):
         return []
     steps = skipped.reading.steps if skipped.reading else 0
-    words = f"leaving out bad steps hides it ({count} of {steps} steps {'was' if count == 1 else 'were'} left out)"
+    words = f"skipping bad steps hides it ({count} of {steps} steps {'was' if count == 1 else 'were'} skipped)"
     skipped.verdict, skipped.why = "does not", words
     return [f"{words[:1].upper()}{words[1:]}."]
 

@@ -28,6 +28,7 @@ import logging
 import sys
 import weakref
 from functools import partial
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
@@ -161,8 +162,9 @@ def attach(
         lag_steps=lag_steps,
         log=log,
         samples_model=False,
-        on_step=_safe(on_step, "on_step"),
-        on_event=_safe(on_event, "on_event"),
+        # Whoever runs the hooks handles the errors of its own functions too.
+        on_step=_safe(on_step, "on_step") if run_hook is _run_directly else on_step,
+        on_event=_safe(on_event, "on_event") if run_hook is _run_directly else on_event,
         announce=announce,
     )
     capture = follower = None
@@ -214,6 +216,7 @@ class Attachment:
         hooks = self._hooks()
         if hooks is not None:
             hooks.remove()
+        _ORDER.end_if_unused()
         self._results.drain()
 
     def settle(self) -> None:
@@ -233,7 +236,7 @@ class Attachment:
             hooks.signals.observe(loss, signals)
 
     def skipped_by_scaler(self, loss_scale: float = 1.0) -> None:
-        """Count a step that a `GradScaler` has left out without calling the optimizer, because of an overflow.
+        """Count a step that a `GradScaler` has skipped without calling the optimizer, because of an overflow.
 
         An optimizer that is not fused is not called then, so that no hook runs.
         """
@@ -318,7 +321,7 @@ class _StepHooks:
         self.key_before, self.key_after = (handle.id for handle in self._handles)
         _HOOKS.set(optimizer, [*(_HOOKS.get(optimizer) or ()), self])
         _put_in_order(optimizer, (), {})
-        keep_hook_order()
+        _ORDER.begin()
 
     def remove(self) -> None:
         """Take the hooks off, at once or, from inside a step, before the next one."""
@@ -493,7 +496,7 @@ class _StepHooks:
         return StepNumbers(StepRecord(signals, skipped=False))
 
     def skipped_by_scaler(self, loss_scale: float) -> None:
-        """A step was left out without a call of the optimizer."""
+        """A step was skipped without a call of the optimizer."""
         lr = self._guarded.lr(self._results.lr_factor)
         loss = None if self.signals.loss is None else float(self.signals.loss)
         signals = Signals(self._results.steps, loss, lr=lr, loss_scale=float(loss_scale))
@@ -511,13 +514,35 @@ class _StepHooks:
 # ---- where the hooks stand among others ----------------------------------------------------------------------------
 
 _HOOKS: IdentityMap[list[_StepHooks]] = IdentityMap()
-_ORDER: list[RemovableHandle] = []
+
+
+class _HookOrder:
+    """The hook that torch runs before the step of every optimizer, while there is an attachment."""
+
+    def __init__(self) -> None:
+        self._handle: RemovableHandle | None = None
+        self.stays = False
+        """Whether it stays without an attachment."""
+
+    def begin(self) -> None:
+        """Have the order of hooks kept."""
+        if self._handle is None:
+            self._handle = register_optimizer_step_pre_hook(_put_in_order)
+
+    def end_if_unused(self) -> None:
+        """Remove the hook with the last attachment, but not while torch goes through the hooks of a step."""
+        if self._handle is not None and not self.stays and not any(_HOOKS.values()) and not _is_in_step():
+            self._handle.remove()
+            self._handle = None
+
+
+_ORDER = _HookOrder()
 
 
 def keep_hook_order() -> None:
-    """Have the order of the hooks kept. `attach` does so; it must have been done before one attaches inside a step."""
-    if not _ORDER:
-        _ORDER.append(register_optimizer_step_pre_hook(_put_in_order))
+    """Have the order of the hooks kept for the rest of the process: needed before one attaches inside a step."""
+    _ORDER.stays = True
+    _ORDER.begin()
 
 
 def _put_in_order(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -554,6 +579,20 @@ def _is_stepping(optimizer: Optimizer, besides: int = 0) -> bool:
             found += 1
         frame = frame.f_back  # type: ignore[assignment]
     return found > besides
+
+
+_WRAPPERS = {each for each in Optimizer.profile_hook_step.__code__.co_consts if isinstance(each, CodeType)}
+"""The code of the function that torch puts around every `step`, which runs the hooks."""
+
+
+def _is_in_step() -> bool:
+    """Whether the `step` of any optimizer is on the stack of this thread, as far as that can be known."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in _WRAPPERS:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return not _WRAPPERS
 
 
 # ---- construction --------------------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ from surefoot.guard.step_decision import (
     StepNumbers,
     record_on_host,
 )
+from surefoot.observe.parameters import learning_rate
 from surefoot.observe.shards import combine_shards
 from surefoot.observe.tensors import (
     LayerMetrics,
@@ -206,10 +207,8 @@ class GuardedOptimizer:
 
     def lr(self, factor: float) -> float | None:
         """The learning rate of the first group, unless reading it would need a sync."""
-        lr = self.optimizer.param_groups[0].get("lr")
-        if lr is None or (isinstance(lr, Tensor) and lr.device.type != "cpu"):
-            return None
-        return float(lr) * factor
+        lr = learning_rate(self.optimizer.param_groups[0])
+        return None if lr is None or isinstance(lr, Tensor) else lr * factor
 
     # ---- one step -------------------------------------------------------------------------------------------------
 

@@ -9,21 +9,18 @@ the step. On a GPU this state is copied to the host immediately, because the res
 later. If the refusal is known only then, or if recovery undoes steps that were applied, the present state is captured.
 The incident records how many steps have been applied to it since; its replay is exact only if there were none.
 
-Healthy steps only pay for the notes (`record/incidents/step_capture.py`). Only the first of several consecutive refused
-steps is captured. An error in here ends the capturing with a warning, not the run. A disk that fails does not even end
-the capturing: later incidents are tried again.
+Only the first of several consecutive refused steps is captured. The notes of every step, and what happens after an
+error, are those of `guard/step_notes.py`.
 """
 
 from __future__ import annotations
 
 import copy
-import functools
 import gc
 import logging
-import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,11 +28,11 @@ from torch import Tensor
 from surefoot.core.state_tree import pack
 from surefoot.core.weak_reference import weak_reference
 from surefoot.guard.captured_step import SIGNALS_KEPT, CapturedStep
+from surefoot.guard.step_notes import StepNotes, quietly, warn, weakly
 from surefoot.keep.staging import map_tensors
 from surefoot.record.incidents.contents import faults_of, model_parts, prints_of
 from surefoot.record.incidents.environment import replay_command
 from surefoot.record.incidents.retention import IncidentKeeper
-from surefoot.record.incidents.step_capture import StepCapture, Window
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,34 +42,12 @@ if TYPE_CHECKING:
     from surefoot.guard.context import GuardContext
     from surefoot.guard.step_decision import StepNumbers
     from surefoot.keep.buffers import BufferKeeper
-    from surefoot.record.incidents.step_capture import Weight
+    from surefoot.record.incidents.step_capture import Window
     from surefoot.types import Decision, StepRecord
-
-    Method = TypeVar("Method", bound=Callable[..., Any])
 
 log = logging.getLogger("surefoot")
 
 ONLY_THE_LOSS = "the optimizer evaluates the loss itself, so that only the loss can be compared"
-LONGEST_PAUSE = 1024
-"""The longest pause, in steps, before a failing disk is tried again."""
-
-
-def _quietly(method: Method) -> Method:
-    """Watching never ends a run: an error in here ends the capturing, with one warning."""
-
-    @functools.wraps(method)
-    def guarded(self: IncidentCapture, *args: Any, **kwargs: Any) -> Any:
-        if self.notes is None:
-            return None
-        try:
-            return method(self, *args, **kwargs)
-        except OSError as error:
-            self.pauses.failed(error)
-        except Exception as error:
-            self._give_up(error)
-        return None
-
-    return cast("Method", guarded)
 
 
 class RunToCapture:
@@ -257,101 +232,54 @@ class RunIncidentWriter:
         }
 
 
-class DiskPauses:
-    """Leaves a disk that fails alone for a while: for a step at first, twice as long each time."""
+class RefusedSteps:
+    """Which steps of a guarded run are kept: the first of several consecutive refused ones."""
 
-    def __init__(self) -> None:
-        self.failures = 0
-        """How often in a row the disk has failed."""
-        self._asked_at, self._try_from = 0, 0
+    def __init__(self, refuses: Callable[[StepRecord], bool]) -> None:
+        """`refuses` says whether a record is that of a step that was refused for a reason worth keeping."""
+        self._refuses = refuses
+        self._last = -2
+        """The last refused step."""
 
-    def may_try(self, step: int) -> bool:
-        """Whether an incident of this step may be written."""
-        if step < self._try_from:
-            return False
-        self._asked_at = step
-        return True
+    def wants(self, record: StepRecord, again: bool) -> bool:
+        """Whether a step is to be kept. `again`: also one that follows a refused step, which could not be written."""
+        follows = record.signals.step - self._last == 1 and not again
+        return self._refuses(record) and not follows
 
-    def failed(self, error: OSError) -> None:
-        """The disk has failed; the first of several failures in a row is logged."""
-        self.failures += 1
-        self._try_from = self._asked_at + min(2 ** (self.failures - 1), LONGEST_PAUSE)
-        if self.failures == 1:
-            log.warning(
-                "surefoot: the incident of step %d cannot be written (%s: %s); training goes on, and later incidents "
-                "are tried again.",
-                self._asked_at,
-                type(error).__name__,
-                error,
-            )
+    def add(self, record: StepRecord) -> None:
+        """The host has taken a step in."""
+        if self._refuses(record):
+            self._last = record.signals.step
 
-    def over(self) -> None:
-        """The disk works, or the run has moved to another step."""
-        self._try_from = 0
-
-    def written(self) -> None:
-        """An incident was written."""
-        self.failures, self._try_from = 0, 0
+    def start_anew(self) -> None:
+        """The run has moved to another step."""
+        self._last = -2
 
 
 class IncidentCapture:
-    """Decides when an incident is written, and keeps what it needs until then."""
+    """Captures the refused steps of a run, and keeps what that needs until the host has learned of them."""
 
     def __init__(self, keeper: IncidentKeeper, run: RunToCapture, lag_steps: int) -> None:
         """Capture incidents of a run for `keeper`. The host learns of a refused step `lag_steps` later."""
         self._writer, self._run, self._lag = RunIncidentWriter(keeper, run), run, lag_steps
-        self.notes: StepCapture | None = None
         self._scaler_before: Any = None
         self._held: _PendingStep | None = None
-        self._last_refused = -2
-        self.pauses = DiskPauses()
-        try:
-            self.notes = StepCapture(run.models, run.layout.home, lag_steps, on_failure=_weakly(self._give_up))
-        except Exception as error:
-            self._give_up(error)
+        self._rule = RefusedSteps(run.history.budgets.refuses)
+        self.notes = StepNotes(run.models, run.layout.home, lag_steps, on_failure=weakly(self._failed))
 
-    def _give_up(self, error: Exception) -> None:
-        self.close()
-        log.warning(
-            "surefoot: incidents are no longer captured (%s: %s); training goes on.",
-            type(error).__name__,
-            " ".join(str(error).split())[:300],
-            exc_info=None if isinstance(error, OSError) else error,
-        )
-
-    def note_everything(self) -> None:
-        """Hold on to what the models are called with, whatever it costs: for a replay, which is one step long."""
-        if self.notes is not None:
-            self.notes.hold_all = True
+    def _failed(self, error: Exception) -> None:
+        self._held = None
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        warn(f"surefoot: incidents are no longer captured ({why}); training goes on.", error)
 
     # ---- while the run goes on ------------------------------------------------------------------------------------
 
-    @_quietly
-    def drew(self, batch: Any) -> None:
-        """A batch was drawn from `resume`."""
-        self.notes.drew(batch)  # type: ignore[union-attr]
-
-    @_quietly
-    def was_given(self, batch: Any) -> None:
-        """`run_microbatches` was called."""
-        self.notes.was_given(batch)  # type: ignore[union-attr]
-
-    @_quietly
-    def ran_backward(self, loss: Tensor, weight: Weight) -> None:
-        """Backward was run on a loss."""
-        self.notes.ran_backward(loss, weight)  # type: ignore[union-attr]
-
-    @_quietly
-    def close_microbatch(self) -> None:
-        """The microbatch is complete."""
-        self.notes.close_microbatch()  # type: ignore[union-attr]
-
-    @_quietly
+    @quietly
     def before_step(self) -> None:
         """The gradients are about to be decided on. The states of our own scaler are replaced, never written to."""
         self._scaler_before = self._run.policy.scale_state
 
-    @_quietly
+    @quietly
     def decided(
         self,
         numbers: StepNumbers,
@@ -400,27 +328,21 @@ class IncidentCapture:
 
         return map_tensors({**model_parts(run.models), "optimizer": run.optimizer.state_dict()}, copied)  # type: ignore[no-any-return]
 
-    @_quietly
+    @quietly
     def moved_to(self, step: int, under_way: bool) -> None:
         """A saved run was loaded, which may have stopped in the middle of a step."""
-        self.notes.moved_to(step, under_way)  # type: ignore[union-attr]
-        self._last_refused = -2
-        self.pauses.over()
-
-    @_quietly
-    def begin(self, step: int) -> None:
-        """The step is over."""
-        self.notes.begin(step)  # type: ignore[union-attr]
+        self.notes.moved_to(step, under_way)
+        self._rule.start_anew()
+        self._held = None
 
     def close(self) -> None:
         """Capture nothing more."""
-        notes, self.notes, self._held = self.notes, None, None
-        if notes is not None:
-            notes.close()
+        self.notes.close()
+        self._held = None
 
     # ---- when there is something to capture -----------------------------------------------------------------------
 
-    @_quietly
+    @quietly
     def refused(self, record: StepRecord, later: Sequence[StepNumbers]) -> None:
         """The host has taken in a refused step, and nothing has been done about it yet.
 
@@ -430,8 +352,7 @@ class IncidentCapture:
         if held is not None and held.step <= record.signals.step:
             self._held = None
         wanted = self._wanted(record)
-        if self._run.history.budgets.refuses(record):
-            self._last_refused = record.signals.step
+        self._rule.add(record)
         if not wanted:
             return
         incident = self._run.history.incidents[-1]
@@ -446,7 +367,7 @@ class IncidentCapture:
         applied = 0 if held else sum(not numbers.record().skipped for numbers in later)
         self._write(record, what, applied, held)
 
-    @_quietly
+    @quietly
     def returning(self, record: StepRecord, decision: Decision, steps: int) -> None:
         """Recovery is about to undo steps that were applied."""
         if record.skipped or not self._has_room(record.signals.step):
@@ -461,20 +382,16 @@ class IncidentCapture:
         self._write(record, what, steps - record.signals.step, None)
 
     def _wanted(self, record: StepRecord) -> bool:
-        """Whether the step is refused, the first in a row, and has room."""
-        step = record.signals.step
-        follows = step - self._last_refused == 1 and not self.pauses.failures
-        if not self._run.history.budgets.refuses(record) or follows:
-            return False
-        return self._has_room(step)
+        """Whether the step is to be kept, and has room."""
+        could_not_write = bool(self.notes.pauses.failures)
+        return self._rule.wants(record, again=could_not_write) and self._has_room(record.signals.step)
 
     def _has_room(self, step: int) -> bool:
-        return self.pauses.may_try(step) and self._writer.has_room(step)
+        return self.notes.pauses.may_try(step) and self._writer.has_room(step)
 
     def _write(self, record: StepRecord, what: dict[str, Any], applied: int, held: _PendingStep | None) -> None:
-        assert self.notes is not None
         place = self._writer.write(record, what, applied, held, self.notes.window(record.signals.step))
-        self.pauses.written()
+        self.notes.pauses.written()
         log.warning("surefoot: the step is kept in %s; `%s` runs it again", place, replay_command(place))
 
 
@@ -485,18 +402,6 @@ def grad_scale_of(optimizer: Any) -> float | None:
         if is_scaler and id(optimizer) in found._per_optimizer_states:
             return float(found.get_scale())
     return None
-
-
-def _weakly(method: Callable[[Exception], None]) -> Callable[[Exception], None]:
-    """A method of an object that is not kept alive."""
-    reference = weakref.WeakMethod(method)
-
-    def call(error: Exception) -> None:
-        alive = reference()
-        if alive is not None:
-            alive(error)
-
-    return call
 
 
 def _settled(value: Any) -> Any:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import deque
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -21,7 +22,7 @@ import torch
 from surefoot.core.version import VERSION
 from surefoot.errors import SettingError
 from surefoot.record.facts import GroupSettings, OptimizerSetup
-from surefoot.record.log import RunLog
+from surefoot.record.log import RunLog, part_of
 from surefoot.record.messages import LayerRows, StepRow
 from surefoot.record.run_folder import describe_run, write_json
 
@@ -51,8 +52,8 @@ _OPEN: WeakValueDictionary[Path, RunLog] = WeakValueDictionary()
 """The logs of this process by folder: two stabilizers that name the same one, as for a GAN, share it."""
 _SHARED: WeakKeyDictionary[RunLog, int] = WeakKeyDictionary()
 """How many stabilizers write into each."""
-_SETUPS: WeakKeyDictionary[RunLog, list[OptimizerSetup]] = WeakKeyDictionary()
-"""Their optimizers."""
+_SETUPS: WeakKeyDictionary[object, list[OptimizerSetup]] = WeakKeyDictionary()
+"""The optimizers of each log, those of its parts included."""
 
 
 def open_log(given: Any, ranks: Ranks, setup: OptimizerSetup | None = None) -> RunLog | None:
@@ -75,8 +76,9 @@ def open_log(given: Any, ranks: Ranks, setup: OptimizerSetup | None = None) -> R
         _describe(known, ranks, setup)
         return known
     _SHARED[known] += 1
-    _describe(known, ranks, setup)
-    return known.part(f"optimizer {_SHARED[known]}")
+    part = known.part(f"optimizer {_SHARED[known]}")
+    _describe(part, ranks, setup)
+    return part
 
 
 def setup_of(optimizer: Optimizer, scheduler: object | None = None) -> OptimizerSetup:
@@ -88,8 +90,9 @@ def setup_of(optimizer: Optimizer, scheduler: object | None = None) -> Optimizer
 
 def _describe(log: RunLog, ranks: Ranks, setup: OptimizerSetup | None) -> None:
     """`run.json`: what is running, since when, with which versions, and with which optimizers."""
-    setups = _SETUPS.setdefault(log, [])
-    setups.extend([setup] if setup is not None else [])
+    whole, part = part_of(log)
+    setups = _SETUPS.setdefault(whole, [])
+    setups.extend([replace(setup, part=part)] if setup is not None else [])
     folder = log.folder
     facts = describe_run(sys.argv[0] or "python", tuple(sys.argv[1:]), False, True, time.time())
     facts |= {"rank": ranks.place, "world_size": ranks.count, "torch": torch.__version__, "surefoot": VERSION}

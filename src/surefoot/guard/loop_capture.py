@@ -16,9 +16,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from surefoot.guard.guarded_optimizer import ClosureStep, OpenStep
+from surefoot.guard.step_notes import MicrobatchFollower, quietly
 from surefoot.observe.readable import is_readable
 from surefoot.observe.without_hooks import WithoutHooks, runs_eagerly
-from surefoot.record.incidents.backward_calls import listen
+from surefoot.record.incidents.backward_calls import listen, stop_listening
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +42,8 @@ class LoopCapture:
 
     def __init__(self, capture: IncidentCapture, run: RunToCapture) -> None:
         """Follow the steps of the run's optimizer."""
-        self._capture, self._run = capture, run
+        self._capture, self._run, self.notes = capture, run, capture.notes
+        self._microbatches = MicrobatchFollower(capture.notes)
         self._thread = threading.get_ident()
         self._has_evaluated = False
         """Whether the closure of the step under way was evaluated once."""
@@ -52,48 +54,46 @@ class LoopCapture:
 
     # ---- what the loop does -----------------------------------------------------------------------------------------
 
+    @quietly
     def before_backward(self) -> None:
         """A backward is about to run."""
-        notes = self._notes()
-        if notes is not None and _has_begun(notes) and not notes.current.microbatches:
+        capture = self._of_this_thread()
+        if capture is not None and _has_begun(capture) and not capture.current.microbatches:
             has_any = any(parameter.grad is not None for _, parameter in self._run.layout.parameters)
-            notes.current.had_gradients = notes.current.had_gradients or has_any
+            capture.current.had_gradients = capture.current.had_gradients or has_any
 
+    @quietly
     def ran_backward(self, root: Tensor) -> None:
         """A backward was run: the microbatch is complete, unless the optimizer evaluates its closure once more."""
-        notes = self._notes()
-        if notes is None or not _has_begun(notes) or not runs_eagerly():
+        capture = self._of_this_thread()
+        if capture is None or not _has_begun(capture) or not runs_eagerly():
             return
         with WithoutHooks():
             is_loss = root.numel() == 1 and is_readable(root)
-            if is_loss and self._has_evaluated:
-                notes.ran_again(root)
-            elif is_loss:
-                self._capture.ran_backward(root, None)
-            if not self._has_evaluated:
-                self._capture.close_microbatch()
+            self._microbatches.ran_backward(root if is_loss else None, again=self._has_evaluated)
 
+    @quietly
     def other_steps(self, optimizer: Any) -> None:
         """An optimizer is about to step, perhaps another one: the batch that is drawn next begins a step anew."""
-        notes = self._notes()
-        if notes is None or optimizer is self._run.optimizer:
+        capture = self._of_this_thread()
+        if capture is None or optimizer is self._run.optimizer:
             return
-        notes.current.interrupted = notes.current.interrupted or _has_begun(notes)
+        capture.current.interrupted = capture.current.interrupted or _has_begun(capture)
         if optimizer not in self._others:
             self._others.add(optimizer)
             known = {id(parameter) for model in self._run.models for parameter in model.parameters()}
             given = (parameter for group in optimizer.param_groups for parameter in group["params"])
             self._trains_others = self._trains_others or any(id(parameter) not in known for parameter in given)
 
-    def _notes(self) -> StepCapture | None:
-        return self._capture.notes if threading.get_ident() == self._thread else None
+    def _of_this_thread(self) -> StepCapture | None:
+        return self.notes.capture if threading.get_ident() == self._thread else None
 
     # ---- what the optimizer does ------------------------------------------------------------------------------------
 
     def followed(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """The closure that the optimizer was given; later evaluations are known to be of the same batch."""
-        if self._capture.notes is not None:
-            self._capture.notes.current.in_closure = True
+        if self.notes.capture is not None:
+            self.notes.capture.current.in_closure = True
 
         def evaluate() -> Any:
             result = closure()
@@ -107,27 +107,27 @@ class LoopCapture:
 
         On the host all of it is known; on a device a step that is not known to be refused by now is not waited for.
         """
-        notes = self._capture.notes
-        if notes is None:
+        if self.notes.capture is None:
             return
         refused = numbers.record().skipped if isinstance(step, ClosureStep) else step.refused_unchanged
-        in_closure = notes.current.in_closure
+        in_closure = self.notes.capture.current.in_closure
         self._capture.decided(numbers, refused, buffers, evaluated=in_closure, faults=self._faults)
 
     def begin(self, step: int) -> None:
         """The next step is `step`."""
         self._has_evaluated = False
-        self._capture.begin(step)
+        self.notes.begin(step)
 
     def close(self) -> None:
         """Capture nothing more."""
         self._capture.close()
         _CAPTURES.discard(self)
+        stop_listening(self)
 
     def _faults(self) -> list[str]:
         """Why a replay of the step under way cannot be exact, as far as the loop tells."""
-        assert self._capture.notes is not None
-        had_gradients = self._capture.notes.current.had_gradients
+        assert self.notes.capture is not None
+        had_gradients = self.notes.capture.current.had_gradients
         hooks = self._run.optimizer._optimizer_step_pre_hooks.values()
         has_hooks = any(not is_own_hook(hook) for hook in hooks)
         known = {HAD_GRADIENTS: had_gradients, HAS_HOOKS: has_hooks, TRAINS_OTHERS: self._trains_others}
@@ -136,12 +136,13 @@ class LoopCapture:
 
 def is_own_hook(hook: Any) -> bool:
     """Whether a step hook is that of an attachment."""
-    return isinstance(hook, partial) and getattr(hook.args[0], "__module__", "").startswith("surefoot.guard.")
+    given = hook.args[:1] if isinstance(hook, partial) else ()
+    return any(getattr(each, "__module__", "").startswith("surefoot.guard.") for each in given)
 
 
-def _has_begun(notes: StepCapture) -> bool:
+def _has_begun(capture: StepCapture) -> bool:
     """Whether anything was noted of the step under way."""
-    return bool(notes.current.microbatches or notes.under_way.drawn or notes.under_way.callers)
+    return bool(capture.current.microbatches or capture.under_way.drawn or capture.under_way.callers)
 
 
 def optimizer_steps(optimizer: Any) -> None:

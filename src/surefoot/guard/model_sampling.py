@@ -73,7 +73,7 @@ class ModelSampler:
             self._safely(partial(self._begin, step, named, divide))
 
     def after_update(self, step: int) -> None:
-        """The parameters have been updated, or the step was left out."""
+        """The parameters have been updated, or the step was skipped."""
         now, self._now = self._now, None
         if self._observes_forward:  # there may have been no update to measure
             self._observes_forward = False

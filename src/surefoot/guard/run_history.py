@@ -69,7 +69,7 @@ class BudgetsState(TypedDict):
 
     escalation: Packed
     recovery: Packed
-    unrest: list[list[int | str]]
+    instability: list[list[int | str]]
     """Step and sentence of the last reasons why the run was not quiet."""
 
 
@@ -268,7 +268,7 @@ class Budgets:
         return {
             "escalation": pack(self._escalation_state),
             "recovery": pack(self._recovery_state),
-            "unrest": [list(reason) for reason in self._reasons],
+            "instability": [list(reason) for reason in self._reasons],
         }
 
     def load_state_dict(self, state: BudgetsState, same_escalation: bool, same_recovery: bool) -> None:
@@ -277,7 +277,7 @@ class Budgets:
             self._escalation_state = unpack(self.escalation.init(), state["escalation"])
         if self.recovery and same_recovery:
             self._recovery_state = unpack(self.recovery.init(), state["recovery"])
-        self._reasons = deque(((int(step), str(reason)) for step, reason in state["unrest"]), maxlen=REASONS_KEPT)
+        self._reasons = deque(((int(step), str(reason)) for step, reason in state["instability"]), maxlen=REASONS_KEPT)
 
 
 class RunHistory:

@@ -50,7 +50,7 @@ So may a buffer that was infinite before the first step (a mask, the start of a 
 
 class _StabilizerStateBase(TypedDict):
     schema: int
-    judge: StepPolicyState
+    policy: StepPolicyState
     param_norm: Tensor | None
     """The norm of all parameters, as last measured."""
     window: GradientWindowState
@@ -59,13 +59,13 @@ class _StabilizerStateBase(TypedDict):
 class LiveStabilizerState(_StabilizerStateBase):
     """The stabilizer's own state with steps whose numbers may still be on their way."""
 
-    aftermath: LiveStepResults
+    results: LiveStepResults
 
 
 class StabilizerState(_StabilizerStateBase):
     """The stabilizer's own state, as it is stored."""
 
-    aftermath: StepResultsState
+    results: StepResultsState
 
 
 class PartsDescription(TypedDict):

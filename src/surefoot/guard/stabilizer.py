@@ -5,7 +5,7 @@ checkpoints and recovery. The file that combines all stages:
 
     tensors ─observe─▶ Signals ─detect─▶ Verdict ─decide─▶ Decision ─act─▶ Outcome
 
-Each step the gradients are measured in one pass, decided on, clipped, and applied or left out. On a GPU with a fused
+Each step the gradients are measured in one pass, decided on, clipped, and applied or skipped. On a GPU with a fused
 optimizer all of that stays on the device: the host reads the step's numbers `lag_steps` later. On a CPU, where reading
 is free, the host decides at once. An optimizer that is not fused costs one scalar sync a step on a GPU.
 """
@@ -95,7 +95,7 @@ class StabilizedRun:
             recovery,
             lag,
             ranks,
-            on_draw=self.capture.drew if self.capture else None,
+            on_draw=self.capture.notes.drew if self.capture else None,
             on_stop_point=lambda: self._actions.stop_if_asked(self.results),
             on_resume=rows.resumed if rows else None,
         )
@@ -112,7 +112,7 @@ class StabilizedRun:
     def close_microbatch(self) -> bool:
         """The microbatch is complete; returns whether the window is."""
         if self.capture is not None:
-            self.capture.close_microbatch()
+            self.capture.notes.close_microbatch()
         return self.window.close_microbatch()
 
     def finish_window(self) -> Outcome:
@@ -175,7 +175,7 @@ class StabilizedRun:
         self.own_signals = {}
         self.window.begin(step + 1)
         if self.capture is not None:
-            self.capture.begin(step + 1)
+            self.capture.notes.begin(step + 1)
         self.results.take(numbers)
         if self._keeps_steps:
             self._persist()
@@ -205,10 +205,10 @@ class StabilizedRun:
         """
         return {
             "schema": STABILIZER_STATE.version,
-            "judge": self.guard.policy.state_dict(live),
+            "policy": self.guard.policy.state_dict(live),
             "param_norm": pack(self.guard.guarded.measurer.param_norm, live),
             "window": self.window.state_dict(live),
-            "aftermath": self.results.state_dict(),
+            "results": self.results.state_dict(),
         }
 
     def load_own_state(self, state: StabilizerState) -> None:
@@ -217,14 +217,15 @@ class StabilizedRun:
         self._load_rules(state)
         norm = state["param_norm"]
         self.guard.guarded.measurer.param_norm = None if norm is None else norm.to(self.guard.layout.home)
-        self.results.load_state_dict(state["aftermath"])
+        self.results.load_state_dict(state["results"])
         self.window.load_state_dict(state["window"], self.results.steps)
         if self.capture is not None:
             self.capture.moved_to(self.results.steps, self.window.sums.count > 0)
 
     def _load_rules(self, state: StabilizerState) -> None:
         """Only what belongs to the weights: what the rules, the clipper and the loss scale have learned."""
-        self.guard.policy.load_state_dict(state["judge"])
+        state = STABILIZER_STATE.read(state, "the state of the stabilizer", SettingError)
+        self.guard.policy.load_state_dict(state["policy"])
         self.guard.guarded.forget_recordings()
 
     # ---- for a replay -----------------------------------------------------------------------------------------------
@@ -350,7 +351,7 @@ class TrainingStabilizer:
         """
         self._run.window.backward(loss, weight, options)
         if self._run.capture is not None:
-            self._run.capture.ran_backward(loss, weight)
+            self._run.capture.notes.ran_backward(loss, weight)
 
     def run_microbatches(
         self, loss_fn: Callable[[Any], Tensor], batch: Any, *, weight: Callable[[Any], Scalar] | None = None
@@ -368,10 +369,10 @@ class TrainingStabilizer:
         """
         capture = self._run.capture
         if capture is not None:
-            capture.was_given(batch)
+            capture.notes.was_given(batch)
         loss = self._run.window.run_pieces(loss_fn, batch, weight)
         if capture is not None:
-            capture.ran_backward(loss, None if weight is None else partial(weight, batch))
+            capture.notes.ran_backward(loss, None if weight is None else partial(weight, batch))
         return loss
 
     def observe(self, **signals: Scalar) -> None:
@@ -493,4 +494,4 @@ def run_of(stabilizer: TrainingStabilizer) -> StabilizedRun:
 
 def settled_own(state: LiveStabilizerState) -> StabilizerState:
     """The stabilizer's own state once the numbers of its last steps have arrived."""
-    return {**state, "aftermath": settled(state["aftermath"])}
+    return {**state, "results": settled(state["results"])}

@@ -309,7 +309,7 @@ class StepDecider:
         return skip, overflow, (*flags, *notices)
 
     def left_out_by(self, outer: OuterScaling) -> Any:
-        """Whether others have decided already that the step is left out."""
+        """Whether others have decided already that the step is skipped."""
         if outer.found_inf is None:
             return False
         return outer.found_inf > 0 if self._tensors else bool(outer.found_inf > 0)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class _ResultsStateBase(TypedDict):
     steps: int
     lr_factor: float
-    ledger: RunHistoryState
+    history: RunHistoryState
     stale_before: int
     """Steps before this one were taken on weights that the run has left since."""
     buffers: dict[str, list[Tensor | None]]
@@ -164,7 +164,7 @@ class StepResults:
         return {
             "steps": self.steps,
             "lr_factor": self.lr_factor,
-            "ledger": self.history.state_dict(),
+            "history": self.history.state_dict(),
             "stale_before": self._stale_before,
             "pending": list(self.pending),
             "buffers": self.buffers.state_dict(),
@@ -174,7 +174,7 @@ class StepResults:
         """Continue from a saved state. What was to be done about steps after it is done no more."""
         self._halted = self.stop_at = None
         self.steps, self.lr_factor = state["steps"], state["lr_factor"]
-        self.history.load_state_dict(state["ledger"])
+        self.history.load_state_dict(state["history"])
         self._stale_before = state["stale_before"]
         self.pending = deque(StepNumbers(unpack_record(packed)) for packed in state["pending"])
         self.buffers = self._fresh_buffers()

@@ -7,6 +7,7 @@ is ready first, and `parameter_report` describes every parameter of a model.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,6 +50,19 @@ def optimizer_parameters(param_groups: Iterable[dict[str, Any]], names: dict[int
         for g, group in enumerate(param_groups)
         for i, parameter in enumerate(group["params"])
     ]
+
+
+def learning_rate(group: dict[str, Any]) -> Tensor | float | None:
+    """The learning rate of a parameter group: a tensor if it is on a device, where reading it would wait.
+
+    `None` if there is no number, as in Adafactor with `lr=None`, which finds its own.
+    """
+    rate = group.get("lr")
+    if isinstance(rate, Tensor):
+        if rate.numel() != 1:
+            return None
+        return rate.detach() if rate.device.type != "cpu" else float(rate)
+    return float(rate) if isinstance(rate, Real) else None
 
 
 class Layout:

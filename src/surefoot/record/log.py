@@ -195,3 +195,8 @@ def _silence_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_silence_all)
+
+
+def part_of(log: RunLog) -> tuple[object, str]:
+    """What a log and all of its parts have in common, which keeps it open, and the name of this part of it."""
+    return log._open, log._part

@@ -150,7 +150,7 @@ class ContinuedRun:
             return  # the step before the captured one
         self.experiment.watcher.steps.guard.settle()  # on a device its numbers would come some steps later
         row = self.experiment.watcher.steps.record_of(optimizer).series.rows[-1]
-        self._measured = _Measured(_plain(row.get("loss")), _plain(row.get("grad_norm")), row["lr"])
+        self._measured = _Measured(_plain(row.get("loss")), _plain(row.get("grad_norm")), _plain(row.get("lr")))
         if not self.guarded:
             self._close(self._measured, applied=True)
 

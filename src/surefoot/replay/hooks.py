@@ -64,7 +64,7 @@ def _quieten(scratch: Path, made: Callable[[Any], None], settings: Mapping[str, 
             original(self, *args, **{**kwargs, **quiet, **settings})
             capture = run_of(self).capture
             if capture is not None:
-                capture.note_everything()
+                capture.notes.note_everything()
             made(self)
 
         return made_quiet
@@ -104,7 +104,7 @@ class _GuardedLoop:
     def made(self, stabilizer: TrainingStabilizer) -> None:
         """A stabilizer is there; it is the one we want if the captured weights fit its models."""
         run = run_of(stabilizer)
-        notes = None if run.capture is None else run.capture.notes
+        notes = None if run.capture is None else run.capture.notes.capture
         if (
             self._first_step.objects is None
             and notes is not None
@@ -129,7 +129,7 @@ class _GuardedLoop:
         capture = run_of(stabilizer).capture
         if objects is None or capture is None or self._first_step.is_over:
             return False
-        return capture.notes is objects.notes
+        return capture.notes.capture is objects.notes
 
     def _step(self, original: Any) -> Any:
         def step(stabilizer: Any, closure: Any = None) -> Any:
@@ -166,7 +166,7 @@ class _GuardedLoop:
         if self._first_step.is_last:
             capture = run_of(stabilizer).capture
             if capture is not None:
-                capture.close_microbatch()
+                capture.notes.close_microbatch()
             self._first_step.finish()
 
 

@@ -19,6 +19,8 @@ _PASSED = ("View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "ToCopy", "C
 _SUM = 2
 """torch's number for `reduction="sum"`."""
 _CLOSE = 0.02
+MOST_BACKWARDS = 10_000
+"""The losses of so many backwards since the last step are kept. A loop that never steps has more."""
 
 
 def share_of(root: Tensor, scaled: bool, may_wait: bool) -> float | None:
@@ -100,6 +102,8 @@ class StepLosses:
         """Add the loss of one backward."""
         self.values.append(value)
         self._shares.append(share)
+        if len(self.values) > MOST_BACKWARDS:
+            del self.values[0], self._shares[0]
 
     def loss_so_far(self) -> Any:
         """The loss of the step that begins, from the backwards since the last one; `None` if there were none."""

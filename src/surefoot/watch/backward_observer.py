@@ -65,13 +65,16 @@ class BackwardObserver:
         if state.sampled is not None and state.sampled.recorder is not None:
             state.sampled.recorder.in_step = state.sampled.recorder.has_closure and state.sampled.recorder.in_step
         loss, is_scaled = self._loss_of(root)
+        if not self._context.optimizers.all:  # the backward before was a step of its own
+            self._context.losses.close_step(0)
+            self._context.data.roots_of_step.clear()
         if loss is None:  # a loss that has no value in this process
             return
         is_eager = loss.device.type == "cpu" or state.steps < EAGER_STEPS
         value: Any = float(loss) if is_eager else loss
         self._context.losses.add(value, self._safely("microbatches", share_of, root, is_scaled, is_eager))
         if self._incidents is not None:
-            self._safely("incidents", self._incidents.before_backward, root, value, is_repeated)
+            self._safely("incidents", self._incidents.before_backward, root, value)
         if not state.has_stepped:
             self.series.append({"loss": value})
         if not self._context.optimizers.all and not self.manual.is_known():
@@ -120,7 +123,7 @@ class BackwardObserver:
             self._safely("graph", state.sampled.before_backward, root, place)
         if frame is not None:
             line = (frame.f_code, frame.f_lineno)
-            self._context.data.roots_of_step.append(line)
+            self._context.data.roots_of_step.add(line)
             self._safely("data of steps", self._context.data.note, root, line, state.steps, state.backwards)
 
     def after(self, gradients: Any = None) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.nn.modules.batchnorm import _NormBase
 
 from surefoot.guard.captured_step import SIGNALS_KEPT, CapturedStep
-from surefoot.observe.parameters import Layout
+from surefoot.observe.parameters import Layout, learning_rate
 from surefoot.record.incidents.contents import faults_of, model_parts, prints_of
 from surefoot.record.incidents.retention import IncidentKeeper
 
@@ -73,7 +73,7 @@ class BadStep:
                 "kind": "nonfinite",
                 "severity": "error",
                 "summary": summary or words,
-                "action": "none",  # the guard may skip the step yet: `IncidentWriter.left_out`
+                "action": "none",  # the guard may skip the step yet: `IncidentWriter.skipped`
                 "evidence": {"parameters": bad[:NAMES_KEPT]},
             },
             rank=self._rank[0],
@@ -154,13 +154,14 @@ class BadStep:
 
     def _configuration(self, models: Sequence[nn.Module], optimizer: Any, ended: str) -> dict[str, Any]:
         scale = self._context.state.scaler.scale if self._context.state.scaler.enabled else None
+        rate = learning_rate(optimizer.param_groups[0])
         return {
             "loop": "bare",
             "ended": ended,
             "models": self._names(models),
             "optimizer": type(optimizer).__name__,
-            "lr": optimizer.param_groups[0].get("lr"),
-            "groups": self._found.record.settings,
+            "lr": None if rate is None else float(rate),
+            "groups": [group.values for group in self._found.record.settings],
             "schedulers": [each.type for each in self._context.calls.schedulers],
             "loss_scale": scale,
             "guard": self._context.options.guard,

@@ -31,7 +31,7 @@ from surefoot.record.facts import GuardFacts, StepSkippedEvent
 from surefoot.watch.messages import say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch.optim import Optimizer
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from surefoot.types import StepRecord
     from surefoot.watch.context import WatchContext
     from surefoot.watch.optimizer_record import OptimizerRecord
+    from surefoot.watch.parameter_registry import ParameterRegistry
     from surefoot.watch.patches.hooks import Hooks
 
 STEPS_LATER = 8
@@ -47,7 +48,9 @@ STEPS_LATER = 8
 MOST_NAMES = 20
 MOST_OUTLIVED = 16
 """Attachments of optimizers that are gone which may wait to be read: a script may make one optimizer per step."""
-WHY_REPLICAS = "which models are replicas, whose ranks must agree before a step is left out"
+REPORTS = "numbers of steps"
+"""The probe that takes in what the guard has measured. If it fails, steps are guarded all the same."""
+WHY_REPLICAS = "which models are replicas, whose ranks must agree before a step is skipped"
 RULES = StabilityChecker(
     explosion=None,
     spike=None,
@@ -64,6 +67,52 @@ RULES_OF_RANKS = replace(RULES, nonfinite=NonFinite(judges_loss=False))
 """The gradients are the same on all ranks, and so is what is decided by them. The loss is each rank's own."""
 
 
+class SkippedSteps:
+    """The steps that the guard has skipped, and why."""
+
+    def __init__(self, registry: ParameterRegistry) -> None:
+        self._registry = registry
+        self._count = 0
+        self._first: int | None = None
+        self._last: int | None = None
+        self._names: dict[str, None] = {}
+        """The parameters whose gradients were the reason, in the order they were met."""
+        self._reasons: dict[str, None] = {}
+
+    def add(self, optimizer: int, at: int, step: StepRecord) -> tuple[StepSkippedEvent, int]:
+        """Count a skipped step of the run; returns the event, and how many there have been."""
+        layers = step.signals.layers
+        bad = layers.nonfinite_counts() if layers is not None else {}
+        names = [self._label(number) for number in list(bad)[:MOST_NAMES]]
+        self._count += 1
+        self._first = at if self._first is None else min(at, self._first)
+        self._last = at if self._last is None else max(at, self._last)
+        if len(self._names) < MOST_NAMES:
+            self._names |= dict.fromkeys(names)
+        settings = [str(each) for each in step.settings]
+        self._reasons |= dict.fromkeys(settings)
+        if not bad and not settings:
+            is_finite = step.signals.loss is not None and abs(float(step.signals.loss)) < float("inf")
+            self._reasons["the step ended on parameters that are not finite" if is_finite else "the loss"] = None
+        event = StepSkippedEvent(step=at, parameters=names, of=len(bad), settings=settings, optimizer=optimizer)
+        return event, self._count
+
+    def as_facts(self, checked: int, not_guarded: dict[str, str]) -> GuardFacts:
+        """What the guard did."""
+        return GuardFacts(
+            checked=checked,
+            skipped=self._count,
+            first=self._first,
+            last=self._last,
+            parameters=list(self._names)[:MOST_NAMES],
+            reasons=list(self._reasons)[:MOST_NAMES],
+            not_guarded=not_guarded,
+        )
+
+    def _label(self, number: str) -> str:
+        return self._registry.label(self._registry.parameters[int(number)])
+
+
 class OptimizerGuard:
     """Attaches the guard to the optimizers of a script, and counts what it did."""
 
@@ -77,19 +126,15 @@ class OptimizerGuard:
         self._state, self._probes, self._registry = context.state, context.probes, context.registry
         self._on_nonfinite, self._on_step = on_nonfinite, on_step
         self.acts = context.options.guard
-        self.probe = "left-out steps" if self.acts else "gradient norms"
+        self.probe = "skipped steps" if self.acts else "gradient norms"
         """The name under which a failure is reported."""
         self._attachments: IdentityMap[Attachment] = IdentityMap()
         self._outlived: list[Attachment] = []
         """Attachments whose optimizer is gone, with steps that may not have been read yet."""
         self._changes: list[Callable[[Optimizer, StepDecision], None]] = []
         self._replicas: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
-        self._checked = self._skipped = 0
-        self._first: int | None = None
-        self._last: int | None = None
-        self._names: dict[str, None] = {}
-        """The parameters whose gradients were the reason, in the order they were met."""
-        self._reasons: dict[str, None] = {}
+        self._checked = 0
+        self.skipped = SkippedSteps(context.registry)
         self._not_guarded: dict[str, str] = {}
         self._ended: set[int] = set()
         """The numbers of optimizers whose guard has failed."""
@@ -159,6 +204,11 @@ class OptimizerGuard:
             return None
         return self._probes.safely(self.probe, hook, *args)
 
+    @property
+    def reports(self) -> bool:
+        """Whether the numbers of each step still arrive."""
+        return self.probe not in self._probes.problems and REPORTS not in self._probes.problems
+
     def add_change(self, change: Callable[[Optimizer, StepDecision], None]) -> None:
         """Have something done to each step once its gradients are measured, before it is applied: an experiment."""
         self._changes.append(change)
@@ -177,27 +227,7 @@ class OptimizerGuard:
         record = ref()
         self._checked += acts
         if record is not None:
-            self._on_step(record, step)
-
-    # ---- what was skipped -------------------------------------------------------------------------------------------
-
-    def skipped(self, record: OptimizerRecord, at: int, step: StepRecord) -> tuple[StepSkippedEvent, int]:
-        """Count a skipped step of the run; returns the event, and how many there have been."""
-        layers = step.signals.layers
-        bad = layers.nonfinite_counts() if layers is not None else {}
-        names = [self._label(number) for number in list(bad)[:MOST_NAMES]]
-        self._skipped += 1
-        self._first = at if self._first is None else min(at, self._first)
-        self._last = at if self._last is None else max(at, self._last)
-        if len(self._names) < MOST_NAMES:
-            self._names |= dict.fromkeys(names)
-        settings = [str(each) for each in step.settings]
-        self._reasons |= dict.fromkeys(settings)
-        if not bad and not settings:
-            is_finite = step.signals.loss is not None and abs(float(step.signals.loss)) < float("inf")
-            self._reasons["the step ended on parameters that are not finite" if is_finite else "the loss"] = None
-        event = StepSkippedEvent(step=at, parameters=names, of=len(bad), settings=settings, optimizer=record.number)
-        return event, self._skipped
+            self._probes.safely(REPORTS, self._on_step, record, step)
 
     def settle(self) -> None:
         """Read the steps that have not been read yet. Waits for the device."""
@@ -215,24 +245,16 @@ class OptimizerGuard:
             return None
         problem = self._probes.problems.get(self.probe)
         failed = {} if problem is None else {"the rest of the run": problem}
-        return GuardFacts(
-            checked=self._checked,
-            skipped=self._skipped,
-            first=self._first,
-            last=self._last,
-            parameters=list(self._names)[:MOST_NAMES],
-            reasons=list(self._reasons)[:MOST_NAMES],
-            not_guarded=self._not_guarded | failed,
-        )
+        return self.skipped.as_facts(self._checked, self._not_guarded | failed)
 
     # ---- what is not guarded ----------------------------------------------------------------------------------------
 
     def _why_not(self, record: OptimizerRecord, optimizer: Optimizer) -> bool:
         """Whether steps of an optimizer must not be skipped, because other ranks may decide otherwise."""
-        if _world_size() == 1 or self._is_replicated(optimizer):
+        if _world_size() == 1 or _is_replicated(optimizer, list(self._replicas)):
             return False
         why = (
-            "its gradients may differ between ranks, and a step must be left out on all of them or on none. "
+            "its gradients may differ between ranks, and a step must be skipped on all of them or on none. "
             "DistributedDataParallel is guarded; for sharded models use TrainingStabilizer"
         )
         name = f"optimizer {record.number + 1} ({type(optimizer).__name__})"
@@ -240,23 +262,21 @@ class OptimizerGuard:
         say(f"surefoot: --guard does not guard {name}: {why}")
         return True
 
-    def _is_replicated(self, optimizer: Optimizer) -> bool:
-        """Whether `DistributedDataParallel` makes every gradient the same on all ranks."""
-        averaged = {
-            id(parameter)
-            for replica in self._replicas
-            for name, parameter in replica.module.named_parameters()
-            if name not in replica.parameters_to_ignore
-        }
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        return all(id(each) in averaged and not hasattr(each, "to_local") for each in parameters if each.requires_grad)
-
     def _number_of(self, parameter: Tensor) -> str:
         """The guard names parameters by their numbers: their labels depend on models that are met later."""
         return str(self._registry.add(parameter).id)
 
-    def _label(self, number: str) -> str:
-        return self._registry.label(self._registry.parameters[int(number)])
+
+def _is_replicated(optimizer: Optimizer, replicas: Sequence[DistributedDataParallel]) -> bool:
+    """Whether `DistributedDataParallel` makes every gradient the same on all ranks."""
+    averaged = {
+        id(parameter)
+        for replica in replicas
+        for name, parameter in replica.module.named_parameters()
+        if name not in replica.parameters_to_ignore
+    }
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return all(id(each) in averaged and not hasattr(each, "to_local") for each in parameters if each.requires_grad)
 
 
 def in_words(facts: GuardFacts) -> str:
@@ -265,7 +285,7 @@ def in_words(facts: GuardFacts) -> str:
     missing = [f"{name} was not guarded: {why}" for name, why in facts.not_guarded.items()]
     if not checked:
         return ". ".join(["--guard checked no step" if missing else "--guard saw no optimizer step to check", *missing])
-    words = f"--guard checked {checked:,} step{'s' if checked != 1 else ''} and left out "
+    words = f"--guard checked {checked:,} step{'s' if checked != 1 else ''} and skipped "
     if not count:
         return ". ".join([f"{words}none", *missing])
     first, last, names = facts.first, facts.last, facts.parameters

@@ -2,34 +2,38 @@
 
 A bad loss is known right after its backward, bad gradients right before the optimizer applies them. In both cases the
 weights are still those before the step, so nothing has to be copied until then. Which batch it was and where the random
-streams stood is captured at every step, see `record/incidents/step_capture.py`; `bad_step` writes the incident.
+streams stood is noted at every step as for a guarded run (`guard/step_notes.py`); `bad_step` writes the incident.
 
-Some things differ from a run with a stabilizer. Buffers that the forward itself writes, batch norm's running
-statistics, are as they were after it; a forward in training mode does not read those. Where another buffer was written
-to, the replay is not exact, and the incident says so. Where several optimizers take turns, a step is what lies between
-two calls of `step`: the models that take part in it are kept, and the optimizer that the bad loss or gradient is for.
-And only the first bad step is kept: nobody puts this run right again.
+Some things differ from a guarded run. Which models there are is found out by their calls. Buffers that the forward
+itself writes, batch norm's running statistics, are as they were after it; a forward in training mode does not read
+those. Where another buffer was written to, the replay is not exact, and the incident says so. Where several optimizers
+take turns, a step is what lies between two calls of `step`: the models that take part in it are kept, and the optimizer
+that the bad loss or gradient is for. Only the first bad step is kept: it is applied unless there is a guard, and every
+step after it is bad because of it.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from surefoot.guard.step_notes import DiskPauses, MicrobatchFollower, StepNotes
 from surefoot.record.incidents.bundle import note_action
 from surefoot.record.incidents.environment import replay_command
 from surefoot.record.incidents.fingerprints import plain_values
-from surefoot.record.incidents.step_capture import StepCapture
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.bad_step import BadStep, FoundStep, buffer_versions, parameters_of
 from surefoot.watch.first_model_call import FirstModelCall
+from surefoot.watch.messages import say
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from surefoot.record.incidents.step_capture import StepCapture
     from surefoot.watch.context import WatchContext
     from surefoot.watch.optimizer_record import OptimizerRecord
 
@@ -45,7 +49,16 @@ class IncidentWriter:
         self._registry = context.registry
         self.replay_command: str | None = None
         """The command that replays the incident, once there is one."""
-        self._capture: StepCapture | None = StepCapture([], torch.device("cpu"), between_steps=False)
+        self._notes = StepNotes(
+            [],
+            torch.device("cpu"),
+            between_steps=False,
+            on_failure=partial(context.probes.switch_off, "incidents"),
+            pauses=DiskPauses(say),
+        )
+        self._microbatches = MicrobatchFollower(self._notes)
+        self._loss: Tensor | None = None
+        """The loss of the backward that runs now."""
         self._versions: dict[int, int] = {}
         """The version of each buffer when the last step was over."""
         self._bad_loss: float | None = None
@@ -65,19 +78,19 @@ class IncidentWriter:
     def compiled(self) -> None:
         """Something is compiled, which depends on the hooks that are there."""
         self._first_call.shut()
-        if self._capture is not None:
-            self._capture.models.detach()
+        if self._notes.capture is not None:
+            self._notes.capture.models.detach()
 
     def _open(self) -> None:
-        if self._capture is not None and not self._state.compiled:
+        if self._notes.capture is not None and not self._state.compiled:
             self._first_call.open()
 
     def _entered(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A module is called, and it may be the first model of this step."""
-        if self._capture is None or self._state.compiled or "incidents" in self._probes.problems:
+        if self._notes.capture is None or self._state.compiled or "incidents" in self._probes.problems:
             self._first_call.shut()
         elif torch.is_grad_enabled() and self._probes.here():
-            self._probes.safely("incidents", self._meet, self._capture, module, args, kwargs)
+            self._probes.safely("incidents", self._meet, self._notes.capture, module, args, kwargs)
 
     def _meet(self, capture: StepCapture, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not capture.models.knows(module):
@@ -91,35 +104,34 @@ class IncidentWriter:
         if self._state.steps >= _ALL_CALLED:
             self._first_call.shut()
 
-    def before_backward(self, root: Tensor, value: Any, again: bool) -> None:
-        """`backward` is about to run; the loss is known as a number unless reading it would wait for the device.
-
-        `again` says that it is not the first time in a step that evaluates a closure.
-        """
-        if self._capture is None:
+    def before_backward(self, root: Tensor, value: Any) -> None:
+        """`backward` is about to run; the loss is known as a number unless reading it would wait for the device."""
+        if self._notes.capture is None:
             return
-        if again:
-            self._capture.ran_again(root)
-        else:
-            self._capture.ran_backward(root, None)
+        if not self._context.optimizers.all:
+            self._notes.restart(self._state.steps)
+        self._loss = root.detach()
         self._bad_loss = value if isinstance(value, float) and not math.isfinite(value) else None
         if self._bad_loss is not None:
             self._reached = {id(leaf) for leaf in graph.leaves(root.grad_fn)}
 
     def drawn(self) -> list[list[Tensor]]:
         """The tensors of the batches that data loaders handed out for this step, unless they were written to since."""
-        window = None if self._capture is None else self._capture.window(self._state.steps)
-        if self._capture is None or window is None:
+        capture, window = self._notes.capture, self._notes.window(self._state.steps)
+        if capture is None or window is None:
             return []
-        now = self._capture.under_way.drawn or [seen for each in window.microbatches for seen in each.drawn]
+        now = capture.under_way.drawn or [seen for each in window.microbatches for seen in each.drawn]
         return [seen.value.tensors for seen in now if not seen.changed]
 
     def after_backward(self, again: bool, in_closure: bool) -> None:
-        """`backward` is done: what follows is the next microbatch, or the step."""
-        if self._capture is None:
+        """`backward` is done: what follows is the next microbatch, or the step.
+
+        `again` says that it is not the first time in a step that evaluates a closure.
+        """
+        loss, self._loss = self._loss, None
+        if self._notes.capture is None:
             return
-        if not again:
-            self._capture.close_microbatch()
+        self._microbatches.ran_backward(loss, again)
         if self._bad_loss is not None:
             owner = self._owner()
             if owner is not None:
@@ -129,25 +141,25 @@ class IncidentWriter:
 
     def bad_step(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to apply gradients that are not finite."""
-        if self._capture is not None:
+        if self._notes.capture is not None:
             self._keep(optimizer, "", "step")
 
-    def left_out(self, step: int, optimizer: int | None) -> None:
-        """The guard has left out a step: if it is the one that was kept, its folder says so."""
+    def skipped(self, step: int, optimizer: int | None) -> None:
+        """The guard has skipped a step: if it is the one that was kept, its folder says so."""
         if self._kept is not None and self._kept[1:] == (step, optimizer):
             note_action(self._kept[0], "skip")
             self._kept = None
 
     def after_step(self, watched: OptimizerRecord) -> None:
         """An optimizer has stepped."""
-        if self._capture is None:
+        if self._notes.capture is None:
             return
         self._after = watched.number
         models = self._registry.models_now()
-        self._capture.know(models)
+        self._notes.capture.know(models)
         self._parts = None
         self._versions = buffer_versions(models)
-        self._capture.begin(self._state.steps)
+        self._notes.begin(self._state.steps)
         self._open()
 
     def _owner(self) -> torch.optim.Optimizer | None:
@@ -169,19 +181,21 @@ class IncidentWriter:
         return max(candidates, key=likeliness)[1] if candidates else None
 
     def _keep(self, optimizer: torch.optim.Optimizer, summary: str, ended: str) -> None:
-        """Keep the step in progress. Only the first bad step is kept."""
-        capture, self._capture = self._capture, None
-        self._first_call.shut()
-        assert capture is not None
+        """Keep the step in progress, and no other one. If the disk fails, a later bad step may be kept."""
+        if self._notes.pauses.may_try(self._state.steps) and self._notes.safely(self._write, optimizer, summary, ended):
+            self._notes.close()
+            self._first_call.shut()
+
+    def _write(self, optimizer: torch.optim.Optimizer, summary: str, ended: str) -> bool:
         record = self._context.optimizers.find(optimizer)
         assert record is not None, "an optimizer that steps has a record"
-        window = capture.window(self._state.steps)
+        window = self._notes.window(self._state.steps)
         found = FoundStep(optimizer, record, window, self._reached, self._after, self._versions)
         folder = BadStep(self._context, found).write(summary, ended)
-        capture.close()
         if folder is not None:
             self._kept = folder, self._state.steps, record.number
             self.replay_command = replay_command(folder)
+        return True
 
 
 def _is_bad(optimizer: Any) -> bool:

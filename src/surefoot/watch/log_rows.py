@@ -130,7 +130,7 @@ class WatchLog:
     def overflow(self, step: int, scale: float | None) -> None:
         """A gradient scaler has skipped a step."""
         at = f" at loss scale {scale:g}" if scale is not None else ""
-        self._write(step, "overflow", "overflow", "info", f"the scaler left the step out: gradients overflowed{at}", [])
+        self._write(step, "overflow", "overflow", "info", f"the scaler skipped the step: gradients overflowed{at}", [])
 
     def _write(
         self, step: int | None, cause: str, name: EventName, severity: Severity, summary: str, parameters: list[str]
@@ -210,7 +210,7 @@ def _shown(event: Event) -> tuple[EventName, Severity, str, list[str]] | None:
         case StepSkippedEvent(parameters=names):
             more = f" and {event.of - 1} more" if event.of > 1 else ""
             which = f"the gradient of {names[0]}{more}" if names else " and ".join(event.settings) or "its loss"
-            return "skip", "error", f"the step was left out: {which} is not finite", names
+            return "skip", "error", f"the step was skipped: {which} is not finite", names
         case FileSavedEvent():
             return "checkpoint", "info", f"saved at {event.site}: {', '.join(event.holds or ['a file'])}", []
         case ModelLoadedEvent():

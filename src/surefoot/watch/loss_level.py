@@ -2,6 +2,11 @@
 
 Each line of the script that calls `backward` has a level of its own: the last forty losses that were no spikes. What
 goes on for long therefore becomes the level. After forty spikes in a run no more are reported.
+
+The rule differs from `detect.Spike` on purpose. That one decides whether a step is refused: it wants the gradient norm
+to agree, waits for fifty steps, and accepts what comes back three times. This one acts on nothing. It marks losses for
+the diagnosis, which looks for data that recurs in them, so that every spike counts: also an early one, one of a line
+that is called rarely, one whose gradients are clipped, and one that comes back each epoch.
 """
 
 from __future__ import annotations

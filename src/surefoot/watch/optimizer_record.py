@@ -7,13 +7,13 @@ parameters are described.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from surefoot.observe.readable import readable
-from surefoot.record.facts import GroupSettings, OptimizerFacts, Setting
+from surefoot.record.facts import GroupSettings, OptimizerFacts
 from surefoot.watch.script_hooks import WithoutHooks
 from surefoot.watch.step_rows import SeriesRow, StepRows
 
@@ -40,10 +40,7 @@ class OptimizerRecord:
         self.loaded_at: int | None = None
         self.loaded_age: float | None = None
         self.born_at = born_at
-        self.settings: list[dict[str, Setting]] = [
-            {key: _simple(value) for key, value in group.items() if key != "params" and _simple(value) is not None}
-            for group in optimizer.param_groups[:8]
-        ]
+        self.settings = [GroupSettings.of(group) for group in optimizer.param_groups[:8]]
         self.leftover: list[float] = []
         self.zeroed_before_step = 0
         self.zero_site = ""
@@ -60,13 +57,19 @@ class OptimizerRecord:
         The key is the number that the guard gives the step.
         """
 
+    def give_up_waiting(self) -> None:
+        """The guard reports no more steps: rows that wait for its numbers are written without them."""
+        for row, _ in self.in_flight.values():
+            self.series.arrived(row)
+        self.in_flight.clear()
+
     def as_facts(self) -> OptimizerFacts:
         """All that is known about it."""
         return OptimizerFacts(
             number=self.number,
             type=self.type,
             site=self.site,
-            settings=[GroupSettings(values=values) for values in self.settings],
+            settings=self.settings,
             steps=self.series.count,
             created_at_step=self.born_at,
             state_loaded_at_step=self.loaded_at,
@@ -111,13 +114,3 @@ def left_share(tensors: list[Tensor]) -> float:
     with WithoutHooks():
         held = [local for t in tensors if t.grad is not None and (local := readable(t.grad)) is not None]
         return sum(bool((g != 0).any()) for g in held if g.layout is torch.strided) / max(1, len(tensors))
-
-
-def _simple(value: Any) -> Any:
-    if isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return float(value)
-    if isinstance(value, (tuple, list)) and all(isinstance(v, (int, float)) for v in value):
-        return list(value)
-    return None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 from torch import Tensor
 
+from surefoot.observe.parameters import learning_rate
 from surefoot.observe.readable import is_readable, readable
 from surefoot.record.facts import OptimizerUpdate, ParameterUpdate
 from surefoot.watch.parameter_registry import weight_facts
@@ -42,7 +43,7 @@ class OptimizerUpdates:
                 for tensor in group["params"]
                 if not intercepts_operations(tensor)
             ]
-        rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+        rates = [float(rate) for group in optimizer.param_groups if (rate := learning_rate(group)) is not None]
         self.steps.append(OptimizerUpdate(optimizer=number, rows=rows, lr=rates))
 
     def _row(self, number: int, tensor: Tensor, group: dict[str, Any], state: dict[str, Any]) -> ParameterUpdate:
@@ -98,7 +99,7 @@ class OptimizerUpdates:
         )
 
     def drop_step(self, number: int) -> None:
-        """The step was left out: that no parameter changed is no evidence."""
+        """The step was skipped: that no parameter changed is no evidence."""
         held = self._last_step(number)
         if held is not None:
             self.steps = [step for step in self.steps if step is not held]

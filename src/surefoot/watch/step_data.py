@@ -64,8 +64,8 @@ class StepData:
         """For each line that calls `backward`: every row trained on, and the backward it was first seen at."""
         self.recent: set[int] = set()
         """The lines since the last step of an optimizer."""
-        self.roots_of_step: list[Any] = []
-        """The lines that called `backward` since the last step, once per call."""
+        self.roots_of_step: set[Any] = set()
+        """The lines that called `backward` since the last step."""
         self._paths: dict[Any, _DataPaths] = {}
 
     def note(self, root: Tensor, where: Any, step: int, backward: int) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
+from surefoot.observe.parameters import learning_rate
 from surefoot.observe.readable import readable
 from surefoot.observe.tensors import dense_views
 from surefoot.record.facts import NonFiniteGradientEvent
@@ -117,7 +118,8 @@ class StepObserver:
         record.row["at"] = self._state.steps
         is_unscaled = getattr(optimizer, "grad_scale", None) is not None  # by the kernel, which the guard knows of
         divide_by = 1.0 if is_unscaled else self._state.scaler.unscale_by or 1.0
-        record.in_flight[attachment.steps] = record.row, divide_by
+        if self.guard.reports:
+            record.in_flight[attachment.steps] = record.row, divide_by
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped."""
@@ -131,6 +133,8 @@ class StepObserver:
             row["closure"] = evaluations
         self._complete(row, record, optimizer, evaluations)
         row.setdefault("grad_norm", None)
+        if record.in_flight and not self.guard.reports:
+            record.give_up_waiting()
         record.series.append(row, waits_for_guard=self._is_in_flight(record, optimizer, row))
         if self._context.optimizers.stepped(record):
             state.steps += 1
@@ -162,7 +166,7 @@ class StepObserver:
         backwards = len(context.losses.values)
         row["loss"] = context.losses.close_step(evaluations)
         row["backwards"] = backwards
-        row["lr"] = float(optimizer.param_groups[0]["lr"]) if "lr" in optimizer.param_groups[0] else None
+        row["lr"] = learning_rate(optimizer.param_groups[0])
         if context.calls.last_clip is not None:
             row.update(cast("SeriesRow", context.calls.last_clip))
             context.calls.last_clip = None
@@ -172,8 +176,8 @@ class StepObserver:
             row["leftover"] = min(record.leftover)
             record.leftover = []
         if context.data.roots_of_step:
-            row["roots"] = len(set(context.data.roots_of_step))
-        context.data.roots_of_step = []
+            row["roots"] = len(context.data.roots_of_step)
+        context.data.roots_of_step.clear()
         state.has_stepped = True
         row["at"] = state.steps
         record.lines |= context.data.take_lines()
@@ -183,7 +187,7 @@ class StepObserver:
     def skipped_by_scaler(self) -> None:
         """A scaler has skipped a step: its losses belong to no row."""
         self._context.losses.close_skipped_step()
-        self._context.data.roots_of_step = []
+        self._context.data.roots_of_step.clear()
         self._context.events.log_overflow(self._state.steps, self._state.scaler.scale)
 
     def _found_nonfinite(self, record: OptimizerRecord) -> None:
@@ -209,10 +213,10 @@ class StepObserver:
         optimizer = record.ref()
         if optimizer is not None:
             self._safely("gradients", self._record_nonfinite, optimizer)
-        event, count = self.guard.skipped(record, at, step)
+        event, count = self.guard.skipped.add(record.number, at, step)
         self._context.events.add_skip(event, count)
         if self._incidents is not None:
-            self._safely("incidents", self._incidents.left_out, at, record.number)
+            self._safely("incidents", self._incidents.skipped, at, record.number)
 
     def _keep_incident(self, optimizer: torch.optim.Optimizer) -> None:
         if self._incidents is not None and not self._state.scaler.enabled:

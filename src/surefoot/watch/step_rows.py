@@ -43,7 +43,7 @@ class SeriesRow(ClipColumns, total=False):
     closure: int
     loss: Tensor | float | None
     backwards: int
-    lr: float | None
+    lr: Tensor | float | None
     scale: float
     roots: int
     at: int

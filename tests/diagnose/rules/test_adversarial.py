@@ -47,7 +47,7 @@ def gan(judge: list[float], maker: list[float], alike: bool, values: bool = Fals
         maker,
         optimizers=[optimizer(maker, 0), optimizer(judge, 1)],
         parameters=[parameter(0, "G", (0,)), parameter(1, "D", (1,))],
-        looks=looks,
+        sampled_steps=looks,
     )
 
 

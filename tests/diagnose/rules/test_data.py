@@ -50,7 +50,10 @@ def test_a_nan_made_by_an_operation_is_not_the_datas() -> None:
 def test_a_mask_of_minus_infinity_is_not_a_bad_input() -> None:
     mask = described(0.0, 0.0, nonfinite=10)
     facts = look(0, passes=[model_pass(inputs=[mask])])
-    assert data.nonfinite_input(run([math.nan] * 9, looks=[facts], events=[NAN_LOSS | {"kind": "unknown"}])) is None
+    assert (
+        data.nonfinite_input(run([math.nan] * 9, sampled_steps=[facts], events=[NAN_LOSS | {"kind": "unknown"}]))
+        is None
+    )
 
 
 # ── labels and ids ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -96,11 +99,11 @@ def folded(source: Any) -> list[dict[str, Any]]:
 
 
 def test_ids_clamped_into_the_table_are_a_mismatch() -> None:
-    assert data.token_forced(run(looks=folded(None))) is not None
+    assert data.token_forced(run(sampled_steps=folded(None))) is not None
 
 
 def test_clamped_relative_positions_are_fine() -> None:
-    assert data.token_forced(run(looks=folded({"op": "sub"}))) is None
+    assert data.token_forced(run(sampled_steps=folded({"op": "sub"}))) is None
 
 
 # ── scale ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -108,21 +111,21 @@ def test_clamped_relative_positions_are_fine() -> None:
 
 def test_large_inputs_in_a_run_that_fails_are_unscaled() -> None:
     facts = [look(0, passes=[model_pass(size=800.0)])]
-    claim = data.unscaled_input(run([9.0, *[0.69] * 99], looks=facts)) or data.unscaled_input(
-        run([0.69] * 100, looks=facts)
+    claim = data.unscaled_input(run([9.0, *[0.69] * 99], sampled_steps=facts)) or data.unscaled_input(
+        run([0.69] * 100, sampled_steps=facts)
     )
     assert claim is not None
     assert claim.step == 0
 
 
 def test_large_inputs_are_fine_where_the_run_learns() -> None:
-    assert data.unscaled_input(run(falling(), looks=[look(0, passes=[model_pass(size=800.0)])])) is None
+    assert data.unscaled_input(run(falling(), sampled_steps=[look(0, passes=[model_pass(size=800.0)])])) is None
 
 
 def test_large_inputs_are_fine_before_a_normalising_layer() -> None:
     notes = {"norms": [{"op": "batch_norm", "index": 1}], "layers": [{"op": "linear", "index": 2}]}
     facts = [look(0, passes=[model_pass(size=800.0)], notes=notes)]
-    assert data.unscaled_input(run([0.69] * 100, looks=facts)) is None
+    assert data.unscaled_input(run([0.69] * 100, sampled_steps=facts)) is None
 
 
 # ── labels ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -130,14 +133,14 @@ def test_large_inputs_are_fine_before_a_normalising_layer() -> None:
 
 def test_a_rare_class_that_is_never_predicted_has_collapsed() -> None:
     notes = [class_loss(s, {"0": 58, "1": 6}, {"0": 64}) for s in (10, 40, 60, 90)]
-    claim = data.class_collapse(run(looks=[look(n["step"], notes={"losses": [n]}) for n in notes]))
+    claim = data.class_collapse(run(sampled_steps=[look(n["step"], notes={"losses": [n]}) for n in notes]))
     assert claim is not None
     assert claim.severity == "error"
 
 
 def test_a_rare_class_that_is_predicted_about_as_often_as_it_occurs_is_fine() -> None:
     notes = [class_loss(s, {"0": 58, "1": 6}, {"0": 60, "1": 4}) for s in (10, 40, 60, 90)]
-    assert data.class_collapse(run(looks=[look(n["step"], notes={"losses": [n]}) for n in notes])) is None
+    assert data.class_collapse(run(sampled_steps=[look(n["step"], notes={"losses": [n]}) for n in notes])) is None
 
 
 def paired_run(shuffled: bool, ratio: float = 0.01) -> Any:
@@ -150,7 +153,7 @@ def paired_run(shuffled: bool, ratio: float = 0.01) -> Any:
         root = {"value": 0.69, "parameters": [0], "site": SITE, "pairs": {"x": x, "y": y}}
         note = class_loss(step * 10, counts, counts, value=0.69)
         looks.append(look(step * 10, roots=[root], notes={"losses": [note]}, steps=moves(ratio)))
-    return run([0.69] * 100, looks=looks)
+    return run([0.69] * 100, sampled_steps=looks)
 
 
 def test_labels_that_do_not_follow_from_the_inputs_are_uninformative() -> None:

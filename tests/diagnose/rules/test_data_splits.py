@@ -24,7 +24,7 @@ def split_run(evaluated: list[list[int]], trained: int = 200, **changes: float) 
     stream = {"notes": [], "rows": {"0": {"prints": prints, "first": prints, "whole": True}}}
     looks = [look(s, passes=[a_pass(prints[s * 20 : s * 20 + 20], True, s)]) for s in range(8)]
     evaluations = [a_pass(rows, False, 50, block=1, block_passes=1, **changes) for rows in evaluated]
-    return run(stream=stream, looks=looks, evaluations=evaluations)
+    return run(stream=stream, sampled_steps=looks, evaluations=evaluations)
 
 
 def test_an_evaluation_that_shares_some_rows_with_training_leaks() -> None:

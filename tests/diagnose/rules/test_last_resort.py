@@ -83,10 +83,10 @@ def test_a_run_that_leaves_bad_steps_out_and_goes_on_is_healthy(watch: Nursery) 
 
 def test_steps_that_the_guard_left_out_are_no_updates_that_failed(watch: Nursery) -> None:
     run = watch.guarded(script(before="if step > 0: loss = loss + (out * 0).sqrt().sum()", between="pass"))
-    assert run.facts["guarded"]["left_out"] == 99
+    assert run.facts["guarded"]["skipped"] == 99
     assert "optim.no-update" not in [finding.cause for finding in run.diagnosis.findings]
     run = watch.guarded(script(before="loss = loss + (out * 0).sqrt().sum()"))
-    assert run.facts["guarded"]["left_out"] == 100
+    assert run.facts["guarded"]["skipped"] == 100
     assert "optim.no-update" not in [finding.cause for finding in run.diagnosis.findings]
     assert run.first.cause == "loss.undefined-op"
 
@@ -94,20 +94,20 @@ def test_steps_that_the_guard_left_out_are_no_updates_that_failed(watch: Nursery
 def test_updates_that_fail_are_named_although_the_guard_left_a_step_out(watch: Nursery) -> None:
     still = "optimizer.param_groups[0]['lr'] = 0.0"
     run = watch.guarded(script(before=f"loss = loss + (out * 0).sqrt().sum() if step == 3 else loss; {still}"))
-    assert run.facts["guarded"]["left_out"] == 1
+    assert run.facts["guarded"]["skipped"] == 1
     assert "optim.no-update" in run.causes
 
 
 def test_a_diagnosis_says_that_steps_were_left_out_whatever_else_was_found(watch: Nursery) -> None:
     run = watch.guarded(script(before=f"optimizer.param_groups[0]['lr'] = 0.0; {ROOT}"))
-    told = f"`--guard` left out 1 of 100 steps, at step {AT}."
+    told = f"`--guard` skipped 1 of 100 steps, at step {AT}."
     assert run.first.cause == "optim.no-update"
     assert run.diagnosis.as_json()["summary"].endswith(f" {told}")
     assert told in as_full_text(run.diagnosis, "run")
     alone = watch.guarded(script(before=ROOT)).diagnosis
     assert alone.verdict != "healthy"
-    assert as_full_text(alone, "run").count("left out 1 of 100 steps") == 1
-    assert alone.summary.count("left out 1 of 100 steps") == 1
+    assert as_full_text(alone, "run").count("skipped 1 of 100 steps") == 1
+    assert alone.summary.count("skipped 1 of 100 steps") == 1
 
 
 @pytest.mark.parametrize("before", [ROOT, f"loss = loss * {NAN} if step == {AT} else loss"])

@@ -72,16 +72,16 @@ for step in range(60):
 
 def test_one_nan_in_a_run_that_learned_does_not_make_its_rate_too_high(watch: Nursery) -> None:
     run = watch(START, paced("5e-2"), "nn.init.zeros_(model[2].weight)", BREAKS_ONCE)
-    assert max(row["ratio"] or 0 for row in run.facts["looks"][1]["steps"][0]["rows"]) > 0.1
+    assert max(row["ratio"] or 0 for row in run.facts["sampled_steps"][1]["steps"][0]["rows"]) > 0.1
     assert not {"lr.too-high", "init.too-small"} & set(run.causes)
 
 
 def test_small_steps_through_noise_that_lead_down_are_no_rate_too_high() -> None:
     falls = [value + (0.5 if step % 2 else 0.0) for step, value in enumerate(falling(240, 1.2, 0.4))]
     looks = [look(step, steps=moves(0.03)) for step in range(8)]
-    assert pace.too_high(run(falls, looks=looks)) is None
+    assert pace.too_high(run(falls, sampled_steps=looks)) is None
     flat = [0.6 + (0.5 if step % 2 else 0.0) for step in range(240)]
-    assert pace.too_high(run(flat, looks=looks)) is not None
+    assert pace.too_high(run(flat, sampled_steps=looks)) is not None
 
 
 def test_a_rate_that_drives_the_loss_up_until_it_breaks_is_too_high(watch: Nursery) -> None:
@@ -214,7 +214,7 @@ def test_a_decay_that_outweighs_the_gradient_is_named(watch: Nursery, optimizer:
     run = watch(START, paced(rate, optimizer, f", weight_decay={decay}"), LOOP)
     found = run.names_first(
         "optim.weight-decay",
-        step=run.facts["looks"][-1]["step"],
+        step=run.facts["sampled_steps"][-1]["step"],
         at="|torch.optim.",
         evidence={"weight_decay", "decay_to_gradient", "norm_left"},
     )

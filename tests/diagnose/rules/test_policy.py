@@ -26,13 +26,13 @@ def looks(kind: str, notes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_advantages_of_zero_are_named_with_their_place() -> None:
-    claim = policy.zero_advantage(run(looks=looks("products", [weighted(0.0, 0.0)] * 9)))
+    claim = policy.zero_advantage(run(sampled_steps=looks("products", [weighted(0.0, 0.0)] * 9)))
     assert claim is not None
     assert claim.where == (SITE,)
 
 
 def test_centred_advantages_are_fine() -> None:
-    assert policy.zero_advantage(run(looks=looks("products", [weighted(0.0, 1.0)] * 9))) is None
+    assert policy.zero_advantage(run(sampled_steps=looks("products", [weighted(0.0, 1.0)] * 9))) is None
 
 
 def ratio(largest: float, kl: float) -> dict[str, Any]:
@@ -40,13 +40,13 @@ def ratio(largest: float, kl: float) -> dict[str, Any]:
 
 
 def test_ratios_in_the_hundreds_have_exploded() -> None:
-    claim = policy.ratio_explosion(run(looks=looks("ratios", [ratio(2.0, 0.01)] * 5 + [ratio(400.0, 0.4)] * 4)))
+    claim = policy.ratio_explosion(run(sampled_steps=looks("ratios", [ratio(2.0, 0.01)] * 5 + [ratio(400.0, 0.4)] * 4)))
     assert claim is not None
     assert claim.step == STEPS[5]
 
 
 def test_ratios_near_one_are_fine() -> None:
-    held = run(looks=looks("ratios", [ratio(1.6, 0.02)] * 9))
+    held = run(sampled_steps=looks("ratios", [ratio(1.6, 0.02)] * 9))
     assert policy.ratio_explosion(held) is None
     assert policy.kl_blowup(held) is None
 
@@ -69,7 +69,9 @@ def test_a_policy_certain_after_a_few_steps_has_collapsed() -> None:
 
 def test_a_policy_that_becomes_certain_as_the_returns_rise_is_only_remarked_on() -> None:
     raw = [weighted(m, 0.3) for m in (0.3, 0.3, 0.3, 0.5, 0.7, 0.9, 1.4, 1.5, 1.5)]
-    claim = policy.entropy_collapse(run(policy=entropies([1.0] * 8 + [0.01] * 92), looks=looks("products", raw)))
+    claim = policy.entropy_collapse(
+        run(policy=entropies([1.0] * 8 + [0.01] * 92), sampled_steps=looks("products", raw))
+    )
     assert claim is not None
     assert claim.severity == "info"
 
@@ -98,12 +100,12 @@ def valued(mean: float, share: float) -> dict[str, Any]:
 
 
 def test_returns_in_the_thousands_that_drown_the_policy_are_named() -> None:
-    held = run(looks=[look(s, **valued(3000.0, 0.999)) for s in STEPS], policy=entropies([0.9] * 100))
+    held = run(sampled_steps=[look(s, **valued(3000.0, 0.999)) for s in STEPS], policy=entropies([0.9] * 100))
     claim = policy.reward_scale(held)
     assert claim is not None
     assert claim.severity == "error"
 
 
 def test_returns_near_one_are_fine() -> None:
-    held = run(looks=[look(s, **valued(2.0, 0.6)) for s in STEPS], policy=entropies([0.9] * 100))
+    held = run(sampled_steps=[look(s, **valued(2.0, 0.6)) for s in STEPS], policy=entropies([0.9] * 100))
     assert policy.reward_scale(held) is None

@@ -22,7 +22,7 @@ def events(*after: str, holds: tuple[str, ...] = ("model", "optimizer"), step: i
 def twice(happened: list[dict[str, Any]], second_rate: float = 0.01, **facts: Any) -> Any:
     optimizers = [
         optimizer(falling(60), 0),
-        optimizer(falling(60), 1, born_at=60, settings=[{"lr": second_rate}]),
+        optimizer(falling(60), 1, created_at_step=60, settings=[{"lr": second_rate}]),
     ]
     parameters = [parameter(0, "model", (0,)), parameter(1, "model#1", (1,))]
     return run(falling(60), optimizers=optimizers, parameters=parameters, events=happened, **facts)

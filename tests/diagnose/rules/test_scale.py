@@ -105,9 +105,9 @@ def test_units_dead_from_the_start_are_named_with_their_share(watch: Nursery) ->
     run = watch(START, NET, "nn.init.constant_(model[0].bias, -20.0)", LOOP)
     found = run.names_first(
         "model.dead-units",
-        step=run.facts["looks"][-1]["step"],
+        step=run.facts["sampled_steps"][-1]["step"],
         at="model.1",
-        evidence={"share", "units", "share_at_start", "looks"},
+        evidence={"share", "units", "share_at_start", "sampled_steps"},
     )
     assert (found.evidence["share"], found.evidence["units"]) == (1.0, 32)
 
@@ -142,7 +142,9 @@ def test_saturated_gates_by_themselves_are_named_first(watch: Nursery) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     """
     run = watch(START, model, LOOP)
-    run.names_first("model.saturated-units", step=0, at="|torch.sigmoid(", evidence={"saturated", "at_start", "looks"})
+    run.names_first(
+        "model.saturated-units", step=0, at="|torch.sigmoid(", evidence={"saturated", "at_start", "sampled_steps"}
+    )
 
 
 def test_a_sigmoid_at_the_output_may_be_certain(watch: Nursery) -> None:
@@ -309,7 +311,7 @@ def test_attention_logits_that_climb_while_the_heads_become_certain_are_named(wa
     run = watch(GROWING.replace("FACTOR", "1.08"))
     found = run.names_first(
         "model.attention-logit-growth",
-        step=run.facts["looks"][-1]["step"],
+        step=run.facts["sampled_steps"][-1]["step"],
         at="|scores.softmax(",
         evidence={"first", "last", "entropy_first", "entropy_last"},
     )

@@ -342,7 +342,7 @@ def test_the_cut_is_that_of_the_loss_the_parameters_are_trained_for(watch: Nurse
     run = watch(START, ADVERSARIES, TURNS[turns])
     found = run.names_first("optim.detached-graph", step=0, at="|# FAULT", evidence={"parameters", "cut", "share"})
     assert found.evidence["parameters"][0] == "maker.0.weight"
-    missing = [row for look in run.facts["looks"] for step in look["steps"] for row in step["rows"]
+    missing = [row for look in run.facts["sampled_steps"] for step in look["steps"] for row in step["rows"]
                if step["optimizer"] == 0]  # fmt: skip
     assert missing
     assert all(row["grad"] is None for row in missing)

@@ -50,3 +50,13 @@ def test_each_part_is_an_optimizer(tmp_path: Path) -> None:
             other.take(StepRow(step, time.time(), loss=2.0))
     facts = facts_of_log(load_run(tmp_path), RunDescription())
     assert [held.series.loss[0] for held in facts.optimizers] == [1.0, 2.0]
+
+
+def test_optimizers_are_matched_by_the_name_of_their_part(tmp_path: Path) -> None:
+    with RunLog(tmp_path) as log:
+        for part in ("second", "first", "shared"):
+            log.part(part).take(StepRow(0, time.time(), loss=1.0))
+    setups = [OptimizerSetup(part=part, type=kind) for part, kind in (("first", "Adam"), ("second", "SGD"))]
+    setups += [OptimizerSetup(part="shared", type=kind) for kind in ("Adam", "SGD")]
+    facts = facts_of_log(load_run(tmp_path), RunDescription(optimizers=setups))
+    assert [held.type for held in facts.optimizers] == ["Adam", "SGD", "the optimizer"]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from surefoot.core.formats import FACTS
 from surefoot.record import facts as all_facts
 from surefoot.record.facts import (
     ExperimentFacts,
@@ -33,17 +34,30 @@ def classes() -> list[type[Facts]]:
 
 def load(name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((Path(__file__).parent / "version1" / f"{name}.json").read_text("utf-8"))
-    return found
+    return FACTS.read(found, name)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
-def test_recorded_facts_are_read_and_written_back(path: Path) -> None:
-    value = json.loads(path.read_text("utf-8"))
+def test_recorded_facts_are_read_and_written_back_with_the_names_of_version_2(path: Path) -> None:
+    text = path.read_text("utf-8")
+    value = FACTS.read(json.loads(text), str(path))
     assert RunFacts.from_json(value).to_json() == value
+    renamed = {
+        "looks": "sampled_steps",
+        "looked": "sampled",
+        "born_at": "created_at_step",
+        "loaded_at": "state_loaded_at_step",
+        "loaded_age": "loaded_state_steps",
+        "left_out": "skipped",
+        "strange": "unknown_leaves",
+    }
+    for old, new in renamed.items():
+        text = text.replace(f'"{old}":', f'"{new}":')
+    assert value == json.loads(text) | {"schema": 2}
 
 
 def test_a_run_that_was_not_watched_has_facts_too() -> None:
-    facts = RunFacts.from_json({"schema": 1, "steps": 0})
+    facts = RunFacts.from_json({"schema": 2, "steps": 0})
     assert facts == RunFacts()
     assert RunFacts.from_json(facts.to_json()) == facts
 
@@ -70,7 +84,7 @@ def test_events_are_typed_by_their_kind() -> None:
 
 def test_a_loss_that_was_never_read_is_none() -> None:
     value = load("run")
-    value["looks"][0]["roots"][0]["value"] = "tensor(0.5, device='cuda:0')"
+    value["sampled_steps"][0]["roots"][0]["value"] = "tensor(0.5, device='cuda:0')"
     assert RunFacts.from_json(value).sampled_steps[0].backward_calls[0].value is None
 
 

@@ -127,3 +127,16 @@ def test_notes_of_steps_whose_verdict_is_out_are_kept():
     capture.moved_to(2, under_way=True)
     assert capture.window(2).began_before
     capture.close()
+
+
+def test_the_microbatches_of_a_loop_that_never_steps_are_bounded(monkeypatch):
+    monkeypatch.setattr(step_capture, "MOST_MICROBATCHES", 3)
+    capture = StepCapture([nn.Linear(2, 1)], CPU)
+    for count in range(5):
+        capture.drew(torch.ones(2))
+        capture.ran_backward(torch.tensor(float(count)), None)
+        capture.close_microbatch()
+    assert [float(each.losses[0]) for each in capture.current.microbatches] == [2.0, 3.0, 4.0]
+    assert capture.current.began_before
+    assert capture.current.batch_bytes == sum(each.nbytes() for each in capture.current.microbatches) == 24
+    capture.close()

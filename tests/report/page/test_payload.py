@@ -132,8 +132,8 @@ def test_histograms_keep_every_value_and_count_what_is_not_finite(rough):
 def test_events_speak_where_nobody_diagnosed(rough):
     found = of(rough)
     assert found["findings"] == []
-    assert [card["title"] for card in found["event_cards"]] == ["1 rollback", "3 steps were left out", "1 loss spike"]
-    assert found["head"]["headline"] == "1 rollback, 3 steps were left out"
+    assert [card["title"] for card in found["event_cards"]] == ["1 rollback", "3 steps were skipped", "1 loss spike"]
+    assert found["head"]["headline"] == "1 rollback, 3 steps were skipped"
     assert found["head"]["tone"] == "unstable"
 
 

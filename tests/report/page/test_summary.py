@@ -53,7 +53,7 @@ def test_of_a_flood_everything_is_counted(tmp_path):
     assert len(source.events) < 5_000
     assert tally(source.events)["skip", "nonfinite"] == 12_345
     (card,) = event_cards(source.events)
-    assert card["title"] == "12,345 steps were left out"
+    assert card["title"] == "12,345 steps were skipped"
     assert card["causes"] == ["nonfinite (12,345×)"]
 
 

@@ -27,13 +27,13 @@ def _ended_badly(run: RecordedRun) -> bool:
 
 
 def steps_left_out(run: RecordedRun) -> str:
-    """How many steps `--guard` left out, in one sentence; empty if none."""
+    """How many steps `--guard` skipped, in one sentence; empty if none."""
     guard = run.facts.guard
     if guard is None or not guard.skipped:
         return ""
     count, checked = guard.skipped, guard.checked
     when = f"{'' if count == 1 else 'the first '}at step {guard.first}"
-    return f"`--guard` left out {count:,} of {checked:,} steps, {when}."
+    return f"`--guard` skipped {count:,} of {checked:,} steps, {when}."
 
 
 def left_out(run: RecordedRun) -> Claim | None:

@@ -54,7 +54,7 @@ def too_high(run: RecordedRun) -> Claim | None:
     return Claim(
         confidence,
         f"At a learning rate of {max(run.lr or [rate]):.3g} one step of {run.main.type} changes the weights by up "
-        f"to {moved} their norm in the first looks (1 % is large), and the loss, {curve.start:.3g} at first, "
+        f"to {moved} their norm in the first sampled steps (1% is large), and the loss, {curve.start:.3g} at first, "
         f"peaks at {curve.peak:.3g} and {ends}.",
         step=curve.first_bad if curve.first_bad is not None else 0,
         where=(run.main.site,),
@@ -439,9 +439,9 @@ def weight_decay(run: RecordedRun) -> Claim | None:
         return None
     return Claim(
         0.9,
-        f"weight_decay={decay:g} outweighs the gradient ({median(shares):.2g} times its update at the looks) and the "
-        f"weights shrink to {median(shrink):.0%} of their first norm; the loss is at {run.curve.end:.4g} (first "
-        f"{run.curve.start:.4g}).",
+        f"weight_decay={decay:g} outweighs the gradient ({median(shares):.2g} times its update at the sampled "
+        f"steps) and the weights shrink to {median(shrink):.0%} of their first norm; the loss is at "
+        f"{run.curve.end:.4g} (first {run.curve.start:.4g}).",
         step=run.sampled.steps[-1].step if run.sampled.steps else None,
         where=(run.main.site,),
         evidence={"weight_decay": decay, "decay_to_gradient": median(shares), "norm_left": median(shrink)},

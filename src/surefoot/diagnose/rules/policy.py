@@ -166,7 +166,8 @@ def kl_blowup(run: RecordedRun) -> Claim | None:
     return Claim(
         0.5 if better else 0.85,
         f"The KL divergence from the old or reference policy, taken at {site}, goes from {early:.2g} in the first "
-        f"looks to {late:.2g} in the last (highest {top:.2g}): a policy that keeps close to it stays under about 0.05.",
+        f"sampled steps to {late:.2g} in the last (highest {top:.2g}): a policy that keeps close to it stays under "
+        "about 0.05.",
         step=since,
         where=where_of(site),
         evidence={"early": early, "late": late, "highest": top, "gain_of_returns": rise},
@@ -192,7 +193,7 @@ def entropy_collapse(run: RecordedRun) -> Claim | None:
     slow = share > 0.5
     return Claim(
         0.88 if not (solved or slow) else 0.5,
-        f"The entropy of the policy falls from {start:.0%} of its largest value to {end:.1%} and stays under 10 % "
+        f"The entropy of the policy falls from {start:.0%} of its largest value to {end:.1%} and stays under 10% "
         f"after step {last_high} of {run.steps}"
         + (
             f"; the returns rose by {rise:.1f} of their early spreads."

@@ -207,11 +207,11 @@ def dead_units(run: RecordedRun) -> Claim | None:
     return Claim(
         0.85 if at_start > 0.4 else 0.7,
         f"{share:.0%} of the {units} units after `{module or site}` are zero on every input of the last "
-        f"{len(notes) - len(notes) // 2} looks ({at_start:.0%} at step {notes[0].step}): they get no gradient and "
-        "cannot come back.",
+        f"{len(notes) - len(notes) // 2} sampled steps ({at_start:.0%} at step {notes[0].step}): they get no gradient "
+        "and cannot come back.",
         step=notes[-1].step,
         where=(module, site),
-        evidence={"share": share, "units": units, "share_at_start": at_start, "looks": len(notes)},
+        evidence={"share": share, "units": units, "share_at_start": at_start, "sampled_steps": len(notes)},
         severity="error" if bad and share >= 0.8 else "warning" if bad else "info",
     )
 
@@ -252,7 +252,7 @@ def saturated_units(run: RecordedRun) -> Claim | None:
                 f"near 0 ({shares[0]:.0%} already at step {found[0].step}).",
                 step=found[0].step,
                 where=(module, site),
-                evidence={"saturated": median(shares), "at_start": shares[0], "looks": len(shares)},
+                evidence={"saturated": median(shares), "at_start": shares[0], "sampled_steps": len(shares)},
                 severity="warning" if well else "error",
             )
     return None

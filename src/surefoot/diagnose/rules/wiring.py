@@ -73,7 +73,7 @@ def no_update(run: RecordedRun) -> Claim | None:
         if not trainable or any(p.changed for p in trainable) or held.steps < 3:
             continue
         if run.facts.guard is not None and run.facts.guard.skipped and not any(p.unchanged for p in trainable):
-            continue  # every step that was looked at had been left out
+            continue  # every sampled step was skipped
         rates = present(held.series.lr)
         if rates and max(rates) == 0:
             return _silent(held, trainable, f"its learning rate is {rates[0]:g} throughout", 0.9)

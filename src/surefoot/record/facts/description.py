@@ -12,6 +12,8 @@ from surefoot.record.facts.run_facts import GroupSettings
 class OptimizerSetup(Facts):
     """One optimizer that a stabilizer steps, as it was when the stabilizer was made."""
 
+    part: str = ""
+    """The part of the run log that its steps are written to; empty for a log that is not divided."""
     type: str | None = None
     """The name of its class."""
     settings: list[GroupSettings] = item(factory=list, always=True)

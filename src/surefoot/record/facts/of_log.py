@@ -27,9 +27,10 @@ def facts_of_log(tables: RunTables, description: RunDescription) -> RunFacts:
     made = FactsFromSteps()
     columns = {name: tables.scalars.column(name).to_pylist() for name in ("step", "part", "skipped", *_COLUMNS)}
     rows = list(zip(columns["step"], columns["part"], columns["skipped"], strict=True))
-    parts = dict.fromkeys(part or "" for _, part, _ in rows)
-    for part, setup in zip(parts, description.optimizers, strict=False):
-        made.optimizer(part, setup)
+    for setup in description.optimizers:
+        # Optimizers that share a part cannot be distinguished by their rows.
+        if all(other == setup for other in description.optimizers if other.part == setup.part):
+            made.optimizer(setup.part, setup)
     for row, (step, part, skipped) in enumerate(rows):
         numbers = {name: columns[name][row] for name in _COLUMNS}
         made.step(StepValues(step=step, skipped=bool(skipped), **numbers), part or "")

@@ -110,7 +110,7 @@ class ParameterFacts(Facts):
     """Its scale before its first update."""
     last: WeightScale = item(factory=WeightScale, always=True)
     """Its scale after its last sampled update."""
-    sampled: int = item("looked", default=0, always=True)
+    sampled: int = item(default=0, always=True)
     """In how many sampled steps an optimizer held it."""
     in_graph: int = 0
     """In how many sampled steps a loss depended on it."""
@@ -193,6 +193,8 @@ def _simple(value: object) -> Setting | None:
         return value
     if isinstance(value, (tuple, list)) and all(isinstance(each, (int, float)) for each in value):
         return list(value)
+    if getattr(value, "ndim", None) == 0 or getattr(value, "shape", None) == (1,):  # a learning rate may be a tensor
+        return float(value)  # type: ignore[arg-type]
     return None
 
 
@@ -253,11 +255,11 @@ class OptimizerFacts(Facts):
     """The settings of its first eight parameter groups."""
     steps: int
     """How many steps it made."""
-    created_at_step: int = item("born_at", default=0, always=True)
+    created_at_step: int = item(default=0, always=True)
     """The step of the run at which it was made."""
-    state_loaded_at_step: int | None = item("loaded_at", null=True)
+    state_loaded_at_step: int | None = item(null=True)
     """How many steps it had made when a state was loaded into it."""
-    loaded_state_steps: float | None = item("loaded_age", null=True)
+    loaded_state_steps: float | None = item(null=True)
     """How many steps that state had gathered."""
     backward_lines: list[int] = item("lines", factory=list, always=True)
     """The lines of `backward` whose gradients it stepped with, as `StepBatch.line` counts them."""
@@ -516,7 +518,7 @@ class GuardFacts(Facts):
 
     checked: int
     """How many steps it checked."""
-    skipped: int = item("left_out")
+    skipped: int
     """How many it skipped."""
     first: int | None = item(null=True)
     """The first skipped step."""
@@ -710,7 +712,7 @@ class RunFacts(Facts):
     """The numbers of the backwards before the first step, and of a loop without an optimizer."""
     schedulers: list[SchedulerFacts] = item(factory=list, always=True)
     """The learning-rate schedulers."""
-    sampled_steps: list[SampledStep] = item("looks", factory=list, always=True)
+    sampled_steps: list[SampledStep] = item(factory=list, always=True)
     """The steps that were looked at closely."""
     events: list[Event] = item(factory=list, always=True)
     """What happened, in order."""

@@ -132,7 +132,7 @@ class BackwardCall(Facts):
     """The autograd functions of the script's own in the graph."""
     parameters: list[int]
     """The numbers of the parameters that the loss depends on."""
-    unknown_leaves: list[UnknownLeaf] = item("strange")
+    unknown_leaves: list[UnknownLeaf]
     """Tensors with a gradient that no model or optimizer had announced."""
     entry: int | None = item(null=True)
     """The place of the call that made the loss among the calls of the step."""

@@ -1,9 +1,9 @@
 """Calls listeners before and after every `backward` of this process.
 
 A loop that calls `loss.backward()` itself, and not `stabilizer.backward(loss)`, does not show where a microbatch ends
-and what its loss is. So `torch.autograd.backward`, which `Tensor.backward` calls, is hooked from the first call of
-`listen` on. It stays the function it is (`core.function_hooks`), and listeners are held weakly. A backward inside
-another one, as reentrant activation checkpointing runs, is part of the outer one.
+and what its loss is. So `torch.autograd.backward`, which `Tensor.backward` calls, is hooked while there is a listener.
+It stays the function it is (`core.function_hooks`), and listeners are held weakly. A backward inside another one, as
+reentrant activation checkpointing runs, is part of the outer one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from surefoot.core.function_hooks import Hook, add_hook
+from surefoot.core.function_hooks import Hook, add_hook, remove_hook
 
 
 class BackwardListener(Protocol):
@@ -28,24 +28,32 @@ class BackwardListener(Protocol):
         """Backward was run on a tensor."""
 
 
-class _Under(threading.local):
-    way = False
-    """Whether a backward is under way on this thread."""
+class _OfThread(threading.local):
+    in_backward = False
+    """Whether this thread runs a backward."""
 
 
 _listeners: list[weakref.ref[BackwardListener]] = []
-_under = _Under()
-_is_heard = False
+_thread = _OfThread()
+_is_hooked = False
 
 
 def listen(listener: BackwardListener) -> None:
-    """Call `listener` with every backward from here on, for as long as it exists."""
-    global _is_heard
-    if not _is_heard:
-        add_hook(torch.autograd.backward, Hook(_begins, _ended, _left), always=True)
-        _is_heard = True
+    """Call `listener` with every backward from here on, for as long as it exists, or until `stop_listening`."""
+    global _is_hooked
+    if not _is_hooked:
+        add_hook(torch.autograd.backward, _HOOK, always=True)
+        _is_hooked = True
     _listeners[:] = [reference for reference in _listeners if reference() is not None]
     _listeners.append(weakref.ref(listener))
+
+
+def stop_listening(listener: BackwardListener) -> None:
+    """Do not call `listener` any more. Without listeners torch's function is as it was, unless others hook it too."""
+    global _is_hooked
+    _listeners[:] = [each for each in _listeners if each() is not None and each() is not listener]
+    if _is_hooked and not _listeners:
+        _is_hooked = not remove_hook(torch.autograd.backward, _HOOK)
 
 
 def _alive() -> list[BackwardListener]:
@@ -55,9 +63,9 @@ def _alive() -> list[BackwardListener]:
 def _begins(args: Any, kwargs: Any) -> Any:
     roots = args[0]
     root = roots[0] if isinstance(roots, (list, tuple)) and roots else roots
-    if not _listeners or _under.way or not isinstance(root, Tensor):
+    if not _listeners or _thread.in_backward or not isinstance(root, Tensor):
         return None
-    _under.way = True
+    _thread.in_backward = True
     for listener in _alive():
         listener.before_backward()
     return (root,)
@@ -69,4 +77,7 @@ def _ended(token: Any, result: Any) -> None:
 
 
 def _left(token: Any) -> None:
-    _under.way = False
+    _thread.in_backward = False
+
+
+_HOOK = Hook(_begins, _ended, _left)

@@ -49,6 +49,8 @@ MOST_HELD_BYTES = 64 << 20
 """Of a device's memory, what a model was called with in one step is held up to this size."""
 MOST_BATCH_BYTES = 256 << 20
 """Batches of several microbatches are kept up to this size together; the last one always is."""
+MOST_MICROBATCHES = 1_024
+"""Microbatches noted of one step. A loop that never steps has more."""
 
 
 class SeenTensors(NamedTuple):
@@ -94,6 +96,13 @@ class Microbatch:
         seen = [*self.drawn, *([] if self.given is None else [self.given])]
         return sum(each.value.nbytes() for each in seen) + sum(each.nbytes() for each in self.calls)
 
+    def drop(self) -> int:
+        """Forget the batches; returns how much memory they took."""
+        freed = self.nbytes()
+        if not self.dropped:
+            self.drawn, self.given, self.calls, self.dropped = [], None, [], True
+        return freed
+
 
 @dataclass
 class Window:
@@ -111,6 +120,21 @@ class Window:
     """Whether another optimizer has stepped since the first batch or call."""
     had_gradients: bool = False
     """Whether gradients were there before its first backward: left over, or set to zero."""
+    batch_bytes: int = 0
+    """The memory of the batches that are kept."""
+
+    def add(self, microbatch: Microbatch) -> None:
+        """Add a microbatch that is complete. If all batches together are large, the first of them are dropped."""
+        self.microbatches.append(microbatch)
+        self.batch_bytes += microbatch.nbytes()
+        if self.batch_bytes > MOST_BATCH_BYTES:
+            for each in self.microbatches[:-1]:
+                self.batch_bytes -= each.drop()
+                if self.batch_bytes <= MOST_BATCH_BYTES:
+                    break
+        if len(self.microbatches) > MOST_MICROBATCHES:
+            self.batch_bytes -= self.microbatches.pop(0).drop()
+            self.began_before = True
 
     @property
     def drew(self) -> bool:
@@ -321,9 +345,8 @@ class StepCapture:
 
     def close_microbatch(self) -> None:
         """The microbatch is complete."""
-        self.current.microbatches.append(self.under_way)
+        self.current.add(self.under_way)
         self.under_way = Microbatch()
-        _bound(self.current.microbatches)
         if self.current.drew or not self._between_steps:
             self.models.detach()
 
@@ -372,16 +395,6 @@ def _closing(notes: StepCapture) -> Callable[[Exception], None]:
             alive.close()
 
     return close
-
-
-def _bound(microbatches: Sequence[Microbatch]) -> None:
-    """Drop the first batches of a step where all of them together are large."""
-    *earlier, last = microbatches
-    room = MOST_BATCH_BYTES - last.nbytes()
-    for each in reversed(earlier):
-        room -= each.nbytes()
-        if room < 0 and not each.dropped:
-            each.drawn, each.given, each.calls, each.dropped = [], None, [], True
 
 
 class _ForwardHook:

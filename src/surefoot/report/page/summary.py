@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from surefoot.report.page.source import RunFolder
 
 _CARD_TITLES = {
-    "skip": ("step was left out", "steps were left out"),
-    "overflow": ("step overflowed and was left out", "steps overflowed and were left out"),
+    "skip": ("step was skipped", "steps were skipped"),
+    "overflow": ("step overflowed and was skipped", "steps overflowed and were skipped"),
     "rollback": ("rollback", "rollbacks"),
     "spike": ("loss spike", "loss spikes"),
     "alarm": ("alarm", "alarms"),
