@@ -230,6 +230,7 @@ class Attachment:
         if hooks is not None:
             hooks.remove()
         self._results.drain()
+        self._results.forget_models()
 
     def settle(self) -> None:
         """Read the steps that have not been read yet. Waits for the device."""
