@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import surefoot as sf
 from surefoot.act import apply
+from surefoot.core.nested import equal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -181,7 +182,7 @@ def test_a_closure_that_raises_on_weights_that_are_not_finite_leaves_those_of_be
 
     with pytest.raises(Done):
         optimizer.step(closure)
-    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+    assert equal(before, model.state_dict())
 
 
 class Base(torch.optim.SGD):
@@ -343,9 +344,126 @@ def test_an_optimizer_that_needs_every_gradient_survives_a_refused_step(with_clo
     else:
         closure()
         optimizer.step()
-    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+    assert equal(before, model.state_dict())
     assert bool(model.weight.grad.isnan().all()), "as backward left it"
     assert attachment.counts["skipped"] == 1
+
+
+class Wraps(torch.optim.Optimizer):
+    """As SAM does: the moments are those of an optimizer inside, and all gradients are needed."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+        self.inner = torch.optim.AdamW(self.param_groups, lr=lr)
+
+    def step(self, closure: Any = None) -> Any:
+        torch.stack([parameter.grad.norm() for parameter in self.param_groups[0]["params"]])
+        return self.inner.step(closure)
+
+
+def test_the_moments_of_an_optimizer_inside_of_another_stay_too() -> None:
+    model, optimizer = made(Wraps, 0.1)
+    sf.attach(model, optimizer)
+    backward(model)
+    optimizer.step()
+    before = copy.deepcopy((model.state_dict(), optimizer.inner.state_dict()))
+    backward(model, NAN)
+    optimizer.step()
+    assert equal(before, (model.state_dict(), optimizer.inner.state_dict()))
+
+
+class CountsInState(torch.optim.SGD):
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.state["steps"] = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.state["steps"] += 1
+        return super().step(closure)
+
+
+def test_the_state_may_hold_values_that_are_no_dictionaries() -> None:
+    model, optimizer = made(CountsInState, 0.1)
+    attachment = sf.attach(model, optimizer)
+    optimizer.step(closure_of(model, optimizer))
+    backward(model, NAN)
+    optimizer.step()
+    assert optimizer.state["steps"] == 1
+    assert attachment.counts["applied"] == attachment.counts["skipped"] == 1
+
+
+@pytest.mark.parametrize("mode", ["guard", "watch"])
+@pytest.mark.parametrize("what", ["parameters", "groups"])
+def test_an_optimizer_whose_parameters_are_taken_out_steps_on_and_is_guarded_when_it_gets_others(
+    what: str, mode: Any
+) -> None:
+    model, optimizer = made(torch.optim.SGD, 0.1)
+    clip = {"clip": sf.ClipPerTensor()} if mode == "guard" else {}
+    attachment = sf.attach(None, optimizer, mode=mode, **clip)
+    backward(model)
+    optimizer.step()
+    if what == "groups":
+        optimizer.param_groups.clear()
+    else:
+        optimizer.param_groups[0]["params"] = []
+    optimizer.step()
+    optimizer.add_param_group({"params": list(model.parameters()), "lr": 0.1})
+    optimizer.zero_grad()
+    backward(model, NAN)
+    optimizer.step()
+    assert attachment.counts["steps"] == 3
+    assert [bool(each.reasons) for each in attachment.history] == [False, False, True]
+    assert bool(model.weight.isfinite().all()) == (mode == "guard")
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+def test_gradients_of_any_layout_are_clipped_and_refused() -> None:
+    compressed = nn.Parameter(torch.eye(3).to_sparse_csr())
+    plain = nn.Parameter(torch.ones(2, 3))
+    optimizer = torch.optim.SGD([compressed, plain], 0.1)
+    attachment = sf.attach(None, optimizer, clip=sf.ClipByNorm(1.0))
+    compressed.grad = compressed.detach().clone()
+    plain.grad = torch.ones(1, 3).expand(2, 3)
+    optimizer.step()
+    assert attachment.history[0].signals.grad_norm == pytest.approx(3.0)
+    assert compressed.detach().values().tolist() == pytest.approx([1 - 0.1 / 3] * 3)
+    assert plain.detach().flatten().tolist() == pytest.approx([1 - 0.1 / 3] * 6)
+    before = compressed.detach().values().clone()
+    compressed.grad.values().fill_(NAN)
+    optimizer.step()
+    assert torch.equal(before, compressed.detach().values())
+    assert attachment.counts["skipped"] == 1
+
+
+@pytest.mark.parametrize("decide_on", ["host", "device"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_what_breaks_after_unscale_is_no_overflow(fused: bool, decide_on: Any) -> None:
+    model, optimizer = made(torch.optim.AdamW, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    attachment = sf.attach(model, optimizer, escalation=None, decide_on=decide_on)
+    for _ in range(3):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(3, 4)).square().mean()).backward()
+        scaler.unscale_(optimizer)
+        model.weight.grad[0, 0] = NAN
+        scaler.step(optimizer)
+        scaler.update()
+    counts = attachment.counts
+    assert (counts["skipped"], counts["alarms"], counts["overflows"]) == (3, 3, 0)
+
+
+@pytest.mark.parametrize("decide_on", ["host", "device"])
+def test_an_overflow_that_unscale_has_found_is_one(decide_on: Any) -> None:
+    model, optimizer = made(torch.optim.AdamW, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    attachment = sf.attach(model, optimizer, decide_on=decide_on)
+    scaler.scale(model(torch.ones(3, 4)).square().mean()).backward()
+    model.weight.grad[0, 0] = float("inf")
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    counts = attachment.counts
+    assert (counts["skipped"], counts["alarms"], counts["overflows"]) == (1, 0, 1)
 
 
 class CountsOperations(torch.optim.SGD):

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from surefoot.core.gradient_mode import without_gradients
-from surefoot.core.save_restore import save_optimizer, save_tensors
+from surefoot.core.save_restore import save_optimizer, save_tensors, without_repeats
 from surefoot.types import OptimizerSetting
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def scale_gradients(gradients: Sequence[Tensor], factor: Tensor) -> None:
     for i, gradient in enumerate(gradients):
         groups.setdefault((gradient.device, gradient.dtype), []).append(i)
     for (device, _), members in groups.items():
-        own = [gradients[i] for i in members]
+        own = [without_repeats(gradients[i]) for i in members]
         if factor.ndim == 0:
             torch._foreach_mul_(own, factor.to(device))
         else:
@@ -265,17 +265,32 @@ class ClosureRefused(Exception):
 class StepCopy:
     """Parameters, optimizer state and the settings of the groups as they were before a step.
 
-    An optimizer with a closure moves the parameters while it looks for a step, so leaving a step out means going back.
-    A copy is restored before its step ends or never: later, other weights may have been loaded.
+    Optimizers that are attributes of the optimizer (SAM, `ZeroRedundancyOptimizer`) are part of it. An optimizer with a
+    closure moves the parameters while it looks for a step, so leaving a step out means going back. A copy is restored
+    before its step ends or never: later, other weights may have been loaded.
     """
 
     def __init__(self, parameters: Sequence[NamedParameter], optimizer: Any) -> None:
-        self._undo = (save_tensors([parameter for _, parameter in parameters]), save_optimizer(optimizer))
+        tensors = save_tensors([parameter for _, parameter in parameters])
+        self._undo = (tensors, *map(save_optimizer, [optimizer, *_inside(optimizer)]))
 
     def restore(self) -> None:
         """Put everything back, bit for bit."""
         for put_back in self._undo:
             put_back()
+
+
+def _inside(optimizer: Any) -> list[Optimizer]:
+    """The optimizers that one hands its parameters on to."""
+    found: list[Optimizer] = []
+    waiting = [optimizer]
+    while waiting:
+        held = (getattr(waiting.pop(), "__dict__", {})).values()
+        nested = [each for value in held for each in (value if isinstance(value, (list, tuple)) else [value])]
+        new = [each for each in nested if isinstance(each, Optimizer) and not any(each is one for one in found)]
+        found += [each for each in new if each is not optimizer]
+        waiting += [each for each in new if each is not optimizer]
+    return found
 
 
 # ---- settings that are not finite -----------------------------------------------------------------------------------

@@ -210,7 +210,8 @@ class GuardedOptimizer:
 
     def lr(self, factor: float) -> float | None:
         """The learning rate of the first group, unless reading it would need a sync."""
-        lr = self.optimizer.param_groups[0].get("lr")
+        groups = self.optimizer.param_groups
+        lr = groups[0].get("lr") if groups else None
         if lr is None or (isinstance(lr, Tensor) and lr.device.type != "cpu"):
             return None
         return float(lr) * factor
