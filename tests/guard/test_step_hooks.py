@@ -503,6 +503,26 @@ def test_detaching_in_a_hook_of_the_users_is_fine() -> None:
     assert not optimizer._optimizer_step_post_hooks
 
 
+@pytest.mark.parametrize("decide_on", ["host", "device"])
+@pytest.mark.parametrize("kind", ["adamw", "fused adamw", "lbfgs"])
+def test_watching_beside_a_guard_counts_what_the_guard_has_left_out(kind: str, decide_on: Any) -> None:
+    make = torch.optim.LBFGS if kind == "lbfgs" else functools.partial(torch.optim.AdamW, fused="fused" in kind)
+    model, optimizer = made(make)
+    guard = sf.attach(model, optimizer, decide_on=decide_on)
+    watch = sf.attach(model, optimizer, mode="watch", decide_on=decide_on)
+    for step in range(6):
+
+        def closure(step: int = step) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(torch.ones(3, 4)).square().mean() * (NAN if step in (2, 3) else 1.0)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    assert watch.counts["skipped"] == guard.counts["skipped"] == 2
+    assert watch.counts["applied"] == guard.counts["applied"] == 4
+
+
 class SavesAll(torch.optim.SGD):
     def __getstate__(self) -> Any:
         return self.__dict__.copy()

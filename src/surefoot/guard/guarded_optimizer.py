@@ -152,6 +152,8 @@ class OpenStep:
     updates: UpdateMeter | None = None
     undo: ExitStack = field(default_factory=ExitStack)
     """Puts back what was changed for the length of the optimizer's step, except for what others have changed since."""
+    left_out: Any = False
+    """Whether a guard beside an observer has left it out."""
     lr_cut: LearningRateCut | None = None
     copy: StepCopy | None = None
     """What a refused step goes back to when it ends, where the optimizer cannot be kept from doing something."""
@@ -345,7 +347,7 @@ class GuardedOptimizer:
         watched = step.updates.columns() if step.updates else {}
         known = {"step": facts.step, "lr": self.lr(facts.lr_factor)}
         if not self._acts:  # the step was skipped only if a scaler or another guard has skipped it
-            decision = replace(decision, skip=self.decider.left_out_by(step.given.outer))
+            decision = replace(decision, skip=self.decider.left_out_by(step.given.outer) | step.left_out)
             if step.vector is not None:
                 _set_first(step.vector, decision.skip)
         if step.vector is not None:

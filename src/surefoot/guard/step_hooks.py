@@ -157,6 +157,8 @@ class StepHooks:
         """The call of `step` that is under way."""
         self._open: OpenStep | ClosureStep | None = None
         """What it has been prepared for."""
+        self.left_out: Any = False
+        """Whether the last step was left out: on the device a tensor."""
         self._warned = False
         self._handles: list[RemovableHandle] = [
             optimizer.register_step_pre_hook(_Hook(run_hook, self.before)),
@@ -195,6 +197,7 @@ class StepHooks:
         if not self._can_run():
             return None
         given = kwargs if isinstance(kwargs, _Keywords) else _Keywords(kwargs)
+        self.left_out = False
         self._call = weakref.ref(given, self._call_ended)
         try:
             return self._before(args, given)
@@ -215,7 +218,7 @@ class StepHooks:
             if step is None:
                 return
             with WithoutHooks():
-                numbers = step.end() if isinstance(step, ClosureStep) else self._guarded.end(step)
+                numbers = self._ended(step)
                 if self.active and self._capture is not None and numbers is not None:
                     self._capture.decided(step, numbers, self.account.results.buffers)
             if self.active:
@@ -226,6 +229,18 @@ class StepHooks:
             if self.acts:
                 raise
             self._give_up(error)
+
+    def _ended(self, step: OpenStep | ClosureStep) -> StepNumbers | None:
+        """Put back what was changed for a step. One that only watches learns what a guard beside it has decided."""
+        if isinstance(step, ClosureStep):
+            numbers = step.end()
+            self.left_out = numbers is not None and numbers.record().skipped
+            return numbers
+        if not self.acts:
+            for hooks in hooks_of(self._guarded.optimizer):
+                if hooks.acts:
+                    step.left_out = hooks.left_out
+        return self._guarded.end(step)
 
     def _call_ended(self, call: weakref.ref[_Keywords]) -> None:
         """A call of `step` is over, and `after` was not run: it has raised."""
@@ -252,8 +267,10 @@ class StepHooks:
         """Decide on the gradients as they are now; a refused step is made to do nothing."""
         with WithoutHooks():
             self._open = step = self._guarded.begin(self.account.facts())
-            if self._on_decision is not None and step.decision is not None:
-                self._on_decision(step.decision)
+            if step.decision is not None:
+                self.left_out = step.decision.skip
+                if self._on_decision is not None:
+                    self._on_decision(step.decision)
             if step.refused:
                 self._guarded.withhold(step)
 
