@@ -211,7 +211,7 @@ class LearningRateCut:
     def __init__(self, undo: ExitStack, optimizer: Any, factor: float) -> None:
         """Multiply every learning rate by `factor`, until `undo` is closed."""
         self._factor = factor
-        self._rates: list[tuple[dict[str, Any], Any, Any]] = []
+        self._rates: list[tuple[Any, Any, Any]] = []
         if factor != 1.0:
             groups = [group for group in optimizer.param_groups if group.get("lr") is not None]
             self._rates = [(group, group["lr"], group["lr"] * factor) for group in groups]

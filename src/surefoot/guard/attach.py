@@ -81,25 +81,20 @@ def attach(
     Neither model nor optimizer is kept alive by the attachment, and dropping the attachment does not detach it.
 
     Args:
-        model: the module that the optimizer trains, or several; names of parameters come from it, and with
-            `mode="guard"` its buffers are restored when a step is refused. `None` if it is not known.
+        model: what the optimizer trains, or several: parameters are named by it, and its buffers are restored when a
+            step is refused. `None` if it is not known.
         optimizer: a `torch.optim.Optimizer`, or a wrapper of Accelerate's or Lightning's around one.
-        mode: `"guard"` skips broken steps and clips. `"watch"` measures and decides, and changes nothing: parameters
-            stay bitwise those of the bare script, no collective is started, and a record says in `reasons` what would
-            have refused the step.
+        mode: `"guard"` skips broken steps and clips. `"watch"` measures, decides and changes nothing; a record says in
+            `reasons` what would have refused the step, and no collective is started.
         clip: a clipper, or shapers followed by a clipper. Only with `mode="guard"`.
         checker: the detectors and their thresholds.
-        escalation: budgets for refused steps. When they are used up the learning rate is cut for the length of each
-            step, and in the end `optimizer.step()` raises `TrainingHalted`. `None` skips indefinitely. Watching does
-            not escalate.
-        incidents: a run folder, or a keeper with settings of its own: the first of consecutive refused steps is kept
-            there with all that `surefoot replay` needs to run it again. Only with `mode="guard"` and a model.
-        log: the run folder that every step and event is written to, or a `RunLog`; several attachments may share one.
+        escalation: budgets for refused steps. When they are used up the learning rate is cut for each step, and in the
+            end `optimizer.step()` raises `TrainingHalted`. `None` skips indefinitely. Watching does not escalate.
+        incidents: a run folder or a keeper, for what `surefoot replay` needs of the first of consecutive refused steps.
+        log: the run folder that steps and events are written to, or a `RunLog`, which attachments may share.
         watch: what to measure per layer beyond the gradients.
-        on_step: called with the record of each step once its numbers have arrived.
-        on_event: called with each incident.
-        decide_on: where a step is decided. `"host"` reads its numbers at once; `"device"` reads none until
-            `lag_steps` later. `"auto"`: host on a CPU, device elsewhere.
+        on_step, on_event: called with the record of each step once its numbers have arrived, and with each incident.
+        decide_on: `"host"` reads the numbers of a step at once, `"device"` `lag_steps` later. `"auto"`: host on a CPU.
         lag_steps: how many steps later the host reads a step that was decided on the device.
     """
     settings = AttachSettings(

@@ -235,7 +235,8 @@ class GuardedOptimizer:
             self._sampler.before_update(facts.step, measured.named, step.decision.divide)
         if self._acts:
             try:
-                step.lr_cut = LearningRateCut(step.undo, self.optimizer, facts.lr_factor)
+                if facts.lr_factor != 1.0:
+                    step.lr_cut = LearningRateCut(step.undo, self.optimizer, facts.lr_factor)
                 self._prepare(step, measured, step.decision)
             except BaseException:
                 step.undo.close()

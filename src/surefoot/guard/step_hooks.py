@@ -122,7 +122,7 @@ class _Keywords(dict[str, Any]):
     __slots__ = ("__weakref__",)
 
 
-class _Hook(partial[Any]):
+class _StepHook(partial[Any]):
     """A hook of an attachment. A copy of the optimizer, or one from a file, carries one that does nothing.
 
     That matters to optimizers whose `__getstate__` returns all of their `__dict__`.
@@ -161,8 +161,8 @@ class StepHooks:
         """Whether the last step was left out: on the device a tensor."""
         self._warned = False
         self._handles: list[RemovableHandle] = [
-            optimizer.register_step_pre_hook(_Hook(run_hook, self.before)),
-            optimizer.register_step_post_hook(_Hook(run_hook, self.after)),
+            optimizer.register_step_pre_hook(_StepHook(run_hook, self.before)),
+            optimizer.register_step_post_hook(_StepHook(run_hook, self.after)),
         ]
         self.key_before, self.key_after = (handle.id for handle in self._handles)
         _HOOKS.set(optimizer, [*hooks_of(optimizer), self])
