@@ -188,7 +188,7 @@ class StepHooks:
 
     def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before the step: decide, or replace the closure by one after which it is decided."""
-        if not self.active or optimizer is not self._guarded.optimizer:
+        if torch.compiler.is_compiling() or not self.active or optimizer is not self._guarded.optimizer:
             return None
         if self._call is not None:
             if _is_stepping(optimizer, besides=1):
@@ -210,8 +210,10 @@ class StepHooks:
 
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """After the step: put back what was changed for it, and take the result in."""
-        call = None if self._call is None else self._call()
-        if self._call is None or (call is not kwargs and (call is not None or _is_stepping(optimizer, besides=1))):
+        if self._call is None:
+            return
+        call = self._call()
+        if call is not kwargs and (call is not None or _is_stepping(optimizer, besides=1)):
             return  # not the call that `before` has prepared
         step, self._open, self._call = self._open, None, None
         try:
@@ -295,8 +297,6 @@ class StepHooks:
         )
 
     def _can_run(self) -> bool:
-        if torch.compiler.is_compiling():
-            return False
         if runs_eagerly() and not is_capturing(self._guarded.layout.home):
             return True
         if not self._warned and self.acts:
