@@ -1,6 +1,7 @@
 """Whatever a probe does to model, optimizer and random streams is undone, bit for bit and in the same objects."""
 
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -148,6 +149,39 @@ def test_a_list_in_the_state_of_an_optimizer_is_copied(model):
     state = optimizer.state[next(iter(model.parameters()))]
     assert state["n_iter"] == count
     assert equal(state["old_dirs"], directions)
+
+
+def test_the_state_of_an_optimizer_may_hold_anything(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with_graph = torch.ones(2, requires_grad=True) * 3
+    history, generator = [with_graph, {"a": (torch.zeros(2),)}], torch.Generator().manual_seed(1)
+    optimizer.state["count"] = 1
+    optimizer.state["history"] = history
+    optimizer.state["lock"] = lock = threading.Lock()
+    optimizer.param_groups[0]["generator"] = generator
+    put_back = save_optimizer(optimizer)
+    first = torch.rand(3, generator=generator)
+    optimizer.state["count"] += 1
+    history[1]["a"][0].fill_(7)
+    history.append(5)
+    put_back()
+    assert optimizer.state["count"] == 1
+    assert optimizer.state["history"] is history
+    assert history[0] is with_graph
+    assert equal(history[1:], [{"a": (torch.zeros(2),)}])
+    assert optimizer.state["lock"] is lock
+    assert optimizer.param_groups[0]["generator"] is generator
+    assert equal(first, torch.rand(3, generator=generator))
+    with_graph.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+def test_a_compressed_sparse_tensor_is_put_back():
+    tensor = torch.eye(3).to_sparse_csr()
+    put_back = save_tensors([tensor])
+    tensor.values().fill_(7)
+    put_back()
+    assert tensor.values().tolist() == [1, 1, 1]
 
 
 def test_a_generator_is_rewound():

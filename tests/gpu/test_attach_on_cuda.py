@@ -174,3 +174,53 @@ def test_a_guard_and_a_grad_scaler_decide_together():
     assert counts["applied"] + counts["skipped"] == 40
     assert all(bool(p.isfinite().all()) for p in model.parameters())
     assert not hasattr(opt, "grad_scale")
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_what_breaks_after_unscale_is_no_overflow(fused: bool) -> None:
+    model = nn.Linear(4, 2).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+    scaler = torch.amp.GradScaler("cuda", init_scale=8.0)
+    attachment = sf.attach(model, optimizer, escalation=None)
+    for _ in range(8):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(3, 4, device="cuda")).square().mean()).backward()
+        scaler.unscale_(optimizer)
+        model.weight.grad[0, 0] = NAN
+        scaler.step(optimizer)
+        scaler.update()
+    counts = attachment.counts
+    assert (counts["skipped"], counts["alarms"], counts["overflows"]) == (8, 8, 0)
+
+
+def test_watching_beside_a_guard_counts_what_the_guard_has_left_out_without_a_wait() -> None:
+    model, optimizer = built("adamw")
+    guard, watch = sf.attach(model, optimizer), sf.attach(model, optimizer, mode="watch")
+    x = torch.randn(16, 32, device="cuda")
+    for step in range(20):
+        optimizer.zero_grad()
+        (model(x).square().mean() * (NAN if step in (15, 16) else 1.0)).backward()
+        if step < 12:
+            optimizer.step()
+        else:
+            with no_syncs():
+                optimizer.step()
+    assert watch.counts["skipped"] == guard.counts["skipped"] == 2
+
+
+def test_statistics_that_were_loaded_are_what_a_refused_step_goes_back_to() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    attachment = sf.attach(model, optimizer)
+    for step in range(12):
+        if step == 6:
+            state = copy.deepcopy(model.state_dict())
+            state["1.running_mean"].fill_(5.0)
+            model.load_state_dict(state)
+            model.eval()
+        optimizer.zero_grad()
+        (model(torch.randn(8, 4, device="cuda")).sum() * (NAN if step in (4, 7) else 1.0)).backward()
+        optimizer.step()
+    attachment.detach()
+    assert attachment.counts["skipped"] == 2
+    assert model[1].running_mean.tolist() == [5.0] * 4

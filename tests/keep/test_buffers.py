@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -115,6 +118,107 @@ def test_a_buffer_that_is_not_what_it_was_is_left_alone_and_the_run_goes_on(chan
     step_once(net, stabilizer)
     assert stabilizer.counts["skipped"] == 1
     assert bool(torch.isfinite(net[1].running_mean).all())
+
+
+def guarded(how: str) -> tuple[nn.Sequential, Any, Any]:
+    """A network and a function that takes a step, through a stabilizer or an attachment."""
+    net = normed()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    if how == "stabilizer":
+        stabilizer = sf.TrainingStabilizer(net, optimizer)
+        return net, lambda spoiled=False: step_once(net, stabilizer, spoiled), stabilizer
+    attachment = sf.attach(net, optimizer)
+
+    def step(spoiled: bool = False) -> None:
+        optimizer.zero_grad()
+        x = torch.full((16, 4), math.nan) if spoiled else torch.randn(16, 4)
+        (net(x) - 1).square().mean().backward()
+        optimizer.step()
+
+    return net, step, attachment
+
+
+def load_fives(net: nn.Sequential) -> None:
+    state = {name: value.clone() for name, value in net.state_dict().items()}
+    state["1.running_mean"].fill_(5.0)
+    net.load_state_dict(state)
+
+
+def load_fives_into_a_part(net: nn.Sequential) -> None:
+    state = {name: value.clone() for name, value in net[1].state_dict().items()}
+    state["running_mean"].fill_(5.0)
+    net[1].load_state_dict(state)
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("load", [load_fives, load_fives_into_a_part])
+@pytest.mark.parametrize("how", ["stabilizer", "attach"])
+def test_a_refused_step_goes_back_to_statistics_that_were_loaded_since_the_last_one(how, load, mode):
+    net, step, run = guarded(how)
+    for _ in range(3):
+        step()
+    load(net)
+    net.train(mode == "train")
+    step(spoiled=True)
+    assert run.counts["skipped"] == 1
+    assert net[1].running_mean.tolist() == [5.0] * 8
+    assert int(net[1].num_batches_tracked) == 3
+
+
+@pytest.mark.parametrize("how", ["stabilizer", "attach"])
+def test_statistics_that_update_bn_has_measured_are_left_alone_unless_the_step_breaks_them(how):
+    net, step, _ = guarded(how)
+    for _ in range(3):
+        step()
+    before = net[1].running_mean.clone()
+    torch.optim.swa_utils.update_bn([torch.randn(64, 4) + 9 for _ in range(4)], net)
+    measured = net[1].running_mean.clone()
+    assert not torch.allclose(before, measured)
+    net.eval()
+    step(spoiled=True)
+    assert torch.equal(net[1].running_mean, measured)
+    assert int(net[1].num_batches_tracked) == 4
+    net.train()
+    step(spoiled=True)
+    assert bool(net[1].running_mean.isfinite().all())
+
+
+def test_a_compiled_batch_norm_is_restored_though_it_counts_its_writes():
+    norm = nn.BatchNorm1d(4)
+    compiled = torch.compile(norm, backend="aot_eager")
+    compiled(torch.randn(8, 4))
+    keeper = BufferKeeper([norm])
+    before = norm.running_mean.clone()
+    compiled(torch.randn(8, 4) * 1e6)
+    keeper.restore(0)
+    assert torch.equal(norm.running_mean, before)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_scripted_model_can_be_guarded():
+    net = torch.jit.script(normed())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    attachment = sf.attach(net, optimizer)
+    net(torch.full((16, 4), math.nan)).mean().backward()
+    optimizer.step()
+    net.load_state_dict(net.state_dict())
+    attachment.detach()
+    assert attachment.counts["skipped"] == 1
+    assert all(bool(value.isfinite().all()) for value in net.state_dict().values())
+
+
+def test_copies_and_pickles_of_a_guarded_model_know_nothing_of_the_guard():
+    net, step, attachment = guarded("attach")
+    step()
+    pickled = pickle.dumps(net)
+    assert b"surefoot" not in pickled
+    for twin in (copy.deepcopy(net), pickle.loads(pickled)):
+        load_fives(twin)
+        assert twin[1].running_mean.tolist() == [5.0] * 8
+    step(spoiled=True)
+    assert net[1].running_mean.tolist() != [5.0] * 8
+    attachment.detach()
+    assert not any(module._load_state_dict_post_hooks for module in net.modules())
 
 
 def test_a_frozen_table_of_whole_numbers_in_the_optimizer_is_no_reason_to_fail_at_a_bad_batch():

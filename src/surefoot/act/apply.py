@@ -22,9 +22,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim.optimizer import Optimizer
 
 from surefoot.core.gradient_mode import without_gradients
-from surefoot.core.save_restore import save_optimizer, save_tensors
+from surefoot.core.save_restore import save_optimizer, save_tensors, without_repeats
 from surefoot.types import OptimizerSetting
 
 if TYPE_CHECKING:
@@ -35,6 +36,24 @@ if TYPE_CHECKING:
 
 _MISSING = object()
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+HOOKED_STEP = Optimizer.profile_hook_step(lambda optimizer: None).__code__
+"""The code of what torch puts around the `step` of an optimizer's class to run hooks."""
+
+
+def own_step(kind: Any) -> Any:
+    """The `step` of a class, without what torch puts around it to run hooks.
+
+    That is put around the `step` of the first class that is used, which may be a subclass that brings none of its own.
+    """
+    step = kind.step
+    return step.__wrapped__ if getattr(step, "__code__", None) is HOOKED_STEP else step
+
+
+def has_torchs_step(optimizer: Any) -> bool:
+    """Whether `step` is torch's own, which does nothing where there is no gradient."""
+    step = own_step(type(optimizer))
+    kinds = (kind for kind in type(optimizer).__mro__ if kind.__module__.startswith("torch.optim."))
+    return any(step is own_step(kind) for kind in kinds if hasattr(kind, "step"))
 
 
 def can_fold(optimizer: Any) -> bool:
@@ -45,7 +64,8 @@ def can_fold(optimizer: Any) -> bool:
     """
     if not getattr(optimizer, "_step_supports_amp_scaling", False):
         return False
-    if not any(type(optimizer).step is cls.step for cls in _FUSED if isinstance(optimizer, cls)):
+    step = own_step(type(optimizer))
+    if not any(step is own_step(cls) for cls in _FUSED if isinstance(optimizer, cls)):
         return False
     if not all(group.get("fused") for group in optimizer.param_groups):
         return False
@@ -141,8 +161,19 @@ def set_for_step(undo: ExitStack, optimizer: Any, name: str, value: Any) -> None
     undo.callback(put_back)
 
 
-def hide_gradients(undo: ExitStack, parameters: Iterable[Tensor]) -> None:
-    """Take the gradients away until `undo` is closed: an optimizer of torch's then leaves everything as it is."""
+def withhold_gradients(undo: ExitStack, optimizer: Any, parameters: Iterable[Tensor]) -> None:
+    """Let a step that must not be applied find no gradients, until `undo` is closed.
+
+    An optimizer of torch's then leaves everything as it is. Others may not expect a missing gradient, and get zeros:
+    what they do with those is finite, and is undone by a `StepCopy`.
+    """
+    if has_torchs_step(optimizer):
+        _hide_gradients(undo, parameters)
+    else:
+        _replace_gradients(undo, parameters)
+
+
+def _hide_gradients(undo: ExitStack, parameters: Iterable[Tensor]) -> None:
     hidden = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
 
     def put_back() -> None:
@@ -156,22 +187,58 @@ def hide_gradients(undo: ExitStack, parameters: Iterable[Tensor]) -> None:
     undo.callback(put_back)
 
 
-def scale_lr(undo: ExitStack, optimizer: Any, factor: float) -> None:
-    """Multiply every learning rate until `undo` is closed. The schedule never sees it.
+def _replace_gradients(undo: ExitStack, parameters: Iterable[Tensor]) -> None:
+    replaced = [(each, each.grad, torch.zeros_like(each.grad)) for each in parameters if each.grad is not None]
+    versions = [zeros._version for _, _, zeros in replaced]
+
+    def put_back() -> None:
+        for (parameter, gradient, zeros), version in zip(replaced, versions, strict=True):
+            # An optimizer that has set its gradients to zero or to `None` by itself wants them so.
+            if parameter.grad is zeros and zeros._version == version:
+                parameter.grad = gradient
+
+    for parameter, _, zeros in replaced:
+        parameter.grad = zeros
+    undo.callback(put_back)
+
+
+class LearningRateCut:
+    """Learning rates that are multiplied for the length of one step. The schedule never sees it.
 
     An optimizer that finds its own (Adafactor with `lr=None`) has none to multiply.
     """
-    if factor == 1.0:
-        return
-    before = [(group, group["lr"]) for group in optimizer.param_groups if group.get("lr") is not None]
 
-    def put_back() -> None:
-        for group, lr in before:
-            group["lr"] = lr
+    def __init__(self, undo: ExitStack, optimizer: Any, factor: float) -> None:
+        """Multiply every learning rate by `factor`, until `undo` is closed."""
+        self._factor = factor
+        self._rates: list[tuple[Any, Any, Any]] = []
+        if factor != 1.0:
+            groups = [group for group in optimizer.param_groups if group.get("lr") is not None]
+            self._rates = [(group, group["lr"], group["lr"] * factor) for group in groups]
+            for group, _, cut in self._rates:
+                group["lr"] = cut
+            undo.callback(self._put_back)
 
-    for group, lr in before:
-        group["lr"] = lr * factor
-    undo.callback(put_back)
+    def _put_back(self) -> None:
+        for group, before, cut in self._rates:
+            if group.get("lr") is cut:  # nobody has set another one since
+                group["lr"] = before
+
+    def keep_changes(self) -> None:
+        """The step is over: where the optimizer has changed a rate itself, the change stays, without the cut."""
+        for group, before, cut in self._rates:
+            now = group.get("lr")
+            if now is cut:
+                if isinstance(cut, Tensor) and cut._version:
+                    before.copy_(cut / self._factor)
+            elif isinstance(now, Tensor) or isinstance(cut, Tensor):
+                group["lr"] = None if now is None else now / self._factor
+            elif now is not None:
+                group["lr"] = before if now == cut else self._without_cut(now, before, cut)
+
+    def _without_cut(self, now: Any, before: Any, cut: Any) -> Any:
+        """A rate near the one that was cut was computed from it; one near the uncut comes from a schedule."""
+        return now / self._factor if abs(now - cut) < abs(now - before) else now
 
 
 @without_gradients
@@ -181,7 +248,7 @@ def scale_gradients(gradients: Sequence[Tensor], factor: Tensor) -> None:
     for i, gradient in enumerate(gradients):
         groups.setdefault((gradient.device, gradient.dtype), []).append(i)
     for (device, _), members in groups.items():
-        own = [gradients[i] for i in members]
+        own = [without_repeats(gradients[i]) for i in members]
         if factor.ndim == 0:
             torch._foreach_mul_(own, factor.to(device))
         else:
@@ -198,16 +265,32 @@ class ClosureRefused(Exception):
 class StepCopy:
     """Parameters, optimizer state and the settings of the groups as they were before a step.
 
-    An optimizer with a closure moves the parameters while it looks for a step, so leaving a step out means going back.
+    Optimizers that are attributes of the optimizer (SAM, `ZeroRedundancyOptimizer`) are part of it. An optimizer with a
+    closure moves the parameters while it looks for a step, so leaving a step out means going back. A copy is restored
+    before its step ends or never: later, other weights may have been loaded.
     """
 
     def __init__(self, parameters: Sequence[NamedParameter], optimizer: Any) -> None:
-        self._undo = (save_tensors([parameter for _, parameter in parameters]), save_optimizer(optimizer))
+        tensors = save_tensors([parameter for _, parameter in parameters])
+        self._undo = (tensors, *map(save_optimizer, [optimizer, *_inside(optimizer)]))
 
     def restore(self) -> None:
         """Put everything back, bit for bit."""
         for put_back in self._undo:
             put_back()
+
+
+def _inside(optimizer: Any) -> list[Optimizer]:
+    """The optimizers that one hands its parameters on to."""
+    found: list[Optimizer] = []
+    waiting = [optimizer]
+    while waiting:
+        held = (getattr(waiting.pop(), "__dict__", {})).values()
+        nested = [each for value in held for each in (value if isinstance(value, (list, tuple)) else [value])]
+        new = [each for each in nested if isinstance(each, Optimizer) and not any(each is one for one in found)]
+        found += [each for each in new if each is not optimizer]
+        waiting += [each for each in new if each is not optimizer]
+    return found
 
 
 # ---- settings that are not finite -----------------------------------------------------------------------------------

@@ -85,21 +85,37 @@ def save_modes(modules: Iterable[nn.Module]) -> Undo:
 
 
 def save_tensors(tensors: Sequence[Tensor]) -> Undo:
-    """The contents of some tensors.
+    """The contents of some tensors."""
+    undo = [_saved_tensor(tensor) for tensor in tensors]
+
+    def put_back() -> None:
+        for restore in undo:
+            restore()
+
+    return put_back
+
+
+def _saved_tensor(tensor: Tensor) -> Callable[[], Tensor]:
+    """Copy the contents of a tensor; they are restored into the same object.
 
     A tensor that nobody wrote to is left alone: a write would break a graph of the user's that still waits for its
     backward.
     """
-    values = [tensor.detach().clone() for tensor in tensors]
-    versions = [None if tensor.is_inference() else tensor._version for tensor in tensors]
+    value, version = tensor.detach().clone(), None if tensor.is_inference() else tensor._version
 
-    def put_back() -> None:
-        for tensor, value, version in zip(tensors, values, versions, strict=True):
-            # The count of writes misses those through `.data` and those of batch norm's kernels.
-            if version is None or tensor._version != version or not torch.equal(tensor, value):
-                write(tensor, value)
+    def restore() -> Tensor:
+        # The count of writes misses those through `.data` and those of batch norm's kernels.
+        if version is None or tensor._version != version or not _is_same(tensor, value):
+            write(tensor, value)
+        return tensor
 
-    return put_back
+    return restore
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    if one.layout not in (torch.strided, torch.sparse_coo):  # `torch.equal` knows no other
+        one, other = one.values(), other.values()
+    return torch.equal(one, other)
 
 
 def save_gradients(parameters: Sequence[Tensor]) -> Undo:
@@ -117,10 +133,17 @@ def save_gradients(parameters: Sequence[Tensor]) -> Undo:
 @torch.no_grad()
 def write(tensor: Tensor, value: Tensor) -> None:
     """Copy a value into a tensor; into an expanded one without its repeats, which torch refuses to write to."""
-    if tensor.layout == torch.strided and 0 in tensor.stride():
-        once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
-        tensor, value = tensor[once], value[once]
-    tensor.copy_(value)
+    once = without_repeats(tensor)
+    if once is not tensor:
+        value = value[tuple(slice(0, size) for size in once.shape)]
+    once.copy_(value)
+
+
+def without_repeats(tensor: Tensor) -> Tensor:
+    """The memory of an expanded tensor, each entry once, to be written to; any other tensor as it is."""
+    if tensor.layout is not torch.strided or 0 not in tensor.stride():
+        return tensor
+    return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
 
 
 @torch.no_grad()
@@ -160,7 +183,12 @@ def may_have_changed(module: nn.Module, was_written: bool) -> bool:
 
     Batch norm's kernels write running statistics without telling the version counter.
     """
-    return was_written or (module.training and isinstance(module, _NormBase))
+    return was_written or (module.training and is_batch_norm(module))
+
+
+def is_batch_norm(module: nn.Module | None) -> bool:
+    """Whether a module keeps running statistics as torch's batch norm does."""
+    return isinstance(module, _NormBase)
 
 
 # ---- optimizers ---------------------------------------------------------------------------------------------------
@@ -172,7 +200,8 @@ def save_optimizer(optimizer: Any) -> Undo:
         {key: _saved_value(value) for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
     ]
-    states = {parameter: {k: _saved_value(v) for k, v in state.items()} for parameter, state in optimizer.state.items()}
+    # Mostly a dictionary per parameter, but torch allows any key and any value.
+    states = [(key, _saved_value(value)) for key, value in optimizer.state.items()]
 
     def put_back() -> None:
         for group, saved in zip(optimizer.param_groups, groups, strict=True):
@@ -180,8 +209,8 @@ def save_optimizer(optimizer: Any) -> Undo:
                 del group[key]
             group.update({key: restore() for key, restore in saved.items()})
         optimizer.state.clear()
-        for parameter, state in states.items():
-            optimizer.state[parameter] = {key: restore() for key, restore in state.items()}
+        for key, restore in states:
+            optimizer.state[key] = restore()
 
     return put_back
 
@@ -200,14 +229,35 @@ def save_step_mark(optimizer: Any) -> Undo:
 
 
 def _saved_value(value: Any) -> Callable[[], Any]:
-    """Copy a value; a tensor is restored as the same object with its old contents."""
-    if not isinstance(value, Tensor):
+    """Copy a value; a tensor, a list, a dictionary and a generator are restored as the same objects."""
+    if isinstance(value, Tensor):
+        return _saved_tensor(value)
+    if isinstance(value, torch.Generator):
+        state = value.get_state()
+        return lambda: value.set_state(state)
+    if type(value) is tuple:
+        parts = [_saved_value(each) for each in value]
+        return lambda: tuple(restore() for restore in parts)
+    if isinstance(value, (dict, list)):
+        return _saved_container(value)
+    try:
         saved = copy.deepcopy(value)
-        return lambda: saved
-    contents = value.detach().clone()
+    except Exception:  # an object of the optimizer's own that cannot be copied stays as it is
+        return lambda: value
+    return lambda: saved
 
-    def restore() -> Tensor:
-        write(value, contents)
+
+def _saved_container(value: dict[Any, Any] | list[Any]) -> Callable[[], Any]:
+    pairs = [
+        (key, _saved_value(each)) for key, each in (value.items() if isinstance(value, dict) else enumerate(value))
+    ]
+
+    def restore() -> Any:
+        value.clear()
+        if isinstance(value, dict):
+            value.update((key, part()) for key, part in pairs)
+        else:
+            value.extend(part() for _, part in pairs)
         return value
 
     return restore

@@ -17,17 +17,18 @@ from torch import Tensor
 from surefoot.act.apply import (
     NOTHING_FOUND,
     ClosureRefused,
+    LearningRateCut,
     SettingsOfStep,
     StepCopy,
     can_fold,
     fold,
-    hide_gradients,
+    has_torchs_step,
     lacks_momentum,
     look_at_settings,
     outer_scaling,
     scale_gradients,
-    scale_lr,
     set_for_step,
+    withhold_gradients,
 )
 from surefoot.core.gradient_mode import without_gradients
 from surefoot.core.weak_reference import weak_reference
@@ -151,7 +152,12 @@ class OpenStep:
     settings: SettingsOfStep = NOTHING_FOUND
     updates: UpdateMeter | None = None
     undo: ExitStack = field(default_factory=ExitStack)
-    """Puts back what was changed for the length of the optimizer's step."""
+    """Puts back what was changed for the length of the optimizer's step, except for what others have changed since."""
+    left_out: Any = False
+    """Whether a guard beside an observer has left it out."""
+    lr_cut: LearningRateCut | None = None
+    copy: StepCopy | None = None
+    """What a refused step goes back to when it ends, where the optimizer cannot be kept from doing something."""
 
 
 class GuardedOptimizer:
@@ -207,7 +213,8 @@ class GuardedOptimizer:
 
     def lr(self, factor: float) -> float | None:
         """The learning rate of the first group, unless reading it would need a sync."""
-        lr = learning_rate(self.optimizer.param_groups[0])
+        groups = self.optimizer.param_groups
+        lr = learning_rate(groups[0]) if groups else None
         return None if lr is None or isinstance(lr, Tensor) else lr * factor
 
     # ---- one step -------------------------------------------------------------------------------------------------
@@ -227,17 +234,29 @@ class GuardedOptimizer:
             self._sampler.before_update(facts.step, measured.named, step.decision.divide)
         if self._acts:
             try:
-                scale_lr(step.undo, self.optimizer, facts.lr_factor)
+                if facts.lr_factor != 1.0:
+                    step.lr_cut = LearningRateCut(step.undo, self.optimizer, facts.lr_factor)
                 self._prepare(step, measured, step.decision)
             except BaseException:
                 step.undo.close()
                 raise
         return step
 
+    def withhold(self, step: OpenStep) -> None:
+        """Make the step of the optimizer do nothing, for a caller that cannot leave the call out."""
+        parameters, optimizer = self.layout.parameters, self.optimizer
+        if not has_torchs_step(optimizer):  # it might still decay weights or count steps
+            step.copy = StepCopy(parameters, optimizer)
+        withhold_gradients(step.undo, optimizer, [parameter for _, parameter in parameters])
+
     @without_gradients
     def end(self, step: OpenStep) -> StepNumbers | None:
         """After the optimizer's step: put back what was changed for it. `None` if no parameter had a gradient."""
-        step.undo.close()
+        with step.undo:
+            if step.copy is not None:
+                step.copy.restore()
+            if step.lr_cut is not None:
+                step.lr_cut.keep_changes()
         if self._sampler is not None:
             self._sampler.after_update(step.facts.step)
             self._sampler.before_forward(step.facts.step + 1)
@@ -328,7 +347,7 @@ class GuardedOptimizer:
         watched = step.updates.columns() if step.updates else {}
         known = {"step": facts.step, "lr": self.lr(facts.lr_factor)}
         if not self._acts:  # the step was skipped only if a scaler or another guard has skipped it
-            decision = replace(decision, skip=self.decider.left_out_by(step.given.outer))
+            decision = replace(decision, skip=self.decider.left_out_by(step.given.outer) | step.left_out)
             if step.vector is not None:
                 _set_first(step.vector, decision.skip)
         if step.vector is not None:
@@ -392,7 +411,7 @@ class ClosureStep:
         self.first: OpenStep | None = None
         self._first_loss: Any = None
         self.undo = ExitStack()
-        scale_lr(self.undo, guarded.optimizer, facts_now(None).lr_factor)
+        self._lr_cut = LearningRateCut(self.undo, guarded.optimizer, facts_now(None).lr_factor)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The closure that the optimizer is given; what it passes on is the closure's own."""
@@ -411,17 +430,24 @@ class ClosureStep:
         if step.refused and self._raises:
             raise ClosureRefused
         if step.refused:
-            hide_gradients(self.undo, [parameter for _, parameter in self._guarded.layout.parameters])
+            parameters = [parameter for _, parameter in self._guarded.layout.parameters]
+            withhold_gradients(self.undo, self._guarded.optimizer, parameters)
         return loss
 
-    def cancel(self) -> None:
-        """The optimizer, or the closure, has raised: everything is as it was before."""
+    def raised(self) -> None:
+        """The closure or the optimizer has raised, and the step is about to end with that.
+
+        Parameters stay where the optimizer has left them: closures raise to end a step early. Broken ones are taken
+        back.
+        """
         self.undo.close()
-        self._copy.restore()
+        if self._evaluations and self._guarded.measurer.parameters_broken():
+            self._copy.restore()
 
     def end(self) -> StepNumbers | None:
         """After the optimizer's step. `None` if no evaluation left a gradient."""
-        self.undo.close()
+        with self.undo:
+            self._lr_cut.keep_changes()
         if self.first is None:
             return None
         record = self._guarded.numbers(self.first).record()

@@ -120,9 +120,12 @@ class StabilizedRun:
         self._prepare()
         self.window.check_unchanged()
         step = self.guard.guarded.begin(self._facts())
-        with step.undo:
+        try:
             if not step.refused:
                 self.optimizer.step()
+        except BaseException:
+            step.undo.close()
+            raise
         numbers = self.guard.guarded.end(step) or self._without_gradient()
         if self.capture is not None:
             self.capture.decided(numbers, step.refused_unchanged, self.results.buffers)
@@ -142,7 +145,7 @@ class StabilizedRun:
         except ClosureRefused:
             pass
         except BaseException:
-            step.cancel()
+            step.raised()
             raise
         numbers = step.end()
         if numbers is None:

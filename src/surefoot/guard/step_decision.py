@@ -322,9 +322,10 @@ class StepDecider:
 
     def _overflow(self, signals: Signals, outer: OuterScaling) -> Any:
         overflow: Any = signals.nonfinite > 0  # type: ignore[operator]
-        if self.policy.scaler is None and not outer.is_loss_scale:
-            return overflow & False
-        overflow = overflow | self.left_out_by(outer)
+        if self.policy.scaler is None and (outer.scale is None or not outer.is_loss_scale):
+            overflow = overflow & False  # the gradients are not scaled: a smaller scale would not help
+        if self.policy.scaler is not None or outer.is_loss_scale:
+            overflow = overflow | self.left_out_by(outer)
         if signals.loss is not None:  # a broken loss is no overflow that a smaller scale would cure
             overflow = overflow & (abs(signals.loss) < torch.inf)  # type: ignore[operator]
         return overflow

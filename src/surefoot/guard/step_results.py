@@ -7,8 +7,12 @@ step, and to do what the history decides (`Respond`): cut the learning rate, ret
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
-from typing import TYPE_CHECKING, TypeAlias, TypedDict
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+
+import torch
 
 from surefoot.core.state_tree import pack_record, unpack_record
 from surefoot.core.weak_reference import weak_reference
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor, nn
+    from torch.utils.hooks import RemovableHandle
 
     from surefoot.core.state_tree import PackedRecord
     from surefoot.guard.run_history import RunHistory, RunHistoryState
@@ -89,9 +94,20 @@ class StepResults:
         self._halted: TrainingHalted | None = None
         self._stale_before = 0
         self.buffers = self._fresh_buffers()
+        after_load = _AfterLoad(self)
+        self._handles = [
+            module.register_load_state_dict_post_hook(after_load)  # type: ignore[no-untyped-call]
+            for module in self.buffers.modules()
+            if not isinstance(module, torch.jit.ScriptModule)  # which takes no such hook
+        ]
+        weakref.finalize(self, _remove, self._handles).atexit = False
 
     def _fresh_buffers(self) -> BufferKeeper:
         return BufferKeeper([model for reference in self._models if (model := reference()) is not None])
+
+    def forget_models(self) -> None:
+        """Restore no buffers any more: no step will follow."""
+        _remove(self._handles)
 
     def take(self, numbers: StepNumbers) -> None:
         """A step is done: read those whose turn has come. Raises `TrainingHalted` when the budgets are used up."""
@@ -179,6 +195,30 @@ class StepResults:
         self.pending = deque(StepNumbers(unpack_record(packed)) for packed in state["pending"])
         self.buffers = self._fresh_buffers()
         self.buffers.load_state_dict(state["buffers"])
+
+
+class _AfterLoad:
+    """Called when a state was loaded into a module. A copy of the module, or one from a file, gets an inert call."""
+
+    def __init__(self, results: StepResults) -> None:
+        self._results = weakref.ref(results)
+
+    def __call__(self, module: nn.Module, incompatible: Any) -> None:
+        results = self._results()
+        if results is not None:
+            results.buffers.loaded(module)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        return nullcontext().__exit__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Whoever loads a pickled model may not have surefoot: a method from the standard library that does nothing.
+        return getattr, (nullcontext(), "__exit__")
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    while handles:
+        handles.pop().remove()
 
 
 def settled(state: LiveStepResults) -> StepResultsState:

@@ -6,7 +6,9 @@ buffers alone that change, and a refused step puts it back. Decided on the host,
 few steps until the verdict arrives are undone with it, which an average does not mind.
 
 Left alone is a buffer that is not what it was: replaced by one of another shape (a cache that grows with the longest
-sequence), set to `None`, deleted, or made under `inference_mode`.
+sequence), set to `None`, deleted, or made under `inference_mode`. A state that is loaded between two steps is kept from
+then on (`loaded`), and statistics of batch norm that were reset since the last copy, as `update_bn` does, are left
+alone unless they are broken.
 
 The copies belong to a saved run: the step after a restart may be refused too, and what it goes back to is how things
 were before its first microbatch, which may have been long before the save.
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from surefoot.core.save_restore import LARGEST_STATISTIC, is_writable, may_have_changed, write_all
+from surefoot.core.save_restore import LARGEST_STATISTIC, is_batch_norm, is_writable, may_have_changed, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,13 +56,14 @@ class BufferKeeper:
         ]
         self.has_any = bool(self._names)
         """Whether there is any buffer to keep."""
+        self._statistics = _statistics(self._names)
         self._versions = _versions(self._current())
         self._copies: dict[int, list[Tensor | None]] = {0: [_copied(buffer) for buffer in self._current()]}
 
     def _current(self) -> list[Tensor | None]:
         """The buffers; `None` for one that is gone or cannot be written to."""
         modules = ((reference(), name) for reference, name in self._names)
-        found = (None if module is None else module._buffers.get(name) for module, name in modules)
+        found = (None if module is None else _buffer(module, name) for module, name in modules)
         return [buffer if buffer is not None and is_writable(buffer) else None for buffer in found]
 
     def _changed(self, current: Sequence[Tensor | None]) -> list[bool]:
@@ -87,14 +90,47 @@ class BufferKeeper:
         """Put the buffers back as they were before `step`."""
         if not self._names or step not in self._copies:
             return
-        good = self._copies[step]
+        good, current = list(self._copies[step]), self._current()
+        for i in self._reset(current):
+            good[i] = _copied(current[i])
         pairs = [
             (buffer, copy)
-            for buffer, copy in zip(self._current(), good, strict=True)
+            for buffer, copy in zip(current, good, strict=True)
             if buffer is not None and copy is not None and buffer.shape == copy.shape
         ]
         write_all([buffer for buffer, _ in pairs], [copy for _, copy in pairs])
         self._copies = dict.fromkeys(self._copies, good)
+
+    def _reset(self, current: Sequence[Tensor | None]) -> list[int]:
+        """The sound statistics of batch norm that something other than a forward has written since the latest copy."""
+        now = _versions(current)
+        writes = [
+            0 if before is None or after is None or before[0] != after[0] else after[1] - before[1]
+            for before, after in zip(self._versions, now, strict=True)
+        ]
+        # The kernels write without a count; compiled ones count a write, as often as the batches are counted.
+        reset = [
+            (statistics, counter)
+            for statistics, counter in self._statistics
+            if any(writes[i] not in (0, writes[counter]) for i in statistics)
+        ]
+        sound = [each for each in reset if all(_is_sound(current[i]) for i in each[0])]
+        return [i for statistics, counter in sound for i in (*statistics, counter)]
+
+    def loaded(self, module: nn.Module) -> None:
+        """A state was loaded into a module: what was kept of its buffers belongs to the state before."""
+        of_module = [i for i, (reference, _) in enumerate(self._names) if reference() is module]
+        current = self._current() if of_module else []
+        versions = _versions(current)
+        for i in of_module:
+            self._versions[i], copy = versions[i], _copied(current[i])
+            for copies in self._copies.values():
+                copies[i] = copy
+
+    def modules(self) -> list[nn.Module]:
+        """The modules whose buffers are kept."""
+        alive = (reference() for reference, _ in self._names)
+        return list(dict.fromkeys(module for module in alive if module is not None))
 
     def before(self, step: int) -> dict[int, Tensor]:
         """The buffers as they were before `step`, by where they lie in memory; of those that were kept."""
@@ -124,6 +160,28 @@ class BufferKeeper:
         """Go on with saved copies, once the buffers themselves are loaded."""
         now = [_copied(buffer) for buffer in self._current()]
         self._copies = {int(step): _placed(copies, now) for step, copies in state.items()}
+
+
+def _statistics(names: Sequence[tuple[weakref.ref[nn.Module], str]]) -> list[tuple[list[int], int]]:
+    """For each batch norm the places of its running statistics, and that of its count of batches."""
+    places: dict[int, dict[str, int]] = {}
+    for i, (reference, name) in enumerate(names):
+        if is_batch_norm(module := reference()):
+            places.setdefault(id(module), {})[name] = i
+    return [
+        ([i for name, i in each.items() if name != "num_batches_tracked"], each["num_batches_tracked"])
+        for each in places.values()
+        if "num_batches_tracked" in each
+    ]
+
+
+def _buffer(module: nn.Module, name: str) -> Tensor | None:
+    buffers = module._buffers
+    return buffers[name] if name in buffers else None  # noqa: SIM401 (a scripted module has no `get` there)
+
+
+def _is_sound(buffer: Tensor | None) -> bool:
+    return buffer is None or bool(buffer.isfinite().all())
 
 
 def _versions(buffers: Sequence[Tensor | None]) -> list[tuple[int, int] | None]:

@@ -85,6 +85,7 @@ class Layout:
         self._present: tuple[int, ...] = ()
         self._positions: Tensor | None = None
         self.parameters: list[NamedParameter] = []
+        self._home = torch.device("cpu")
         self.refresh()
 
     def refresh(self) -> bool:
@@ -103,8 +104,10 @@ class Layout:
 
     @property
     def home(self) -> torch.device:
-        """The device of the first parameter; small results are gathered there."""
-        return self.parameters[0].parameter.device
+        """The device of the first parameter, also once all are taken out; small results are gathered there."""
+        if self.parameters:
+            self._home = self.parameters[0].parameter.device
+        return self._home
 
     def with_gradient(self) -> tuple[list[NamedParameter], list[Tensor]]:
         """The parameters that have a gradient now, and the gradients."""

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from surefoot.types import NamedParameter
 
 
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
 class TensorStatistics(NamedTuple):
     """One entry per tensor, all on one device."""
 
@@ -68,6 +71,8 @@ def is_plain(tensor: Tensor) -> bool:
 def _dense_view(tensor: Tensor) -> Tensor:
     if tensor.is_sparse:
         tensor = tensor._values()
+    elif tensor.layout in _COMPRESSED:
+        tensor = tensor.values()
     elif hasattr(tensor, "to_local"):
         tensor = tensor.to_local()
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -26,7 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 from surefoot.core.weak_reference import IdentityMap
 from surefoot.detect.checker import StabilityChecker
 from surefoot.detect.step_rules import NonFinite
-from surefoot.guard.attach import attach, keep_hook_order
+from surefoot.guard.attach import AttachSettings, attach_with
+from surefoot.guard.step_hooks import keep_hook_order
 from surefoot.record.facts import GuardFacts, StepSkippedEvent
 from surefoot.watch.messages import say
 
@@ -159,9 +160,7 @@ class OptimizerGuard:
         if len(self._outlived) > MOST_OUTLIVED:  # their steps are long past
             self._settle_outlived()
         acts = self.acts and not self._why_not(record, optimizer)
-        made = attach(
-            None,
-            optimizer,
+        settings = AttachSettings(
             mode="guard" if acts else "watch",
             checker=RULES if _world_size() == 1 else RULES_OF_RANKS,
             escalation=None,
@@ -172,6 +171,7 @@ class OptimizerGuard:
             on_decision=partial(self._decided, weakref.ref(record)),
             run_hook=partial(self._protect, weakref.ref(record)) if acts else self._run,
         )
+        made = attach_with(None, optimizer, settings)
         self._attachments.set(optimizer, made)
         # Nothing is read at the moment an optimizer dies, which may be anywhere in the script.
         weakref.finalize(optimizer, self._outlived.append, made).atexit = False

@@ -24,7 +24,7 @@ _SUREFOOT = os.path.dirname(_WATCH)
 _OURS = (
     _WATCH + os.sep,
     os.path.join(_SUREFOOT, "experiments", "changes") + os.sep,
-    os.path.join(_SUREFOOT, "guard", "attach.py"),
+    os.path.join(_SUREFOOT, "guard", "step_hooks.py"),
     os.path.join(_SUREFOOT, "guard", "guarded_optimizer.py"),
 )
 _OVERRIDES = os.path.join("torch", "overrides.py")

@@ -1,0 +1,442 @@
+"""The two hooks that torch runs around every step of an attached optimizer, and where they stand among others.
+
+The first hook measures the gradients and decides (`GuardedOptimizer.begin`). What it changes for the length of the step
+is put back by the second (`GuardedOptimizer.end`):
+
+- A fused optimizer is given `grad_scale` and `found_inf`, combined with those of a `GradScaler`. The host waits for
+  nothing.
+- For any other optimizer the gradients are clipped in place. If the step is refused, they are taken away for the call,
+  so that the optimizer does nothing. One whose `step` is not torch's is given zeros; what it does with them (decay
+  weights, count steps) is undone: its parameters, `state` and `param_groups` are copied before the call and restored
+  after it.
+- A closure is replaced by one that calls it and decides afterwards. If `step` is not torch's, or L-BFGS's, the copy is
+  made before every step.
+
+The hooks run last before the step and first after it, whatever other hooks are registered and in whatever order.
+
+If a step raises, torch does not run the second hook. The first one gives torch keyword arguments of its own, which go
+when the call has ended: then what was changed for it is put back, and a copy is dropped. Weights stay as the optimizer
+has left them.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+import weakref
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from surefoot.act.apply import HOOKED_STEP, has_torchs_step
+from surefoot.core.device import is_capturing
+from surefoot.core.weak_reference import IdentityMap
+from surefoot.errors import TrainingHalted, UsageError
+from surefoot.guard.guarded_optimizer import ClosureStep, GuardedOptimizer, OpenStep, StepFacts
+from surefoot.guard.loop_capture import LoopCapture, optimizer_steps
+from surefoot.guard.step_decision import StepNumbers
+from surefoot.observe.without_hooks import WithoutHooks, runs_eagerly
+from surefoot.types import Scalar, Signals, StepRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.utils.hooks import RemovableHandle
+
+    from surefoot.guard.step_decision import StepDecision
+    from surefoot.guard.step_results import StepResults
+    from surefoot.observe.parameters import BackwardOrder
+
+log = logging.getLogger("surefoot")
+
+
+def run_directly(hook: Callable[..., Any], *args: Any) -> Any:
+    """Call a hook: how hooks are run unless the caller has another way."""
+    return hook(*args)
+
+
+class StepAccount:
+    """What is known of the next step besides its gradients, and where the numbers of a step go when it is over."""
+
+    def __init__(
+        self, guarded: GuardedOptimizer, results: StepResults, order: BackwardOrder, capture: LoopCapture | None
+    ) -> None:
+        self._guarded, self.results, self._order, self._capture = guarded, results, order, capture
+        self._loss: Scalar | None = None
+        self._own: dict[str, Scalar] = {}
+
+    def observe(self, loss: Any, signals: dict[str, Scalar]) -> None:
+        """Keep a loss, unless it is `None` or no number, and signals of the user's own for the next step."""
+        if isinstance(loss, Tensor) and loss.numel() == 1:
+            self._loss = loss.detach().reshape(())
+        elif isinstance(loss, (int, float)):
+            self._loss = float(loss)
+        for name, value in signals.items():
+            if isinstance(value, Tensor) and value.numel() != 1:
+                raise UsageError(f"signal {name!r} must be one number; got a tensor of shape {tuple(value.shape)}.")
+            self._own[name] = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
+
+    def facts(self, loss: Any = None) -> StepFacts:
+        """What is known of the next step, with the loss that its closure has returned."""
+        self.observe(loss, {})
+        home = self._guarded.layout.home
+        loss_now = torch.full((), self._loss, device=home) if isinstance(self._loss, float) else self._loss
+        return StepFacts(self.results.steps, loss_now, 1.0, self._own, self.results.lr_factor)
+
+    def without_gradient(self) -> StepNumbers:
+        """The numbers of a step for which no parameter had a gradient."""
+        signals = Signals(self.results.steps, lr=self._guarded.lr(self.results.lr_factor))
+        summary = "no parameter of the optimizer has a gradient"
+        self.results.history.warn_once(signals, "optim.no-gradient", summary)
+        return StepNumbers(StepRecord(signals, skipped=False))
+
+    def skipped_by_scaler(self, loss_scale: float) -> None:
+        """A step was skipped without a call of the optimizer."""
+        lr = self._guarded.lr(self.results.lr_factor)
+        loss = None if self._loss is None else float(self._loss)
+        signals = Signals(self.results.steps, loss, lr=lr, loss_scale=float(loss_scale))
+        self.take(StepNumbers(StepRecord(signals, skipped=True, overflow=True)))
+
+    def take(self, numbers: StepNumbers) -> None:
+        """A step is over. Raises `TrainingHalted` when the budgets are used up."""
+        self.close()
+        self._loss, self._own = None, {}
+        with WithoutHooks():
+            if self._capture is not None:
+                self._capture.begin(self.results.steps + 1)
+            self.results.take(numbers)
+
+    def close(self) -> None:
+        """The order in which gradients become ready is known by now, or no longer asked for."""
+        self._order.stop()
+
+
+class _Keywords(dict[str, Any]):
+    """The keyword arguments of one call of `step`: they live as long as it, however it ends."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _StepHook(partial[Any]):
+    """A hook of an attachment. A copy of the optimizer, or one from a file, carries one that does nothing.
+
+    That matters to optimizers whose `__getstate__` returns all of their `__dict__`.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        return nullcontext().__exit__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Whoever loads it may not have surefoot: a method from the standard library that does nothing.
+        return getattr, (nullcontext(), "__exit__")
+
+
+class StepHooks:
+    """The two hooks of one attachment, with what they need. Belongs to the optimizer."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        guarded: GuardedOptimizer,
+        account: StepAccount,
+        capture: LoopCapture | None,
+        on_decision: Callable[[StepDecision], None] | None,
+        run_hook: Callable[..., Any],
+        *,
+        acts: bool,
+    ) -> None:
+        self._guarded, self.account, self.acts = guarded, account, acts
+        self._capture, self._on_decision, self._run_hook = capture, on_decision, run_hook
+        self.active = True
+        self._call: weakref.ref[_Keywords] | None = None
+        """The call of `step` that is under way."""
+        self._open: OpenStep | ClosureStep | None = None
+        """What it has been prepared for."""
+        self.left_out: Any = False
+        """Whether the last step was skipped: on the device a tensor."""
+        self._warned = False
+        self._handles: list[RemovableHandle] = [
+            optimizer.register_step_pre_hook(_StepHook(run_hook, self.before)),
+            optimizer.register_step_post_hook(_StepHook(run_hook, self.after)),
+        ]
+        self.key_before, self.key_after = (handle.id for handle in self._handles)
+        _HOOKS.set(optimizer, [*hooks_of(optimizer), self])
+        _put_in_order(optimizer, (), {})
+        HOOK_ORDER.begin()
+
+    def remove(self, besides: int = 0) -> None:
+        """Take the hooks off, at once or, inside more than `besides` calls of `step`, before the next step."""
+        self.active = False
+        self.account.close()
+        if self._capture is not None:
+            self._capture.close()
+        optimizer = self._guarded.optimizer
+        if optimizer is not None and _is_stepping(optimizer, besides):
+            return
+        self._abandon()
+        for handle in self._handles:
+            handle.remove()
+        if optimizer is not None:
+            _HOOKS.set(optimizer, [hooks for hooks in hooks_of(optimizer) if hooks is not self])
+
+    # ---- around a step ----------------------------------------------------------------------------------------------
+
+    def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Before the step: decide, or replace the closure by one after which it is decided."""
+        if torch.compiler.is_compiling() or not self.active or optimizer is not self._guarded.optimizer:
+            return None
+        if self._call is not None:
+            if _is_stepping(optimizer, besides=1):
+                return None  # a subclass calls the `step` of its base
+            self._abandon()  # the step before has raised
+        if not self._can_run():
+            return None
+        given = kwargs if isinstance(kwargs, _Keywords) else _Keywords(kwargs)
+        self.left_out = False
+        self._call = weakref.ref(given, self._call_ended)
+        try:
+            return self._before(args, given)
+        except Exception as error:
+            self._abandon()
+            if self.acts:
+                raise
+            self._give_up(error)
+        return None
+
+    def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """After the step: put back what was changed for it, and take the result in."""
+        if self._call is None:
+            return
+        call = self._call()
+        if call is not kwargs and (call is not None or _is_stepping(optimizer, besides=1)):
+            return  # not the call that `before` has prepared
+        step, self._open, self._call = self._open, None, None
+        try:
+            if step is None:
+                return
+            with WithoutHooks():
+                numbers = self._ended(step)
+                if self.active and self._capture is not None and numbers is not None:
+                    self._capture.decided(step, numbers, self.account.results.buffers)
+            if self.active:
+                self.account.take(numbers or self.account.without_gradient())
+        except TrainingHalted:
+            raise
+        except Exception as error:
+            if self.acts:
+                raise
+            self._give_up(error)
+
+    def _ended(self, step: OpenStep | ClosureStep) -> StepNumbers | None:
+        """Put back what was changed for a step. One that only watches learns what a guard beside it has decided."""
+        if isinstance(step, ClosureStep):
+            numbers = step.end()
+            self.left_out = numbers is not None and numbers.record().skipped
+            return numbers
+        if not self.acts:
+            for hooks in hooks_of(self._guarded.optimizer):
+                if hooks.acts:
+                    step.left_out = hooks.left_out
+        return self._guarded.end(step)
+
+    def _call_ended(self, call: weakref.ref[_Keywords]) -> None:
+        """A call of `step` is over, and `after` was not run: it has raised."""
+        optimizer = self._guarded.optimizer
+        if call is self._call and (optimizer is None or not _is_stepping(optimizer)):
+            self._abandon()
+
+    def _before(self, args: tuple[Any, ...], kwargs: _Keywords) -> Any:
+        with WithoutHooks():
+            self._guarded.look_for_new_parameters()
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if not callable(closure):
+            self._begin()
+            return args, kwargs
+        if self._capture is not None:
+            closure = self._capture.followed(closure)
+        replaced = self._decided(closure)
+        if len(args) > 1:
+            return (args[0], replaced, *args[2:]), kwargs
+        kwargs["closure"] = replaced
+        return args, kwargs
+
+    def _begin(self) -> None:
+        """Decide on the gradients as they are now; a refused step is made to do nothing."""
+        with WithoutHooks():
+            self._open = step = self._guarded.begin(self.account.facts())
+            if step.decision is not None:
+                self.left_out = step.decision.skip
+                if self._on_decision is not None:
+                    self._on_decision(step.decision)
+            if step.refused:
+                self._guarded.withhold(step)
+
+    def _abandon(self) -> None:
+        """Put back what was changed for a step that has raised. Weights may have been loaded since: they stay."""
+        step, self._open, self._call = self._open, None, None
+        if step is not None:
+            step.undo.close()
+
+    def _give_up(self, error: Exception) -> None:
+        """Watching never ends a run: it ends itself, with one warning, or as whoever runs the hooks handles it."""
+        self._abandon()
+        self.active = False
+        if self._run_hook is not run_directly:
+            raise error
+        log.warning(
+            "surefoot: %s is no longer watched (%s: %s); training goes on.",
+            type(self._guarded.optimizer).__name__,
+            type(error).__name__,
+            " ".join(str(error).split())[:300],
+            exc_info=error,
+        )
+
+    def _can_run(self) -> bool:
+        if runs_eagerly() and not is_capturing(self._guarded.layout.home):
+            return True
+        if not self._warned and self.acts:
+            self._warned = True
+            log.warning(
+                "surefoot: steps of %s that run inside a dispatch mode, a trace or a graph capture are not guarded.",
+                type(self._guarded.optimizer).__name__,
+            )
+        return False
+
+    # ---- closures ---------------------------------------------------------------------------------------------------
+
+    def _decided(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+        """The closure, with the decision after its first evaluation."""
+        if self.acts and not _evaluates_first(self._guarded.optimizer):
+            with WithoutHooks():
+                self._open = step = ClosureStep(self._guarded, closure, self.account.facts, raises=False)
+            return self._undoing(step)
+        evaluated = False
+
+        @functools.wraps(closure)
+        def decided(*args: Any, **kwargs: Any) -> Any:
+            nonlocal evaluated
+            loss = closure(*args, **kwargs)
+            if not evaluated:
+                evaluated = True
+                self._run_hook(self._after_evaluation, loss)
+            return loss
+
+        return decided
+
+    def _after_evaluation(self, loss: Any) -> None:
+        try:
+            self.account.observe(loss, {})
+            self._begin()
+        except Exception as error:
+            self._abandon()
+            if self.acts:
+                raise
+            self._give_up(error)
+
+    def _undoing(self, step: ClosureStep) -> Callable[..., Any]:
+        """The closure of a step; if it raises, the step ends as that of the bare optimizer does."""
+
+        def evaluate(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return step(*args, **kwargs)
+            except BaseException:
+                self._open = self._call = None
+                step.raised()
+                raise
+
+        return evaluate
+
+
+def _evaluates_first(optimizer: Any) -> bool:
+    """Whether `step` is one of torch's that calls its closure once, before it touches anything."""
+    return has_torchs_step(optimizer) and not isinstance(optimizer, torch.optim.LBFGS)
+
+
+# ---- where the hooks stand among others ----------------------------------------------------------------------------
+
+_HOOKS: IdentityMap[list[StepHooks]] = IdentityMap()
+
+
+def hooks_of(optimizer: Any) -> list[StepHooks]:
+    """The hooks of all attachments of an optimizer."""
+    return _HOOKS.get(optimizer) or []
+
+
+class _HookOrder:
+    """The hook that torch runs before the step of every optimizer, while there is an attachment."""
+
+    def __init__(self) -> None:
+        self._handle: RemovableHandle | None = None
+        self.stays = False
+        """Whether it stays without an attachment."""
+
+    def begin(self) -> None:
+        """Have the order of hooks kept."""
+        if self._handle is None:
+            self._handle = register_optimizer_step_pre_hook(_put_in_order)
+
+    def end_if_unused(self) -> None:
+        """Remove the hook with the last attachment, but not while torch goes through the hooks of a step."""
+        if self._handle is not None and not self.stays and not any(_HOOKS.values()) and not _is_in_step():
+            self._handle.remove()
+            self._handle = None
+
+
+HOOK_ORDER = _HookOrder()
+
+
+def keep_hook_order() -> None:
+    """Have the order of the hooks kept for the rest of the process: needed before one attaches inside a step."""
+    HOOK_ORDER.stays = True
+    HOOK_ORDER.begin()
+
+
+def _put_in_order(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Before any hook of the optimizer runs: ours come last before the step and first after it.
+
+    What others do to the gradients is then part of what is decided on, and what was changed for the step is put back
+    before they look. Watching comes before guarding, to see the gradients as they are.
+    """
+    if torch.compiler.is_compiling():
+        return
+    optimizer_steps(optimizer)
+    for hooks in hooks_of(optimizer):
+        if not hooks.active:
+            hooks.remove(besides=1)
+    attached = hooks_of(optimizer)
+    if not attached:
+        return
+    inside_out = sorted(attached, key=lambda each: each.acts)
+    before: Any = optimizer._optimizer_step_pre_hooks
+    after: Any = optimizer._optimizer_step_post_hooks
+    if list(before)[-len(inside_out) :] != [each.key_before for each in inside_out]:
+        for each in inside_out:
+            before.move_to_end(each.key_before)
+    if list(after)[: len(inside_out)] != [each.key_after for each in reversed(inside_out)]:
+        for each in inside_out:
+            after.move_to_end(each.key_after, last=False)
+
+
+def _is_stepping(optimizer: Optimizer, besides: int = 0) -> bool:
+    """Whether more than `besides` calls of the optimizer's `step` are on the stack of this thread."""
+    found, frame = 0, sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is HOOKED_STEP and frame.f_locals.get("self") is optimizer:
+            found += 1
+        frame = frame.f_back  # type: ignore[assignment]
+    return found > besides
+
+
+def _is_in_step() -> bool:
+    """Whether the `step` of any optimizer is on the stack of this thread."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is HOOKED_STEP:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
