@@ -11,6 +11,7 @@ Nothing here initialises a device: what is asked of a device that is not in use 
 from __future__ import annotations
 
 import gc
+import time
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -123,6 +124,16 @@ class AsyncCopy:
     def __init__(self, host: Tensor, arrived: torch.Event | None) -> None:
         self._host = host
         self._arrived = arrived
+
+    def has_arrived(self, within: float = 0.0) -> bool:
+        """Whether the numbers are on the host by now, or will be `within` so many seconds. Never a sync."""
+        if self._arrived is None or self._arrived.query():
+            return True
+        deadline = time.perf_counter() + within
+        while time.perf_counter() < deadline:
+            if self._arrived.query():
+                return True
+        return False
 
     def wait(self) -> Tensor:
         """The numbers on the host. Waits for the copy if it has not arrived: this is the sync."""

@@ -26,8 +26,14 @@ class NonFiniteValues:
 
     @cached_property
     def loss(self) -> NonFiniteLoss | None:
-        """The first non-finite loss and where it came from."""
-        found = next((event for event in self._facts.events if isinstance(event, NonFiniteLossEvent)), None)
+        """The first non-finite loss and where it came from.
+
+        On a GPU the first may be known too late for its origin, and a later one in time: if that one does not merely
+        come from parameters that were broken by then, it counts.
+        """
+        events = [event for event in self._facts.events if isinstance(event, NonFiniteLossEvent)]
+        in_time = [event for event in events if event.kind not in ("unknown", "parameter")]
+        found = next(iter([*in_time, *events]), None)
         return found if found is not None else self._facts.discarded_loss
 
     @cached_property

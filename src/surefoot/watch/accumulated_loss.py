@@ -23,13 +23,14 @@ MOST_BACKWARDS = 10_000
 """The losses of so many backwards since the last step are kept. A loop that never steps has more."""
 
 
-def share_of(root: Tensor, scaled: bool, may_wait: bool) -> float | None:
+def share_of(root: Tensor, scaled: bool) -> float | None:
     """Which part of its microbatch's mean loss a value is: 0.25 for `loss / 4`; `None` if that is not known.
+
+    A number that is on a device is not known: reading it would wait for the device.
 
     Args:
         root: What backward is called on.
         scaled: Whether a gradient scaler made it; what it multiplied by does not count.
-        may_wait: Whether a number may be read off a device.
     """
     if script_hooks.saved or root.grad_fn is None or root.numel() != 1:
         return None
@@ -42,12 +43,12 @@ def share_of(root: Tensor, scaled: bool, may_wait: bool) -> float | None:
             op = graph.op(node)
             below = [n for n, _ in node.next_functions if n is not None]
             if op in ("Div", "Mul") and len(below) == 1:
-                number = _number(getattr(node, "_saved_other", None), may_wait)
+                number = _number(getattr(node, "_saved_other", None))
                 if not number:
                     return None
                 share = share / number if op == "Div" else share * number
             elif op in ("NllLoss", "NllLoss2D") and node._saved_reduction == _SUM:
-                counted = _number(node._saved_total_weight, may_wait)
+                counted = _number(node._saved_total_weight)
                 return None if counted is None else share * counted
             elif op not in _PASSED or len(below) != 1:
                 break
@@ -55,8 +56,8 @@ def share_of(root: Tensor, scaled: bool, may_wait: bool) -> float | None:
     return share
 
 
-def _number(value: Any, may_wait: bool) -> float | None:
-    if not isinstance(value, Tensor) or value.numel() != 1 or (value.device.type != "cpu" and not may_wait):
+def _number(value: Any) -> float | None:
+    if not isinstance(value, Tensor) or value.numel() != 1 or value.device.type != "cpu":
         return None
     return abs(float(value))
 

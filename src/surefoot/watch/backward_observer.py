@@ -12,6 +12,7 @@ from surefoot.observe.readable import has_company, readable
 from surefoot.record.facts import NonFiniteLossEvent, SpikeEvent
 from surefoot.watch.accumulated_loss import share_of
 from surefoot.watch.loss_level import LossLevels, data_under
+from surefoot.watch.loss_readings import LossPlace, LossReadings
 from surefoot.watch.manual_loop import ManualLoop
 from surefoot.watch.nonfinite_origin import find_origin
 from surefoot.watch.optimizer_record import left_share
@@ -23,7 +24,6 @@ from surefoot.watch.user_frames import site, user_frame
 
 if TYPE_CHECKING:
     import weakref
-    from types import FrameType
 
     from torch import Tensor
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from surefoot.watch.incidents import IncidentWriter
     from surefoot.watch.step_sampler import StepSampler
 
-EAGER_STEPS = 200
-"""On a GPU, losses are read at once for so many steps; later, many at a time."""
 MANUAL_STEPS = 6
 """So many steps of a loop without an optimizer are sampled."""
 
@@ -48,8 +46,9 @@ class BackwardObserver:
         """One row per backward, until the first step of an optimizer."""
         self.manual = ManualLoop()
         self.retained_graphs = RetainedGraphCounter()
+        self._readings = LossReadings()
         self._levels = LossLevels()
-        self._origin_found = False
+        self._origin_found = self._is_known_late = False
         self._unscaled: tuple[weakref.ref[Tensor], Tensor] | None = None
 
     def loss_scaled(self, scaled: weakref.ref[Tensor], loss: Tensor) -> None:
@@ -70,19 +69,21 @@ class BackwardObserver:
             self._context.data.roots_of_step.clear()
         if loss is None:  # a loss that has no value in this process
             return
-        is_eager = loss.device.type == "cpu" or state.steps < EAGER_STEPS
-        value: Any = float(loss) if is_eager else loss
-        self._context.losses.add(value, self._safely("microbatches", share_of, root, is_scaled, is_eager))
+        line = None if frame is None else (frame.f_code, frame.f_lineno)
+        value = self._readings.read(loss, LossPlace(state.steps, state.backwards, line, is_repeated))
+        self._judge_late()
+        known: Any = loss if value is None else value
+        self._context.losses.add(known, self._safely("microbatches", share_of, root, is_scaled))
         if self._incidents is not None:
-            self._safely("incidents", self._incidents.before_backward, root, value)
+            self._safely("incidents", self._incidents.before_backward, root, known)
         if not state.has_stepped:
-            self.series.append({"loss": value})
+            self.series.append({"loss": known})
         if not self._context.optimizers.all and not self.manual.is_known():
             self.manual.find(root, self._context.registry)
-        if is_eager:
-            self._judge(root, value, frame, is_repeated)
+        if value is not None:
+            self._judge(root, value, line, is_repeated)
         if not is_repeated:
-            self._record_graph(root, value, frame)
+            self._record_graph(root, value, line)
 
     def _loss_of(self, root: Tensor) -> tuple[Tensor | None, bool]:
         """The loss without the scale of a gradient scaler, and whether there was one."""
@@ -98,16 +99,36 @@ class BackwardObserver:
         local = local.detach()
         return (local if local.numel() == 1 else local.float().mean()), is_scaled
 
-    def _judge(self, root: Tensor, value: float, frame: FrameType | None, is_repeated: bool) -> None:
+    def _judge(self, root: Tensor, value: float, line: Any, is_repeated: bool) -> None:
         """Record the first loss that is not finite, and losses far above the others."""
         if not math.isfinite(value):
             if not self._origin_found:
                 self._origin_found = True
                 self._safely("autopsy", self._record_nonfinite, root, value)
-        elif not is_repeated and self._levels.is_spike(value, frame):
+        elif not is_repeated and self._levels.is_spike(value, line):
             self._safely("spikes", self._record_spike, root, value)
 
-    def _record_graph(self, root: Tensor, value: Any, frame: FrameType | None) -> None:
+    def _judge_late(self, wait: bool = False) -> None:
+        """Judge the losses that have arrived from the device since their backward: their graphs are gone."""
+        for place, value in self._readings.late(wait):
+            if not math.isfinite(value):
+                self._readings.expect_trouble(self._state.steps)
+                if not self._origin_found and not self._is_known_late:
+                    self._is_known_late = True
+                    self._safely("autopsy", self._record_late, place, value)
+            elif not place.is_repeated and self._levels.is_spike(value, place.line):
+                self._safely("spikes", self._record_spike, None, value, place)
+
+    def _record_late(self, place: LossPlace, value: float) -> None:
+        """A loss that was not finite some steps ago. Its data (`step_data`) is known; its graph is not."""
+        late = self._state.backwards - place.backward
+        self._context.events.add(NonFiniteLossEvent(step=place.step, value=value, kind="unknown", backwards_late=late))
+
+    def settle(self) -> None:
+        """Judge every loss that is on its way. Waits for the device."""
+        self._judge_late(wait=True)
+
+    def _record_graph(self, root: Tensor, value: float | None, line: Any) -> None:
         state = self._state
         is_due = state.backwards <= 128 or (state.backwards % 16 == 0 and state.backwards < 1 << 14)
         if root.grad_fn is not None and is_due:
@@ -116,13 +137,12 @@ class BackwardObserver:
             self._safely("left-over gradients", self._check_leftover)
             place = BackwardPlace(
                 site=site(4),
-                value=value if isinstance(value, float) else None,
+                value=value,
                 backward=state.backwards,
                 step=state.steps,
             )
             self._safely("graph", state.sampled.before_backward, root, place)
-        if frame is not None:
-            line = (frame.f_code, frame.f_lineno)
+        if line is not None:
             self._context.data.roots_of_step.add(line)
             self._safely("data of steps", self._context.data.note, root, line, state.steps, state.backwards)
 
@@ -159,21 +179,24 @@ class BackwardObserver:
         drawn = self._incidents.drawn() if self._incidents is not None else []
         return self._sampler.data_origin(facts, tensor, drawn)
 
-    def _record_spike(self, root: Tensor, value: float) -> None:
-        """The data tensors that went into a loss far above the others."""
-        held, levels, batches = data_under(root), self._levels, self._context.calls.batches
+    def _record_spike(self, root: Tensor | None, value: float, place: LossPlace | None = None) -> None:
+        """The data tensors that went into a loss far above the others; none for one that is known only now."""
+        levels, batches = self._levels, self._context.calls.batches
+        held = [] if root is None else data_under(root)
+        step, backward = (self._state.steps, self._state.backwards) if place is None else (place.step, place.backward)
+        batches = [batch for batch in batches[-64:] if batch.backward < backward]
         level = levels.middle()
         batch = batches[-1].fingerprint if batches else None
         if levels.spikes <= 3 and not has_company():
             self._sampler.sample_soon()
         self._context.events.add(
             SpikeEvent(
-                step=self._state.steps,
+                step=step,
                 value=value,
                 level=level,
                 data=held,
                 batch=batch,
-                backward=self._state.backwards,
+                backward=backward,
                 began=levels.began(),
             )
         )

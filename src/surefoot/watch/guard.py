@@ -84,7 +84,7 @@ class SkippedSteps:
         """Count a skipped step of the run; returns the event, and how many there have been."""
         layers = step.signals.layers
         bad = layers.nonfinite_counts() if layers is not None else {}
-        names = [self._label(number) for number in list(bad)[:MOST_NAMES]]
+        names = [self.label(number) for number in list(bad)[:MOST_NAMES]]
         self._count += 1
         self._first = at if self._first is None else min(at, self._first)
         self._last = at if self._last is None else max(at, self._last)
@@ -110,7 +110,8 @@ class SkippedSteps:
             not_guarded=not_guarded,
         )
 
-    def _label(self, number: str) -> str:
+    def label(self, number: str) -> str:
+        """The name of a parameter that the guard knows by its number."""
         return self._registry.label(self._registry.parameters[int(number)])
 
 

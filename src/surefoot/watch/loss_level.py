@@ -34,15 +34,14 @@ class LossLevels:
         self._key: Any = None
         self._began: dict[Any, float] = {}
 
-    def is_spike(self, value: float, frame: Any) -> bool:
+    def is_spike(self, value: float, line: Any) -> bool:
         """Whether a loss stands far out of the last ones from the same line. It is not judged by a level it is in."""
-        key = (frame.f_code, frame.f_lineno) if frame is not None else None
-        self._key = key
-        level = self._last = self._levels.setdefault(key, [])
+        self._key = line
+        level = self._last = self._levels.setdefault(line, [])
         if len(level) < 20:
             level.append(value)
             return False
-        self._began.setdefault(key, _middle(level))
+        self._began.setdefault(line, _middle(level))
         ordered = sorted(level)
         middle = ordered[len(ordered) // 2]
         spread = ordered[int(len(ordered) * 0.9)] - ordered[int(len(ordered) * 0.1)]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from surefoot.core.device import is_capturing
 from surefoot.watch.messages import say
 from surefoot.watch.originals import Originals, Unobservable
 from surefoot.watch.script_hooks import runs_eagerly, without_torch_function
@@ -43,8 +44,9 @@ class ProbeRunner:
         """The probes that failed, each with its error."""
 
     def here(self) -> bool:
-        """Whether this is the process and the thread that train, and torch is not compiling or tracing."""
-        return self._state.active and self._state.thread in (None, get_ident()) and runs_eagerly()
+        """Whether this is the process and the thread that train, and torch is not compiling, tracing or capturing."""
+        is_ours = self._state.active and self._state.thread in (None, get_ident())
+        return is_ours and runs_eagerly() and not is_capturing()
 
     def safely(self, probe: str, observe: Callable[..., Any], *args: Any) -> Any:
         """Run one observation; returns its result. If it fails, returns `None` and switches the probe off."""

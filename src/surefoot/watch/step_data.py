@@ -11,30 +11,31 @@ would run its hook.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from surefoot.core.device import has_streams
 from surefoot.observe.readable import is_readable
 from surefoot.record.facts import SeenRows, StepBatch, StepDataFacts
 from surefoot.watch import autograd_graph as graph
+from surefoot.watch.batch_numbers import BatchNumbers
 from surefoot.watch.script_hooks import WithoutHooks, intercepts_operations, script_hooks
-from surefoot.watch.tensor_summary import fingerprints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MOST_BATCHES = 1_200
+MOST_BATCHES, MOST_WITH_BAD = 1_200, 1_300
+"""So many batches are recorded, and on a GPU some more whose data is not finite."""
 LABELLED = 500
 """So many batches are recorded with their labels and the size of their numbers."""
 ROWS_OF = 300
 """So many batches are recorded row by row."""
 MOST_ROWS, MOST_IN_BATCH = 12_000, 256
 _SEARCHES = 12
-_EAGER_STEPS = 200
 
 _INPUTS = {
     "Addmm": "mat1", "Mm": "self", "Convolution": "input", "MkldnnConvolution": "input", "Embedding": "indices",
@@ -67,12 +68,14 @@ class StepData:
         self.roots_of_step: set[Any] = set()
         """The lines that called `backward` since the last step."""
         self._paths: dict[Any, _DataPaths] = {}
+        self._noted = 0
+        self._on_their_way: deque[tuple[StepBatch, BatchNumbers]] = deque()
 
     def note(self, root: Tensor, where: Any, step: int, backward: int) -> None:
         """`backward` is about to run on `root`, called from the line `where`."""
-        if script_hooks.saved or len(self.batches) >= MOST_BATCHES or root.grad_fn is None:
-            return
-        if root.device.type != "cpu" and step >= _EAGER_STEPS:
+        self._take_arrived()
+        is_kept = self._noted < MOST_BATCHES
+        if script_hooks.saved or root.grad_fn is None or not (is_kept or has_streams(root.device)):
             return
         paths = self._paths.setdefault(where, _DataPaths(len(self._paths)))
         self.recent.add(paths.line)
@@ -81,19 +84,23 @@ class StepData:
             target = self._follow(root.grad_fn, paths, "target")
             if inputs is None and target is None:
                 return
-            is_early = len(self.batches) < LABELLED
-            batch = StepBatch(step=step, backward=backward, line=paths.line)
-            if inputs is not None:
-                batch = replace(batch, input_print=print_of(inputs), size=len(inputs))
-                if is_early and inputs.is_floating_point():
-                    batch = replace(batch, input_largest=float(inputs.abs().max()))
-                rows = self.rows.setdefault(paths.line, {})
-                if len(self.batches) < ROWS_OF and len(rows) < MOST_ROWS and inputs.dim() > 1:
-                    for row in fingerprints(inputs, MOST_IN_BATCH):
-                        rows.setdefault(row, backward)
-            if target is not None:
-                batch = replace(batch, target_print=print_of(target), **(target_facts(target) if is_early else {}))
-            self.batches.append(batch)
+            rows = self.rows.setdefault(paths.line, {})
+            with_rows = self._noted < ROWS_OF and len(rows) < MOST_ROWS
+            numbers = BatchNumbers(inputs, target, self._noted < LABELLED, MOST_IN_BATCH if with_rows else 0)
+            self._noted += 1
+            size = None if inputs is None else len(inputs)
+            self._on_their_way.append((StepBatch(step=step, backward=backward, line=paths.line, size=size), numbers))
+            self._take_arrived()
+
+    def _take_arrived(self, wait: bool = False) -> None:
+        """Add the batches whose numbers are known; with `wait`, all."""
+        while self._on_their_way and (wait or self._on_their_way[0][1].has_arrived()):
+            batch, numbers = self._on_their_way.popleft()
+            rows = self.rows[batch.line]
+            for row in numbers.rows():
+                rows.setdefault(row, batch.backward)
+            if len(self.batches) < MOST_BATCHES or (len(self.batches) < MOST_WITH_BAD and not numbers.are_finite()):
+                self.batches.append(replace(batch, **numbers.as_fields()))
 
     def take_lines(self) -> set[int]:
         """The lines since the last step of an optimizer; the next ones are of the next step."""
@@ -124,7 +131,8 @@ class StepData:
         return found[4]
 
     def as_facts(self) -> StepDataFacts:
-        """The data of all steps."""
+        """The data of all steps. Waits for the device."""
+        self._take_arrived(wait=True)
         rows = {
             str(line): SeenRows(prints=list(held), first=list(held.values()), whole=self._whole(line))
             for line, held in self.rows.items()
@@ -134,7 +142,7 @@ class StepData:
     def _whole(self, line: int) -> bool:
         """Whether every row that was trained on from a line is known."""
         largest = max((batch.size or 0 for batch in self.batches if batch.line == line), default=0)
-        return len(self.batches) < ROWS_OF and len(self.rows[line]) < MOST_ROWS and largest <= MOST_IN_BATCH
+        return self._noted < ROWS_OF and len(self.rows[line]) < MOST_ROWS and largest <= MOST_IN_BATCH
 
 
 def _data(node: Any, name: str) -> Tensor | None:
@@ -174,36 +182,3 @@ def _candidates(root: Any, kind: str) -> Iterator[tuple[int, tuple[int, ...], st
             if below is not None and below not in seen:
                 seen.add(below)
                 waiting.append((below, (*path, turn)))
-
-
-def print_of(tensor: Tensor) -> int:
-    """A number that equal tensors share and others almost surely do not."""
-    flat = tensor.detach().reshape(-1)
-    ends = [*flat[:8].tolist(), *flat[-8:].tolist(), float(flat[: 1 << 12].double().sum())]
-    return hash((tuple(tensor.shape), tuple(ends)))
-
-
-class _TargetFacts(TypedDict, total=False):
-    labels: dict[str, int]
-    target_mean: float
-    target_std: float
-    target_largest: float
-
-
-def target_facts(target: Tensor) -> _TargetFacts:
-    """The labels of a batch, or the scale of its targets."""
-    flat = target.detach().reshape(-1)
-    if flat.numel() > 512:
-        flat = flat[:: -(-flat.numel() // 512)]
-    values = flat.tolist()
-    labels = Counter(values)
-    if len(labels) <= 64 and (not target.is_floating_point() or set(labels) <= {0.0, 1.0}):
-        return {"labels": {str(int(label)): count for label, count in labels.items()}}
-    if not target.is_floating_point():
-        return {}
-    full = target.detach().float()
-    return {
-        "target_mean": float(full.mean()),
-        "target_std": float(full.std(correction=0)),
-        "target_largest": float(full.abs().max()),
-    }

@@ -204,6 +204,8 @@ class StepObserver:
         row, divide_by = record.in_flight.pop(step.signals.step, ({"at": self._state.steps}, 1.0))
         norm = step.signals.grad_norm
         row["grad_norm"] = norm if norm is None else float(norm) / divide_by
+        if norm is not None and not math.isfinite(norm) and "closure" not in row:
+            self._safely("gradients", self._record_late_nonfinite, row["at"], step)
         if self.guard.acts and step.skipped and not step.signals.extra.get(FOUND_BY_SCALER, 0.0):
             row["skipped"] = True
             self._skipped(record, row["at"], step)
@@ -221,6 +223,24 @@ class StepObserver:
     def _keep_incident(self, optimizer: torch.optim.Optimizer) -> None:
         if self._incidents is not None and not self._state.scaler.enabled:
             self._safely("incidents", self._incidents.bad_step, optimizer)
+
+    def _record_late_nonfinite(self, at: int, step: StepRecord) -> None:
+        """The first gradients that were not finite, known only now: their counts are, the backward is not."""
+        layers = step.signals.layers
+        if self._nonfinite_recorded or self._state.scaler.enabled or layers is None:
+            return
+        self._nonfinite_recorded = True
+        counts = layers.nonfinite_counts()
+        good = [name for name in layers.names if name not in counts]
+        loss = step.signals.loss
+        self._context.events.add(
+            NonFiniteGradientEvent(
+                step=at,
+                parameters=[self.guard.skipped.label(number) for number in list(counts)[:20]],
+                finite=[self.guard.skipped.label(number) for number in good[:20]],
+                loss_finite=loss is None or math.isfinite(loss),
+            )
+        )
 
     def _record_nonfinite(self, optimizer: torch.optim.Optimizer) -> None:
         """The first gradients that are not finite, unless a scaler takes care of them."""

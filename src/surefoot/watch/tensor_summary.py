@@ -93,16 +93,19 @@ def label_counts(labels: Tensor, limit: int = 256) -> dict[str, int] | None:
 
 def fingerprints(rows: Tensor, limit: int = 4096) -> list[int]:
     """One number per row that equal rows share and others almost surely do not."""
+    return [hash((first, second)) for first, second in row_sums(rows, limit).tolist()]
+
+
+def row_sums(rows: Tensor, limit: int = 4096) -> Tensor:
+    """Two weighted sums of each row, on the device of the rows; equal rows share them."""
     matrix = rows.detach()[:limit].reshape(min(len(rows), limit), -1)
     if matrix.shape[1] > 4096:
         matrix = matrix[:, :: math.ceil(matrix.shape[1] / 4096)]
-    matrix = matrix.cpu().to(torch.float64)
     # The order of a sum depends on the number of rows: the last digits are rounded off, and two sums taken.
-    sums = (torch.nan_to_num(matrix) @ _weights(matrix.shape[1])).to(torch.float32)
-    return [hash((first, second)) for first, second in sums.tolist()]
+    return (torch.nan_to_num(matrix.double()) @ _weights(matrix.shape[1], rows.device)).float()
 
 
 @lru_cache(maxsize=32)
-def _weights(width: int) -> Tensor:
-    places = torch.arange(1, width + 1, dtype=torch.float64, device="cpu")
+def _weights(width: int, device: torch.device) -> Tensor:
+    places = torch.arange(1, width + 1, dtype=torch.float64, device=device)
     return torch.stack([torch.cos(places * 1.2345), torch.cos(places * 0.7071)], dim=1)

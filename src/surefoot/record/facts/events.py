@@ -46,6 +46,8 @@ class NonFiniteLoss(Facts):
     """The loss."""
     kind: str
     """Where it came from: `parameter`, `data`, `operation` or `unknown`."""
+    backwards_late: int | None = None
+    """On a GPU: how many backwards later it was known, when its graph was gone."""
     op: str | None = None
     """The autograd node that made or used the first non-finite value."""
     parameters: list[str] | None = None

@@ -1,0 +1,138 @@
+"""Numbers about one batch, its inputs and its targets, taken where the batch is.
+
+On a CPU they are known at once. On a GPU they are put into one vector that is copied without waiting, and become facts
+when it has arrived.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+
+import torch
+from torch import Tensor
+
+from surefoot.core.device import begin_reading, has_streams
+from surefoot.watch.tensor_summary import row_sums
+
+if TYPE_CHECKING:
+    from surefoot.core.device import AsyncCopy
+
+ENDS, SUMMED = 8, 1 << 12
+"""A fingerprint is made of so many numbers at either end, and of the sum of the first ones."""
+MOST_LABELS, MOST_SAMPLED = 64, 512
+
+
+class BatchFields(TypedDict, total=False):
+    """Fields of `StepBatch`."""
+
+    input_print: int
+    input_largest: float
+    target_print: int
+    labels: dict[str, int]
+    target_mean: float
+    target_std: float
+    target_largest: float
+
+
+class _Part(NamedTuple):
+    """Some of the numbers, and what they are."""
+
+    name: str
+    values: Tensor
+
+
+class BatchNumbers:
+    """The numbers of one batch, perhaps on their way."""
+
+    def __init__(self, inputs: Tensor | None, target: Tensor | None, with_scales: bool, most_rows: int) -> None:
+        """Take the numbers of a batch.
+
+        Args:
+            inputs: What the first layer was given, if it is known.
+            target: What the loss was compared with, if it is known.
+            with_scales: Whether to take the labels, and how large inputs and targets are.
+            most_rows: Of so many rows a fingerprint is taken.
+        """
+        self._shapes = {"input": _shape(inputs), "target": _shape(target)}
+        self._are_classes = target is not None and not target.is_floating_point()
+        parts = [] if inputs is None else [_Part("input", _ends(inputs))]
+        is_late = any(tensor is not None and has_streams(tensor.device) for tensor in (inputs, target))
+        if inputs is not None and inputs.is_floating_point() and (with_scales or is_late):
+            parts.append(_Part("input_largest", torch.linalg.vector_norm(inputs.detach(), math.inf)))
+        if inputs is not None and inputs.dim() > 1 and most_rows:
+            parts.append(_Part("rows", row_sums(inputs, most_rows)))
+        if target is not None:
+            parts.append(_Part("target", _ends(target)))
+            parts += _target_parts(target) if with_scales or is_late else []
+        self._names = [part.name for part in parts]
+        self._lengths = [part.values.numel() for part in parts]
+        flat = [part.values.reshape(-1).double() for part in parts]
+        device = flat[0].device
+        self._copy: AsyncCopy | None = None
+        if has_streams(device):
+            self._copy = begin_reading(torch.cat([values.to(device, non_blocking=True) for values in flat]))
+        else:
+            self._values = dict(zip(self._names, (values.tolist() for values in flat), strict=True))
+
+    def has_arrived(self) -> bool:
+        """Whether the numbers can be read without waiting."""
+        return self._copy is None or self._copy.has_arrived()
+
+    def _read(self) -> dict[str, list[float]]:
+        if self._copy is not None:
+            pieces = torch.split(self._copy.wait(), self._lengths)
+            self._values = {name: piece.tolist() for name, piece in zip(self._names, pieces, strict=True)}
+            self._copy = None
+        return self._values
+
+    def rows(self) -> list[int]:
+        """One number per row of the inputs that equal rows share."""
+        sums = self._read().get("rows", [])
+        return [hash(pair) for pair in zip(sums[::2], sums[1::2], strict=True)]
+
+    def are_finite(self) -> bool:
+        """Whether inputs and targets are finite, as far as the numbers tell."""
+        named = self._read().items()
+        return all(math.isfinite(value) for name, values in named if name != "rows" for value in values)
+
+    def as_fields(self) -> BatchFields:
+        """The numbers as fields of the facts."""
+        values = self._read()
+        fields: BatchFields = {}
+        if "input" in values:
+            fields["input_print"] = hash((self._shapes["input"], tuple(values["input"])))
+        if "input_largest" in values:
+            fields["input_largest"] = values["input_largest"][0]
+        if "target" in values:
+            fields["target_print"] = hash((self._shapes["target"], tuple(values["target"])))
+        if "sample" in values:
+            labels = Counter(values["sample"])
+            if len(labels) <= MOST_LABELS and (self._are_classes or set(labels) <= {0.0, 1.0}):
+                fields["labels"] = {str(int(label)): count for label, count in labels.items()}
+            elif "target_scale" in values:
+                mean, std, largest = values["target_scale"]
+                fields |= {"target_mean": mean, "target_std": std, "target_largest": largest}
+        return fields
+
+
+def _shape(tensor: Tensor | None) -> tuple[int, ...]:
+    return () if tensor is None else tuple(tensor.shape)
+
+
+def _ends(tensor: Tensor) -> Tensor:
+    """The first and the last numbers, and a sum: equal tensors share them, others almost surely do not."""
+    flat = tensor.detach().reshape(-1)
+    return torch.cat([flat[:ENDS].double(), flat[-ENDS:].double(), flat[:SUMMED].double().sum().reshape(1)])
+
+
+def _target_parts(target: Tensor) -> list[_Part]:
+    """The labels of a batch, and the scale of its targets if they are no classes."""
+    flat: Any = target.detach().reshape(-1)
+    parts = [_Part("sample", flat[:: -(-flat.numel() // MOST_SAMPLED)] if flat.numel() > MOST_SAMPLED else flat)]
+    if target.is_floating_point():
+        full = target.detach().float()
+        scale = torch.stack([full.mean(), full.std(correction=0), torch.linalg.vector_norm(full, math.inf)])
+        parts.append(_Part("target_scale", scale))
+    return parts

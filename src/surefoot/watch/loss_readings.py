@@ -1,0 +1,84 @@
+"""Reads losses off a device without waiting for it.
+
+A loss on a CPU is a number at once. On a GPU it is copied without waiting. Where the host is the slower of the two, the
+copy arrives within a fraction of a millisecond, and the loss is known before its backward begins. Where the GPU is, it
+arrives a few steps later; then the loss is judged late, when its graph is gone and its step is taken.
+
+The host does wait at the first steps, when most mistakes show and the device has no lead yet, and for some steps after
+a loss that was not finite: what comes next is then known in time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from surefoot.core.device import begin_reading, has_streams, is_capturing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from surefoot.core.device import AsyncCopy
+
+FIRST_STEPS = 16
+"""Losses of so many steps are waited for."""
+STEPS_AFTER_TROUBLE = 64
+"""And of so many steps after a loss that was not finite."""
+PATIENCE_SECONDS = 100e-6
+"""How long a copy may take to be there in time."""
+PAUSE = 32
+"""After a copy that was not there in time, so many backwards are judged late before it is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossPlace:
+    """Which loss it is."""
+
+    step: int
+    backward: int
+    line: Any
+    """The line of the script that called `backward`."""
+    is_repeated: bool
+    """Whether it is not the first evaluation of a closure."""
+
+
+class LossReadings:
+    """The losses of a run, read now or later."""
+
+    def __init__(self) -> None:
+        self._on_their_way: deque[tuple[LossPlace, AsyncCopy]] = deque()
+        self._wait_until = FIRST_STEPS
+        self._late_until = 0
+
+    def read(self, loss: Tensor, place: LossPlace) -> float | None:
+        """The value of a loss with one element; `None` if it is not known yet, and will be among `late`."""
+        if not has_streams(loss.device):
+            return float(loss)
+        if is_capturing(loss.device):
+            return None
+        copy = begin_reading(loss.reshape(1))
+        if place.step < self._wait_until or self._arrives_in_time(copy, place.backward):
+            return float(copy.wait())
+        self._on_their_way.append((place, copy))
+        return None
+
+    def _arrives_in_time(self, copy: AsyncCopy, backward: int) -> bool:
+        if backward < self._late_until:
+            return False
+        if copy.has_arrived(within=PATIENCE_SECONDS):
+            return True
+        self._late_until = backward + PAUSE
+        return False
+
+    def late(self, wait: bool = False) -> Iterator[tuple[LossPlace, float]]:
+        """The losses that have arrived since, in their order; with `wait`, all that are on their way."""
+        while self._on_their_way and (wait or self._on_their_way[0][1].has_arrived()):
+            place, copy = self._on_their_way.popleft()
+            yield place, float(copy.wait())
+
+    def expect_trouble(self, step: int) -> None:
+        """A loss was not finite: wait for those of the next steps."""
+        self._wait_until = step + STEPS_AFTER_TROUBLE
