@@ -5,6 +5,7 @@ What only a watched run knows: which models are part of the step, whose turn it 
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.nn.modules.batchnorm import _NormBase
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from surefoot.record.incidents.step_capture import Window
     from surefoot.watch.context import WatchContext
     from surefoot.watch.optimizer_record import OptimizerRecord
+
+LOOKED_UP_EVERY = 64
+"""Which buffers a model has is looked up again after so many steps."""
 
 NAMES_KEPT = 20
 
@@ -207,6 +211,30 @@ def other_buffers(models: Sequence[nn.Module]) -> list[tuple[str, Tensor]]:
     ]
 
 
-def buffer_versions(models: Sequence[nn.Module]) -> dict[int, int]:
-    """How often each of those buffers was written to, by identity."""
-    return {id(buffer): buffer._version for _, buffer in other_buffers(models)}
+class BufferVersions:
+    """How often the buffers of models were written to. Which buffers there are is looked up again now and then."""
+
+    def __init__(self) -> None:
+        self._models: list[int] = []
+        self._places: list[tuple[weakref.ref[nn.Module], str]] = []
+        self._uses = 0
+
+    def of(self, models: Sequence[nn.Module]) -> dict[int, int]:
+        """How often each of the buffers of `other_buffers` was written to, by identity."""
+        known = [id(model) for model in models]
+        if known != self._models or self._uses % LOOKED_UP_EVERY == 0:
+            self._models = known
+            self._places = [
+                (weakref.ref(module), name)
+                for model in models
+                for module in model.modules()
+                if not isinstance(module, _NormBase)
+                for name in module._buffers
+            ]
+        self._uses += 1
+        buffers = [module._buffers.get(name) for held, name in self._places if (module := held()) is not None]
+        return {
+            id(buffer): buffer._version
+            for buffer in buffers
+            if buffer is not None and buffer.is_floating_point() and not buffer.is_inference()
+        }

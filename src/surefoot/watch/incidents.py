@@ -26,7 +26,7 @@ from surefoot.record.incidents.bundle import note_action
 from surefoot.record.incidents.environment import replay_command
 from surefoot.record.incidents.fingerprints import plain_values
 from surefoot.watch import autograd_graph as graph
-from surefoot.watch.bad_step import BadStep, FoundStep, buffer_versions, parameters_of
+from surefoot.watch.bad_step import BadStep, BufferVersions, FoundStep, parameters_of
 from surefoot.watch.first_model_call import FirstModelCall
 from surefoot.watch.messages import say
 
@@ -59,6 +59,7 @@ class IncidentWriter:
         self._microbatches = MicrobatchFollower(self._notes)
         self._loss: Tensor | None = None
         """The loss of the backward that runs now."""
+        self._buffers = BufferVersions()
         self._versions: dict[int, int] = {}
         """The version of each buffer when the last step was over."""
         self._bad_loss: float | None = None
@@ -158,7 +159,7 @@ class IncidentWriter:
         models = self._registry.models_now()
         self._notes.capture.know(models)
         self._parts = None
-        self._versions = buffer_versions(models)
+        self._versions = self._buffers.of(models)
         self._notes.begin(self._state.steps)
         self._open()
 

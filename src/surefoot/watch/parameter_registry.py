@@ -181,6 +181,8 @@ class ParameterRegistry:
     def models_now(self) -> list[nn.Module]:
         """The models that were called so far and are still there, outermost ones only."""
         alive = [module for held, _ in self._models if (module := held()) is not None]
+        if len(alive) < 2:
+            return alive
         inner = {id(part) for module in alive for part in module.modules() if part is not module}
         return [module for module in alive if id(module) not in inner]
 
