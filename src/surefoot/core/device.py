@@ -124,6 +124,10 @@ class AsyncCopy:
         self._host = host
         self._arrived = arrived
 
+    def has_arrived(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._arrived is None or self._arrived.query()
+
     def wait(self) -> Tensor:
         """The numbers on the host. Waits for the copy if it has not arrived: this is the sync."""
         if self._arrived is not None:

@@ -49,7 +49,7 @@ def has_company() -> bool:
 
 def _is_there(tensor: Tensor) -> bool:
     """Whether the memory that the shape and the strides describe is allocated."""
-    if tensor.is_meta or nn.parameter.is_lazy(tensor) or tensor.is_nested:
+    if tensor.is_meta or tensor.is_nested or (type(tensor) not in _PLAIN and nn.parameter.is_lazy(tensor)):
         return False
     if tensor.layout is not torch.strided or not tensor.numel():
         return True

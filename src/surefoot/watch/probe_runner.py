@@ -8,6 +8,7 @@ script ran (`originals`), and the compiler does not see surefoot's code.
 from __future__ import annotations
 
 import os
+import time
 import traceback
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -56,10 +57,13 @@ class ProbeRunner:
                     return observe(*args)
                 self._is_observing = True
                 compiler = _set_eval_frame(None) if self._state.compiled else None
+                began = time.perf_counter()
                 try:
                     return self.originals.call(observe, *args)
                 finally:
                     self._is_observing = False
+                    if self._state.sampled is not None:
+                        self._state.sampled.seconds += time.perf_counter() - began
                     if compiler is not None:
                         _set_eval_frame(compiler)
         except Unobservable as reason:  # later, when there is no other thread, it may be possible again

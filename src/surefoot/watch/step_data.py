@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from functools import partial
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -21,8 +23,9 @@ from torch import Tensor
 from surefoot.observe.readable import is_readable
 from surefoot.record.facts import SeenRows, StepBatch, StepDataFacts
 from surefoot.watch import autograd_graph as graph
+from surefoot.watch.deferred import later, own, read_each, reads_at_once
 from surefoot.watch.script_hooks import WithoutHooks, intercepts_operations, script_hooks
-from surefoot.watch.tensor_summary import fingerprints
+from surefoot.watch.tensor_summary import prints_of_rows, sampled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +38,8 @@ ROWS_OF = 300
 MOST_ROWS, MOST_IN_BATCH = 12_000, 256
 _SEARCHES = 12
 _EAGER_STEPS = 200
+_ROWS_LATER = 64
+"""On a device, the rows of a batch are entered so many batches later."""
 
 _INPUTS = {
     "Addmm": "mat1", "Mm": "self", "Convolution": "input", "MkldnnConvolution": "input", "Embedding": "indices",
@@ -67,6 +72,8 @@ class StepData:
         self.roots_of_step: list[Any] = []
         """The lines that called `backward` since the last step, once per call."""
         self._paths: dict[Any, _DataPaths] = {}
+        self._prints: list[tuple[int, int, list[int]]] = []
+        """Line, backward and prints of rows that are still on a device."""
 
     def note(self, root: Tensor, where: Any, step: int, backward: int) -> None:
         """`backward` is about to run on `root`, called from the line `where`."""
@@ -86,14 +93,21 @@ class StepData:
             if inputs is not None:
                 batch = replace(batch, input_print=print_of(inputs), size=len(inputs))
                 if is_early and inputs.is_floating_point():
-                    batch = replace(batch, input_largest=float(inputs.abs().max()))
+                    batch = replace(batch, input_largest=later(_largest, *torch.aminmax(inputs.detach())))
                 rows = self.rows.setdefault(paths.line, {})
                 if len(self.batches) < ROWS_OF and len(rows) < MOST_ROWS and inputs.dim() > 1:
-                    for row in fingerprints(inputs, MOST_IN_BATCH):
-                        rows.setdefault(row, backward)
+                    self._prints.append((paths.line, backward, prints_of_rows(inputs, MOST_IN_BATCH)))
+                    self._enter_rows(0 if reads_at_once(inputs) else _ROWS_LATER)
             if target is not None:
                 batch = replace(batch, target_print=print_of(target), **(target_facts(target) if is_early else {}))
             self.batches.append(batch)
+
+    def _enter_rows(self, later_by: int) -> None:
+        """Enter the rows of all batches but the last so many, which may be on their way."""
+        while len(self._prints) > later_by:
+            line, backward, prints = self._prints.pop(0)
+            for row in next(iter(read_each([prints])), []):
+                self.rows[line].setdefault(row, backward)
 
     def take_lines(self) -> set[int]:
         """The lines since the last step of an optimizer; the next ones are of the next step."""
@@ -125,10 +139,12 @@ class StepData:
 
     def as_facts(self) -> StepDataFacts:
         """The data of all steps."""
+        self._enter_rows(0)
         rows = {
             str(line): SeenRows(prints=list(held), first=list(held.values()), whole=self._whole(line))
             for line, held in self.rows.items()
         }
+        self.batches = read_each(self.batches)
         return StepDataFacts(batches=self.batches, rows=rows)
 
     def _whole(self, line: int) -> bool:
@@ -179,31 +195,43 @@ def _candidates(root: Any, kind: str) -> Iterator[tuple[int, tuple[int, ...], st
 def print_of(tensor: Tensor) -> int:
     """A number that equal tensors share and others almost surely do not."""
     flat = tensor.detach().reshape(-1)
-    ends = [*flat[:8].tolist(), *flat[-8:].tolist(), float(flat[: 1 << 12].double().sum())]
-    return hash((tuple(tensor.shape), tuple(ends)))
+    total = flat[: 1 << 12].double().sum()
+    if reads_at_once(flat):
+        return hash((tuple(tensor.shape), (*flat[:8].tolist(), *flat[-8:].tolist(), float(total))))
+    return later(partial(_print, tuple(tensor.shape)), torch.cat([flat[:8].double(), flat[-8:].double(), total[None]]))
+
+
+def _print(shape: tuple[int, ...], values: Tensor) -> int:
+    return hash((shape, tuple(values.tolist())))
+
+
+def _largest(low: float, high: float) -> float:
+    return max(-low, high)
 
 
 class _TargetFacts(TypedDict, total=False):
-    labels: dict[str, int]
-    target_mean: float
-    target_std: float
-    target_largest: float
+    labels: dict[str, int] | None
+    target_mean: float | None
+    target_std: float | None
+    target_largest: float | None
 
 
 def target_facts(target: Tensor) -> _TargetFacts:
     """The labels of a batch, or the scale of its targets."""
-    flat = target.detach().reshape(-1)
-    if flat.numel() > 512:
-        flat = flat[:: -(-flat.numel() // 512)]
-    values = flat.tolist()
-    labels = Counter(values)
-    if len(labels) <= 64 and (not target.is_floating_point() or set(labels) <= {0.0, 1.0}):
-        return {"labels": {str(int(label)): count for label, count in labels.items()}}
-    if not target.is_floating_point():
-        return {}
-    full = target.detach().float()
+    is_float = target.is_floating_point()
+    full = target.detach().float() if is_float else None
+    scale = None if full is None else torch.stack([full.mean(), full.std(correction=0), full.abs().max()])
+    found = later(partial(_labels_or_scale, is_float), own(sampled(target, 512)), scale)
+    return cast("_TargetFacts", {name: later(itemgetter(name), found) for name in _TargetFacts.__annotations__})
+
+
+def _labels_or_scale(is_float: bool, values: Tensor, scale: Tensor | None) -> _TargetFacts:
+    labels = Counter(values.tolist())
+    is_labels = len(labels) <= 64 and (not is_float or set(labels) <= {0.0, 1.0})
+    mean, std, largest = (None, None, None) if scale is None or is_labels else scale.tolist()
     return {
-        "target_mean": float(full.mean()),
-        "target_std": float(full.std(correction=0)),
-        "target_largest": float(full.abs().max()),
+        "labels": {str(int(label)): count for label, count in labels.items()} if is_labels else None,
+        "target_mean": mean,
+        "target_std": std,
+        "target_largest": largest,
     }

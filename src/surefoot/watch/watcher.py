@@ -55,6 +55,7 @@ class Watcher:
         if at_end:
             self.sampler.end()
             self.evaluations.drop()
+        self.sampler.settle(wait=True)
         self.probes.safely("series", self.steps.guard.settle)
         for record in self.optimizers.all:
             self.probes.safely("series", record.series.read)
