@@ -15,6 +15,7 @@ from surefoot.watch.call_facts import CallFacts
 from surefoot.watch.context import WatchContext, WatchOptions
 from surefoot.watch.model_calls import ModelCalls
 from surefoot.watch.parameter_registry import ParameterRegistry, weight_facts
+from surefoot.watch.step_data import print_of
 from surefoot.watch.step_recording import StepRecording
 
 MANY_CALLS = """
@@ -189,3 +190,9 @@ def test_what_is_kept_of_a_batch_for_later_is_a_few_numbers():
     assert features.rows.untyped_storage().nbytes() <= 64 * 64 * 4
     assert kept.few.untyped_storage().nbytes() <= 64 * 4
     assert kept.labels is None
+
+
+def test_equal_batches_with_nan_have_the_same_print():
+    batch = torch.tensor([[1.0, math.nan], [2.0, 3.0]])
+    assert print_of(batch) == print_of(batch.clone())
+    assert print_of(batch) != print_of(torch.zeros(2, 2))

@@ -38,6 +38,8 @@ ROWS_OF = 300
 MOST_ROWS, MOST_IN_BATCH = 12_000, 256
 _SEARCHES = 12
 _EAGER_STEPS = 200
+_NAN = -1.5e308
+"""Stands for NaN in fingerprints: each NaN has a hash of its own."""
 _ROWS_LATER = 64
 """On a device, the rows of a batch are entered so many batches later."""
 
@@ -197,12 +199,13 @@ def print_of(tensor: Tensor) -> int:
     flat = tensor.detach().reshape(-1)
     total = flat[: 1 << 12].double().sum()
     if reads_at_once(flat):
-        return hash((tuple(tensor.shape), (*flat[:8].tolist(), *flat[-8:].tolist(), float(total))))
+        return _print(tuple(tensor.shape), [*flat[:8].tolist(), *flat[-8:].tolist(), float(total)])
     return later(partial(_print, tuple(tensor.shape)), torch.cat([flat[:8].double(), flat[-8:].double(), total[None]]))
 
 
-def _print(shape: tuple[int, ...], values: Tensor) -> int:
-    return hash((shape, tuple(values.tolist())))
+def _print(shape: tuple[int, ...], values: Tensor | list[float]) -> int:
+    numbers = values.tolist() if isinstance(values, Tensor) else values
+    return hash((shape, tuple(_NAN if value != value else value for value in numbers)))
 
 
 def _largest(low: float, high: float) -> float:
