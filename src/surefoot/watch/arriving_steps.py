@@ -26,9 +26,12 @@ class ArrivingSteps:
     def __init__(self, keep: Callable[[SampledStep], None]) -> None:
         self._keep = keep
         self.steps: list[_Arriving] = []
+        self.count = 0
+        """How many steps there have been, those that have arrived included."""
 
     def add(self, facts: SampledStep, has_deferred: bool) -> None:
         """A sampled step has ended; `has_deferred`: some of its numbers may be on a device."""
+        self.count += 1
         self.steps.append(_Arriving(facts, begin_copy() if has_deferred else None, not has_deferred))
 
     def settle(self, wait: bool) -> None:

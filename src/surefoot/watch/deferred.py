@@ -35,7 +35,7 @@ MOST_BYTES = 1 << 23
 ABSENT: Any = object()
 """What a function given to `later` returns for an element that its list should not have."""
 
-_PLAIN = (str, int, float, bool, type(None))
+_PLAIN = frozenset((str, int, float, bool, type(None)))
 _T = TypeVar("_T")
 
 
@@ -115,7 +115,7 @@ class Copy:
             raise Lost(str(error)) from None
 
 
-class _Waiting:
+class _Outstanding:
     """What is to be copied with the next copy."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class _Waiting:
         """The last copy that was started."""
 
 
-_waiting = _Waiting()
+_waiting = _Outstanding()
 
 
 def reads_at_once(tensor: Tensor) -> bool:
@@ -156,14 +156,18 @@ def later(function: Callable[..., _T], *values: Any) -> _T:
     A tensor without dimensions is given to the function as a number, another one as a tensor on the CPU. The tensors
     must be surefoot's own: the script may write into its own before they are copied.
     """
-    if not any(isinstance(v, Deferred) or (isinstance(v, Tensor) and not reads_at_once(v)) for v in values):
-        return function(*map(_at_once, values))
-    inputs = tuple(v if not isinstance(v, Tensor) else _at_once(v) if reads_at_once(v) else _leave(v) for v in values)
-    return cast("_T", Deferred(function, inputs))
-
-
-def _at_once(value: Any) -> Any:
-    return value.item() if isinstance(value, Tensor) and not value.dim() else value
+    inputs = []
+    is_known = True
+    for value in values:
+        if isinstance(value, Tensor):
+            if reads_at_once(value):
+                value = value if value.dim() else value.item()
+            else:
+                value, is_known = _leave(value), False
+        elif isinstance(value, Deferred):
+            is_known = False
+        inputs.append(value)
+    return function(*inputs) if is_known else cast("_T", Deferred(function, tuple(inputs)))
 
 
 def number(tensor: Tensor) -> Any:
@@ -227,27 +231,26 @@ def _begin(sources: list[_OnDevice]) -> Copy | None:
 def read(value: _T) -> _T:
     """Facts, or a list or dictionary of them, with every deferred value in its place. Waits for the device."""
     found: Any = value
-    if type(found) in _PLAIN:
+    kind: Any = type(found)
+    if kind in _PLAIN:
         return value
-    if isinstance(found, Deferred):
+    if kind is Deferred or kind is _OnDevice:
         return cast("_T", found.read())
-    if isinstance(found, list):
+    if kind is list:
         items = [read(item) for item in found]
         if all(new is old for new, old in zip(items, found, strict=True)):
             return value
         return cast("_T", [item for item in items if item is not ABSENT])
-    if isinstance(found, dict):
+    if kind is dict:
         return cast("_T", {key: read(item) for key, item in found.items()})
-    if isinstance(found, tuple) and type(found) is tuple:
+    if kind is tuple:
         return cast("_T", tuple(read(item) for item in found))
-    if is_dataclass(found):
-        changed = {}
-        for name in _names(cast("Any", type(found))):
-            old = getattr(found, name)
-            if (new := read(old)) is not old:
-                changed[name] = new
-        return cast("_T", replace(cast("Any", found), **changed)) if changed else value
-    return value
+    changed = {}
+    for name in _names(kind):
+        old = getattr(found, name)
+        if type(old) not in _PLAIN and (new := read(old)) is not old:
+            changed[name] = new
+    return cast("_T", replace(found, **changed)) if changed else value
 
 
 def read_each(items: Iterable[_T]) -> list[_T]:
@@ -263,7 +266,8 @@ def read_each(items: Iterable[_T]) -> list[_T]:
 
 @cache
 def _names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
+    """The fields of a dataclass; of another class, none."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
 
 class Count:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from surefoot.observe.tensors import measurable
 from surefoot.record.facts import Causality, LossTerm
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.deferred import later, number, own
@@ -64,7 +65,7 @@ def ask_terms(
                 return None  # a part of the graph was used up by an earlier backward
         with WithoutHooks():
             held = [g for g in grads if g is not None]
-            norm = later(_total_norm, *norms(held))
+            norm = later(_total_norm, *norms(measurable(held)))
             reach = len(held)
             del grads, held
             origin = next((e for e in recorder.history(entry.index, 40) if e.name in _LOSS_NAMES), None)

@@ -35,7 +35,7 @@ MOST_LABELS = 1 << 20
 """Labels of one loss that are counted; of more, a sample is judged."""
 
 
-class Target(NamedTuple):
+class KeptTarget(NamedTuple):
     """What later questions may need of the target of a loss."""
 
     size: int
@@ -54,7 +54,7 @@ class LossCalls:
         self.differences: list[DifferenceCall] = []
         self.products: list[ProductCall] = []
         self.ratios: list[RatioCall] = []
-        self.targets: dict[int, Target] = {}
+        self.targets: dict[int, KeptTarget] = {}
         """The targets of the last loss calls, by the index of the call, as long as the step lasts."""
 
     def loss(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
@@ -94,7 +94,7 @@ class LossCalls:
         if target.numel() > MOST_LABELS:
             return
         is_label = not target.is_floating_point()
-        self.targets[index] = Target(target.numel(), target.reshape(-1)[:64].clone(), target if is_label else None)
+        self.targets[index] = KeptTarget(target.numel(), target.reshape(-1)[:64].clone(), target if is_label else None)
         if len(self.targets) > TARGETS_KEPT:
             del self.targets[next(iter(self.targets))]
 

@@ -68,6 +68,8 @@ class StepRecording:
         self.hooks = ModuleHooks(context, self.recorder, self.model_calls)
         self._node_hooks: loss_graph.NodeHooks | None = None
         self._deferred_before = deferred_so_far()
+        self.has_deferred = False
+        """Whether some of the numbers in the facts may be on a device, to be read later."""
         self.seconds = 0.0
         """How long the host was busy with surefoot's code since the sampled step began."""
 
@@ -121,10 +123,6 @@ class StepRecording:
                 entry.notes = CallNotes()
         self.calls.losses.targets = {}
 
-    def defers(self) -> bool:
-        """Whether some of the numbers may be on a device, to be read later."""
-        return deferred_so_far() > self._deferred_before
-
     def as_facts(self) -> SampledStep:
         """Everything that was seen."""
         began = time.perf_counter()
@@ -138,6 +136,7 @@ class StepRecording:
         if self.recorder is not None:
             breaks = loss_graph.breaks(self.recorder, self.backward_calls)
             facts = replace(facts, breaks=breaks, operations=len(self.recorder.entries))
+        self.has_deferred = deferred_so_far() > self._deferred_before
         self.seconds += time.perf_counter() - began
         return replace(facts, host_seconds=round(self.seconds, 6))
 

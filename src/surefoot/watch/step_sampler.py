@@ -62,7 +62,7 @@ class StepSampler:
     def begin(self) -> None:
         """Sample from here to the end of the next step."""
         state = self._state
-        if state.sampled is not None or state.sampling_stopped or self._count() >= self._most:
+        if state.sampled is not None or state.sampling_stopped or self._arriving.count >= self._most:
             return
         if "looking" in self._probes.problems:
             return
@@ -90,14 +90,14 @@ class StepSampler:
             self._probes.switch_off("looking", error)
         facts = self._probes.safely("looking", sampled.as_facts)
         if facts is not None:
-            self._arriving.add(facts, sampled.defers())
+            self._arriving.add(facts, sampled.has_deferred)
             self._context.events.log_sampled_tensors(facts)
             self._probes.safely("looking", self._arriving.settle, False)
             self.origins = sampled.origins or self.origins
             self._data_origins = sampled.data_origins or self._data_origins
         if sampled.recorder is not None:
             sampled.recorder.forget()
-        if self._count() < FIRST_STEPS or self._extra_steps > 0:
+        if self._arriving.count < FIRST_STEPS or self._extra_steps > 0:
             self._extra_steps -= 1
             # A step that evaluates a closure many times is as good as many steps: every other one is enough.
             self._next_step = self._state.steps + (self._evaluations > MANY_EVALUATIONS)
@@ -107,9 +107,6 @@ class StepSampler:
     def _keep(self, facts: SampledStep) -> None:
         self.sampled_steps.append(facts)
         self._context.events.log_sampled_step(facts)
-
-    def _count(self) -> int:
-        return len(self.sampled_steps) + len(self._arriving.steps)
 
     def settle(self, wait: bool) -> None:
         """Keep the facts of sampled steps whose numbers have arrived from the device; with `wait`, of all."""
