@@ -225,7 +225,8 @@ def _unit_spread(given: Tensor, target: Tensor, dim: int, ignore: int) -> Tensor
         return kept.std(0).mean() if len(kept) > 1 else rows.new_full((), float("nan"))
     count, mask = valid.sum(), valid[:, None]
     mean = torch.where(mask, rows, 0).sum(0) / count
-    return (torch.where(mask, rows - mean, 0).square().sum(0) / (count - 1)).sqrt().mean()
+    spread = (torch.where(mask, rows - mean, 0).square().sum(0) / (count - 1)).sqrt()
+    return torch.where(valid.all(), rows.std(0), spread).mean()  # the former is exact for rows that are the same
 
 
 class _LabelFacts(TypedDict):

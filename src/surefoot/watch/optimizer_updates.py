@@ -226,10 +226,14 @@ def _measure_gradients(grads: list[Tensor]) -> list[_GradientFacts]:
             "grad": norm,
             "zeros": later(_rest, kept, some.numel()) if some.numel() else 0.0,
             "nonfinite": later(int, broken),
-            "largest": largest,
+            "largest": later(_unless_broken, largest, broken),
         }
         for some, norm, kept, broken, largest in zip(samples, *columns, strict=True)
     ]
+
+
+def _unless_broken(largest: float, broken: float) -> float:
+    return math.nan if broken else largest
 
 
 def moment_facts(states: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[_MomentFacts]:

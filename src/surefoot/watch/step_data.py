@@ -108,6 +108,8 @@ class StepData:
         """Enter the rows of all batches but the last so many, which may be on their way."""
         while len(self._prints) > later_by:
             line, backward, prints = self._prints.pop(0)
+            if len(self.rows[line]) >= MOST_ROWS:
+                continue
             for row in next(iter(read_each([prints])), []):
                 self.rows[line].setdefault(row, backward)
 
