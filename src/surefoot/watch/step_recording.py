@@ -8,7 +8,6 @@ measures what a step changed. All hooks are removed when the step is over; other
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -71,7 +70,7 @@ class StepRecording:
         self.has_deferred = False
         """Whether some of the numbers in the facts may be on a device, to be read later."""
         self.seconds = 0.0
-        """How long the host was busy with surefoot's code since the sampled step began."""
+        """How long the host was busy with surefoot's code since the sampled step began; complete when it has ended."""
 
     # Beginning and end
 
@@ -82,7 +81,6 @@ class StepRecording:
 
     def end(self) -> None:
         """Remove the hooks and count what was seen of each parameter."""
-        began = time.perf_counter()
         self.remove_hooks()
         for number in self._used:
             self._registry.parameters[number].used += 1
@@ -96,7 +94,6 @@ class StepRecording:
         self.updates.forget()
         self.model_calls.held = []
         self._node_hooks = None
-        self.seconds += time.perf_counter() - began
 
     def stop_following_calls(self) -> None:
         """Follow no more calls; what the step changes is still seen."""
@@ -125,7 +122,6 @@ class StepRecording:
 
     def as_facts(self) -> SampledStep:
         """Everything that was seen."""
-        began = time.perf_counter()
         facts = SampledStep(
             step=self.step,
             model_calls=self.model_calls.calls,
@@ -137,8 +133,7 @@ class StepRecording:
             breaks = loss_graph.breaks(self.recorder, self.backward_calls)
             facts = replace(facts, breaks=breaks, operations=len(self.recorder.entries))
         self.has_deferred = deferred_so_far() > self._deferred_before
-        self.seconds += time.perf_counter() - began
-        return replace(facts, host_seconds=round(self.seconds, 6))
+        return facts
 
     # Operations
 

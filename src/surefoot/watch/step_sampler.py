@@ -7,6 +7,7 @@ More are added when something new begins: an optimizer, a loaded state, a spike 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from surefoot.watch.arriving_steps import ArrivingSteps
@@ -90,8 +91,9 @@ class StepSampler:
             self._probes.switch_off("looking", error)
         facts = self._probes.safely("looking", sampled.as_facts)
         if facts is not None:
-            self._arriving.add(facts, sampled.has_deferred)
             self._context.events.log_sampled_tensors(facts)
+            sampled.seconds += self._probes.seconds_so_far()
+            self._arriving.add(replace(facts, host_seconds=round(sampled.seconds, 6)), sampled.has_deferred)
             self._probes.safely("looking", self._arriving.settle, False)
             self.origins = sampled.origins or self.origins
             self._data_origins = sampled.data_origins or self._data_origins
