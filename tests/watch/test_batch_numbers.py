@@ -55,3 +55,9 @@ def test_bad_data_is_noticed_wherever_it_is(bad, where):
     assert not found.are_finite()
     largest = found.as_fields()[f"{where}_largest"]
     assert not math.isfinite(largest)
+
+
+def test_equal_batches_with_nan_have_the_same_print():
+    batch = torch.tensor([[1.0, math.nan], [2.0, 3.0]])
+    first, same = numbers(batch).as_fields(), numbers(batch.clone()).as_fields()
+    assert first["input_print"] == same["input_print"]

@@ -29,7 +29,7 @@ from surefoot.record.facts import (
     SampledStep,
     SplitComparison,
 )
-from surefoot.watch.step_data import target_facts
+from surefoot.watch.batch_numbers import BatchNumbers
 from surefoot.watch.tensor_summary import describe
 
 if TYPE_CHECKING:
@@ -180,7 +180,9 @@ def _drawn(context: CheckContext) -> list[DrawnBatch]:
 
 def _labels(target: Tensor | None) -> dict[str, int] | None:
     """How often each label occurs; of one target per row only, as tokens have an order of their own."""
-    return target_facts(target).get("labels") if target is not None and target.dim() == 1 else None
+    if target is None or target.dim() != 1 or not target.numel():
+        return None
+    return BatchNumbers(None, target, with_scales=True, most_rows=0).as_fields().get("labels")
 
 
 def _fingerprint(batch: Any) -> int:

@@ -16,6 +16,7 @@ from surefoot.diagnose.engine import claims_of
 from surefoot.record.facts import BackwardCall, CrashFacts, RunFacts, SampledStep, StepSeries
 from surefoot.watch.call_facts import CallFacts
 from surefoot.watch.crash import describe_crash
+from surefoot.watch.deferred import read
 from surefoot.watch.function_recorder import FunctionRecorder
 from surefoot.watch.loss_graph import sign
 
@@ -97,7 +98,7 @@ class ProbeRecorder:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def _take(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def _take(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, tensors: list[Tensor]) -> None:
         entry.module = self._running.innermost
         self._calls.take(entry, args, kwargs, out)
 
@@ -106,7 +107,7 @@ class ProbeRecorder:
         entry = None if loss is None else self._recorder.maker(loss)
         backward = [] if loss is None or entry is None else [self._backward_of(float(loss.detach()), entry)]
         self._recorder.forget()
-        return SampledStep(step=0, calls=self._calls.as_facts(), backward_calls=backward)
+        return read(SampledStep(step=0, calls=self._calls.as_facts(), backward_calls=backward))
 
     def _backward_of(self, loss: float, entry: int) -> BackwardCall:
         """The backward that would have been run on the loss."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 _PLAIN = (Tensor, nn.Parameter)
+_STRIDED = torch.strided
 _dispatch = Tensor.__torch_dispatch__
 
 
@@ -49,9 +50,9 @@ def has_company() -> bool:
 
 def _is_there(tensor: Tensor) -> bool:
     """Whether the memory that the shape and the strides describe is allocated."""
-    if tensor.is_meta or nn.parameter.is_lazy(tensor) or tensor.is_nested:
+    if tensor.is_meta or tensor.is_nested or (type(tensor) not in _PLAIN and nn.parameter.is_lazy(tensor)):
         return False
-    if tensor.layout is not torch.strided or not tensor.numel():
+    if tensor.layout is not _STRIDED or not tensor.numel():
         return True
     size = tensor.untyped_storage().nbytes()
     if not tensor.storage_offset() and tensor.is_contiguous():

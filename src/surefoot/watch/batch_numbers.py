@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 ENDS, SUMMED = 8, 1 << 12
 """A fingerprint is made of so many numbers at either end, and of the sum of the first ones."""
 MOST_LABELS, MOST_SAMPLED = 64, 512
+NAN = -1.5e308
+"""Stands for NaN in fingerprints: each NaN has a hash of its own."""
 
 
 class BatchFields(TypedDict, total=False):
@@ -102,11 +104,11 @@ class BatchNumbers:
         values = self._read()
         fields: BatchFields = {}
         if "input" in values:
-            fields["input_print"] = hash((self._shapes["input"], tuple(values["input"])))
+            fields["input_print"] = _print(self._shapes["input"], values["input"])
         if "input_largest" in values:
             fields["input_largest"] = values["input_largest"][0]
         if "target" in values:
-            fields["target_print"] = hash((self._shapes["target"], tuple(values["target"])))
+            fields["target_print"] = _print(self._shapes["target"], values["target"])
         if "sample" in values:
             labels = Counter(values["sample"])
             if len(labels) <= MOST_LABELS and (self._are_classes or set(labels) <= {0.0, 1.0}):
@@ -119,6 +121,10 @@ class BatchNumbers:
 
 def _shape(tensor: Tensor | None) -> tuple[int, ...]:
     return () if tensor is None else tuple(tensor.shape)
+
+
+def _print(shape: tuple[int, ...], values: list[float]) -> int:
+    return hash((shape, tuple(NAN if value != value else value for value in values)))
 
 
 def _ends(tensor: Tensor) -> Tensor:

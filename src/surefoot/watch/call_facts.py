@@ -52,7 +52,7 @@ class CallFacts:
             risky=numbers.risky[:MOST_FACTS],
             normalizations=layers.normalizations[:MOST_FACTS],
             folded_ids=numbers.folded_ids[:MOST_FACTS],
-            overflows=numbers.overflows[:MOST_FACTS],
+            overflows=numbers.overflows[:],
             orders=numbers.orders[:MOST_FACTS],
         )
 

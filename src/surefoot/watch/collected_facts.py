@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from surefoot.record.facts import Permutation, RunFacts, Seeds
+from surefoot.watch.deferred import read_each
 
 if TYPE_CHECKING:
     from surefoot.record.facts import SampledStep
@@ -27,7 +28,7 @@ def assemble(watcher: Watcher) -> RunFacts:
         schedulers=[record.as_facts() for record in calls.schedulers],
         sampled_steps=watcher.sampler.sampled_steps,
         events=watcher.events.events,
-        evaluations=watcher.evaluations.calls,
+        evaluations=read_each(watcher.evaluations.calls),
         evaluation_blocks=watcher.evaluations.blocks,
         seeds=Seeds(**calls.seeds),
         reseeds=calls.reseeds,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from surefoot.observe.readable import is_readable
 from surefoot.record.facts import UngraphedCall
+from surefoot.watch.deferred import later, read_each
 from surefoot.watch.function_recorder import tensors_in
 from surefoot.watch.operation_names import RECURRENT, WEIGHT_LAYERS
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from surefoot.record.facts import NonFiniteLoss
-    from surefoot.watch.function_recorder import FunctionRecorder, RecordedCall
+    from surefoot.watch.function_recorder import DomainFacts, FunctionRecorder, RecordedCall
 
 MOST_WAYS = 64
 _MOST_CALLS = 200
@@ -86,7 +88,7 @@ def _way(recorder: FunctionRecorder, consumer: RecordedCall, made: RecordedCall)
         (consumer.site, consumer.module, consumer.name),
         list(made.out_shape or []),
         [
-            UngraphedCall(call=e.name, site=e.site, module=e.module, **e.notes.domain)
+            later(partial(_ungraphed, e.name, e.site, e.module), e.notes.domain)
             for e in way
             if e.notes.domain is not None
         ],
@@ -95,6 +97,10 @@ def _way(recorder: FunctionRecorder, consumer: RecordedCall, made: RecordedCall)
         None if made.result is None or (result := made.result()) is None else place_of(result),
         readable,
     )
+
+
+def _ungraphed(call: str, site: str, module: str, domain: DomainFacts) -> UngraphedCall:
+    return UngraphedCall(call=call, site=site, module=module, **domain)
 
 
 def origin_of_data(
@@ -109,7 +115,7 @@ def origin_of_data(
         drawn: The batches that data loaders handed out for this step, as they were.
     """
     way = _match(facts, list(known), None if tensor is None or not here else place_of(tensor))
-    risky = [] if way is None else way.risky
+    risky = [] if way is None else read_each(way.risky)
     found = facts
     if way is not None and not facts.site:
         site, module, call = way.consumer

@@ -53,6 +53,11 @@ class EventRecorder:
         """`log_step` for one optimizer."""
         return partial(self.log_step, optimizer)
 
+    def log_sampled_tensors(self, facts: SampledStep) -> None:
+        """Write how weights and gradients are spread at the end of a sampled step."""
+        if self.log is not None:
+            self._probes.safely("run log", self.log.sampled_tensors, facts)
+
     def log_sampled_step(self, facts: SampledStep) -> None:
         """Write what a sampled step saw of each layer."""
         if self.log is not None:

@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from surefoot.observe.tensors import measurable
 from surefoot.record.facts import Causality, LossTerm
 from surefoot.watch import autograd_graph as graph
+from surefoot.watch.deferred import later, number, own
 from surefoot.watch.operation_names import VIEWS
 from surefoot.watch.script_hooks import WithoutHooks
+from surefoot.watch.tensor_summary import SAMPLE, norms
 
 if TYPE_CHECKING:
     from surefoot.record.facts import BackwardCall
@@ -61,21 +64,28 @@ def ask_terms(
             except RuntimeError:
                 return None  # a part of the graph was used up by an earlier backward
         with WithoutHooks():
-            norm = math.sqrt(sum(float(g.float().pow(2).sum()) for g in grads if g is not None))
+            held = [g for g in grads if g is not None]
+            norm = later(_total_norm, *norms(measurable(held)))
+            reach = len(held)
+            del grads, held
             origin = next((e for e in recorder.history(entry.index, 40) if e.name in _LOSS_NAMES), None)
             found.append(
                 LossTerm(
                     site=entry.site,
                     op=entry.name,
-                    value=float(tensor),
+                    value=number(own(tensor)),
                     norm=norm,
                     loss=origin.name if origin else None,
                     loss_site=origin.site if origin else None,
                     loss_index=origin.index if origin else None,
-                    reach=sum(g is not None for g in grads),
+                    reach=reach,
                 )
             )
     return found
+
+
+def _total_norm(*parts: float) -> float:
+    return math.sqrt(sum(norm * norm for norm in parts))
 
 
 def _summands(recorder: FunctionRecorder, index: int) -> list[tuple[Any, Tensor, int]]:
@@ -101,7 +111,7 @@ def ask_causality(
     loss = next((n for n in reversed(calls.losses) if n.op == "cross_entropy" and n.trained_on), None)
     if loss is None:
         return None
-    target = calls.targets.get(loss.index)
+    target = calls.targets[loss.index].labels if loss.index in calls.targets else None
     if target is None:
         return None
     nodes = {number: node for node in below if (number := graph.number_of(node, recorder.mark)) is not None}
@@ -157,9 +167,7 @@ def _flow(out: Output, made_by: Any, ids: Tensor, embedding: Any) -> tuple[float
     table = next(variable for variable in (graph.leaf(n) for n, _ in embedding.next_functions) if variable is not None)
     with WithoutHooks(grad=True):
         given = torch.zeros(out.shape, dtype=out.dtype, device=out.device)
-        early = given.narrow(time, 0, cut)
-        places = torch.arange(early.numel(), device=out.device, dtype=torch.float32)
-        early.copy_(torch.cos(places).reshape(early.shape))
+        _fill(given.narrow(time, 0, cut))
         edge = GradientEdge(made_by, out.result)
         try:
             torch.autograd.grad(edge, [table], given, retain_graph=True, allow_unused=True)
@@ -173,4 +181,13 @@ def _flow(out: Output, made_by: Any, ids: Tensor, embedding: Any) -> tuple[float
         if flow.dim() != 2:
             return None
         flow = flow if flow.shape[1] == ids.shape[1] else flow.t()
-        return float(flow[:, :cut].mean()), float(flow[:, cut:].mean())
+        return number(flow[:, :cut].mean()), number(flow[:, cut:].mean())
+
+
+def _fill(early: Tensor) -> None:
+    """Give every output a weight of its own, without a second tensor of that size."""
+    done = 0
+    for part in early.unbind(0) if early.numel() > SAMPLE else [early]:
+        places = torch.arange(done, done + part.numel(), device=early.device, dtype=torch.float32)
+        part.copy_(places.cos_().reshape(part.shape))
+        done += part.numel()

@@ -14,7 +14,7 @@ from types import MethodWrapperType
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from surefoot.core.nested import leaves
@@ -40,6 +40,10 @@ _SILENT = frozenset(
         "is_inference", "is_same_size", "requires_grad_", "zero_", "uniform_", "normal_", "trunc_normal_",
     }
 )  # fmt: skip
+
+
+_PLAIN_TENSORS = (Tensor, nn.Parameter)
+_NO_TENSORS = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size, slice)
 
 
 def original_of(func: Any) -> Any:
@@ -114,16 +118,26 @@ def tensors_in(values: Any, depth: int = 3) -> Iterator[Tensor]:
 
     Left out are tensors without a shape, lists of tensors, and classes that intercept operations.
     """
-    for tensor in leaves(values, deepest=depth, longest=64):
-        if not is_lazy(tensor) and not intercepts_operations(tensor) and not tensor.is_nested:
-            yield tensor
+    for value in values if type(values) is tuple else (values,):  # arguments, or a result: most are plain
+        if type(value) in _PLAIN_TENSORS:
+            if not value.is_nested:
+                yield value
+        elif type(value) not in _NO_TENSORS:
+            for tensor in leaves(value, deepest=depth - (value is not values), longest=64):
+                if not is_lazy(tensor) and not intercepts_operations(tensor) and not tensor.is_nested:
+                    yield tensor
 
 
 class FunctionRecorder(FunctionMode):
-    """Records calls while it is entered. `watch(entry, args, kwargs, out)` may add to the entry; it must not raise."""
+    """Records calls while it is entered. `watch(entry, args, kwargs, out, tensors)` may add to the entry.
+
+    `tensors` are all that were taken and made. It must not raise.
+    """
 
     def __init__(
-        self, watch: Callable[[RecordedCall, tuple[Any, ...], dict[str, Any], Any], None], safely: Callable[..., Any]
+        self,
+        watch: Callable[[RecordedCall, tuple[Any, ...], dict[str, Any], Any, list[Tensor]], None],
+        safely: Callable[..., Any],
     ) -> None:
         super().__init__()
         self._safely = safely
@@ -179,7 +193,8 @@ class FunctionRecorder(FunctionMode):
 
     def _record(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         taken = [*tensors_in(args), *tensors_in(kwargs)] if kwargs else list(tensors_in(args))
-        first = next(tensors_in(out), None)
+        made = list(tensors_in(out))
+        first = made[0] if made else None
         if first is None and name not in BREAKS:
             return
         frame: Any = sys._getframe(3)
@@ -206,12 +221,13 @@ class FunctionRecorder(FunctionMode):
                 graph.mark(node, self.mark, entry.index)
             entry.result = weakref.ref(first)
         self.entries.append(entry)
-        for tensor in tensors_in(out):
+        for tensor in made:
             self._made_by[id(tensor)] = (weakref.ref(tensor), entry.index)
         if not any(
-            isinstance(value, Tensor) and intercepts_operations(value) for value in (*args, *kwargs.values(), out)
+            type(value) not in _PLAIN_TENSORS and isinstance(value, Tensor) and intercepts_operations(value)
+            for value in (*args, *kwargs.values(), out)
         ):
-            self._watch(entry, args, kwargs, out)
+            self._watch(entry, args, kwargs, out, [*taken, *made])
 
     def maker(self, tensor: Tensor) -> int | None:
         """The entry that made a tensor, if it is on the recorder."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from surefoot.record.facts import ActivationCall, EmbeddingCall, LayerCall, NormalizationCall, SoftmaxCall
+from surefoot.watch.deferred import later, number
 from surefoot.watch.operation_names import RECURRENT
-from surefoot.watch.tensor_summary import finite_or_none, rows_of, sampled
+from surefoot.watch.tensor_summary import SAMPLE, finite_or_none, rows_of, sampled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,15 +49,17 @@ class LayerCalls:
         )
         if parameter is None and entry.name not in RECURRENT:
             return  # a product of activations, as in attention
+        values = sampled(first).float() if first.is_floating_point() else None
+        results = sampled(made).float()
         self.layers.append(
             LayerCall(
                 **self._history.place(entry),
                 parameter=parameter,
-                in_std=_std(first),
+                in_std=_spread(values) if values is not None else None,
                 fan_in=_fan_in(entry.name, first, given),
-                in_mean=float(sampled(first).float().mean()) if first.is_floating_point() else None,
-                out_std=_std(made),
-                out_largest=float(sampled(made).float().abs().max()) if made.numel() else 0.0,
+                in_mean=number(values.mean()) if values is not None else None,
+                out_std=_spread(results),
+                out_largest=number(results.abs().max()) if made.numel() else 0.0,
                 input_requires_grad=first.requires_grad,
                 shape=list(made.shape),
                 dtype=entry.out_dtype,
@@ -67,23 +70,24 @@ class LayerCalls:
     def activation(self, entry: RecordedCall, out: Tensor) -> None:
         """An activation function: which share of its units is saturated or dead."""
         place = self._history.place(entry)
-        facts = ActivationCall(**place, shape=list(out.shape), std=_std(out), trained_on=entry.out_grad)
         values = sampled(out).float()
+        facts = ActivationCall(**place, shape=list(out.shape), std=_spread(values), trained_on=entry.out_grad)
         if not values.numel():
             return
         if entry.name in ("sigmoid", "sigmoid_"):
-            facts = replace(facts, saturated=float(((values < 0.01) | (values > 0.99)).float().mean()))
+            facts = replace(facts, saturated=number(((values < 0.01) | (values > 0.99)).float().mean()))
         elif entry.name in ("tanh", "tanh_", "hardtanh"):
-            facts = replace(facts, saturated=float((values.abs() > 0.99).float().mean()))
+            facts = replace(facts, saturated=number((values.abs() > 0.99).float().mean()))
         elif entry.name in ("relu", "relu_", "relu6", "threshold", "clamp_min") and out.dim() > 1:
             rows = rows_of(out, 1 if out.dim() >= 4 else -1)
+            dead = (rows <= 0).all(0)
             facts = replace(
                 facts,
-                zeros=float((values == 0).float().mean()),
+                zeros=number((values == 0).float().mean()),
                 units=rows.shape[1],
-                dead=int((rows <= 0).all(0).sum()),
+                dead=number(dead.sum()),
                 rows=len(rows),
-                dead_units=(rows <= 0).all(0).nonzero().reshape(-1)[:4096].tolist(),
+                dead_units=later(_places, dead),
             )
         self.activations.append(facts)
 
@@ -98,8 +102,8 @@ class LayerCalls:
             EmbeddingCall(
                 **self._history.place(entry),
                 rows=table.shape[0],
-                lowest=int(ids.min()),
-                highest=int(ids.max()),
+                lowest=number(ids.min()),
+                highest=number(ids.max()),
                 shape=list(ids.shape),
             )
         )
@@ -112,23 +116,22 @@ class LayerCalls:
         dim = kwargs.get("dim", args[1] if len(args) > 1 and isinstance(args[1], int) else -1)
         along = dim if isinstance(dim, int) else -1
         rows = rows_of(given, along).float()
-        finite = rows[torch.isfinite(rows)]
+        largest = torch.where(torch.isfinite(rows), rows.abs(), -1.0).max()
         entropy = None
         if out.numel():
             chances = rows_of(out, along).float()
             chances = chances if entry.name == "softmax" else chances.exp()
-            entropy = float(torch.special.entr(chances.clamp_min(0)).sum(1).nanmean())
+            entropy = number(torch.special.entr(chances.clamp_min(0)).sum(1).nanmean())
         self.softmaxes.append(
             SoftmaxCall(
                 **self._history.place(entry),
                 shape=list(given.shape),
                 dim=dim if isinstance(dim, int) else None,
                 trained_on=entry.out_grad,
-                fully_masked_rows=int((rows == -math.inf).all(1).sum()),
-                largest=float(finite.abs().max()) if finite.numel() else None,
-                is_distribution=bool(
-                    rows.shape[1] > 1 and (rows >= 0).all() and ((rows.sum(1) - 1).abs() < 1e-3).all()
-                ),
+                fully_masked_rows=number((rows == -math.inf).all(1).sum()),
+                largest=later(lambda found: found if found >= 0 else None, largest),
+                is_distribution=rows.shape[1] > 1
+                and number((rows >= 0).all() & ((rows.sum(1) - 1).abs() < 1e-3).all()),
                 entropy=entropy,
                 producer=self._history.producer(given),
             )
@@ -138,20 +141,21 @@ class LayerCalls:
         """Scaled dot-product attention: its largest logit, its masked rows, its entropy."""
         query, key = args[0], args[1]
         mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
-        logits = query.detach()[:2].float() @ key.detach()[:2].float().transpose(-1, -2) / math.sqrt(query.shape[-1])
+        asked, known = _few_queries(query.detach()[:2], key.detach()[:2])
+        logits = asked.float() @ known.float().transpose(-1, -2) / math.sqrt(query.shape[-1])
         masked = 0
         if isinstance(mask, Tensor):
             blocked = ~mask if mask.dtype is torch.bool else mask == -math.inf
-            masked = int(blocked.all(-1).sum())
+            masked = number(blocked.all(-1).sum())
         chances = torch.softmax(logits, -1)
         self.softmaxes.append(
             SoftmaxCall(
                 **self._history.place(entry),
                 shape=list(query.shape),
                 causal=bool(kwargs.get("is_causal", False)),
-                largest=float(logits.abs().max()) if logits.numel() else None,
+                largest=number(logits.abs().max()) if logits.numel() else None,
                 fully_masked_rows=masked,
-                entropy=float(torch.special.entr(chances).sum(-1).mean()),
+                entropy=number(torch.special.entr(chances).sum(-1).mean()),
             )
         )
 
@@ -183,7 +187,21 @@ def _fan_in(name: str, first: Tensor, given: list[Tensor]) -> int | None:
 
 
 def _std(tensor: Tensor) -> float | None:
-    values = sampled(tensor)
-    if not values.is_floating_point() or values.numel() < 2:
-        return None
-    return finite_or_none(values.float().std(correction=0))
+    return _spread(sampled(tensor).float()) if tensor.is_floating_point() else None
+
+
+def _spread(values: Tensor) -> float | None:
+    return finite_or_none(values.std(correction=0)) if values.numel() >= 2 else None
+
+
+def _few_queries(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries, evenly thinned so that there are at most `SAMPLE` logits, and the keys."""
+    if query.dim() < 2 or key.dim() < 2:
+        return query, key
+    count = math.prod(query.shape[:-1]) * key.shape[-2]
+    return (query[..., :: math.ceil(count / SAMPLE), :], key) if count > SAMPLE else (query, key)
+
+
+def _places(flags: Tensor) -> list[int]:
+    """Which of the flags are set, the first 4,096 of them."""
+    return cast("list[int]", flags.nonzero().reshape(-1)[:4096].tolist())

@@ -80,8 +80,16 @@ class WatchLog:
             self._parts[optimizer] = part_name(optimizer, self._registry)
         return self._parts[optimizer]
 
+    def sampled_tensors(self, facts: SampledStep) -> None:
+        """How weights and gradients are spread at the end of a sampled step, whose numbers may not be read yet."""
+        if self.log is None:
+            return
+        for update in facts.updates:
+            names = [self._registry.label(self._registry.parameters[row.parameter]) for row in update.rows]
+            self._histograms(facts.step, update.rows, names, self._part(update.optimizer))
+
     def sampled_step(self, facts: SampledStep) -> None:
-        """What a sampled step saw of each parameter and each activation."""
+        """What a sampled step saw of each parameter and each activation, all numbers read."""
         log = self.log
         if log is None:
             return
@@ -97,7 +105,6 @@ class WatchLog:
             }
             part = self._part(update.optimizer)
             log.take(LayerRows(facts.step, names, columns, part))
-            self._histograms(facts.step, rows, names, part)
         dying = [call for call in facts.calls.activations if call.units]
         shares = {f"{call.module}.{call.op}": (call.dead or 0) / (call.units or 1) for call in dying}
         if shares:

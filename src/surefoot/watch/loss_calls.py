@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from functools import partial
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
+import torch
 from torch import Tensor
 
 from surefoot.record.facts import DifferenceCall, LossCall, ProductCall, RatioCall
+from surefoot.watch.deferred import later, number, own, reads_at_once
 from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES, DISTANCE_LOSSES, RECURRENT, VIEWS, WEIGHT_LAYERS
-from surefoot.watch.tensor_summary import as_distribution, describe, label_counts, sampled
+from surefoot.watch.tensor_summary import (
+    as_distribution,
+    columns_of,
+    distance_of_rows,
+    label_counts,
+    rows_of,
+    sampled,
+    summary_of,
+)
 
 if TYPE_CHECKING:
     from surefoot.watch.call_history import CallHistory
@@ -19,6 +31,18 @@ MOST_DIFFERENCES = 50
 """Differences, products and ratios that are recorded of one step, of each."""
 TARGETS_KEPT = 4
 """Losses at the end of a step whose targets later questions may need."""
+MOST_LABELS = 1 << 20
+"""Labels of one loss that are counted; of more, a sample is judged."""
+
+
+class KeptTarget(NamedTuple):
+    """What later questions may need of the target of a loss."""
+
+    size: int
+    few: Tensor
+    """The first values; a copy."""
+    labels: Tensor | None
+    """All of it, if it is labels; until the backward, as the graph of the loss keeps it."""
 
 
 class LossCalls:
@@ -30,7 +54,7 @@ class LossCalls:
         self.differences: list[DifferenceCall] = []
         self.products: list[ProductCall] = []
         self.ratios: list[RatioCall] = []
-        self.targets: dict[int, Tensor] = {}
+        self.targets: dict[int, KeptTarget] = {}
         """The targets of the last loss calls, by the index of the call, as long as the step lasts."""
 
     def loss(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
@@ -43,22 +67,20 @@ class LossCalls:
             **self._history.place(entry),
             trained_on=entry.out_grad,
             reduction=kwargs.get("reduction", "mean") if not isinstance(out, Tensor) or out.dim() == 0 else "none",
-            input=describe(given),
-            target=describe(target),
+            input=summary_of(given),
+            target=summary_of(target),
             producer=self._history.producer(given),
             target_producer=self._history.producer(target),
             same_shape=list(given.shape) == list(target.shape),
-            value=float(out) if isinstance(out, Tensor) and out.dim() == 0 else None,
+            value=number(own(out)) if isinstance(out, Tensor) and out.dim() == 0 else None,
             target_from_model=bool(self._history.names(target) & (WEIGHT_LAYERS | RECURRENT)),
         )
-        self.targets[entry.index] = target.detach()
-        if len(self.targets) > TARGETS_KEPT:
-            del self.targets[next(iter(self.targets))]
+        self._keep_target(entry.index, target.detach())
         if entry.name in CLASS_LOSSES and given.dim() >= 1 and given.numel():
             facts = _with_classes(facts, given, target, kwargs)
         elif entry.name in BINARY_LOSSES and given.numel():
             facts = _with_binary(facts, given, target, kwargs)
-        elif entry.name in DISTANCE_LOSSES:
+        elif entry.name in DISTANCE_LOSSES and given.numel() and target.numel():
             low, high = _pinned(given)
             bounds = _bounds(given, target)
             variance = _variance(target)
@@ -67,6 +89,18 @@ class LossCalls:
             is_log = bool(kwargs.get("log_target", False))
             facts = replace(facts, distribution=as_distribution(given, -1), log_target=is_log)
         self.losses.append(facts)
+
+    def _keep_target(self, index: int, target: Tensor) -> None:
+        if target.numel() > MOST_LABELS:
+            return
+        is_label = not target.is_floating_point()
+        self.targets[index] = KeptTarget(target.numel(), target.reshape(-1)[:64].clone(), target if is_label else None)
+        if len(self.targets) > TARGETS_KEPT:
+            del self.targets[next(iter(self.targets))]
+
+    def let_labels_go(self) -> None:
+        """A backward begins, which frees what the graph holds: keep no labels any longer."""
+        self.targets = {index: target._replace(labels=None) for index, target in self.targets.items()}
 
     def difference(self, entry: RecordedCall, args: tuple[Any, ...], out: Any) -> None:
         """A prediction minus a target, as in a loss written by hand."""
@@ -81,8 +115,8 @@ class LossCalls:
         self.differences.append(
             DifferenceCall(
                 **self._history.place(entry),
-                input=describe(given),
-                target=describe(target),
+                input=summary_of(given),
+                target=summary_of(target),
                 out_shape=list(out.shape),
                 grown=out.numel() > max(given.numel(), target.numel()),
                 producer=self._history.producer(given),
@@ -112,8 +146,8 @@ class LossCalls:
             ProductCall(
                 **self._history.place(entry),
                 history=sorted(names & {"log_softmax", "log_prob", "exp", "log", "logsumexp", "cross_entropy"}),
-                other=describe(other),
-                other_binary=bool(((values == 0) | (values == 1)).all()),
+                other=summary_of(other),
+                other_binary=number(((values == 0) | (values == 1)).all()),
                 grown=isinstance(out, Tensor) and out.numel() > max(given.numel(), other.numel()),
             )
         )
@@ -135,9 +169,9 @@ class LossCalls:
         self.ratios.append(
             RatioCall(
                 **self._history.place(entry),
-                largest=float(values.max()),
-                mean=float(values.mean()),
-                kl=float((values - 1 - values.log()).mean()),
+                largest=number(values.max()),
+                mean=number(values.mean()),
+                kl=number((values - 1 - values.log()).mean()),
                 count=values.numel(),
             )
         )
@@ -156,38 +190,84 @@ def _with_classes(facts: LossCall, given: Tensor, target: Tensor, kwargs: dict[s
     )
     if target.is_floating_point():
         return facts
+    chosen = given.detach().argmax(dim)
+    if chosen.shape != target.shape:
+        return facts
+    found = later(
+        partial(_label_facts, target.numel(), ignore),
+        own(sampled(target, MOST_LABELS)),
+        sampled(chosen, MOST_LABELS),
+        *_valid_labels(target, ignore),
+        _unit_spread(given, target, dim, ignore),
+    )
+    names = _LabelFacts.__annotations__
+    return replace(facts, **{name: later(itemgetter(name), found) for name in names})
+
+
+def _valid_labels(target: Tensor, ignore: int) -> tuple[Tensor, Tensor, Tensor]:
+    """How many labels are not ignored, the lowest and the highest of them; of none, any numbers."""
+    if not target.numel():
+        return (torch.zeros((), dtype=torch.int64),) * 3
     valid = target != ignore
-    labels = target[valid]
-    facts = replace(
-        facts,
-        valid=int(valid.sum()),
-        targets=target.numel(),
-        labels=label_counts(labels) if labels.numel() <= 1 << 20 else None,
-    )
-    if not labels.numel():
-        return facts
-    rows = given.detach().movedim(dim, -1)[valid] if given.dim() > 1 else given.detach()[None]
-    chosen = rows.argmax(-1)
-    facts = replace(facts, label_range=(int(labels.min()), int(labels.max())), predicted=label_counts(chosen))
-    if chosen.shape != labels.shape:
-        return facts
-    return replace(
-        facts,
-        accuracy=float((chosen == labels).float().mean()),
-        unit_spread=float(rows.float().std(0).mean()) if len(rows) > 1 else None,
-    )
+    ends = torch.iinfo(target.dtype) if target.dtype is not torch.bool else torch.iinfo(torch.uint8)
+    labels = target if target.dtype is not torch.bool else target.to(torch.uint8)
+    low, high = torch.where(valid, labels, ends.max).min(), torch.where(valid, labels, ends.min).max()
+    return valid.sum(), low, high
+
+
+def _unit_spread(given: Tensor, target: Tensor, dim: int, ignore: int) -> Tensor:
+    """The spread of each unit over the rows whose label is not ignored, on average; of large tensors of a sample."""
+    rows = rows_of(given, dim).float()
+    labels = target.detach().reshape(-1)
+    valid = labels[:: distance_of_rows(len(labels), rows.shape[1])] != ignore
+    if reads_at_once(rows):
+        kept = rows[valid]
+        return kept.std(0).mean() if len(kept) > 1 else rows.new_full((), float("nan"))
+    count, mask = valid.sum(), valid[:, None]
+    mean = torch.where(mask, rows, 0).sum(0) / count
+    spread = (torch.where(mask, rows - mean, 0).square().sum(0) / (count - 1)).sqrt()
+    return torch.where(valid.all(), rows.std(0), spread).mean()  # the former is exact for rows that are the same
+
+
+class _LabelFacts(TypedDict):
+    valid: int
+    targets: int
+    labels: dict[str, int] | None
+    label_range: tuple[int, int] | None
+    predicted: dict[str, int] | None
+    accuracy: float | None
+    unit_spread: float | None
+
+
+def _label_facts(
+    targets: int, ignore: int, target: Tensor, chosen: Tensor, valid: int, low: int, high: int, spread: float
+) -> _LabelFacts:
+    """What is known of labels and predictions that are on the host now."""
+    kept = target != ignore
+    labels = target[kept]
+    has_any = bool(valid and len(labels))
+    return {
+        "valid": valid,
+        "targets": targets,
+        "labels": label_counts(labels) if valid <= MOST_LABELS else None,
+        "label_range": (low, high) if has_any else None,
+        "predicted": label_counts(chosen[kept]) if has_any else None,
+        "accuracy": float((chosen[kept] == labels).float().mean()) if has_any else None,
+        "unit_spread": spread if has_any and valid > 1 else None,
+    }
 
 
 def _with_binary(facts: LossCall, given: Tensor, target: Tensor, kwargs: dict[str, Any]) -> LossCall:
     """What a binary loss has besides: whether its input are probabilities, its labels and its predictions."""
-    inside = (sampled(given) >= 0) & (sampled(given) <= 1)
-    hard = (given > (0.5 if facts.op == "binary_cross_entropy" else 0)).float()
+    values = sampled(given)
+    inside = (values >= 0) & (values <= 1)
+    hard = (values > (0.5 if facts.op == "binary_cross_entropy" else 0)).float()
     return replace(
         facts,
-        inside_unit=float(inside.float().mean()),
-        labels=label_counts(target) if target.numel() <= 1 << 20 else None,
+        inside_unit=number(inside.float().mean()),
+        labels=later(label_counts, own(target.reshape(-1))) if target.numel() <= MOST_LABELS else None,
         row_sum_error=as_distribution(given, -1).sum_error if given.dim() > 1 else None,
-        predicted_share=float(hard.mean()),
+        predicted_share=number(hard.mean()),
         weighted=any(kwargs.get(key) is not None for key in ("weight", "pos_weight")),
     )
 
@@ -196,7 +276,8 @@ def _variance(target: Tensor) -> float | None:
     """The variance of the targets over the batch, on average."""
     if not target.dim() or len(target) <= 1:
         return None
-    return float(target.detach().float().var(0, correction=0).mean())
+    variance: float = number(columns_of(target).float().var(0, correction=0).mean())
+    return variance
 
 
 class _Bounds(TypedDict):
@@ -206,11 +287,9 @@ class _Bounds(TypedDict):
 
 def _bounds(given: Tensor, target: Tensor) -> _Bounds:
     """Which share of the targets lies outside the range the predictions have."""
-    if not target.is_floating_point() or not given.is_floating_point():
-        target = target.float()
-    low, high = float(given.min()), float(given.max())
+    low, high = torch.aminmax(given.detach())
     goals = sampled(target).float()
-    return {"above": float((goals > high).float().mean()), "below": float((goals < low).float().mean())}
+    return {"above": number((goals > high).float().mean()), "below": number((goals < low).float().mean())}
 
 
 def _pinned(given: Tensor) -> tuple[float, float]:
@@ -218,4 +297,4 @@ def _pinned(given: Tensor) -> tuple[float, float]:
     values = sampled(given).float()
     low, high = values.min(), values.max()
     slack = (high - low).clamp_min(1e-12) * 1e-3
-    return float((values <= low + slack).float().mean()), float((values >= high - slack).float().mean())
+    return number((values <= low + slack).float().mean()), number((values >= high - slack).float().mean())

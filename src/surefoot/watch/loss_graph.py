@@ -6,7 +6,7 @@ graph itself; hooks on its nodes only add up what passes. Graphs of more than 4,
 
 from __future__ import annotations
 
-import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +15,9 @@ from torch import Tensor
 from surefoot.observe.readable import readable
 from surefoot.record.facts import BackwardCall, GraphBreak, HistoryCall, InputTargetPairs, LossSign, NonFiniteNode
 from surefoot.watch import autograd_graph as graph
+from surefoot.watch.deferred import later
 from surefoot.watch.function_recorder import BREAKS
+from surefoot.watch.model_calls import rounded_rows
 from surefoot.watch.operation_names import LOSSES, VIEWS
 from surefoot.watch.script_hooks import WithoutHooks, runs_eagerly
 
@@ -101,21 +103,13 @@ def pair_rows(calls: LossCalls, held: list[Held]) -> InputTargetPairs | None:
     if features is None or loss.op not in _PAIRED:
         return None
     target = calls.targets.get(loss.index)
-    if target is None or not len(features) or target.numel() != len(features) or features.dim() < 2:
+    if target is None or target.size != features.size:
         return None
-    flat = features.detach()[:64].reshape(len(features[:64]), -1)
-    if not flat.is_floating_point():
-        flat = _bags(flat)
-    if flat.shape[1] > 64:
-        flat = flat[:, :: math.ceil(flat.shape[1] / 64)]
-    rows = [[round(v, 5) for v in row] for row in flat.float().cpu().nan_to_num().tolist()]
-    return InputTargetPairs(inputs=rows, targets=target.detach().reshape(-1)[:64].tolist())
+    return later(_pairs, features.rows, target.few)
 
 
-def _bags(ids: Tensor) -> Tensor:
-    """How often each token id, folded to 64 kinds, occurs in each row."""
-    folded = ids.long() % 64
-    return torch.zeros(len(ids), 64, device=ids.device).scatter_add_(1, folded, torch.ones_like(folded).float())
+def _pairs(rows: Tensor, targets: Tensor) -> InputTargetPairs:
+    return InputTargetPairs(inputs=rounded_rows(5, rows), targets=targets.tolist())
 
 
 def breaks(recorder: FunctionRecorder, roots: list[BackwardCall]) -> list[GraphBreak]:
@@ -169,27 +163,40 @@ class NodeHooks:
         return hook
 
     def _note(self, op: str, entry: int | None, given: Any, made: Any) -> None:
-        self._seen.append((op, entry, _sums(given), _sums(made)))
+        with WithoutHooks():
+            results = _sums(made)
+            if results:
+                self._seen.append((op, entry, _sums(given), results))
 
     def first_bad(self) -> NonFiniteNode | None:
         """The first node that turned finite gradients into something else."""
-        for op, number, given, made in self._seen:
-            if _all_finite(given) and not _all_finite(made):
-                entry = self._recorder.entries[number] if self._recorder is not None and number is not None else None
-                return NonFiniteNode(
-                    op=op,
-                    call=entry.name if entry is not None else None,
-                    site=entry.site if entry is not None else "",
-                    module=entry.module if entry is not None else "",
-                )
-        return None
+        seen, self._seen = self._seen, []
+        sums = [value for _, _, given, made in seen for value in (*given, *made)]
+        if not sums:
+            return None
+        home = sums[0].device
+        together = torch.stack([value if value.device == home else value.to(home) for value in sums])
+        counted = [(op, entry, len(given), len(made)) for op, entry, given, made in seen]
+        return later(partial(_first_bad, self._recorder, counted), torch.isfinite(together))
+
+
+def _first_bad(
+    recorder: FunctionRecorder | None, seen: list[tuple[str, int | None, int, int]], sums_finite: Tensor
+) -> NonFiniteNode | None:
+    flags = iter(sums_finite.tolist())
+    for op, number, given, made in seen:
+        was_finite, is_finite = (False not in [next(flags) for _ in range(count)] for count in (given, made))
+        if was_finite and not is_finite:
+            entry = recorder.entries[number] if recorder is not None and number is not None else None
+            return NonFiniteNode(
+                op=op,
+                call=entry.name if entry is not None else None,
+                site=entry.site if entry is not None else "",
+                module=entry.module if entry is not None else "",
+            )
+    return None
 
 
 def _sums(tensors: Any) -> list[Tensor]:
-    with WithoutHooks():
-        held = [readable(t) for t in tensors or () if isinstance(t, Tensor) and t.is_floating_point()]
-        return [t.float().sum() for t in held if t is not None]
-
-
-def _all_finite(sums: list[Tensor]) -> bool:
-    return all(math.isfinite(float(value)) for value in sums)
+    held = [readable(t) for t in tensors or () if isinstance(t, Tensor) and t.is_floating_point()]
+    return [t.sum(dtype=torch.float32) for t in held if t is not None]

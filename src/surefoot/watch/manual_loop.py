@@ -57,7 +57,7 @@ class ManualLoop:
 
     def left_share(self) -> float:
         """Which share of the parameters still has a gradient that is not zero."""
-        return left_share(self.tensors())
+        return float(left_share(self.tensors()))
 
     def gradient_norm(self, gradients: Any) -> float | None:
         """The norm of the gradients: of those `autograd.grad` returned, or else of those that were accumulated."""

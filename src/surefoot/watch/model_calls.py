@@ -1,14 +1,14 @@
 """What is recorded about one call of a model: what went in, what came out, and in which mode it ran.
 
-No tensor of the script's is kept alive. The values of the first input are, through a tensor that shares them, as long
-as the step has only one call of a model; outputs are found again by the numbers that their autograd nodes are given.
+No tensor of the script's is kept alive. A few values of the first input are copied, as long as the step has only one
+call of a model; outputs are found again by the numbers that their autograd nodes are given.
 Only the first few tensors of a call are described; the recorder follows what happens inside the model.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import torch
@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from surefoot.observe.readable import is_readable
 from surefoot.record.facts import FeatureScales, ModelCall
 from surefoot.watch import autograd_graph as graph
+from surefoot.watch.deferred import later, number, own
 from surefoot.watch.function_recorder import tensors_in
 from surefoot.watch.script_hooks import WithoutHooks
-from surefoot.watch.tensor_summary import describe, fingerprints
+from surefoot.watch.tensor_summary import columns_of, few_of, prints_of_rows, summary_of
 from surefoot.watch.user_frames import site
 
 if TYPE_CHECKING:
@@ -41,12 +42,21 @@ class Output(NamedTuple):
     device: torch.device
 
 
+class Features(NamedTuple):
+    """A few values of a batch."""
+
+    size: int
+    """How many rows the batch has."""
+    rows: Tensor
+    """At most 64 rows of at most 64 numbers; a copy."""
+
+
 class Held(NamedTuple):
     """What later questions need of a call with gradients on."""
 
     call: ModelCall
-    features: Tensor | None
-    """The values of the first input; only of the only call so far."""
+    features: Features | None
+    """Of the first input; only of the only call so far."""
     outputs: list[Output]
 
 
@@ -58,6 +68,8 @@ class ModelCalls:
         self.calls: list[ModelCall] = []
         self.held: list[Held] = []
         self._step, self._registry, self._marks = step, registry, marks
+        self._entered: set[int] = set()
+        """The identities of the models that were entered into the registry in this step."""
         self._several = len({number for held in registry.parameters for number in held.optimizers}) > 1
         """Several optimizers: perhaps models that judge each other, whose samples are compared."""
 
@@ -67,7 +79,7 @@ class ModelCalls:
             return
         grad_mode = torch.is_grad_enabled()
         with WithoutHooks():
-            name = self._registry.add_model(module)
+            name = self._name_of(module)
             inputs = [tensor for tensor in [*tensors_in(args), *tensors_in(kwargs)] if tensor.dim()][:4]
             outputs = list(tensors_in(out))[:4]
             call = ModelCall(
@@ -77,8 +89,8 @@ class ModelCalls:
                 grad_mode=grad_mode,
                 training=module.training,
                 site=site(4),
-                inputs=[describe(tensor) for tensor in inputs],
-                outputs=[describe(tensor) for tensor in outputs],
+                inputs=[summary_of(tensor) for tensor in inputs],
+                outputs=[summary_of(tensor) for tensor in outputs],
                 autocast=_autocast(outputs),
                 index=index,
                 **mode_facts(module),
@@ -94,6 +106,12 @@ class ModelCalls:
             if grad_mode:
                 self._hold(call, inputs, outputs)
 
+    def _name_of(self, module: nn.Module) -> str:
+        """The name of a model. Once in a step its parameters are looked through."""
+        known = self._registry.known_model(module) if id(module) in self._entered else None
+        self._entered.add(id(module))
+        return known if known is not None else self._registry.add_model(module)
+
     def _hold(self, call: ModelCall, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         first = inputs[0] if inputs and not self.held and is_readable(inputs[0]) else None
         self.held = [held._replace(features=None) for held in self.held]
@@ -107,7 +125,20 @@ class ModelCalls:
                 number = -1 - len(found) - 4 * len(self.held)
                 graph.mark(node, self._marks, number)
             found.append(Output(number, tensor.output_nr, tensor.shape, tensor.dtype, tensor.device))
-        self.held.append(Held(call, None if first is None else first.detach(), found))
+        self.held.append(Held(call, None if first is None else _features(first), found))
+
+
+def _features(batch: Tensor) -> Features | None:
+    if batch.dim() < 2 or not batch.numel() or batch.layout is not torch.strided or batch.is_complex():
+        return None
+    rows = few_of(batch, 64, 64) if batch.is_floating_point() else _bags(batch.detach()[:64])
+    return Features(len(batch), rows.to(torch.float32, copy=True))
+
+
+def _bags(ids: Tensor) -> Tensor:
+    """How often each token id, folded to 64 kinds, occurs in each row."""
+    folded = ids.reshape(len(ids), -1).long() % 64
+    return torch.zeros(len(ids), 64, device=ids.device).scatter_add_(1, folded, torch.ones_like(folded).float())
 
 
 def _autocast(outputs: list[Tensor]) -> str | None:
@@ -126,11 +157,11 @@ def _batch_facts(inputs: list[Tensor], outputs: list[Tensor]) -> _BatchFacts:
     """Prints of the rows that went in, the scale of each feature, and how different the outputs are."""
     facts: _BatchFacts = {}
     if inputs and is_readable(inputs[0]) and inputs[0].shape[0] and inputs[0].numel() <= 1 << 22:
-        facts["rows"] = fingerprints(inputs[0], 256)
+        facts["rows"] = prints_of_rows(inputs[0], 256)
         facts["features"] = feature_scales(inputs[0])
     out = outputs[0] if outputs and is_readable(outputs[0]) else None
     if out is not None and out.dim() > 1 and len(out) > 1 and out.is_floating_point():
-        facts["diversity"] = float(out.detach().float().std(0).mean())
+        facts["diversity"] = number(columns_of(out).float().std(0).mean())
     return facts
 
 
@@ -144,11 +175,14 @@ class _ModeFacts(TypedDict):
 
 def mode_facts(module: nn.Module) -> _ModeFacts:
     """Which parts behave differently in training, and in which mode they are."""
-    dropouts = [part for part in module.modules() if isinstance(part, _DROPOUT) and part.p > 0]
-    others = [
-        part for part in module.modules() if isinstance(part, (nn.RNNBase, nn.MultiheadAttention)) and part.dropout
-    ]
-    norms = [part for part in module.modules() if isinstance(part, _BATCHNORM) and part.track_running_stats]
+    dropouts, others, norms = [], [], []
+    for part in module.modules():
+        if isinstance(part, _DROPOUT):
+            dropouts += [part] if part.p > 0 else []
+        elif isinstance(part, (nn.RNNBase, nn.MultiheadAttention)):
+            others += [part] if part.dropout else []
+        elif isinstance(part, _BATCHNORM) and part.track_running_stats:
+            norms.append(part)
     return {
         "dropouts": len(dropouts) + len(others),
         "dropouts_on": sum(part.training for part in [*dropouts, *others]),
@@ -162,18 +196,22 @@ def feature_scales(tensor: Tensor) -> FeatureScales | None:
     """Mean and spread of each feature of a batch, up to 64 of them."""
     if not tensor.is_floating_point() or tensor.dim() < 2 or len(tensor) < 2:
         return None
-    rows = tensor.detach().reshape(len(tensor), -1).float()
-    if rows.shape[1] > 64:
-        rows = rows[:, :: math.ceil(rows.shape[1] / 64)]
-    means, spreads = rows.mean(0).tolist(), rows.std(0, correction=0).tolist()
-    rounded = [round(v, 6) for v in means], [round(v, 6) for v in spreads]
-    return FeatureScales(count=len(rows), mean=rounded[0], std=rounded[1])
+    rows = few_of(tensor, len(tensor), 64).float()
+    return later(partial(_scales, len(rows)), rows.mean(0), rows.std(0, correction=0))
+
+
+def _scales(count: int, means: Tensor, spreads: Tensor) -> FeatureScales:
+    rounded = [[round(v, 6) for v in values.tolist()] for values in (means, spreads)]
+    return FeatureScales(count=count, mean=rounded[0], std=rounded[1])
 
 
 def _few(tensor: Tensor) -> list[list[float]] | None:
     """A few rows of a batch, thinned to a few numbers each."""
     if tensor.dim() < 2 or not tensor.is_floating_point() or not tensor.numel() or not is_readable(tensor):
         return None
-    rows = tensor.detach()[:32].reshape(len(tensor[:32]), -1)
-    rows = rows[:, :: math.ceil(rows.shape[1] / 16)]
-    return [[round(v, 4) for v in row] for row in rows.float().nan_to_num().tolist()]
+    return later(partial(rounded_rows, 4), own(few_of(tensor, 32, 16)))
+
+
+def rounded_rows(digits: int, rows: Tensor) -> list[list[float]]:
+    """A matrix as lists of numbers of so many digits."""
+    return [[round(v, digits) for v in row] for row in rows.float().nan_to_num().tolist()]

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+import math
 import weakref
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from surefoot.record.facts import FoldedIdsCall, OverflowCall, RiskyCall, RowOrder
+from surefoot.watch.deferred import ABSENT, later, number, reads_at_once
 from surefoot.watch.function_recorder import tensors_in
 from surefoot.watch.operation_names import ARITHMETIC
 from surefoot.watch.tensor_summary import finite_or_none, sampled
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from surefoot.watch.call_history import CallHistory
     from surefoot.watch.function_recorder import DomainFacts, RecordedCall
 
 _MOST_ORDERED = 1 << 20
-_orders: list[tuple[int, weakref.ref[Tensor]]] = []
-"""The permutations that rows were picked by, numbered."""
+_AT_ONCE = 1 << 24
+"""Values that are tested at the same time."""
+MOST_OVERFLOWS = 20
+MOST_CANDIDATES = 1_000
+"""Calls of one step that may have overflown, where it is not known at once."""
+MOST_ORDERS = 4
+"""Indices of one step that may be permutations, where it is not known at once."""
+
+
+class _Order(NamedTuple):
+    """A tensor that rows were picked by, weakly held."""
+
+    number: int
+    tensor: weakref.ref[Tensor]
+    is_permutation: Any
+    """A truth value that may be deferred."""
+
+
+_orders: list[_Order] = []
 
 
 class NumericCalls:
@@ -31,56 +54,55 @@ class NumericCalls:
         self.folded_ids: list[FoldedIdsCall] = []
         self.overflows: list[OverflowCall] = []
         self.orders: list[RowOrder] = []
+        self._overflown, self._ordered = count(), count()
+        """How many were kept, counted when it is known that they are such."""
 
     def folded_ids_of(self, entry: RecordedCall, args: tuple[Any, ...], out: Any) -> None:
         """Integer ids that were forced into a range."""
         if not args or not isinstance(args[0], Tensor) or args[0].is_floating_point() or args[0].dtype is torch.bool:
             return
         if isinstance(out, Tensor) and out.shape == args[0].shape and out.numel() > 1 and not out.is_floating_point():
-            changed = float((out != args[0]).float().mean())
-            if changed:
-                self.folded_ids.append(
-                    FoldedIdsCall(
-                        **self._history.place(entry),
-                        changed=changed,
-                        highest=int(args[0].max()),
-                        kept=int(out.max()),
-                        source=self._history.producer(args[0]),
-                    )
-                )
+            place, source = self._history.place(entry), self._history.producer(args[0])
+            facts = partial(FoldedIdsCall, **place, source=source)
+            changed = (out != args[0]).float().mean()
+            _append(self.folded_ids, later(partial(_if_changed, facts), changed, args[0].max(), out.max()))
 
     def overflow(self, entry: RecordedCall, args: tuple[Any, ...], out: Tensor) -> None:
         """A half-precision result beyond its range, from finite inputs."""
-        if entry.name not in ARITHMETIC or len(self.overflows) >= 20 or not bool(torch.isinf(out).any()):
+        most = MOST_OVERFLOWS if reads_at_once(out) else MOST_CANDIDATES
+        if entry.name not in ARITHMETIC or len(self.overflows) >= most:
             return
-        given = [value for value in args if isinstance(value, Tensor) and value.is_floating_point()]
-        if given and all(bool(torch.isfinite(value).all()) for value in given):
-            largest = max(float(sampled(value).float().abs().max()) for value in given if value.numel())
-            self.overflows.append(
-                OverflowCall(
-                    **self._history.place(entry),
-                    infinite=int(torch.isinf(out).sum()),
-                    of=out.numel(),
-                    largest_in=largest,
-                )
-            )
+        if reads_at_once(out) and not bool(torch.isinf(out).any()):
+            return
+        given = [value for value in args if isinstance(value, Tensor) and value.is_floating_point() and value.numel()]
+        given = [value for value in given if value.device == out.device]
+        if not given:
+            return
+        facts = partial(OverflowCall, **self._history.place(entry), of=out.numel())
+        largest = torch.stack([sampled(value).float().abs().max() for value in given]).max()
+        found = later(
+            partial(_if_overflown, facts, self._overflown), _count(torch.isinf, out), _are_finite(given), largest
+        )
+        _append(self.overflows, found)
 
     def domain(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Whether an operation without a graph made something non-finite, and whether what it was given was finite."""
         made = next((value for value in tensors_in(out) if value.is_floating_point()), None)
         if made is None or made.layout is not torch.strided or made.is_meta:
             return
+        if reads_at_once(made) and bool(torch.isfinite(made).all()):
+            entry.notes.domain = {"bad": False, "given_finite": None}
+            return
         given = [value for value in (*tensors_in(args), *tensors_in(kwargs)) if value.is_floating_point()]
-        bad = not bool(torch.isfinite(made).all())
-        note: DomainFacts = {"bad": bad, "given_finite": None}
-        if bad:
-            note |= {"nan": int(torch.isnan(made).sum()), "inf": int(torch.isinf(made).sum()), "of": made.numel()}
-            kept = [value for value in given if value is not made]
-            if kept and len(kept) == len(given):  # else it was written over
-                note["given_finite"] = all(bool(torch.isfinite(value).all()) for value in given)
-                edge = sampled(kept[-1 if entry.name == "div" else 0]).float()
-                note["lowest"] = finite_or_none(edge.min()) if edge.numel() else None
-        entry.notes.domain = note
+        kept = [value for value in given if value is not made]
+        is_finite: Any = None
+        lowest: Any = None
+        if kept and len(kept) == len(given):  # else it was written over
+            is_finite = _are_finite([value for value in given if value.device == made.device])
+            edge = sampled(kept[-1 if entry.name == "div" else 0]).float()
+            lowest = edge.min() if edge.numel() else None
+        nan, inf = _count(torch.isnan, made), _count(torch.isinf, made)
+        entry.notes.domain = later(partial(_domain_facts, made.numel()), nan, inf, is_finite, lowest)
 
     def risk(self, entry: RecordedCall, args: tuple[Any, ...], out: Tensor) -> None:
         """How near an operation came to where it, or its derivative, is not defined."""
@@ -103,8 +125,8 @@ class NumericCalls:
                 lowest=finite_or_none(values.min()),
                 highest=finite_or_none(values.max()),
                 nearest_zero=finite_or_none(values.abs().min()),
-                out_nonfinite=int((~torch.isfinite(sampled(out))).sum()),
-                in_nonfinite=int((~torch.isfinite(sampled(args[0]))).sum()) if isinstance(args[0], Tensor) else 0,
+                out_nonfinite=number((~torch.isfinite(sampled(out))).sum()),
+                in_nonfinite=number((~torch.isfinite(sampled(args[0]))).sum()) if isinstance(args[0], Tensor) else 0,
                 dtype=entry.out_dtype,
             )
         )
@@ -112,19 +134,68 @@ class NumericCalls:
     def order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Rows that are picked by a permutation or by a part of one: which permutation, and whether it is a new one."""
         index = next((v for v in (*args[1:], *kwargs.values()) if isinstance(v, Tensor)), None)
-        if index is None or index.dtype is not torch.int64 or index.dim() != 1 or self.orders:
+        if index is None or index.dtype is not torch.int64 or index.dim() != 1:
+            return
+        if len(self.orders) >= (1 if reads_at_once(index) else MOST_ORDERS):
             return
         order = index._base if index._base is not None else index
         if order.dim() != 1 or not 8 <= order.numel() <= _MOST_ORDERED:
             return
-        number = next((number for number, ref in _orders if ref() is order), None)
-        if number is None:
-            if not torch.equal(order.sort().values, torch.arange(order.numel(), device=order.device)):
+        known = next((held for held in _orders if held.tensor() is order), None)
+        if known is None:
+            ordered = torch.arange(order.numel(), device=order.device)
+            is_one = number((order.sort().values == ordered).all())
+            if is_one is False:
                 return
-            number = _orders[-1][0] + 1 if _orders else 0
-            _orders[:] = [*[held for held in _orders if held[1]() is not None][-16:], (number, weakref.ref(order))]
-        fingerprint = hash(tuple(order[:32].tolist()))
-        self.orders.append(RowOrder(length=order.numel(), fingerprint=fingerprint, number=number))
+            known = _Order(_orders[-1].number + 1 if _orders else 0, weakref.ref(order), is_one)
+            _orders[:] = [*[held for held in _orders if held.tensor() is not None][-16:], known]
+        facts = partial(RowOrder, length=order.numel(), number=known.number)
+        found = later(partial(_if_permutation, facts, self._ordered), known.is_permutation, order[:32].clone())
+        _append(self.orders, found)
+
+
+def _append(facts: list[Any], found: Any) -> None:
+    if found is not ABSENT:
+        facts.append(found)
+
+
+def _if_changed(facts: partial[FoldedIdsCall], changed: float, highest: int, kept: int) -> FoldedIdsCall:
+    return facts(changed=changed, highest=highest, kept=kept) if changed else ABSENT
+
+
+def _if_overflown(
+    facts: partial[OverflowCall], found: Iterator[int], infinite: int, is_finite: bool, largest: float
+) -> OverflowCall:
+    is_kept = infinite and is_finite and next(found) < MOST_OVERFLOWS
+    return facts(infinite=infinite, largest_in=largest) if is_kept else cast("OverflowCall", ABSENT)
+
+
+def _if_permutation(facts: partial[RowOrder], found: Iterator[int], is_permutation: bool, first: Tensor) -> RowOrder:
+    """Only the first order of a step is kept."""
+    return facts(fingerprint=hash(tuple(first.tolist()))) if is_permutation and next(found) == 0 else ABSENT
+
+
+def _domain_facts(
+    of: int, nan: int, inf: int, is_finite: bool | None, lowest: float | None
+) -> DomainFacts:  # fmt: skip
+    if not nan + inf:
+        return {"bad": False, "given_finite": None}
+    found: DomainFacts = {"bad": True, "given_finite": is_finite, "nan": nan, "inf": inf, "of": of}
+    if is_finite is not None:
+        found["lowest"] = lowest if lowest is not None and math.isfinite(lowest) else None
+    return found
+
+
+def _count(test: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+    """For how many values a test holds, without a mask of all of them."""
+    parts = [test(part).sum() for part in torch.split(values.detach().reshape(-1), _AT_ONCE)]
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
+
+
+def _are_finite(tensors: list[Tensor]) -> Tensor:
+    """Whether all values of tensors on one device are finite. Their ends tell: both pass NaN on."""
+    ends = [end for tensor in tensors if tensor.numel() for end in torch.aminmax(tensor.detach())]
+    return torch.stack([torch.isfinite(end) for end in ends]).all() if ends else torch.tensor(True)
 
 
 def _is_whole(exponent: Any) -> bool:

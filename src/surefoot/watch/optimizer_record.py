@@ -6,16 +6,19 @@ parameters are described.
 
 from __future__ import annotations
 
+import math
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from surefoot.observe.readable import readable
 from surefoot.record.facts import GroupSettings, OptimizerFacts
+from surefoot.watch.deferred import reads_at_once
 from surefoot.watch.script_hooks import WithoutHooks
 from surefoot.watch.step_rows import SeriesRow, StepRows
+from surefoot.watch.tensor_summary import real
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +44,7 @@ class OptimizerRecord:
         self.loaded_age: float | None = None
         self.born_at = born_at
         self.settings = [GroupSettings.of(group) for group in optimizer.param_groups[:8]]
-        self.leftover: list[float] = []
+        self.leftover: list[Any] = []
         self.zeroed_before_step = 0
         self.zero_site = ""
         self.sampled_steps = 0
@@ -109,8 +112,23 @@ class OptimizerRecords:
         return record.number not in self._round
 
 
-def left_share(tensors: list[Tensor]) -> float:
-    """Which share of the parameters still has a gradient that is not zero."""
+def left_share(tensors: list[Tensor]) -> Any:
+    """Which share of the parameters still has a gradient that is not zero; on a device a tensor, to be read later."""
     with WithoutHooks():
         held = [local for t in tensors if t.grad is not None and (local := readable(t.grad)) is not None]
-        return sum(bool((g != 0).any()) for g in held if g.layout is torch.strided) / max(1, len(tensors))
+        held = [real(grad.detach()) for grad in held if grad.layout is torch.strided and grad.numel()]
+        if all(map(reads_at_once, held)):
+            return sum(bool((grad != 0).any()) for grad in held) / max(1, len(tensors))
+        home = held[0].device
+        largest = [torch.linalg.vector_norm(grad, math.inf).to(home) for grad in held]
+        return (torch.stack([each != 0 for each in largest]).sum(dtype=torch.float64) / max(1, len(tensors))).detach()
+
+
+def least(shares: list[Any]) -> Any:
+    """The smallest share; without waiting where some are on a device."""
+    away = [share for share in shares if isinstance(share, Tensor)]
+    if not away:
+        return min(shares)
+    return torch.stack(
+        [share if isinstance(share, Tensor) else torch.full_like(away[0], share) for share in shares]
+    ).min()

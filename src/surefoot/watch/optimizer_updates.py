@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
 
 from surefoot.observe.parameters import learning_rate
 from surefoot.observe.readable import is_readable, readable
+from surefoot.observe.tensors import TensorMeter
 from surefoot.record.facts import OptimizerUpdate, ParameterUpdate
+from surefoot.watch.deferred import Count, later, number, numbers, own, reads_at_once
 from surefoot.watch.parameter_registry import weight_facts
 from surefoot.watch.script_hooks import WithoutHooks, intercepts_operations
-from surefoot.watch.tensor_summary import sampled
+from surefoot.watch.tensor_summary import COMPUTED, norms, real, sampled
 
 if TYPE_CHECKING:
     from surefoot.watch.parameter_registry import Parameter, ParameterRegistry
+
+
+SAMPLE_SIZE = 65_536
+"""So many values of a parameter are compared."""
+_STACKED = 1 << 22
+"""Moments that are sorted at the same time."""
 
 
 class OptimizerUpdates:
@@ -34,69 +42,71 @@ class OptimizerUpdates:
         self._registry = registry
         self._before: dict[int, Tensor] = {}
 
-    def before_step(self, number: int, optimizer: torch.optim.Optimizer) -> None:
+    def before_step(self, turn: int, optimizer: torch.optim.Optimizer) -> None:
         """Gradients as the optimizer will see them, and a sample of each parameter to compare with."""
         with WithoutHooks():
-            rows = [
-                self._row(number, tensor, group, optimizer.state.get(tensor, {}))
+            held = [
+                _Held(self._registry.add(tensor), tensor, group, optimizer.state.get(tensor, {}))
                 for group in optimizer.param_groups
                 for tensor in group["params"]
                 if not intercepts_operations(tensor)
             ]
-        rates = [float(rate) for group in optimizer.param_groups if (rate := learning_rate(group)) is not None]
-        self.steps.append(OptimizerUpdate(optimizer=number, rows=rows, lr=rates))
+            self._registry.see_again([(each.record, each.tensor) for each in held if not each.record.is_compared])
+            gradients = gradient_facts([each.tensor.grad for each in held])
+            for each, gradient in zip(held, gradients, strict=True):
+                each.record.optimizers.add(turn)
+                self.stepped.add(each.record.id)
+                _count_gradient(each.record, each.tensor.grad, gradient)
+            weights = self._keep_samples(held)
+            moments = moment_facts([(each.state, each.group) for each in held])
+            rows = [
+                ParameterUpdate(parameter=each.record.id, **gradient, weight=weights.get(each.record.id), **moment)
+                for each, gradient, moment in zip(held, gradients, moments, strict=True)
+            ]
+            found = [rate for group in optimizer.param_groups if (rate := learning_rate(group)) is not None]
+            rates = [number(own(rate)) if isinstance(rate, Tensor) else rate for rate in found]
+        self.steps.append(OptimizerUpdate(optimizer=turn, rows=rows, lr=rates))
 
-    def _row(self, number: int, tensor: Tensor, group: dict[str, Any], state: dict[str, Any]) -> ParameterUpdate:
-        record = self._registry.add(tensor)
-        record.optimizers.add(number)
-        self.stepped.add(record.id)
-        if not record.changed + record.unchanged:
-            self._registry.see_again(record, tensor)
-        gradient = gradient_facts(tensor.grad) if tensor.grad is not None else _GradientFacts()
-        if tensor.grad is not None:
-            record.with_grad += 1
-            # Of a sharded one only a part is seen here, which may be zero or empty.
-            whole = tensor.grad.layout is torch.strided and is_readable(tensor.grad)
-            record.zero_grad += whole and gradient.get("grad") == 0.0
-        values = thin(tensor)
-        weight = None
-        if values is not None and values.numel():
-            self._before[record.id] = values.clone()
-            weight = float(torch.linalg.vector_norm(values.float()))
-        return ParameterUpdate(parameter=record.id, **gradient, weight=weight, **moment_facts(state, group))
+    def _keep_samples(self, held: list[_Held]) -> dict[int, float]:
+        """Copy a sample of each parameter; returns their norms, by the number of the parameter."""
+        samples = {each.record.id: thin(each.tensor) for each in held}
+        kept = {number: values.clone() for number, values in samples.items() if values is not None and values.numel()}
+        self._before |= kept
+        return dict(zip(kept, norms(list(kept.values())), strict=True))
 
     def after_step(self, number: int) -> None:
         """What the step did to each parameter."""
         held = self._last_step(number)
         if held is not None:
             with WithoutHooks():
-                held.rows[:] = [self._with_update(row, number) for row in held.rows]
+                self._compare(held, number)
+
+    def _compare(self, held: OptimizerUpdate, number: int) -> None:
+        pairs: list[tuple[int, Parameter, Tensor]] = []
+        moved: list[Tensor] = []
+        for place, row in enumerate(held.rows):
+            record = self._registry.parameters[row.parameter]
+            tensor, old = record.tensor(), self._before.pop(record.id, None)
+            new = thin(tensor) if tensor is not None and old is not None else None
+            if tensor is not None and old is not None and new is not None and new.shape == old.shape:
+                pairs.append((place, record, tensor))
+                moved.append(new - old)
+        scales = weight_facts([tensor for _, _, tensor in pairs])
+        updates, changes = norms(moved), norms(moved, 0)
+        for (place, record, tensor), update, changed, size, scale in zip(
+            pairs, updates, changes, map(len, moved), scales, strict=True
+        ):
+            _count_update(record, update, number, is_readable(tensor))
+            record.last = scale
+            held.rows[place] = replace(
+                held.rows[place],
+                update=update,
+                ratio=later(_ratio, update, held.rows[place].weight),
+                stuck=later(_rest, changed, size),
+            )
 
     def _last_step(self, number: int) -> OptimizerUpdate | None:
         return next((step for step in reversed(self.steps) if step.optimizer == number), None)
-
-    def _with_update(self, row: ParameterUpdate, number: int) -> ParameterUpdate:
-        record = self._registry.parameters[row.parameter]
-        tensor, old = record.tensor(), self._before.pop(record.id, None)
-        if tensor is None or old is None:
-            return row
-        new = thin(tensor)
-        if new is None or new.shape != old.shape:
-            return row
-        norm = float(torch.linalg.vector_norm(old.float()))
-        update = float(torch.linalg.vector_norm((new - old).float()))
-        if update == 0:
-            record.unchanged += is_readable(tensor)
-        else:
-            record.changed += 1
-            record.trained_by.add(number)
-        record.last = weight_facts(tensor)
-        return replace(
-            row,
-            update=update,
-            ratio=update / norm if norm else None,
-            stuck=float((new == old).float().mean()) if old.numel() else 1.0,
-        )
 
     def drop_step(self, number: int) -> None:
         """The step was skipped: that no parameter changed is no evidence."""
@@ -123,38 +133,179 @@ class _MomentFacts(TypedDict, total=False):
     moment_norm: float | None
 
 
-def gradient_facts(grad: Tensor) -> _GradientFacts:
-    """Norm, zeros and largest entry of a gradient; of a sparse one the norm; of a sharded one, of its part here."""
-    local = readable(grad)
-    if local is None or (local.numel() == 0 and grad.numel()):
-        return {}
-    if local.layout is not torch.strided:
-        return {"grad": float(torch.linalg.vector_norm(local.coalesce().values().float()))}
-    some = sampled(local)
-    values = some.float()
-    return {
-        "grad": float(torch.linalg.vector_norm(values)) * math.sqrt(local.numel() / max(1, values.numel())),
-        "zeros": float((some == 0).float().mean()) if some.numel() else 0.0,
-        "nonfinite": int((~torch.isfinite(values)).sum()),
-        "largest": float(values.abs().max()) if values.numel() else 0.0,
-    }
+class _Held(NamedTuple):
+    """A parameter of the optimizer that steps."""
+
+    record: Parameter
+    tensor: Tensor
+    group: dict[str, Any]
+    state: dict[str, Any]
 
 
-def moment_facts(state: dict[str, Any], group: dict[str, Any]) -> _MomentFacts:
-    """The second moment an adaptive optimizer keeps, and how many steps it has gathered."""
-    second = next((state[key] for key in ("exp_avg_sq", "square_avg", "sum") if key in state), None)
-    values = thin(second) if isinstance(second, Tensor) else None
-    if values is None or not values.numel():
-        return {}
-    first = thin(state["exp_avg"]) if "exp_avg" in state else None
-    steps = float(state.get("step", 1)) or 1.0
-    scale = 1 - float(group["betas"][1]) ** steps if "betas" in group else 1.0
-    return {
-        "root_second_moment": float(values.float().sqrt().median()) / math.sqrt(scale or 1),
-        "second_moment": float(values.float().mean().sqrt()),
-        "age": steps,
-        "moment_norm": float(torch.linalg.vector_norm(first.float())) if first is not None else None,
-    }
+def _count_gradient(record: Parameter, grad: Tensor | None, facts: _GradientFacts) -> None:
+    if grad is None:
+        return
+    record.with_grad += 1
+    # Of a sharded one only a part is seen here, which may be zero or empty.
+    if grad.layout is torch.strided and is_readable(grad) and "grad" in facts:
+        record.zero_grad.add(later(_is_zero, facts["grad"]))
+
+
+def _count_update(record: Parameter, update: float, number: int, is_whole: bool) -> None:
+    """`is_whole`: all of the parameter is in this process."""
+    is_changed = later(bool, update)
+    record.is_compared |= is_whole or is_changed is not False
+    record.changed.add(is_changed)
+    record.trained_by.setdefault(number, Count()).add(is_changed)
+    if is_whole:
+        record.unchanged.add(later(_is_zero, update))
+
+
+def _is_zero(value: float) -> bool:
+    return value == 0
+
+
+def _ratio(update: float, norm: float | None) -> float | None:
+    return update / norm if norm else None
+
+
+def _rest(part: float, size: int) -> float:
+    """The share of those that are not part of it."""
+    return (size - part) / size if size else 1.0
+
+
+def gradient_facts(grads: list[Tensor | None]) -> list[_GradientFacts]:
+    """Norm, zeros and largest entry of each gradient; of a sparse one the norm; of a sharded one, of its part here."""
+    found: list[_GradientFacts] = [{} for _ in grads]
+    dense: dict[torch.device, list[tuple[int, Tensor]]] = {}
+    for place, grad in enumerate(grads):
+        local = readable(grad) if grad is not None else None
+        if grad is None or local is None or (local.numel() == 0 and grad.numel()):
+            continue
+        if local.layout is not torch.strided:
+            found[place] = {"grad": number(torch.linalg.vector_norm(local.coalesce().values().float()))}
+        else:
+            dense.setdefault(local.device, []).append((place, real(local.detach())))
+    for held in dense.values():
+        measure = _read_gradients if reads_at_once(held[0][1]) else _measure_gradients
+        for (place, _), facts in zip(held, measure([local for _, local in held]), strict=True):
+            found[place] = facts
+    return found
+
+
+def _read_gradients(grads: list[Tensor]) -> list[_GradientFacts]:
+    """Gradients on the CPU, by a sample of each."""
+    samples = [sampled(grad) for grad in grads]
+    return [
+        {
+            "grad": norm * math.sqrt(grad.numel() / max(1, some.numel())),
+            "zeros": _rest(float(torch.count_nonzero(some)), some.numel()) if some.numel() else 0.0,
+            "nonfinite": 0 if math.isfinite(norm) else int((~torch.isfinite(some.float())).sum()),
+            "largest": _largest(some),
+        }
+        for grad, some, norm in zip(grads, samples, norms(samples), strict=True)
+    ]
+
+
+def _largest(values: Tensor) -> float:
+    if not values.numel():
+        return 0.0
+    low, high = torch.aminmax(values)
+    return float(torch.maximum(-low, high))
+
+
+def _measure_gradients(grads: list[Tensor]) -> list[_GradientFacts]:
+    """Gradients on one device: one pass over them, and a sample of each for the zeros."""
+    measured = TensorMeter().measure(grads)
+    samples = [sampled(grad, SAMPLE_SIZE) for grad in grads]
+    columns = [numbers(measured.norm), norms(samples, 0), numbers(measured.nonfinite), numbers(measured.largest)]
+    return [
+        {
+            "grad": norm,
+            "zeros": later(_rest, kept, some.numel()) if some.numel() else 0.0,
+            "nonfinite": later(int, broken),
+            "largest": later(_unless_broken, largest, broken),
+        }
+        for some, norm, kept, broken, largest in zip(samples, *columns, strict=True)
+    ]
+
+
+def _unless_broken(largest: float, broken: float) -> float:
+    return math.nan if broken else largest
+
+
+def moment_facts(states: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[_MomentFacts]:
+    """The second moment an adaptive optimizer keeps of each parameter, and how many steps it has gathered.
+
+    Args:
+        states: The state of each parameter, and its parameter group.
+    """
+    found: list[_MomentFacts] = [{} for _ in states]
+    seconds: dict[int, Tensor] = {}
+    firsts: dict[int, Tensor] = {}
+    for place, (state, _) in enumerate(states):
+        second = next((state[key] for key in ("exp_avg_sq", "square_avg", "sum") if key in state), None)
+        values = thin(second) if isinstance(second, Tensor) else None
+        if values is None or not values.numel():
+            continue
+        seconds[place] = values
+        first = thin(state["exp_avg"]) if "exp_avg" in state else None
+        if first is not None:
+            firsts[place] = first
+    moment_norms = dict(zip(firsts, norms(list(firsts.values())), strict=True))
+    middles = _middle_and_mean(seconds)
+    ages = _ages({place: states[place][0].get("step", 1) for place in seconds})
+    for place, (middle, mean) in middles.items():
+        group = states[place][1]
+        beta = float(group["betas"][1]) if "betas" in group else None
+        found[place] = {
+            "root_second_moment": later(_unbiased, middle, ages[place], beta),
+            "second_moment": mean,
+            "age": ages[place],
+            "moment_norm": moment_norms.get(place),
+        }
+    return found
+
+
+def _middle_and_mean(samples: dict[int, Tensor]) -> dict[int, tuple[float, float]]:
+    """The median root of each sample, and the root of its mean. Samples of the same kind are stacked."""
+    kinds: dict[Any, list[int]] = {}
+    for place, values in samples.items():
+        kinds.setdefault((values.device, values.dtype, len(values)), []).append(place)
+    found: dict[int, tuple[float, float]] = {}
+    for (_, _, size), places in kinds.items():
+        at_once = max(1, _STACKED // size)
+        for start in range(0, len(places), at_once):
+            members = places[start : start + at_once]
+            rows = torch.stack([samples[place] for place in members]).float()
+            means = numbers(rows.mean(1).sqrt())
+            middles = numbers(rows.sqrt_().median(1).values)
+            found |= dict(zip(members, zip(middles, means, strict=True), strict=True))
+    return found
+
+
+def _ages(steps: dict[int, Any]) -> dict[int, float]:
+    """How many steps each state has gathered. The counters of fused optimizers lie on the device."""
+    found: dict[int, float] = {}
+    away: dict[torch.device, list[int]] = {}
+    for place, step in steps.items():
+        if isinstance(step, Tensor) and not reads_at_once(step):
+            away.setdefault(step.device, []).append(place)
+        else:
+            found[place] = float(step) or 1.0
+    for places in away.values():
+        counts = numbers(torch.stack([steps[place].detach().reshape(()).float() for place in places]))
+        found |= {place: later(_at_least_one, age) for place, age in zip(places, counts, strict=True)}
+    return found
+
+
+def _at_least_one(age: float) -> float:
+    return age or 1.0
+
+
+def _unbiased(root: float, age: float, beta: float | None) -> float:
+    scale = 1 - beta**age if beta is not None else 1.0
+    return root / math.sqrt(scale or 1)
 
 
 def note_if_moved(record: Parameter) -> None:
@@ -165,8 +316,8 @@ def note_if_moved(record: Parameter) -> None:
     sample = thin(tensor)
     if sample is None:
         return
-    if record.sample is not None and record.sample.shape == sample.shape:
-        record.moved_alone += not torch.equal(record.sample, sample)
+    if record.sample is not None and record.sample.shape == sample.shape and record.sample.device == sample.device:
+        record.moved_alone.add(number((record.sample != sample).any()))
     record.sample = sample.clone()
 
 
@@ -175,5 +326,6 @@ def thin(tensor: Tensor) -> Tensor | None:
     local = readable(tensor)
     if local is None:
         return None
-    flat = local.detach().reshape(-1) if local.layout is torch.strided else local.detach().to_dense().reshape(-1)
-    return flat[:: math.ceil(flat.numel() / 65_536)] if flat.numel() > 65_536 else flat
+    dense = local.detach() if local.layout is torch.strided else local.detach().to_dense()
+    values = sampled(real(dense), SAMPLE_SIZE)
+    return values if values.dtype in COMPUTED else values.float()

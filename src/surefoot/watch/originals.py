@@ -46,6 +46,8 @@ _FREE = frozenset({"__module__", "__doc__", "__dict__", "__weakref__", "__annota
 _OWNERS = (Tensor, torch, torch.functional, nn.functional)
 """Where torch looks functions up that are written in Python and go to a mode."""
 _MISSING = object()
+_KINDS = (torch.dtype, torch.layout)
+"""What torch names as constants; looking each up in the module would cost a call."""
 
 
 class Unobservable(Exception):
@@ -113,7 +115,7 @@ class Originals:
                 value = vars(module)[name]
                 if type(value) is types.ModuleType:
                     value = self._freeze(value)
-                if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type, _Frozen)):
+                if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type, _Frozen, *_KINDS)):
                     vars(known)[name] = value
         return known
 

@@ -13,11 +13,17 @@ from torch.nn.parameter import is_lazy
 
 from surefoot.observe.readable import is_sharded, readable
 from surefoot.record.facts import ModelFacts, ModuleFacts, ParameterFacts, WeightScale
+from surefoot.watch.deferred import Count, Lost, later, number, read
 from surefoot.watch.script_hooks import WithoutHooks
+from surefoot.watch.tensor_summary import norms, real, sampled
 from surefoot.watch.user_frames import name_of, user_frame, variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+
+_REDUCED = (torch.float32, torch.bfloat16, torch.float16)
+"""Types of weights that are measured as they are."""
 
 
 @dataclass
@@ -36,10 +42,10 @@ class Parameter:
     found_in: str = ""
     """For one that is not registered: the attribute that holds it."""
     optimizers: set[int] = field(default_factory=set)
-    trained_by: set[int] = field(default_factory=set)
-    """Optimizers that have changed it."""
+    trained_by: dict[int, Count] = field(default_factory=dict)
+    """How often each optimizer has changed it."""
     loaded: bool = False
-    rewritten: bool = False
+    rewritten: Count = field(default_factory=Count)
     """Between its entry and its first update other values were put into it, by whatever means."""
     requires_grad: bool = True
     first: WeightScale = field(default_factory=WeightScale)
@@ -50,10 +56,12 @@ class Parameter:
     used: int = 0
     """Looks in which its module ran with gradients on, or it was taken by an operation."""
     with_grad: int = 0
-    zero_grad: int = 0
-    changed: int = 0
-    unchanged: int = 0
-    moved_alone: int = 0
+    zero_grad: Count = field(default_factory=Count)
+    is_compared: bool = False
+    """Whether a step was seen, of which it is known, or will be, whether it changed it."""
+    changed: Count = field(default_factory=Count)
+    unchanged: Count = field(default_factory=Count)
+    moved_alone: Count = field(default_factory=Count)
     """Looks between which it changed although it is in no optimizer."""
     sample: Tensor | None = None
     """Some of its values in the last sampled step, kept only while no optimizer has it."""
@@ -70,42 +78,59 @@ class Parameter:
             registered=self.registered,
             found_in=self.found_in,
             optimizers=sorted(self.optimizers),
-            trained_by=sorted(self.trained_by),
+            trained_by=sorted(number for number, times in self.trained_by.items() if times.value),
             loaded=self.loaded,
-            rewritten=self.rewritten,
+            rewritten=self.rewritten.value > 0,
             requires_grad=self.requires_grad,
-            first=self.first,
-            last=self.last,
+            first=_scale(self.first),
+            last=_scale(self.last),
             sampled=self.sampled,
             in_graph=self.in_graph,
             used=self.used,
             with_grad=self.with_grad,
-            zero_grad=self.zero_grad,
-            changed=self.changed,
-            unchanged=self.unchanged,
-            moved_alone=self.moved_alone,
+            zero_grad=self.zero_grad.value,
+            changed=self.changed.value,
+            unchanged=self.unchanged.value,
+            moved_alone=self.moved_alone.value,
             label=label,
         )
 
 
-def weight_facts(tensor: Tensor) -> WeightScale:
-    """Scale of a weight, and whether its rows are all the same; of a sharded one, of its part in this process."""
+def _scale(facts: WeightScale) -> WeightScale:
+    try:
+        return read(facts)
+    except Lost:
+        return WeightScale()
+
+
+def weight_facts(tensors: list[Tensor]) -> list[WeightScale]:
+    """Scale of each weight, and whether its rows are all the same; of a sharded one, of its part in this process.
+
+    No weight is copied as a whole, except for those of types that torch has no reductions for.
+    """
     with WithoutHooks():
-        local = readable(tensor)
-        if local is None:
-            return WeightScale()
-        values = local.detach().float()
-        largest = float(values.abs().max()) if values.numel() else 0.0
-        scale = WeightScale(norm=float(torch.linalg.vector_norm(values)), largest=largest)
-        if values.dim() < 2 or values.shape[0] <= 1 or not values.numel():
-            return scale
-        rows = values.reshape(len(values), -1)
-        return replace(
-            scale,
-            std=float(values.std(correction=0)),
-            fan_in=rows.shape[1],
-            rows_equal=bool((rows == rows[:1]).all()),
-        )
+        held = [local if local is None else local.detach() for local in map(readable, tensors)]
+        plain = [
+            torch.empty(0) if local is None else local if local.dtype in _REDUCED else real(local).float()
+            for local in held
+        ]
+        sizes, largest = norms(plain), norms(plain, math.inf)
+        return [
+            WeightScale() if local is None else _with_rows(WeightScale(norm=size, largest=most), values)
+            for local, values, size, most in zip(held, plain, sizes, largest, strict=True)
+        ]
+
+
+def _with_rows(scale: WeightScale, values: Tensor) -> WeightScale:
+    if values.dim() < 2 or values.shape[0] <= 1 or not values.numel():
+        return scale
+    low, high = torch.aminmax(values, dim=0)
+    return replace(
+        scale,
+        std=number((values if values.dtype is torch.float32 else sampled(values).float()).std(correction=0)),
+        fan_in=values.numel() // len(values),
+        rows_equal=number((low == high).all()),
+    )
 
 
 def _nothing() -> None:
@@ -150,7 +175,7 @@ class ParameterRegistry:
             dtype=str(tensor.dtype).removeprefix("torch."),
             requires_grad=tensor.requires_grad,
         )
-        record.first = weight_facts(tensor)
+        record.first = weight_facts([tensor])[0]
         self.parameters.append(record)
         self._ids[id(tensor)] = record.id
         return record
@@ -170,13 +195,13 @@ class ParameterRegistry:
         for record, tensor in held:
             record.tensor = weakref.ref(tensor)
 
-    def see_again(self, record: Parameter, tensor: Tensor) -> None:
-        """Before its first update: since it was entered it may have been drawn anew, loaded, or converted."""
-        record.shape, record.dtype = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
-        before, record.first = record.first, weight_facts(tensor)
-        if before.norm is not None:
-            now = record.first.norm if record.first.norm is not None else math.nan
-            record.rewritten |= not math.isclose(before.norm, now, rel_tol=1e-3)
+    def see_again(self, seen: list[tuple[Parameter, Tensor]]) -> None:
+        """Before their first update: since they were entered they may have been drawn anew, loaded, or converted."""
+        for (record, tensor), now in zip(seen, weight_facts([tensor for _, tensor in seen]), strict=True):
+            record.shape, record.dtype = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+            before, record.first = record.first, now
+            if before.norm is not None:
+                record.rewritten.add(later(_is_other, before.norm, now.norm))
 
     def models_now(self) -> list[nn.Module]:
         """The models that were called so far and are still there, outermost ones only."""
@@ -245,6 +270,10 @@ class ParameterRegistry:
         several = len({held.model for held in self.parameters if held.model}) > 1
         name = record.name or f"tensor of shape {tuple(record.shape)}"
         return f"{record.model}.{name}" if several and record.model else name
+
+
+def _is_other(before: float, now: float | None) -> bool:
+    return not math.isclose(before, now if now is not None else math.nan, rel_tol=1e-3)
 
 
 def module_facts(model: nn.Module) -> list[ModuleFacts]:

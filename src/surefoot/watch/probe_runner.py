@@ -8,6 +8,7 @@ script ran (`originals`), and the compiler does not see surefoot's code.
 from __future__ import annotations
 
 import os
+import time
 import traceback
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ class ProbeRunner:
     def __init__(self, state: WatchState) -> None:
         self._state = state
         self._is_observing = False
+        self._began = 0.0
         self.originals = Originals()
         """The functions and methods that existed before the script ran; in use once they are bound."""
         self.problems: dict[str, str] = {}
@@ -58,10 +60,13 @@ class ProbeRunner:
                     return observe(*args)
                 self._is_observing = True
                 compiler = _set_eval_frame(None) if self._state.compiled else None
+                sampled, self._began = self._state.sampled, time.perf_counter()
                 try:
                     return self.originals.call(observe, *args)
                 finally:
                     self._is_observing = False
+                    if sampled is not None and sampled is self._state.sampled:
+                        sampled.seconds += time.perf_counter() - self._began
                     if compiler is not None:
                         _set_eval_frame(compiler)
         except Unobservable as reason:  # later, when there is no other thread, it may be possible again
@@ -72,6 +77,10 @@ class ProbeRunner:
         except Exception as error:
             self.switch_off(probe, error)
             return None
+
+    def seconds_so_far(self) -> float:
+        """How long the observation in progress has taken; 0 if there is none."""
+        return time.perf_counter() - self._began if self._is_observing else 0.0
 
     def always(self, act: Callable[..., Any], *args: Any) -> Any:
         """Run what protects the weights, and return its result. Its errors are the caller's.

@@ -19,7 +19,7 @@ from surefoot.observe.tensors import dense_views
 from surefoot.record.facts import NonFiniteGradientEvent
 from surefoot.watch.guard import OptimizerGuard
 from surefoot.watch.optimizer_order import follow
-from surefoot.watch.optimizer_record import OptimizerRecord
+from surefoot.watch.optimizer_record import OptimizerRecord, least
 from surefoot.watch.user_frames import name_of, site, user_frame
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class StepObserver:
         if state.scaler.scale is not None:
             row["scale"] = state.scaler.scale
         if record.leftover:
-            row["leftover"] = min(record.leftover)
+            row["leftover"] = least(record.leftover)
             record.leftover = []
         if context.data.roots_of_step:
             row["roots"] = len(context.data.roots_of_step)

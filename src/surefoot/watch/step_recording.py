@@ -19,8 +19,9 @@ from surefoot.watch import autograd_graph as graph
 from surefoot.watch import loss_graph
 from surefoot.watch.call_facts import CallFacts
 from surefoot.watch.data_origin import DataOrigin, ways_of_data
+from surefoot.watch.deferred import deferred_so_far, read
 from surefoot.watch.extra_backward import ask_causality, ask_terms
-from surefoot.watch.function_recorder import CallNotes, FunctionRecorder, tensors_in
+from surefoot.watch.function_recorder import CallNotes, FunctionRecorder
 from surefoot.watch.model_calls import ModelCalls
 from surefoot.watch.module_hooks import ModuleHooks
 from surefoot.watch.operation_names import VIEWS
@@ -65,6 +66,11 @@ class StepRecording:
         self.model_calls = ModelCalls(self.step, self._registry, marks)
         self.hooks = ModuleHooks(context, self.recorder, self.model_calls)
         self._node_hooks: loss_graph.NodeHooks | None = None
+        self._deferred_before = deferred_so_far()
+        self.has_deferred = False
+        """Whether some of the numbers in the facts may be on a device, to be read later."""
+        self.seconds = 0.0
+        """How long the host was busy with surefoot's code since the sampled step began; complete when it has ended."""
 
     # Beginning and end
 
@@ -123,22 +129,22 @@ class StepRecording:
             updates=self.updates.steps,
             calls=self.calls.as_facts(),
         )
-        if self.recorder is None:
-            return facts
-        breaks = loss_graph.breaks(self.recorder, self.backward_calls)
-        return replace(facts, breaks=breaks, operations=len(self.recorder.entries))
+        if self.recorder is not None:
+            breaks = loss_graph.breaks(self.recorder, self.backward_calls)
+            facts = replace(facts, breaks=breaks, operations=len(self.recorder.entries))
+        self.has_deferred = deferred_so_far() > self._deferred_before
+        return facts
 
     # Operations
 
-    def _record_call(self, entry: Any, args: Any, kwargs: Any, out: Any) -> None:
-        given = [*tensors_in(args), *tensors_in(kwargs)]
-        for tensor in given:
-            if tensor.is_leaf and tensor.requires_grad and (number := self._registry.id_of(tensor)) is not None:
+    def _record_call(self, entry: Any, args: Any, kwargs: Any, out: Any, tensors: list[Tensor]) -> None:
+        for tensor in tensors[: len(entry.taken)]:
+            if tensor.requires_grad and tensor.is_leaf and (number := self._registry.id_of(tensor)) is not None:
                 self._used.add(number)
                 entry.parameters.append(number)
         if isinstance(out, Tensor) and out.dim() == 0 and out.grad_fn is not None:
             entry.notes.scalar = (out.detach(), out.output_nr)
-        if all(map(is_readable, (*given, *tensors_in(out)))):
+        if all(map(is_readable, tensors)):
             self._safely("operations", self.calls.take, entry, args, kwargs, out)
 
     # Backward and step
@@ -175,6 +181,7 @@ class StepRecording:
                 self.hooks.keep(self._node_hooks.register(below))
         if self.thorough and not call.custom and not self._script_would_notice() and not has_company():
             self._ask_more(call, below)
+        self.calls.losses.let_labels_go()
 
     def _ask_more(self, call: BackwardCall, below: list[Any]) -> None:
         """Measure what needs an extra backward."""
@@ -224,7 +231,8 @@ class StepRecording:
 
     def nonfinite_node(self) -> NonFiniteNode | None:
         """The first node of all backwards that turned finite gradients into something else."""
-        return next((call.nonfinite_node for call in self.backward_calls if call.nonfinite_node is not None), None)
+        found = (read(call.nonfinite_node) for call in self.backward_calls)
+        return next((node for node in found if node is not None), None)
 
 
 def _passed_on(entries: list[RecordedCall], index: int) -> set[int]:

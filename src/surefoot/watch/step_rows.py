@@ -48,7 +48,7 @@ class SeriesRow(ClipColumns, total=False):
     roots: int
     at: int
     step: int
-    leftover: float
+    leftover: Tensor | float
 
 
 @dataclass

@@ -7,8 +7,10 @@ More are added when something new begins: an optimizer, a loaded state, a spike 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from surefoot.watch.arriving_steps import ArrivingSteps
 from surefoot.watch.data_origin import origin_of_data, ways_of_data
 from surefoot.watch.function_recorder import remove_leftover_recorders
 from surefoot.watch.optimizer_order import OptimizerOrder
@@ -45,6 +47,7 @@ class StepSampler:
         self._most = context.options.most_sampled_steps
         self._order = OptimizerOrder()
         self.sampled_steps: list[SampledStep] = []
+        self._arriving = ArrivingSteps(self._keep)
         self.origins: dict[str, list[tuple[str, str, str]]] = {}
         """For each kind of autograd node: the site, module and call that made it in the last sampled step."""
         self._data_origins: list[DataOrigin] = []
@@ -60,7 +63,7 @@ class StepSampler:
     def begin(self) -> None:
         """Sample from here to the end of the next step."""
         state = self._state
-        if state.sampled is not None or state.sampling_stopped or len(self.sampled_steps) >= self._most:
+        if state.sampled is not None or state.sampling_stopped or self._arriving.count >= self._most:
             return
         if "looking" in self._probes.problems:
             return
@@ -88,18 +91,29 @@ class StepSampler:
             self._probes.switch_off("looking", error)
         facts = self._probes.safely("looking", sampled.as_facts)
         if facts is not None:
-            self.sampled_steps.append(facts)
-            self._context.events.log_sampled_step(facts)
+            self._context.events.log_sampled_tensors(facts)
+            sampled.seconds += self._probes.seconds_so_far()
+            self._arriving.add(replace(facts, host_seconds=round(sampled.seconds, 6)), sampled.has_deferred)
+            self._probes.safely("looking", self._arriving.settle, False)
             self.origins = sampled.origins or self.origins
             self._data_origins = sampled.data_origins or self._data_origins
         if sampled.recorder is not None:
             sampled.recorder.forget()
-        if len(self.sampled_steps) < FIRST_STEPS or self._extra_steps > 0:
+        if self._arriving.count < FIRST_STEPS or self._extra_steps > 0:
             self._extra_steps -= 1
             # A step that evaluates a closure many times is as good as many steps: every other one is enough.
             self._next_step = self._state.steps + (self._evaluations > MANY_EVALUATIONS)
         else:
             self._next_step = max(self._state.steps + 1, math.ceil(sampled.step * SPACING))
+
+    def _keep(self, facts: SampledStep) -> None:
+        self.sampled_steps.append(facts)
+        self._context.events.log_sampled_step(facts)
+
+    def settle(self, wait: bool) -> None:
+        """Keep the facts of sampled steps whose numbers have arrived from the device; with `wait`, of all."""
+        if self._arriving.steps:
+            self._probes.safely("looking", self._arriving.settle, wait)
 
     def sample_soon(self) -> None:
         """Something new began: sample the next few steps."""
@@ -154,6 +168,7 @@ class StepSampler:
     def after_step(self, record: OptimizerRecord, row: SeriesRow) -> None:
         """An optimizer has stepped: end the sampled step, or begin one if it is due."""
         state = self._state
+        self.settle(wait=False)
         if state.sampled is None:
             remove_leftover_recorders()
             if state.steps >= self._next_step or self._order.is_rare_next(record, self._context.optimizers.all):

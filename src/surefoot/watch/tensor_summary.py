@@ -4,34 +4,55 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from surefoot.observe.readable import readable
 from surefoot.record.facts import RowDistribution, TensorSummary
+from surefoot.watch.deferred import later, number, numbers, read, reads_at_once
 
+COMPUTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""Types that torch computes with; others are converted first."""
 SAMPLE = 1 << 20
 """Above this many elements, statistics are taken from an even sample."""
 
 
-def sampled(tensor: Tensor) -> Tensor:
-    """The flattened tensor, thinned evenly to at most `SAMPLE` elements."""
-    flat = tensor.detach().reshape(-1)
-    if flat.numel() > SAMPLE:
-        flat = flat[:: math.ceil(flat.numel() / SAMPLE)]
-    return flat
+def real(tensor: Tensor) -> Tensor:
+    """The tensor; a complex one as its real and imaginary parts."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def sampled(tensor: Tensor, most: int = SAMPLE) -> Tensor:
+    """The flattened tensor, thinned evenly to at most `most` elements. A large tensor is not copied as a whole."""
+    tensor = tensor.detach()
+    size = tensor.numel()
+    if size <= most:
+        return tensor.reshape(-1)
+    distance = math.ceil(size / most)
+    if tensor.is_contiguous():
+        return tensor.view(-1)[::distance]
+    return torch.take(tensor, torch.arange(0, size, distance, device=tensor.device))
 
 
 def finite_or_none(value: Tensor) -> float | None:
     """A scalar tensor as a number; `None` if it is not finite."""
-    number = float(value)
-    return number if math.isfinite(number) else None
+    return later(_finite_or_none, value)
+
+
+def _finite_or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def describe(tensor: Tensor) -> TensorSummary:
     """Shape, type, range and moments. Moments are over the finite values; `nonfinite` counts the others."""
+    return read(summary_of(tensor))
+
+
+def summary_of(tensor: Tensor) -> TensorSummary:
+    """What `describe` returns; of a tensor on a device it may be read later."""
     facts = TensorSummary(
         shape=list(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."), requires_grad=tensor.requires_grad
     )
@@ -41,9 +62,11 @@ def describe(tensor: Tensor) -> TensorSummary:
     values = sampled(local)
     if not values.is_floating_point():
         low, high = torch.aminmax(values.to(torch.int64))
-        return replace(facts, min=int(low), max=int(high))
+        return replace(facts, min=number(low), max=number(high))
     values = values.float() if values.dtype != torch.float64 else values
     finite = torch.isfinite(values)
+    if not reads_at_once(values):
+        return later(partial(_completed, facts), _moments_of(values, finite))
     bad = int(values.numel() - finite.sum())
     if bad:
         values = values[finite]
@@ -61,25 +84,106 @@ def describe(tensor: Tensor) -> TensorSummary:
     )
 
 
+def _moments_of(values: Tensor, finite: Tensor) -> Tensor:
+    """Non-finite values, and of the others lowest, highest, mean, standard deviation and share of zeros: a vector."""
+    count = finite.sum()
+    mean = torch.where(finite, values, 0).sum() / count
+    return torch.stack(
+        [
+            (values.numel() - count).to(values.dtype),
+            torch.where(finite, values, math.inf).amin(),
+            torch.where(finite, values, -math.inf).amax(),
+            mean,
+            (torch.where(finite, values - mean, 0).square().sum() / count).sqrt(),
+            ((values == 0).sum() / count).to(values.dtype),
+        ]
+    )
+
+
+def _completed(facts: TensorSummary, moments: Tensor) -> TensorSummary:
+    bad, low, high, mean, std, zeros = moments.tolist()
+    if not math.isfinite(low):
+        return replace(facts, nonfinite=int(bad))
+    return replace(facts, nonfinite=int(bad), min=low, max=high, mean=mean, std=std, zeros=zeros)
+
+
 def rows_of(tensor: Tensor, dim: int) -> Tensor:
     """The tensor with dimension `dim` last, as a matrix of at most a million elements."""
-    rows = tensor.detach().movedim(dim, -1).reshape(-1, tensor.shape[dim])
-    limit = max(1, SAMPLE // max(1, rows.shape[1]))
-    return rows[:: math.ceil(len(rows) / limit)] if len(rows) > limit else rows
+    moved = tensor.detach().movedim(dim, -1)
+    width = tensor.shape[dim]
+    count = moved.numel() // max(1, width)
+    distance = distance_of_rows(count, width)
+    if distance == 1:
+        return moved.reshape(-1, width)
+    if moved.is_contiguous():
+        return moved.view(-1, width)[::distance]
+    places = torch.arange(0, count, distance, device=tensor.device)
+    index: list[Tensor] = []
+    for size in reversed(moved.shape[:-1]):  # `torch.unravel_index` would wait for the device
+        index.insert(0, places % size)
+        places = places // size
+    return moved[tuple(index)]  # copies these rows alone
+
+
+def distance_of_rows(count: int, width: int) -> int:
+    """Every how many rows `rows_of` takes one."""
+    return max(1, math.ceil(count / max(1, SAMPLE // max(1, width))))
+
+
+def columns_of(tensor: Tensor) -> Tensor:
+    """The tensor; one of more than a million elements as a matrix of its rows, with evenly thinned columns."""
+    tensor = tensor.detach()
+    width = tensor.numel() // max(1, len(tensor))
+    if tensor.numel() <= SAMPLE or width == 1:
+        return tensor
+    distance = math.ceil(tensor.numel() / SAMPLE)
+    if tensor.is_contiguous():
+        return tensor.view(len(tensor), -1)[:, ::distance]
+    starts = torch.arange(0, tensor.numel(), width, device=tensor.device)
+    return torch.take(tensor, starts[:, None] + torch.arange(0, width, distance, device=tensor.device))
+
+
+def few_of(tensor: Tensor, rows: int, columns: int) -> Tensor:
+    """The first `rows` rows of a batch, flattened and evenly thinned to at most `columns` columns."""
+    few = tensor.detach()[:rows]
+    width = few.numel() // max(1, len(few))
+    distance = max(1, math.ceil(width / columns))
+    if distance == 1 or few.is_contiguous():
+        return few.reshape(len(few), -1)[:, ::distance]
+    starts = torch.arange(0, few.numel(), width, device=few.device)
+    return torch.take(few, starts[:, None] + torch.arange(0, width, distance, device=few.device))
+
+
+def norms(tensors: list[Tensor], order: float = 2) -> list[Any]:
+    """The norm of each tensor, in fp32 at least; of none it is 0. With `order` 0, how many values are not 0."""
+    found: list[Any] = [0.0] * len(tensors)
+    kinds: dict[Any, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        if tensor.numel():
+            kinds.setdefault((tensor.device, tensor.dtype), []).append(place)
+    for (_, dtype), places in kinds.items():
+        members = [tensors[place].detach() for place in places]
+        wide = dtype in (torch.float32, torch.float64)
+        members = members if dtype in COMPUTED else [real(member).float() for member in members]
+        values = torch._foreach_norm(members, order, **({} if wide else {"dtype": torch.float32}))
+        for place, value in zip(places, numbers(torch.stack(values)), strict=True):
+            found[place] = value
+    return found
 
 
 def as_distribution(tensor: Tensor, dim: int) -> RowDistribution:
     """How close the rows along `dim` are to probabilities, and to log-probabilities."""
     rows = rows_of(tensor, dim).float()
     sums = rows.sum(1)
+    chosen = torch.zeros(rows.shape[1], device=rows.device).index_fill_(0, rows.argmax(1), 1.0)
     return RowDistribution(
         rows=len(rows),
         classes=rows.shape[1],
-        min=float(rows.min()),
-        max=float(rows.max()),
-        sum_error=float((sums - 1).abs().max()),
-        log_sum_error=float(torch.logsumexp(rows, 1).abs().max()),
-        argmax_classes=int(torch._unique2(rows.argmax(1))[0].numel()),
+        min=number(rows.min()),
+        max=number(rows.max()),
+        sum_error=number((sums - 1).abs().max()),
+        log_sum_error=number(torch.logsumexp(rows, 1).abs().max()),
+        argmax_classes=later(int, chosen.sum()),
     )
 
 
@@ -93,16 +197,23 @@ def label_counts(labels: Tensor, limit: int = 256) -> dict[str, int] | None:
 
 def fingerprints(rows: Tensor, limit: int = 4096) -> list[int]:
     """One number per row that equal rows share and others almost surely do not."""
-    return [hash((first, second)) for first, second in row_sums(rows, limit).tolist()]
+    return read(prints_of_rows(rows, limit))
+
+
+def prints_of_rows(rows: Tensor, limit: int = 4096) -> list[int]:
+    """What `fingerprints` returns; of a tensor on a device it may be read later."""
+    return later(_prints, row_sums(rows, limit))
+
+
+def _prints(sums: Tensor) -> list[int]:
+    return [hash((first, second)) for first, second in sums.tolist()]
 
 
 def row_sums(rows: Tensor, limit: int = 4096) -> Tensor:
     """Two weighted sums of each row, on the device of the rows; equal rows share them."""
-    matrix = rows.detach()[:limit].reshape(min(len(rows), limit), -1)
-    if matrix.shape[1] > 4096:
-        matrix = matrix[:, :: math.ceil(matrix.shape[1] / 4096)]
+    matrix = few_of(rows, limit, 4096).double()
     # The order of a sum depends on the number of rows: the last digits are rounded off, and two sums taken.
-    return (torch.nan_to_num(matrix.double()) @ _weights(matrix.shape[1], rows.device)).float()
+    return (torch.nan_to_num(matrix) @ _weights(matrix.shape[1], matrix.device)).float()
 
 
 @lru_cache(maxsize=32)

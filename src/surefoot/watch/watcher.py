@@ -56,6 +56,7 @@ class Watcher:
             self.sampler.end()
             self.evaluations.drop()
         self.probes.safely("backward", self.backward.settle)
+        self.sampler.settle(wait=True)
         self.probes.safely("series", self.steps.guard.settle)
         for record in self.optimizers.all:
             self.probes.safely("series", record.series.read)

@@ -238,6 +238,8 @@ class SampledStep(Facts):
     """Where the graph was cut."""
     operations: int | None = None
     """How many calls were recorded; `None` where none could be."""
+    host_seconds: float | None = None
+    """How long the host was busy with surefoot's code while the step was sampled."""
 
     @classmethod
     def prepared(cls, value: dict[str, object]) -> dict[str, object]:
