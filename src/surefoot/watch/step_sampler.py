@@ -1,7 +1,8 @@
 """Which steps are sampled, and what the sampled steps found.
 
-The first steps are all sampled; after that, each sampled step is 1.35 times as far into the run as the one before.
-More are added when something new begins: an optimizer, a loaded state, a spike of the loss.
+The first steps are all sampled; after that, each sampled step is 1.35 times as far into the run as the one before, or
+later if there is no time for it yet (`sampling_budget`). More are added when something new begins: an optimizer, a
+loaded state, a spike of the loss.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from surefoot.watch.arriving_steps import ArrivingSteps
 from surefoot.watch.data_origin import origin_of_data, ways_of_data
 from surefoot.watch.function_recorder import remove_leftover_recorders
 from surefoot.watch.optimizer_order import OptimizerOrder
+from surefoot.watch.sampling_budget import EXTRA, SamplingBudget
 from surefoot.watch.script_hooks import WithoutHooks, has_modes_of_its_own, without_torch_function
 from surefoot.watch.step_recording import StepRecording
 
@@ -48,6 +50,7 @@ class StepSampler:
         self._order = OptimizerOrder()
         self.sampled_steps: list[SampledStep] = []
         self._arriving = ArrivingSteps(self._keep)
+        self._budget = SamplingBudget()
         self.origins: dict[str, list[tuple[str, str, str]]] = {}
         """For each kind of autograd node: the site, module and call that made it in the last sampled step."""
         self._data_origins: list[DataOrigin] = []
@@ -74,6 +77,7 @@ class StepSampler:
             thorough=state.steps in THOROUGH_STEPS,
             use_hooks=is_plain,
         )
+        self._budget.begin()
         self._first_backward = state.backwards
         self._cycle = set()
         self._probes.safely("looking", state.sampled.begin)
@@ -99,6 +103,8 @@ class StepSampler:
             self._data_origins = sampled.data_origins or self._data_origins
         if sampled.recorder is not None:
             sampled.recorder.forget()
+        if self._arriving.count > FIRST_STEPS:
+            self._budget.pay(sampled.seconds)
         if self._arriving.count < FIRST_STEPS or self._extra_steps > 0:
             self._extra_steps -= 1
             # A step that evaluates a closure many times is as good as many steps: every other one is enough.
@@ -117,6 +123,8 @@ class StepSampler:
 
     def sample_soon(self) -> None:
         """Something new began: sample the next few steps."""
+        if not self._budget.allows(times=EXTRA):
+            return
         if self._state.steps:
             self._extra_steps = EXTRA_STEPS
         if self._state.sampled is None:
@@ -171,8 +179,9 @@ class StepSampler:
         self.settle(wait=False)
         if state.sampled is None:
             remove_leftover_recorders()
-            if state.steps >= self._next_step or self._order.is_rare_next(record, self._context.optimizers.all):
-                self.begin()
+            is_rare = self._order.is_rare_next(record, self._context.optimizers.all)
+            if is_rare or state.steps >= self._next_step:
+                self._begin_if_affordable()
             return
         with WithoutHooks():
             is_skipped = bool(row.get("skipped"))  # on a device: a sampled step waits for it anyway
@@ -185,6 +194,10 @@ class StepSampler:
     def _finish_cycle(self) -> None:
         self.end()
         if self._state.steps >= self._next_step:
+            self._begin_if_affordable()
+
+    def _begin_if_affordable(self) -> None:
+        if self._arriving.count < FIRST_STEPS or self._budget.allows(EXTRA if self._extra_steps > 0 else 1.0):
             self.begin()
 
     # Origins of bad values
