@@ -92,7 +92,7 @@ def runs(request, tmp_path_factory):
 
 def test_a_sampled_step_waits_for_the_device_a_few_times_only(runs):
     bare, watched, facts = runs
-    looked_at = {look["step"] for look in facts["looks"]}
+    looked_at = {look["step"] for look in facts["sampled_steps"]}
     for step in range(2, STEPS):  # the first steps compile kernels; step 1 asks for an extra backward
         added = len(watched["waits"][step]) - len(bare["waits"][step])
         assert added < MOST_WAITS, (step, step in looked_at, sorted(set(watched["waits"][step])))
@@ -106,8 +106,8 @@ def test_sampled_steps_add_at_most_one_percent_to_the_peak_of_memory(runs):
 def test_every_number_of_a_sampled_step_arrives(runs):
     _, _, facts = runs
     assert facts["problems"] == {}
-    assert [look["step"] for look in facts["looks"][:8]] == list(range(8))
-    look = facts["looks"][5]
+    assert [look["step"] for look in facts["sampled_steps"][:8]] == list(range(8))
+    look = facts["sampled_steps"][5]
     assert look["host_seconds"] > 0
     assert all(isinstance(call["out_std"], float) for call in look["notes"]["layers"])
     (loss,) = look["notes"]["losses"]
@@ -123,5 +123,5 @@ def test_looks_before_a_device_side_assert_are_kept(tmp_path):
     assert ended.returncode == 1
     assert "Traceback" in ended.stderr
     facts = json.loads((tmp_path / "run" / "facts.json").read_text())
-    assert [look["step"] for look in facts["looks"]][:4] == [0, 1, 2, 3]
+    assert [look["step"] for look in facts["sampled_steps"]][:4] == [0, 1, 2, 3]
     assert facts["crash"]["type"] in ("AcceleratorError", "RuntimeError")

@@ -98,15 +98,15 @@ def test_numbers_that_are_read_later_are_those_that_are_read_at_once(watch):
     at_once = watch(MANY_CALLS.replace("KEEP_OR_CLEAR", "copy()"))
     later = watch(MANY_CALLS.replace("KEEP_OR_CLEAR", "clear()"))
     assert at_once.facts["problems"] == later.facts["problems"] == {}
-    assert len(at_once.facts["looks"]) > 5
-    calls = [call for look in at_once.facts["looks"] for call in look["notes"]]
+    assert len(at_once.facts["sampled_steps"]) > 5
+    calls = [call for look in at_once.facts["sampled_steps"] for call in look["notes"]]
     for kind in ("losses", "errors", "layers", "softmaxes", "folded_ids", "overflows", "orders", "risky"):
         assert kind in calls, kind
     assert different(at_once.facts, later.facts) == []
 
 
 def test_a_sampled_step_tells_what_it_cost(watch):
-    looks = watch(MANY_CALLS.replace("KEEP_OR_CLEAR", "copy()")).facts["looks"]
+    looks = watch(MANY_CALLS.replace("KEEP_OR_CLEAR", "copy()")).facts["sampled_steps"]
     assert all(look["host_seconds"] > 0 for look in looks)
 
 
