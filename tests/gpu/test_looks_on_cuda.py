@@ -70,11 +70,11 @@ torch.cuda.synchronize()
 """
 
 
-def run(folder, script, watched):
+def run(folder, script, watched, environment=ENVIRONMENT):
     (folder / "train.py").write_text(script)
     prefix = ["-m", "surefoot", "run", "--out", "run"] if watched else []
     command = [sys.executable, *prefix, "train.py"]
-    return subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["fused", "foreach"])
@@ -116,6 +116,14 @@ def test_every_number_of_a_sampled_step_arrives(runs):
     rows = look["steps"][0]["rows"]
     assert all(row["update"] > 0 and row["grad"] > 0 and row["age"] >= 5 for row in rows)
     assert all(parameter["changed"] > 0 and parameter["last"]["norm"] > 0 for parameter in facts["parameters"])
+
+
+def test_looks_use_no_operation_that_the_deterministic_mode_refuses(tmp_path):
+    script = "import torch\ntorch.use_deterministic_algorithms(True)\n" + SCRIPT.replace("FUSED", "True")
+    environment = {**ENVIRONMENT, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    ended = run(tmp_path, script, watched=True, environment=environment)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert json.loads((tmp_path / "run" / "facts.json").read_text())["problems"] == {}
 
 
 def test_looks_before_a_device_side_assert_are_kept(tmp_path):

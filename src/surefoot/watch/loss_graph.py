@@ -109,7 +109,14 @@ def pair_rows(calls: LossCalls, held: list[Held]) -> InputTargetPairs | None:
 
 
 def _pairs(rows: Tensor, targets: Tensor) -> InputTargetPairs:
-    return InputTargetPairs(inputs=rounded_rows(5, rows), targets=targets.tolist())
+    features = rows if rows.is_floating_point() else _bags(rows)
+    return InputTargetPairs(inputs=rounded_rows(5, features), targets=targets.tolist())
+
+
+def _bags(ids: Tensor) -> Tensor:
+    """How often each token id, folded to 64 kinds, occurs in each row; on the host."""
+    folded = ids.long() % 64
+    return torch.zeros(len(ids), 64, device="cpu").scatter_add_(1, folded, torch.ones_like(folded).float())
 
 
 def breaks(recorder: FunctionRecorder, roots: list[BackwardCall]) -> list[GraphBreak]:

@@ -48,7 +48,7 @@ class Features(NamedTuple):
     size: int
     """How many rows the batch has."""
     rows: Tensor
-    """At most 64 rows of at most 64 numbers; a copy."""
+    """At most 64 rows of at most 64 numbers, or of at most 4,096 ids; a copy."""
 
 
 class Held(NamedTuple):
@@ -131,14 +131,9 @@ class ModelCalls:
 def _features(batch: Tensor) -> Features | None:
     if batch.dim() < 2 or not batch.numel() or batch.layout is not torch.strided or batch.is_complex():
         return None
-    rows = few_of(batch, 64, 64) if batch.is_floating_point() else _bags(batch.detach()[:64])
-    return Features(len(batch), rows.to(torch.float32, copy=True))
-
-
-def _bags(ids: Tensor) -> Tensor:
-    """How often each token id, folded to 64 kinds, occurs in each row."""
-    folded = ids.reshape(len(ids), -1).long() % 64
-    return torch.zeros(len(ids), 64, device=ids.device).scatter_add_(1, folded, torch.ones_like(folded).float())
+    if not batch.is_floating_point():
+        return Features(len(batch), few_of(batch, 64, 4096).clone())
+    return Features(len(batch), few_of(batch, 64, 64).to(torch.float32, copy=True))
 
 
 def _autocast(outputs: list[Tensor]) -> str | None:

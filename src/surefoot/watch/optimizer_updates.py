@@ -279,9 +279,17 @@ def _middle_and_mean(samples: dict[int, Tensor]) -> dict[int, tuple[float, float
             members = places[start : start + at_once]
             rows = torch.stack([samples[place] for place in members]).float()
             means = numbers(rows.mean(1).sqrt())
-            middles = numbers(rows.sqrt_().median(1).values)
+            middles = numbers(_medians(rows.sqrt_()))
             found |= dict(zip(members, zip(middles, means, strict=True), strict=True))
     return found
+
+
+def _medians(rows: Tensor) -> Tensor:
+    """The lower median of each row. Elsewhere than on a CPU, torch refuses `median(1)` in its deterministic mode."""
+    if reads_at_once(rows):
+        return rows.median(1).values
+    ordered = rows.sort(1).values  # NaN is last
+    return torch.where(ordered[:, -1].isnan(), math.nan, ordered[:, (rows.shape[1] - 1) // 2])
 
 
 def _ages(steps: dict[int, Any]) -> dict[int, float]:
