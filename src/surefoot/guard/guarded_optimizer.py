@@ -29,6 +29,7 @@ from surefoot.act.apply import (
     scale_lr,
     set_for_step,
 )
+from surefoot.act.clip_pass import ClipPass
 from surefoot.core.gradient_mode import without_gradients
 from surefoot.core.weak_reference import weak_reference
 from surefoot.errors import UsageError
@@ -178,6 +179,7 @@ class GuardedOptimizer:
         self._graphed = GraphedDecider(decider)
         self.measurer = StepMeasurer(layout, across_ranks=acts)
         self._folds = can_fold(optimizer)
+        self._clip_pass = ClipPass()
         self._constants: dict[float, Tensor] = {}
         self._sampler = sampler
 
@@ -299,6 +301,8 @@ class GuardedOptimizer:
             # What a scaler has decided is left to the kernel, which has it already.
             step.refused = step.refused_unchanged = not found or lacks_momentum(optimizer)
             return
+        if not self._on_device and decision.clip_factor == 1:
+            factor = None  # multiplying by 1 would write all gradients for nothing
         if self._shapers and outer.scale is not None:  # they have left gradients that are unscaled
             set_for_step(step.undo, optimizer, "grad_scale", torch.ones_like(outer.scale))
             outer = outer._replace(scale=None)
@@ -306,6 +310,8 @@ class GuardedOptimizer:
             if factor is not None and factor.ndim:
                 scale_gradients(views, factor)
                 factor = None
+            elif factor is not None and self._on_device:
+                factor = self._left_to_fold(step, views, decision)
             scales = self.decider.policy.scaler is not None
             skipped = skip if self._on_device else None
             fold(step.undo, optimizer, outer, divide, factor, skipped, is_loss_scale=scales)
@@ -317,6 +323,16 @@ class GuardedOptimizer:
                 factor = 1 / divide if factor is None else factor / divide
             if factor is not None:
                 scale_gradients(views, factor)
+
+    def _left_to_fold(self, step: OpenStep, views: list[Tensor], decision: StepDecision) -> Tensor | None:
+        """What of the clipper's factor is left for the optimizer's kernel, which writes all gradients to apply it."""
+        assert step.given is not None
+        assert decision.factor is not None
+        scaled = decision.divide is not None or step.given.outer.scale is not None  # all are written in any case
+        if scaled or not self._clip_pass.serves(self.optimizer, views):
+            return decision.factor
+        self._clip_pass.divide(views, (1 / decision.factor).to(torch.float32), decision.skip)
+        return None
 
     def numbers(self, step: OpenStep) -> StepNumbers:
         """The numbers of a decided step, which may still be on their way to the host."""
@@ -336,7 +352,7 @@ class GuardedOptimizer:
             arriving = ArrivingNumbers(
                 decision, step.vector, rules, notices, layout, watched, facts.own, step.settings, **known
             )
-            return StepNumbers(arriving)
+            return StepNumbers(arriving, self._clip_pass.rate.take if self.decider.policy.clipper is not None else None)
         own = {name: float(value) for name, value in facts.own.items()}
         return StepNumbers(record_on_host(decision, rules, notices, layout, watched, step.settings, extra=own, **known))
 
