@@ -272,7 +272,7 @@ def _fill(copies: _Copies, live: Sequence[Tensor]) -> _Streams:
             block = torch.empty(sum(tensor.numel() for tensor in own), dtype=dtype, device=device)
             torch._foreach_copy_(_unflatten_dense_tensors(block, own), own)  # type: ignore[no-untyped-call]
         elif copies.place == "device":
-            block = _flatten_dense_tensors(own)  # type: ignore[no-untyped-call]
+            block = _concatenated(own)
             streams.setdefault(device, current_stream(device))
         else:
             block = torch.empty(sum(tensor.numel() for tensor in own), dtype=dtype, device="cpu", pin_memory=True)
@@ -280,6 +280,13 @@ def _fill(copies: _Copies, live: Sequence[Tensor]) -> _Streams:
             streams[device] = _leave(device, targets, own)
         copies.add(block, members)
     return streams
+
+
+def _concatenated(tensors: Sequence[Tensor]) -> Tensor:
+    """The values of all tensors in new memory, one after the other."""
+    if len(tensors) == 1:  # of which torch would return a view
+        return tensors[0].clone(memory_format=torch.contiguous_format).view(-1)
+    return _flatten_dense_tensors(tensors)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def _overwrite(copies: _Copies, live: Sequence[Tensor]) -> _Streams:
