@@ -224,7 +224,8 @@ class GuardedOptimizer:
         self._decide(step, measured)
         assert step.decision is not None
         if self._watch.due(facts.step):
-            step.columns = self._updates.before(self.optimizer, measured.named, derive=self._steps_alone())
+            derive = self._folds and self._acts and _steps_alone(self.optimizer)
+            step.columns = self._updates.before(self.optimizer, measured.named, derive=derive)
         if self._sampler is not None:
             self._sampler.before_update(facts.step, measured.named, step.decision.divide)
         if self._acts:
@@ -246,14 +247,6 @@ class GuardedOptimizer:
             self._sampler.after_update(step.facts.step)
             self._sampler.before_forward(step.facts.step + 1)
         return None if step.measured is None else self.numbers(step)
-
-    def _steps_alone(self) -> bool:
-        """Whether nothing but the optimizer's own fused kernel changes the parameters between `begin` and `end`."""
-        optimizer = self.optimizer
-        if not (self._folds and self._acts) or lacks_momentum(optimizer) or is_guarded_twice(optimizer):
-            return False
-        hooks = (*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values())
-        return all(map(is_own_hook, hooks))
 
     def _decide(self, step: OpenStep, measured: MeasuredGradients) -> None:
         step.given = given = self._given(step, measured)
@@ -464,6 +457,14 @@ def _set_first(vector: Tensor, value: Any) -> None:
     """Write the first entry without a wait: `vector[0] = False` would copy from memory that is not pinned."""
     first = vector[0]
     first.copy_(value) if isinstance(value, Tensor) else first.fill_(value)
+
+
+def _steps_alone(optimizer: Any) -> bool:
+    """Whether nothing but the optimizer's own fused kernel changes the parameters between `begin` and `end`."""
+    if lacks_momentum(optimizer) or is_guarded_twice(optimizer):
+        return False
+    hooks = (*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values())
+    return all(map(is_own_hook, hooks))
 
 
 def is_own_hook(hook: Any) -> bool:

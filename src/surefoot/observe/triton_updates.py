@@ -37,6 +37,39 @@ def _step_of(first, second, rate, correction2, eps, ADAM: tl.constexpr):  # type
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _settings_of(own, step, ADAM: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803 (as Triton writes them)
+    """Rate and correction of the second moment at the step of a tensor, decay and eps; all in fp32."""
+    rate = tl.load(own)
+    correction2 = tl.full([], 1.0, tl.float64)
+    if ADAM:
+        count = tl.load(step.to(tl.pointer_type(tl.float32))).to(tl.float64)
+        rate = rate / (1.0 - tl.exp(count * tl.load(own + 3)))
+        correction2 = tl.sqrt(1.0 - tl.exp(count * tl.load(own + 4)))
+    decay = tl.load(own + 1).to(tl.float32)
+    eps = tl.load(own + 2).to(tl.float32)
+    return rate.to(tl.float32), correction2.to(tl.float32), decay, eps
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _base(addresses, tensor, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
+    """Where a tensor begins."""
+    base = tl.load(addresses + tensor).to(tl.pointer_type(tl.float32))
+    if ALIGNED:
+        base = tl.multiple_of(base, 16)
+    return base
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _read(base, offsets, size, full, OTHER: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
+    """Values of a tensor, `OTHER` behind its end. A full block needs no mask, and only then are loads 16 bytes wide."""
+    if full:  # noqa: SIM108 (Triton evaluates both sides of a ternary)
+        values = tl.load(base + offsets)
+    else:
+        values = tl.load(base + offsets, mask=offsets < size, other=OTHER)
+    return values
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _blocks_kernel(  # type: ignore[no-untyped-def]
     parameters,
     firsts,
@@ -60,23 +93,11 @@ def _blocks_kernel(  # type: ignore[no-untyped-def]
     tensor = tl.load(block_tensor + block)
     start = tl.multiple_of(tl.load(block_start + block), LANES)
     size = tl.load(sizes + tensor)
-    weight_at = tl.load(parameters + tensor).to(tl.pointer_type(tl.float32))
-    first_at = tl.load(firsts + tensor).to(tl.pointer_type(tl.float32))
-    second_at = tl.load(seconds + tensor).to(tl.pointer_type(tl.float32))
-    if ALIGNED:
-        weight_at = tl.multiple_of(weight_at, 16)
-        first_at = tl.multiple_of(first_at, 16)
-        second_at = tl.multiple_of(second_at, 16)
+    weight_at = _base(parameters, tensor, ALIGNED)
+    first_at = _base(firsts, tensor, ALIGNED)
+    second_at = _base(seconds, tensor, ALIGNED)
     own = settings + tl.load(group_of + tensor) * 5
-    rate = tl.load(own)
-    decay = tl.load(own + 1).to(tl.float32)
-    eps = tl.load(own + 2).to(tl.float32)
-    correction2 = 1.0
-    if ADAM:
-        count = tl.load(tl.load(steps + tensor).to(tl.pointer_type(tl.float32))).to(tl.float64)
-        rate = rate / (1.0 - tl.exp(count * tl.load(own + 3)))
-        correction2 = tl.sqrt(1.0 - tl.exp(count * tl.load(own + 4))).to(tl.float32)
-    rate = rate.to(tl.float32)
+    rate, correction2, decay, eps = _settings_of(own, tl.load(steps + tensor), ADAM)
     applied = tl.load(found_inf) != 1.0
     lanes = tl.arange(0, LANES)
     zeros = tl.zeros([LANES], tl.float32)
@@ -86,15 +107,9 @@ def _blocks_kernel(  # type: ignore[no-untyped-def]
     full = start + LANES * LOOPS <= size
     for loop in range(LOOPS):
         offsets = start + loop * LANES + lanes
-        if full:  # no mask, and only then are loads 16 bytes wide
-            weight = tl.load(weight_at + offsets)
-            first = tl.load(first_at + offsets)
-            second = tl.load(second_at + offsets) if ADAM else first
-        else:
-            inside = offsets < size
-            weight = tl.load(weight_at + offsets, mask=inside, other=0.0)
-            first = tl.load(first_at + offsets, mask=inside, other=0.0)
-            second = tl.load(second_at + offsets, mask=inside, other=1.0) if ADAM else first
+        weight = _read(weight_at, offsets, size, full, 0.0)
+        first = _read(first_at, offsets, size, full, 0.0)
+        second = _read(second_at, offsets, size, full, 1.0) if ADAM else first
         step = _step_of(first, second, rate, correction2, eps, ADAM)
         shrunk = weight + step
         before = tl.where(applied, shrunk + shrunk * decay, weight)

@@ -23,14 +23,14 @@ from surefoot.core.gradient_mode import without_gradients
 from surefoot.observe.tensors import LayerMetrics, TensorMeter, dense_views, is_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from surefoot.types import NamedParameter
 
     ColumnsAfterStep: TypeAlias = Callable[[Any, bool], dict[str, Tensor]]
 
 
-class GroupSettings(NamedTuple):
+class UpdateSettings(NamedTuple):
     """What the updates of a parameter group follow from, beside the state of its parameters."""
 
     rate: float
@@ -41,13 +41,13 @@ class GroupSettings(NamedTuple):
     log_beta2: float = 0.0
 
 
-def group_settings(optimizer: Any) -> list[GroupSettings] | None:
+def group_settings(optimizer: Any) -> list[UpdateSettings] | None:
     """The settings of each group; `None` where the updates do not follow from state and settings alone."""
     found = [_settings(optimizer, group) for group in optimizer.param_groups]
     return None if any(each is None for each in found) else [each for each in found if each is not None]
 
 
-def _settings(optimizer: Any, group: dict[str, Any]) -> GroupSettings | None:
+def _settings(optimizer: Any, group: Mapping[str, Any]) -> UpdateSettings | None:
     lr, weight_decay = group["lr"], group["weight_decay"]
     if type(lr) is not float or type(weight_decay) not in (float, int) or not 0 <= lr * weight_decay < 0.5:
         return None  # a tensor, which only the device knows, or a decay that leaves nothing to go back from
@@ -55,12 +55,12 @@ def _settings(optimizer: Any, group: dict[str, Any]) -> GroupSettings | None:
     if isinstance(optimizer, torch.optim.SGD):
         if group["nesterov"] or group["maximize"]:
             return None
-        return GroupSettings(lr, 0.0 if group["momentum"] else shrinks)
+        return UpdateSettings(lr, 0.0 if group["momentum"] else shrinks)
     betas, decoupled = group["betas"], group.get("decoupled_weight_decay", isinstance(optimizer, torch.optim.AdamW))
     if not all(type(beta) is float and 0 <= beta < 1 for beta in betas):
         return None
     logarithms = (math.log(beta) if beta else -math.inf for beta in betas)
-    return GroupSettings(lr, shrinks if decoupled else 0.0, group["eps"], *logarithms)
+    return UpdateSettings(lr, shrinks if decoupled else 0.0, group["eps"], *logarithms)
 
 
 class UpdateMeter:
@@ -102,7 +102,7 @@ class DerivedUpdates:
         self._addresses: list[list[int]] = []
         self._groups: list[int] = []
         self._group_of: Tensor | None = None
-        self._settings: list[GroupSettings] = []
+        self._settings: list[UpdateSettings] = []
         self._settings_table: Tensor | None = None
         self._no: Tensor | None = None
 
