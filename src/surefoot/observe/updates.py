@@ -110,8 +110,10 @@ class DerivedUpdates:
         """Whether the next step can be measured this way; lays the tables if they are not there yet."""
         if _load_measure(parameters[0].device) is None or group_settings(optimizer) is None:
             return False
-        with_momentum = {id(p) for group in optimizer.param_groups if group.get("momentum") for p in group["params"]}
-        rows = [_state_of(optimizer, parameter, id(parameter) in with_momentum) for parameter in parameters]
+        place = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        groups = [place[id(parameter)] for parameter in parameters]
+        momenta = [bool(group.get("momentum")) for group in optimizer.param_groups]
+        rows = [_state_of(optimizer, p, momenta[group]) for p, group in zip(parameters, groups, strict=True)]
         if any(row is None for row in rows):
             return False
         columns = [list(column) for column in zip(*(row for row in rows if row is not None), strict=True)]
@@ -120,21 +122,18 @@ class DerivedUpdates:
         if self._tables is None or self._tables.sizes != sizes or addresses != self._addresses:
             if not _fit(columns, adam=not isinstance(optimizer, torch.optim.SGD)):
                 return False
-            self._lay(optimizer, parameters, sizes, addresses)
+            self._lay(parameters[0].device, sizes, addresses)
+        if self._group_of is None or groups != self._groups:
+            self._groups, self._group_of = groups, upload(groups, parameters[0].device)
         return True
 
-    def _lay(self, optimizer: Any, parameters: list[Tensor], sizes: list[int], addresses: list[list[int]]) -> None:
-        device = parameters[0].device
+    def _lay(self, device: torch.device, sizes: list[int], addresses: list[list[int]]) -> None:
         if self._tables is None or self._tables.sizes != sizes or self._tables.device != device:
             self._tables = BlockTables(sizes, device, columns=4)
             self._no = torch.zeros((), dtype=torch.float32, device=device)
-            self._settings = []
+            self._settings, self._group_of = [], None
         self._tables.place(*addresses)
         self._addresses = addresses
-        place = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
-        groups = [place[id(parameter)] for parameter in parameters]
-        if self._group_of is None or groups != self._groups or self._group_of.device != device:
-            self._groups, self._group_of = groups, upload(groups, device)
 
     def columns(self, optimizer: Any, refused: bool) -> dict[str, Tensor]:
         """The norms, after the step and with the settings it was taken with. Under `torch.no_grad`."""
