@@ -4,7 +4,7 @@ Two ways lead to the same weights:
 
 - Folded: a fused Adam, AdamW, SGD or Adagrad takes two device tensors, `grad_scale` (it divides the gradients by it)
   and `found_inf` (1 leaves the step out, step count included). Clip, unscale and skip cost no pass over the gradients
-  and no host sync.
+  and no host sync. While few steps are clipped, the clip alone goes through `clip_pass.py` instead.
 - Plain: any other optimizer. Whether to step is known on the host by then, and the gradients are scaled in place.
 
 What is changed for the length of one step is registered with an `ExitStack` that puts it back. `StepCopy` is for
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ from torch.optim.optimizer import Optimizer
 
 from surefoot.core.gradient_mode import without_gradients
 from surefoot.core.save_restore import save_optimizer, save_tensors, without_repeats
+from surefoot.core.weak_reference import IdentityMap
 from surefoot.types import OptimizerSetting
 
 if TYPE_CHECKING:
@@ -101,8 +101,10 @@ class OuterScaling(NamedTuple):
 
 
 NO_OUTER_SCALING = OuterScaling()
-_SET_BY_GUARD: WeakKeyDictionary[Any, OuterScaling] = WeakKeyDictionary()
+_SET_BY_GUARD: IdentityMap[OuterScaling] = IdentityMap()
 """Optimizers on which a guard has set `grad_scale`, with what it is without the factor of the clipper."""
+_GUARDED_TWICE: IdentityMap[bool] = IdentityMap()
+"""Optimizers on which a second guard has measured between the first one's preparation and the step."""
 
 
 def outer_scaling(optimizer: Any) -> OuterScaling:
@@ -110,9 +112,19 @@ def outer_scaling(optimizer: Any) -> OuterScaling:
     scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
     if scale is None and found_inf is None:
         return NO_OUTER_SCALING
-    if optimizer in _SET_BY_GUARD:
-        return _SET_BY_GUARD[optimizer]._replace(found_inf=found_inf)
+    others = _SET_BY_GUARD.get(optimizer)
+    if others is not None:
+        _GUARDED_TWICE.set(optimizer, True)
+        return others._replace(found_inf=found_inf)
     return OuterScaling(scale, found_inf, is_loss_scale=True)
+
+
+def is_guarded_twice(optimizer: Any) -> bool:
+    """Whether a second guard measures the gradients after the first one has prepared the step.
+
+    It is to see them as backward left them, so the first one must not change them.
+    """
+    return bool(_GUARDED_TWICE.get(optimizer))
 
 
 def fold(
@@ -131,9 +143,9 @@ def fold(
     everything back as it was. `is_loss_scale` says whether a loss scale is part of `divide`.
     """
     scale = outer.scale if divide is None else divide if outer.scale is None else divide * outer.scale
-    if optimizer not in _SET_BY_GUARD:
-        _SET_BY_GUARD[optimizer] = OuterScaling(scale, None, is_loss_scale or outer.is_loss_scale)
-        undo.callback(_SET_BY_GUARD.pop, optimizer, None)
+    if _SET_BY_GUARD.get(optimizer) is None:
+        _SET_BY_GUARD.set(optimizer, OuterScaling(scale, None, is_loss_scale or outer.is_loss_scale))
+        undo.callback(_SET_BY_GUARD.remove, optimizer)
     if factor is not None:
         scale = (1 if scale is None else scale) / factor
     if scale is not outer.scale:

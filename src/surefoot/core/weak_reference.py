@@ -38,6 +38,11 @@ class IdentityMap(Generic[Value]):
         entries, number = self._entries, id(thing)
         entries[number] = (weakref.ref(thing, lambda _: entries.pop(number, None)), value)
 
+    def remove(self, thing: Any) -> None:
+        """Take an object's value away, if it has one."""
+        if self.get(thing) is not None:
+            del self._entries[id(thing)]
+
     def values(self) -> list[Value]:
         """The values of all objects that are alive."""
         return [value for _, value in list(self._entries.values())]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ from surefoot.act.apply import (
     can_fold,
     fold,
     has_torchs_step,
+    is_guarded_twice,
     lacks_momentum,
     look_at_settings,
     outer_scaling,
@@ -30,6 +32,7 @@ from surefoot.act.apply import (
     set_for_step,
     withhold_gradients,
 )
+from surefoot.act.clip_pass import ClipPass
 from surefoot.core.gradient_mode import without_gradients
 from surefoot.core.weak_reference import weak_reference
 from surefoot.errors import UsageError
@@ -45,21 +48,15 @@ from surefoot.guard.step_decision import (
 )
 from surefoot.observe.parameters import learning_rate
 from surefoot.observe.shards import combine_shards
-from surefoot.observe.tensors import (
-    LayerMetrics,
-    TensorMeter,
-    TensorStatistics,
-    UpdateMeter,
-    dense_views,
-    is_plain,
-    total_norm,
-)
+from surefoot.observe.tensors import LayerMetrics, TensorMeter, TensorStatistics, dense_views, is_plain, total_norm
+from surefoot.observe.updates import UpdateMeter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from surefoot.guard.model_sampling import ModelSampler
     from surefoot.observe.parameters import Layout
+    from surefoot.observe.updates import ColumnsAfterStep
     from surefoot.types import NamedParameter, Scalar, Shaper
 
 
@@ -150,7 +147,10 @@ class OpenStep:
     decision: StepDecision | None = None
     vector: Tensor | None = None
     settings: SettingsOfStep = NOTHING_FOUND
-    updates: UpdateMeter | None = None
+    columns: ColumnsAfterStep | None = None
+    """Measures parameters and updates after the step, if they are watched."""
+    watched: Mapping[str, Tensor] = field(default_factory=dict)
+    """… and what it has found."""
     undo: ExitStack = field(default_factory=ExitStack)
     """Puts back what was changed for the length of the optimizer's step, except for what others have changed since."""
     left_out: Any = False
@@ -185,6 +185,7 @@ class GuardedOptimizer:
         self._graphed = GraphedDecider(decider)
         self.measurer = StepMeasurer(layout, across_ranks=acts)
         self._folds = can_fold(optimizer)
+        self._clip_pass, self._updates = ClipPass(), UpdateMeter(self._watch)
         self._constants: dict[float, Tensor] = {}
         self._sampler = sampler
 
@@ -229,7 +230,8 @@ class GuardedOptimizer:
         self._decide(step, measured)
         assert step.decision is not None
         if self._watch.due(facts.step):
-            step.updates = UpdateMeter(self._watch, measured.named)
+            derive = self._folds and self._acts and _steps_alone(self.optimizer)
+            step.columns = self._updates.before(self.optimizer, measured.named, derive=derive)
         if self._sampler is not None:
             self._sampler.before_update(facts.step, measured.named, step.decision.divide)
         if self._acts:
@@ -255,6 +257,8 @@ class GuardedOptimizer:
         with step.undo:
             if step.copy is not None:
                 step.copy.restore()
+            if step.columns is not None:
+                step.watched, step.columns = step.columns(self.optimizer, step.refused), None
             if step.lr_cut is not None:
                 step.lr_cut.keep_changes()
         if self._sampler is not None:
@@ -317,6 +321,8 @@ class GuardedOptimizer:
             # What a scaler has decided is left to the kernel, which has it already.
             step.refused = step.refused_unchanged = not found or lacks_momentum(optimizer)
             return
+        if not self._on_device and decision.clip_factor == 1:
+            factor = None  # multiplying by 1 would write all gradients for nothing
         if self._shapers and outer.scale is not None:  # they have left gradients that are unscaled
             set_for_step(step.undo, optimizer, "grad_scale", torch.ones_like(outer.scale))
             outer = outer._replace(scale=None)
@@ -324,6 +330,8 @@ class GuardedOptimizer:
             if factor is not None and factor.ndim:
                 scale_gradients(views, factor)
                 factor = None
+            elif factor is not None and self._on_device:
+                factor = self._left_to_fold(step, views, decision)
             scales = self.decider.policy.scaler is not None
             skipped = skip if self._on_device else None
             fold(step.undo, optimizer, outer, divide, factor, skipped, is_loss_scale=scales)
@@ -336,6 +344,16 @@ class GuardedOptimizer:
             if factor is not None:
                 scale_gradients(views, factor)
 
+    def _left_to_fold(self, step: OpenStep, views: list[Tensor], decision: StepDecision) -> Tensor | None:
+        """What of the clipper's factor is left for the optimizer's kernel, which writes all gradients to apply it."""
+        assert step.given is not None
+        assert decision.factor is not None
+        scaled = decision.divide is not None or step.given.outer.scale is not None  # all are written in any case
+        if scaled or not self._clip_pass.serves(self.optimizer, views):
+            return decision.factor
+        self._clip_pass.divide(views, (1 / decision.factor).to(torch.float32), decision.skip)
+        return None
+
     def numbers(self, step: OpenStep) -> StepNumbers:
         """The numbers of a decided step, which may still be on their way to the host."""
         assert step.measured is not None
@@ -344,7 +362,6 @@ class GuardedOptimizer:
         facts, decision = step.facts, step.decision
         rules, notices, named = self.decider.rule_names, self.decider.notice_names, step.measured.named
         layout = LayerNames.of(named)
-        watched = step.updates.columns() if step.updates else {}
         known = {"step": facts.step, "lr": self.lr(facts.lr_factor)}
         if not self._acts:  # the step was skipped only if a scaler or another guard has skipped it
             decision = replace(decision, skip=self.decider.left_out_by(step.given.outer) | step.left_out)
@@ -352,11 +369,13 @@ class GuardedOptimizer:
                 _set_first(step.vector, decision.skip)
         if step.vector is not None:
             arriving = ArrivingNumbers(
-                decision, step.vector, rules, notices, layout, watched, facts.own, step.settings, **known
+                decision, step.vector, rules, notices, layout, step.watched, facts.own, step.settings, **known
             )
-            return StepNumbers(arriving)
+            return StepNumbers(arriving, self._clip_pass.rate.take if self.decider.policy.clipper is not None else None)
         own = {name: float(value) for name, value in facts.own.items()}
-        return StepNumbers(record_on_host(decision, rules, notices, layout, watched, step.settings, extra=own, **known))
+        return StepNumbers(
+            record_on_host(decision, rules, notices, layout, step.watched, step.settings, extra=own, **known)
+        )
 
     # ---- optimizers that evaluate the loss themselves -------------------------------------------------------------
 
@@ -463,3 +482,17 @@ def _set_first(vector: Tensor, value: Any) -> None:
     """Write the first entry without a wait: `vector[0] = False` would copy from memory that is not pinned."""
     first = vector[0]
     first.copy_(value) if isinstance(value, Tensor) else first.fill_(value)
+
+
+def _steps_alone(optimizer: Any) -> bool:
+    """Whether nothing but the optimizer's own fused kernel changes the parameters between `begin` and `end`."""
+    if lacks_momentum(optimizer) or is_guarded_twice(optimizer):
+        return False
+    hooks = (*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values())
+    return all(map(is_own_hook, hooks))
+
+
+def is_own_hook(hook: Any) -> bool:
+    """Whether a step hook is that of an attachment."""
+    given = hook.args[:1] if isinstance(hook, partial) else ()
+    return any(getattr(each, "__module__", "").startswith("surefoot.guard.") for each in given)

@@ -391,13 +391,18 @@ class LayerNames(NamedTuple):
 class StepNumbers:
     """What became of one step; read on demand, once."""
 
-    def __init__(self, source: StepRecord | ArrivingNumbers) -> None:
-        self._source = source
+    def __init__(
+        self, source: StepRecord | ArrivingNumbers, on_arrival: Callable[[StepRecord], None] | None = None
+    ) -> None:
+        self._source, self._on_arrival = source, on_arrival
 
     def record(self) -> StepRecord:
         """The record on the host. Waits for the device if the numbers have not arrived."""
         if not isinstance(self._source, StepRecord):
             self._source = self._source.record()
+            told, self._on_arrival = self._on_arrival, None
+            if told is not None:
+                told(self._source)
         return self._source
 
 

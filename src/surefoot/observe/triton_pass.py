@@ -16,22 +16,17 @@ import torch
 import triton
 import triton.language as tl
 
+from surefoot.core.block_tables import LANES, LOOPS, BlockTables, is_dense
 from surefoot.core.device import device_context, upload
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-LANES = 2048
-"""Elements a program looks at at once."""
-LOOPS = 16
-"""How often it does so: one block is LANES x LOOPS elements."""
-BLOCK = LANES * LOOPS
-
 _DTYPES: dict[torch.dtype, Any] = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 @triton.jit
-def _take_in(values, sum_plain, sum_small, top, bad):  # type: ignore[no-untyped-def]
+def take_in(values, sum_plain, sum_small, top, bad):  # type: ignore[no-untyped-def]
     """Add one vector of values to the running sums."""
     magnitude = tl.abs(values.to(tl.float32))
     finite = magnitude <= 3.4028234663852886e38  # false for NaN too
@@ -40,6 +35,14 @@ def _take_in(values, sum_plain, sum_small, top, bad):  # type: ignore[no-untyped
     sum_plain += magnitude * magnitude
     sum_small += reduced * reduced
     return sum_plain, sum_small, tl.maximum(top, magnitude), bad + tl.where(finite, 0, 1)
+
+
+@triton.jit
+def sum_of_squares(sum_plain, sum_small):  # type: ignore[no-untyped-def]
+    """The sum over all lanes, from the range in which it has not overflowed."""
+    plain = tl.sum(sum_plain, 0)
+    small = tl.sum(sum_small, 0).to(tl.float64) * 1.461501637330903e48  # 2^160
+    return tl.where(plain > 3.4028234663852886e38, small, plain.to(tl.float64))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -71,16 +74,13 @@ def _blocks_kernel(  # type: ignore[no-untyped-def]
     if start + LANES * LOOPS <= size:  # a full block needs no mask, and only then are loads 16 bytes wide
         for loop in range(LOOPS):
             values = tl.load(base + start + loop * LANES + lanes)
-            sum_plain, sum_small, top, bad = _take_in(values, sum_plain, sum_small, top, bad)
+            sum_plain, sum_small, top, bad = take_in(values, sum_plain, sum_small, top, bad)
     else:
         for loop in range(LOOPS):
             offsets = start + loop * LANES + lanes
             values = tl.load(base + offsets, mask=offsets < size, other=0.0)
-            sum_plain, sum_small, top, bad = _take_in(values, sum_plain, sum_small, top, bad)
-    plain = tl.sum(sum_plain, 0)
-    small = tl.sum(sum_small, 0).to(tl.float64) * 1.461501637330903e48  # 2^160
-    overflowed = plain > 3.4028234663852886e38
-    tl.store(squares + block, tl.where(overflowed, small, plain.to(tl.float64)))
+            sum_plain, sum_small, top, bad = take_in(values, sum_plain, sum_small, top, bad)
+    tl.store(squares + block, sum_of_squares(sum_plain, sum_small))
     tl.store(largest + block, tl.max(top, 0))
     tl.store(nonfinite + block, tl.sum(bad, 0))
 
@@ -118,7 +118,7 @@ class TritonPass:
     """Measures lists of CUDA tensors, keeping the tables of the last list of each dtype."""
 
     def __init__(self) -> None:
-        self._plans: dict[tuple[torch.device, torch.dtype], _Plan] = {}
+        self._tables: dict[tuple[torch.device, torch.dtype], BlockTables] = {}
 
     def can_measure(self, views: list[Tensor]) -> bool:
         """Whether every tensor has a dtype the kernel reads."""
@@ -139,71 +139,38 @@ class TritonPass:
         return norm, largest, nonfinite
 
     def _measure_group(self, dtype: torch.dtype, views: list[Tensor]) -> Tensor:
-        views = [view if _is_dense(view) else view.contiguous() for view in views]
-        pointers = [view.data_ptr() for view in views]
+        views = [view if is_dense(view) else view.contiguous() for view in views]
         sizes = [view.numel() for view in views]
         key = (views[0].device, dtype)
-        plan = self._plans.get(key)
-        if plan is None or plan.sizes != sizes:
-            plan = self._plans[key] = _Plan(sizes, views[0].device)
-        return plan.launch(pointers, dtype)
+        tables = self._tables.get(key)
+        if tables is None or tables.sizes != sizes:
+            tables = self._tables[key] = BlockTables(sizes, views[0].device)
+        tables.place([view.data_ptr() for view in views])
+        return _launch(tables, dtype)
 
 
-class _Plan:
-    """Launch tables for tensors of given sizes on one device."""
-
-    def __init__(self, sizes: list[int], device: torch.device) -> None:
-        self.sizes = sizes
-        self.device = device
-        counts = [-(-size // BLOCK) for size in sizes]
-        first = [0]
-        for blocks in counts:
-            first.append(first[-1] + blocks)
-        self.blocks = first[-1]
-        self.first_block = upload(first, device)
-        self.sizes_table = upload(sizes, device)
-        self.block_tensor = upload([i for i, blocks in enumerate(counts) for _ in range(blocks)], device)
-        self.block_start = upload([b * BLOCK for blocks in counts for b in range(blocks)], device)
-        self.pointers: list[int] = []
-        self.pointer_table = self.sizes_table
-
-    def launch(self, pointers: list[int], dtype: torch.dtype) -> Tensor:
-        if pointers != self.pointers:
-            self.pointers, self.pointer_table = pointers, upload(pointers, self.device)
-        out = torch.empty(3, len(pointers), dtype=torch.float32, device=self.device)
-        blocks = max(self.blocks, 1)
-        squares = torch.empty(blocks, dtype=torch.float64, device=self.device)
-        largest = torch.empty(blocks, dtype=torch.float32, device=self.device)
-        nonfinite = torch.empty(blocks, dtype=torch.int32, device=self.device)
-        with device_context(self.device):
-            if self.blocks:
-                _blocks_kernel[(self.blocks,)](
-                    self.pointer_table,
-                    self.sizes_table,
-                    self.block_tensor,
-                    self.block_start,
-                    squares,
-                    largest,
-                    nonfinite,
-                    DTYPE=_DTYPES[dtype],
-                    ALIGNED=all(pointer % 16 == 0 for pointer in pointers),
-                    LANES=LANES,
-                    LOOPS=LOOPS,
-                    num_warps=8,
-                )
-            _tensors_kernel[(len(pointers),)](
-                squares, largest, nonfinite, self.first_block, out, len(pointers), WIDTH=1024
+def _launch(tables: BlockTables, dtype: torch.dtype) -> Tensor:
+    count, device = len(tables.sizes), tables.device
+    out = torch.empty(3, count, dtype=torch.float32, device=device)
+    blocks = max(tables.blocks, 1)
+    squares = torch.empty(blocks, dtype=torch.float64, device=device)
+    largest = torch.empty(blocks, dtype=torch.float32, device=device)
+    nonfinite = torch.empty(blocks, dtype=torch.int32, device=device)
+    with device_context(device):
+        if tables.blocks:
+            _blocks_kernel[(tables.blocks,)](
+                tables.address_tables[0],
+                tables.sizes_table,
+                tables.block_tensor,
+                tables.block_start,
+                squares,
+                largest,
+                nonfinite,
+                DTYPE=_DTYPES[dtype],
+                ALIGNED=tables.aligned,
+                LANES=LANES,
+                LOOPS=LOOPS,
+                num_warps=8,
             )
-        return out
-
-
-def _is_dense(view: Tensor) -> bool:
-    """Whether the tensor fills its memory without gaps, in any order of dimensions."""
-    if view.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted(zip(view.stride(), view.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
+        _tensors_kernel[(count,)](squares, largest, nonfinite, tables.first_block, out, count, WIDTH=1024)
+    return out

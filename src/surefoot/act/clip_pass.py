@@ -1,0 +1,95 @@
+"""Clip the gradients of a fused optimizer in a pass of its own where that is cheaper than in the optimizer's kernel.
+
+A fused kernel that is given `grad_scale` writes every gradient back, also when it has divided by 1: at 1.3B fp32
+parameters this costs 1.5 reads of all gradients on every step. A pass of its own costs 2 (a read and a write), but only
+on steps that are clipped; on others it reads one number and ends. So it is cheaper as long as fewer than about 70 % of
+the steps are clipped. Whether a step is clipped is decided on the device; the host knows it a few steps later, and
+chooses by that.
+
+The result is bitwise the same either way for fp32 gradients. For bf16 and fp16 it would not be: the kernel goes on with
+the quotient in fp32, while a pass of its own has to round it. Those are always left to the kernel.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from surefoot.act.apply import is_guarded_twice
+from surefoot.core.block_tables import BlockTables, all_dense
+from surefoot.core.device import runs_triton
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from surefoot.types import StepRecord
+
+WINDOW_STEPS = 16
+"""The host goes by so many of the last steps it knows."""
+RARE = 0.5
+"""Up to this share of clipped steps, a pass of its own begins to be used; it is cheaper below about 0.7."""
+OFTEN = 0.75
+"""From this share on it is given up again. Between the two the choice stays as it is."""
+
+
+class ClipRate:
+    """Whether recent steps were rarely clipped, as far as the host knows."""
+
+    def __init__(self) -> None:
+        self._recent: deque[bool] = deque(maxlen=WINDOW_STEPS)
+        self.rare = False
+        """Whether few steps are clipped. Not before `WINDOW_STEPS` steps are known."""
+
+    def take(self, record: StepRecord) -> None:
+        """A step has become known. One that was skipped says nothing."""
+        if record.skipped:
+            return
+        self._recent.append(float(record.signals.clip_factor) < 1)
+        if len(self._recent) == WINDOW_STEPS:
+            share = sum(self._recent) / WINDOW_STEPS
+            self.rare = share < OFTEN if self.rare else share <= RARE
+
+
+class ClipPass:
+    """Divides gradients in place by what a clipper demands, on the device, and only on steps that are clipped."""
+
+    def __init__(self) -> None:
+        self.rate = ClipRate()
+        self._tables: BlockTables | None = None
+
+    def serves(self, optimizer: Any, gradients: list[Tensor]) -> bool:
+        """Whether this is the cheaper way now, and leads to the same bits as the optimizer's own kernel."""
+        return (
+            self.rate.rare
+            and not is_guarded_twice(optimizer)
+            and all(gradient.dtype is torch.float32 for gradient in gradients)
+            and all_dense(gradients)
+            and (gradients[0].device.type == "cpu" or _load_divide(gradients[0].device) is not None)
+        )
+
+    def divide(self, gradients: list[Tensor], divisor: Tensor, skip: Tensor) -> None:
+        """Divide by a number on the device, unless `skip` is true there. Does not wait."""
+        device = gradients[0].device
+        if device.type == "cpu":
+            if float(divisor) != 1 and not bool(skip):
+                for gradient in gradients:
+                    gradient.div_(divisor)
+            return
+        sizes = [gradient.numel() for gradient in gradients]
+        if self._tables is None or self._tables.sizes != sizes or self._tables.device != device:
+            self._tables = BlockTables(sizes, device)
+        self._tables.place([gradient.data_ptr() for gradient in gradients])
+        _load_divide(device)(self._tables, divisor, skip.to(torch.bool).view(torch.uint8))
+
+
+def _load_divide(device: torch.device) -> Any:
+    """The function that launches the kernel; `None` where Triton does not run."""
+    if not runs_triton(device):
+        return None
+    try:
+        from surefoot.act.triton_divide import divide
+    except ImportError:  # a torch build without Triton
+        return None
+    return divide

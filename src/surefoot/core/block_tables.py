@@ -1,0 +1,76 @@
+"""Tables from which one kernel launch works on any number of tensors: the blocks of all of them, and where they lie.
+
+A program of the kernel takes a block: it reads which tensor the block belongs to, where in the tensor it starts, how
+long the tensor is, and the tensor's address. The tables of sizes and blocks depend on the sizes alone; those of
+addresses are uploaded again only when an address has changed. Uploading is an asynchronous copy from pinned memory, so
+nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from surefoot.core.device import upload
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from torch import Tensor
+
+LANES = 2048
+"""Elements a program looks at at once."""
+LOOPS = 16
+"""How often it does so: one block is LANES x LOOPS elements."""
+BLOCK = LANES * LOOPS
+
+
+class BlockTables:
+    """The tables for tensors of given sizes on one device, `columns` of each size: weight and moment, for example."""
+
+    def __init__(self, sizes: list[int], device: torch.device, columns: int = 1) -> None:
+        self.sizes, self.device = sizes, device
+        counts = [-(-size // BLOCK) for size in sizes]
+        first = [0]
+        for blocks in counts:
+            first.append(first[-1] + blocks)
+        self.blocks = first[-1]
+        """How many blocks there are in all."""
+        self.first_block = upload(first, device)
+        """The first block of each tensor, and the end of the last one."""
+        self.sizes_table = upload(sizes, device)
+        self.block_tensor = upload([i for i, blocks in enumerate(counts) for _ in range(blocks)], device)
+        self.block_start = upload([b * BLOCK for blocks in counts for b in range(blocks)], device)
+        self._addresses: list[list[int]] = [[] for _ in range(columns)]
+        self.address_tables: list[Tensor] = [self.sizes_table] * columns
+        """The addresses of the tensors, a table for each column."""
+        self._aligned = [False] * columns
+
+    def place(self, *addresses: list[int]) -> None:
+        """Take in where the tensors lie now, column by column."""
+        for column, own in enumerate(addresses):
+            if own != self._addresses[column]:
+                self._addresses[column], self.address_tables[column] = own, upload(own, self.device)
+                self._aligned[column] = all(address % 16 == 0 for address in own)
+
+    @property
+    def aligned(self) -> bool:
+        """Whether all tensors start at a multiple of 16 bytes, so that they can be read in wide loads."""
+        return all(self._aligned)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor fills its memory without gaps, in any order of dimensions."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def all_dense(tensors: Sequence[Tensor]) -> bool:
+    """Whether a kernel may treat each of these as one flat piece of memory."""
+    return all(map(is_dense, tensors))
