@@ -199,12 +199,12 @@ def test_watching_beside_a_guard_counts_what_the_guard_has_left_out_without_a_wa
     x = torch.randn(16, 32, device="cuda")
     for step in range(20):
         optimizer.zero_grad()
-        (model(x).square().mean() * (NAN if step in (15, 16) else 1.0)).backward()
-        if step < 12:
-            optimizer.step()
-        else:
+        (model(x).square().mean() * (NAN if step in (12, 13) else 1.0)).backward()
+        if step in range(12, 15):  # the numbers of the bad steps arrive later, and are explained by looking at weights
             with no_syncs():
                 optimizer.step()
+        else:
+            optimizer.step()
     assert watch.counts["skipped"] == guard.counts["skipped"] == 2
 
 

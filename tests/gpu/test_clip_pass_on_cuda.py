@@ -76,9 +76,10 @@ def test_a_run_is_bitwise_the_same_whichever_way_it_is_clipped(name):
         sizes = [torch.full((), 0.01 if step % 4 else 100.0, device="cuda") for step in range(100)]
         x = [torch.randn(16, 32, device="cuda", generator=generator) for _ in sizes]
         torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
         try:
-            for size, batch in zip(sizes, x, strict=True):
+            for step, (size, batch) in enumerate(zip(sizes, x, strict=True)):
+                if step == 2:  # the first step of some optimizers makes their state, and is decided by the host
+                    torch.cuda.set_sync_debug_mode("error")
                 stabilizer.backward((model(batch).square().mean() + model(batch).sum() * 1e-3) * size)
                 stabilizer.step()
         finally:

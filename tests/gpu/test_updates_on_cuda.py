@@ -70,7 +70,9 @@ def test_derived_updates_agree_with_those_of_copies(name):
         optimizer.step()
         mine, theirs = derived_columns(optimizer, False), copied_columns(optimizer, False)
         for column in ("param_norm", "update_norm"):
-            torch.testing.assert_close(mine[column], theirs[column], rtol=1e-5, atol=0)
+            # The copy is rounded like the weights: one unit in their last place, of all of them.
+            rounding = (2**-23 * theirs["param_norm"]).max().item()
+            torch.testing.assert_close(mine[column], theirs[column], rtol=2e-5, atol=0.1 * rounding)
         assert bool(mine["update_norm"].any()) == (step != 5), step
     assert derived._derived._tables is not None, "no step was derived"
 
@@ -149,4 +151,4 @@ def test_the_learning_rate_that_the_step_was_taken_with_counts():
         optimizer.step()
         layers = guard.end(opened).record().signals.layers
         moved = (model.weight.detach() - before).norm().cpu()
-        torch.testing.assert_close(layers.update_norm[0], moved, rtol=1e-5, atol=0)
+        torch.testing.assert_close(layers.update_norm[0], moved, rtol=2e-5, atol=0)

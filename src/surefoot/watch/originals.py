@@ -64,6 +64,9 @@ class Originals:
         self._used: set[str] = set()
         self._classes: list[_Class] = []
         self._subclasses: int = 0
+        self._changes: list[tuple[type, str, Any]] = []
+        """The methods that the script had replaced when that was last asked, and what they were."""
+        self._last_seen: list[tuple[type, int, Any]] = []
         self._handed_on: list[tuple[Any, str, Any]] = []
         """Functions written in Python that torch looks up when a mode is on."""
         self._inherited: set[str] = set()
@@ -141,10 +144,12 @@ class Originals:
         """Call a function of surefoot's with the classes of torch as they were."""
         if self._are_same():
             return function(*args)
-        changed = [(kind, name, vars(kind).get(name, _MISSING), was) for kind, name, was in self._differences()]
-        if not changed:  # only names that surefoot never uses
+        if not self._seen_before():
+            self._changes = list(self._differences())
+        if not self._changes:  # only names that surefoot never uses
             self._accept()
             return function(*args)
+        changed = [(kind, name, vars(kind).get(name, _MISSING), was) for kind, name, was in self._changes]
         if _has_threads():
             if any(kind in _CLASSES for kind, *_ in changed):
                 raise Unobservable("the script replaces methods of torch and has other threads, which would notice")
@@ -166,6 +171,14 @@ class Originals:
         except KeyError:
             return False
         return len(Tensor.__subclasses__()) == self._subclasses
+
+    def _seen_before(self) -> bool:
+        """Whether the classes have changed in the same way as when that was last asked."""
+        own = [kind for kind in _below(Tensor) if not kind.__module__.startswith("torch.")]
+        seen = [*((held.kind, len(held.now), held.picked_now()) for held in self._classes)]
+        seen += [(kind, len(vars(kind)), None) for kind in own]
+        before, self._last_seen = self._last_seen, seen
+        return seen == before
 
     def _accept(self) -> None:
         """What has changed does not matter."""
@@ -195,6 +208,13 @@ class _Class:
         names = [name for name in self._before if self._matters(name)]
         self.pick = itemgetter(*names, names[0])
         self.picked, self.length = self.pick(self.now), len(self.now)
+
+    def picked_now(self) -> Any:
+        """The methods that matter, as they are now; `None` if one was removed."""
+        try:
+            return self.pick(self.now)
+        except KeyError:
+            return None
 
     def _matters(self, name: str) -> bool:
         return name not in _FREE and (name in self._used or name in self._within or name.startswith("__"))
