@@ -8,7 +8,7 @@ import torch
 from surefoot import CheckpointManager
 from surefoot.keep.checkpoint import tensor_file
 from surefoot.keep.checkpoint.storage import read, write
-from surefoot.keep.staging import Staged
+from surefoot.keep.staging import Staged, stage
 
 pytestmark = [
     pytest.mark.gpu,
@@ -51,3 +51,33 @@ def test_a_copy_on_the_device_is_written_while_training_goes_on(tmp_path):
     manager.save({"w": weight}, 2)
     weight.zero_()
     assert manager.load().tree["w"].unique().tolist() == [101.0]
+
+
+@pytest.mark.parametrize("place", ["device", "pinned"])
+def test_a_copy_on_cuda_holds_the_values_whatever_the_memory_looks_like(place):
+    torch.manual_seed(0)
+    weight = torch.randn(70_000, device="cuda")
+    live = {
+        "plain": weight,
+        "tied": weight,
+        "window": weight[1:5],
+        "transposed": torch.randn(30, 40, device="cuda").t(),
+        "channels last": torch.randn(2, 3, 4, 5, device="cuda").to(memory_format=torch.channels_last),
+        "conjugate": torch.randn(5, dtype=torch.complex64, device="cuda").conj(),
+        "bf16": torch.randn(7, device="cuda").bfloat16(),
+        "step": torch.tensor(3.0, device="cuda"),
+        "empty": torch.empty(0, device="cuda"),
+        "host": torch.arange(4),
+    }
+    expected = {name: tensor.clone() for name, tensor in live.items()}
+    staged = stage(live, place)
+    staged.hold_updates()
+    for tensor in live.values():
+        tensor.zero_()
+    staged.wait()
+    for name, want in expected.items():
+        assert torch.equal(staged.tree[name].to(want.device), want), name
+    assert staged.tree["plain"] is staged.tree["tied"]
+    again = stage(live, place, into=staged)
+    again.wait()
+    assert not any(tensor.any() for tensor in again.tree.values())

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from surefoot.keep import staging
 from surefoot.keep.staging import bytes_of, map_tensors, stage
 
 
@@ -89,3 +90,53 @@ def test_map_tensors_leaves_the_rest_as_it_is():
         pass
 
     assert map_tensors({"f": function, "n": 3}, lambda t: None) == {"f": function, "n": 3}
+
+
+def test_the_state_of_a_module_keeps_its_versions():
+    live = torch.nn.BatchNorm1d(3).state_dict()
+    copied = stage({"model": live}).tree["model"]
+    assert type(copied) is OrderedDict
+    assert copied._metadata == live._metadata
+    assert list(copied) == list(live)
+
+
+def test_the_place_may_be_chosen_by_the_size_of_the_state():
+    sizes = []
+    weight = torch.zeros(1000)
+    staged = stage({"a": weight, "tied": weight}, lambda size: sizes.append(size) or "device")
+    assert sizes == [4000]
+    assert torch.equal(staged.tree["a"], weight)
+
+
+def test_a_state_that_holds_itself_is_entered_once():
+    state = {"w": torch.ones(2)}
+    state["again"] = [state, state]
+    copied = stage(state).tree
+    assert torch.equal(copied["w"], torch.ones(2))
+    assert copied["w"] is not state["w"]
+
+
+def test_what_is_too_large_for_one_block_is_copied_into_several(monkeypatch):
+    monkeypatch.setattr(staging, "LARGEST_BLOCK", 5)
+    live = [torch.full((size,), float(size)) for size in (2, 3, 1, 9, 0, 4)]
+    staged = stage(live)
+    assert all(map(torch.equal, staged.tree, live))
+    live[3].fill_(-1)
+    assert torch.equal(stage(live, into=staged).tree[3], live[3])
+    assert len({copy.untyped_storage().data_ptr() for copy in staged.tree}) > 1
+
+
+def test_new_tensors_and_replaced_ones_are_noticed():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    earlier = stage(optimizer.state_dict())
+    loaded = {"state": {}, "param_groups": optimizer.state_dict()["param_groups"]}
+    for number, state in optimizer.state_dict()["state"].items():
+        loaded["state"][number] = {key: value + 1 for key, value in state.items()}
+    optimizer.load_state_dict(loaded)
+    again = stage(optimizer.state_dict(), into=earlier).tree
+    for number, state in loaded["state"].items():
+        assert all(torch.equal(again["state"][number][key], value) for key, value in state.items())

@@ -12,14 +12,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from surefoot.core.device import free_bytes
 from surefoot.decide.agreement import copies_of_first
 from surefoot.errors import CheckpointError, UsageError
 from surefoot.keep.position.workers import worker_died
 from surefoot.keep.replicated_state import leave_out_copies
-from surefoot.keep.staging import Place, Staged, bytes_of, stage
+from surefoot.keep.staging import Place, Staged, stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -171,7 +171,7 @@ class CheckpointSaver:
         tree = self._run_state.gather()
         if self._copies_first:
             leave_out_copies(tree, self._run_state.parts.models)
-        return stage(tree, _place_for(tree))
+        return stage(tree, _place_for)
 
     def _write(self, waiting: _Waiting, metric_given: bool = False, blocking: bool = False) -> bool:
         assert self._checkpoints is not None
@@ -219,7 +219,7 @@ class CheckpointSaver:
         return next((found.path for found in self._checkpoints.checkpoints() if found.step == step), None)
 
 
-def _place_for(tree: Any) -> Place:
-    """On the device if there is plenty of room, else in pinned host memory."""
+def _place_for(size: int) -> Place:
+    """On the device if there is plenty of room for so many bytes, else in pinned host memory."""
     free = free_bytes()
-    return "device" if free is None or free >= ROOM * bytes_of(tree) else "pinned"
+    return "device" if free is None or free >= ROOM * size else "pinned"

@@ -15,24 +15,33 @@ containers of the copy's own. A tensor that occurs twice (tied weights) is copie
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch._utils import _unflatten_dense_tensors
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.nn import Parameter
 
 from surefoot.core import nested
 from surefoot.core.device import current_stream, device_context, has_streams, new_event, new_stream, on_stream
 from surefoot.keep.checkpoint.tree import local_part, odd_kind, same_view
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 Place: TypeAlias = Literal["device", "pinned"]
 """Where the copy of a tensor that lies on a GPU goes. Others are cloned beside themselves."""
 
+_NUMBERS_AND_TEXT = frozenset((type(None), bool, int, float, str))
+_Layout: TypeAlias = "Sequence[tuple[torch.device, torch.dtype, torch.Size]]"
+"""Of each tensor that is copied."""
+_Streams = dict[torch.device, torch.Stream]
+
+LARGEST_BLOCK = 1 << 30
+"""Entries up to which tensors are copied into one block: torch concatenates larger ones tensor by tensor."""
 SMALL = 1 << 16
 """Entries up to which a tensor on its way to pinned memory is copied on the device first."""
 
@@ -40,23 +49,14 @@ SMALL = 1 << 16
 class Staged:
     """A state's copy, possibly still on its way."""
 
-    def __init__(
-        self,
-        tree: Any,
-        copies: Sequence[Tensor] = (),
-        arrived: Sequence[torch.Event] = (),
-        origin: Sequence[Any] = (),
-    ) -> None:
-        self._outline: Any = tree
-        self._copies = copies
-        self._arrived = arrived
-        self._origin = origin
-        """What the copies were taken from: the place, and the windows on memory."""
+    def __init__(self, outline: Any, copies: _Copies | None = None, arrived: Sequence[torch.Event] = ()) -> None:
+        self._outline, self._copies, self._arrived = outline, copies or _Copies(), arrived
 
     @cached_property
     def tree(self) -> Any:
         """The state with every tensor replaced by its copy."""
-        return map_leaves(self._outline, _Slot, lambda slot: self._copies[slot.number])
+        copies = self._copies.tensors
+        return map_leaves(self._outline, _Slot, lambda slot: copies[slot.number])
 
     def wait(self) -> None:
         """Let the host wait until every copy is complete. From any thread."""
@@ -69,15 +69,24 @@ class Staged:
             current_stream().wait_event(event)
 
 
-def stage(tree: Any, place: Place = "pinned", into: Staged | None = None) -> Staged:
-    """Copy a state; `into` gives the memory of an earlier copy of the same shape to be used again."""
+@torch.no_grad()
+def stage(tree: Any, place: Place | Callable[[int], Place] = "pinned", into: Staged | None = None) -> Staged:
+    """Copy a state; `into` gives the memory of an earlier copy of the same shape to be used again.
+
+    `place` may be a function that chooses it, given how many bytes the copy takes.
+    """
     live = _Collector()
-    outline = map_leaves(tree, Tensor, live.slot_of)
-    origin = [place, *((t.data_ptr(), t.dtype, t.shape) for t in live.tensors)]
-    # Most often the very tensors that were copied last time, and then there is nothing to compare.
-    fits = into is not None and (origin == into._origin or _fits(into._copies, live.tensors, place))
-    copies = into._copies if into is not None and fits else _room_for(live.tensors, place)
-    return Staged(outline, copies, _copy(live.tensors, copies), origin)
+    outline = live.outline(tree)
+    tensors = live.tensors
+    if callable(place):
+        place = place(live.bytes())
+    layout = [(tensor.device, tensor.dtype, tensor.shape) for tensor in tensors]
+    if into is not None and into._copies.fits(place, layout):
+        copies, streams = into._copies, _overwrite(into._copies, tensors)
+    else:
+        copies = _Copies(place, layout)
+        streams = _fill(copies, tensors)
+    return Staged(outline, copies, _events(streams))
 
 
 class _Slot:
@@ -95,20 +104,55 @@ class _Collector:
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self._numbers: dict[int, list[int]] = {}
+        self._around: list[int] = []
+        """The containers that are open: one that holds itself is entered once."""
 
-    def slot_of(self, tensor: Tensor) -> Any:
+    def outline(self, value: Any) -> Any:
+        """The same nesting with a slot in the place of every tensor.
+
+        Training waits for this, and a state has a thousand tensors: what states mostly consist of is handled here.
+        """
+        kind = type(value)
+        if kind is Tensor or kind is Parameter:
+            return self._slot(value)
+        if kind in _NUMBERS_AND_TEXT or id(value) in self._around:
+            return value
+        self._around.append(id(value))
+        if kind is dict:
+            new: Any = {key: self.outline(part) for key, part in value.items()}
+        elif kind is list:
+            new = [self.outline(part) for part in value]
+        elif kind is OrderedDict:
+            new = OrderedDict([(key, self.outline(part)) for key, part in value.items()])
+            vars(new).update(vars(value))  # the state dict of a module keeps its versions there
+        else:
+            new = map_leaves(value, Tensor, self._slot)
+        self._around.pop()
+        return new
+
+    def _slot(self, tensor: Tensor) -> Any:
         """What to put in a tensor's place; the tensor itself if it is of a kind that cannot be written down."""
-        part = local_part(tensor)
-        if odd_kind(part):
+        kind = type(tensor)
+        part = tensor if kind is Tensor or kind is Parameter else local_part(tensor)
+        if part.layout is not torch.strided or part.is_quantized or part.is_nested or part.is_meta:
             return tensor  # the writer refuses it with its path
-        seen = self._numbers.setdefault(part.data_ptr(), [])
-        for number in seen:  # hardly ever more than one
+        if part is not tensor and odd_kind(part):
+            return tensor
+        number, where = len(self.tensors), part.data_ptr()
+        if where in self._numbers:  # tied weights, or nothing in it
             view = same_view(part)
-            if view is not None and view == same_view(self.tensors[number]):
-                return _Slot(number)
-        seen.append(len(self.tensors))
+            for other in self._numbers[where]:
+                if view is not None and view == same_view(self.tensors[other]):
+                    return _Slot(other)
+            self._numbers[where].append(number)
+        else:
+            self._numbers[where] = [number]
         self.tensors.append(part)
-        return _Slot(seen[-1])
+        return _Slot(number)
+
+    def bytes(self) -> int:
+        """How much memory a copy takes."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
 
 def map_tensors(tree: Any, change: Callable[[Tensor], Any]) -> Any:
@@ -170,50 +214,97 @@ def lies_like(parameter: Tensor, value: Tensor) -> bool:
 def bytes_of(tree: Any) -> int:
     """How much memory a copy takes."""
     live = _Collector()
-    map_leaves(tree, Tensor, live.slot_of)
-    return sum(tensor.numel() * tensor.element_size() for tensor in live.tensors)
+    live.outline(tree)
+    return live.bytes()
 
 
-def _fits(copies: Sequence[Tensor], live: Sequence[Tensor], place: Place) -> bool:
-    return len(copies) == len(live) and all(
-        copied.shape == tensor.shape
-        and copied.dtype == tensor.dtype
-        and copied.device == (tensor.device if place == "device" else torch.device("cpu"))
-        for copied, tensor in zip(copies, live, strict=True)
-    )
+class _Copies:
+    """The memory of a copy: one block for many tensors, since a thousand allocations take a thousand times one."""
+
+    def __init__(self, place: Place = "device", layout: _Layout = ()) -> None:
+        self.place, self._layout = place, layout
+        self._blocks: list[tuple[Tensor, Sequence[int]]] = []
+
+    def fits(self, place: Place, layout: _Layout) -> bool:
+        """Whether tensors of this layout can be copied into the same memory."""
+        return self.place == place and self._layout == layout
+
+    def add(self, block: Tensor, members: Sequence[int]) -> None:
+        """Take in a block with the copies of the tensors of these numbers, one after the other."""
+        self._blocks.append((block, members))
+
+    @cached_property
+    def tensors(self) -> dict[int, Tensor]:
+        """The copies by number. They are made when they are asked for: by the thread that writes them, as a rule."""
+        found: dict[int, Tensor] = {}
+        for block, members in self._blocks:
+            shapes = [self._layout[i][2] for i in members]
+            parts = torch.split_with_sizes(block, [shape.numel() for shape in shapes])
+            for i, part, shape in zip(members, parts, shapes, strict=True):
+                found[i] = part if len(shape) == 1 else part.view(shape)
+        return found
+
+    def kinds(self) -> Iterator[tuple[torch.device, torch.dtype, list[int]]]:
+        """The numbers of the tensors of each device and dtype, in lists that torch concatenates at once."""
+        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for i, (device, dtype, _) in enumerate(self._layout):
+            groups.setdefault((device, dtype), []).append(i)
+        for (device, dtype), members in groups.items():
+            for part in self._parts(members):
+                yield device, dtype, part
+
+    def _parts(self, members: list[int]) -> Iterator[list[int]]:
+        start = size = 0
+        for end, i in enumerate(members):
+            size += (own := self._layout[i][2].numel())
+            if size > LARGEST_BLOCK and end > start:
+                yield members[start:end]
+                start, size = end, own
+        yield members[start:]
 
 
-def _room_for(live: Sequence[Tensor], place: Place) -> list[Tensor]:
-    """Memory for the copies: one block per device and dtype, since a thousand allocations take a thousand times one."""
-    blocks: dict[tuple[torch.device, torch.dtype, bool], list[int]] = {}
-    for i, tensor in enumerate(live):
-        pinned = place == "pinned" and has_streams(tensor.device)
-        device = torch.device("cpu") if pinned else tensor.device
-        blocks.setdefault((device, tensor.dtype, pinned), []).append(i)
-    room: list[Tensor] = [torch.empty(0)] * len(live)
-    for (device, dtype, pinned), members in blocks.items():
-        shapes = [live[i] for i in members]
-        block = torch.empty(sum(t.numel() for t in shapes), dtype=dtype, device=device, pin_memory=pinned)
-        for i, part in zip(members, _unflatten_dense_tensors(block, shapes), strict=True):  # type: ignore[no-untyped-call]
-            room[i] = part
-    return room
+def _fill(copies: _Copies, live: Sequence[Tensor]) -> _Streams:
+    """Copy into new memory, in as few calls as there are kinds of tensors; returns the streams that copy."""
+    streams = _Streams()
+    for device, dtype, members in copies.kinds():
+        own = [live[i] for i in members]
+        if not has_streams(device):
+            block = torch.empty(sum(tensor.numel() for tensor in own), dtype=dtype, device=device)
+            torch._foreach_copy_(_unflatten_dense_tensors(block, own), own)  # type: ignore[no-untyped-call]
+        elif copies.place == "device":
+            block = _concatenated(own)
+            streams.setdefault(device, current_stream(device))
+        else:
+            block = torch.empty(sum(tensor.numel() for tensor in own), dtype=dtype, device="cpu", pin_memory=True)
+            targets = _unflatten_dense_tensors(block, own)  # type: ignore[no-untyped-call]
+            streams[device] = _leave(device, targets, own)
+        copies.add(block, members)
+    return streams
 
 
-@torch.no_grad()
-def _copy(live: Sequence[Tensor], copies: Sequence[Tensor]) -> list[torch.Event]:
-    """Copy in as few launches as there are kinds of tensors; returns what to wait for."""
-    groups: dict[tuple[torch.device, torch.device, torch.dtype], list[int]] = {}
-    for i, (tensor, copied) in enumerate(zip(live, copies, strict=True)):
-        groups.setdefault((tensor.device, copied.device, tensor.dtype), []).append(i)
-    streams: dict[torch.device, torch.Stream] = {}
-    for (source, target, _), members in groups.items():
-        targets, sources = [copies[i] for i in members], [live[i] for i in members]
-        if source != target:
-            streams[source] = _leave(source, targets, sources)
+def _concatenated(tensors: Sequence[Tensor]) -> Tensor:
+    """The values of all tensors in new memory, one after the other."""
+    if len(tensors) == 1:  # of which torch would return a view
+        return tensors[0].clone(memory_format=torch.contiguous_format).view(-1)
+    return _flatten_dense_tensors(tensors)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _overwrite(copies: _Copies, live: Sequence[Tensor]) -> _Streams:
+    """Copy into memory that is there; returns the streams that copy."""
+    streams = _Streams()
+    for device, _, members in copies.kinds():
+        targets, sources = [copies.tensors[i] for i in members], [live[i] for i in members]
+        if targets[0].device != device:
+            streams[device] = _leave(device, targets, sources)
             continue
         torch._foreach_copy_(targets, sources)
-        if has_streams(source):
-            streams.setdefault(source, current_stream(source))
+        if has_streams(device):
+            streams.setdefault(device, current_stream(device))
+    return streams
+
+
+def _events(streams: _Streams) -> list[torch.Event]:
+    """What to wait for until everything launched on the streams so far is done."""
     events = []
     for device, stream in streams.items():
         with device_context(device):
