@@ -189,6 +189,7 @@ def show(title: str, times: dict[str, float], base: str = "bare") -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--only", choices=("optimizer", "whole", "syncs"), help="P1; P2, P3 and P10; P4")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     options = parser.parse_args()
     results: dict[str, Any] = {"torch": torch.__version__}
@@ -199,7 +200,8 @@ def main() -> None:
         print("\nP1 to P4 need a CUDA device.")
         return
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
-    for dtype in (torch.float32, torch.bfloat16):
+    parts = [options.only] if options.only else ["optimizer", "whole", "syncs"]
+    for dtype in (torch.float32, torch.bfloat16) if "optimizer" in parts else ():
         for label, shape in (("124M", GPT_124M), ("1.3B", GPT_1_3B)):
             times = optimizer_side(shape, dtype, options.rounds, 10)
             results[f"optimizer {label} {dtype}"] = times
@@ -213,7 +215,7 @@ def main() -> None:
                 said = f"(target {target} at 1.3B fp32)"
                 print(f"  P1 ({name} - {base}) / floor = {(times[name] - times[base]) / floor:.2f} {said}")
     torch.cuda.empty_cache()
-    for batch, steps in ((8, 10), (32, 4)):
+    for batch, steps in ((8, 10), (32, 4)) if "whole" in parts else ():
         for compiled in (False, True):
             times, extra = whole_step(GPT_124M, batch, "cuda", compiled, options.rounds, steps)
             results[f"whole {batch} {'compiled' if compiled else 'eager'}"] = times | {"memory beyond bare, %": extra}
@@ -224,8 +226,9 @@ def main() -> None:
             print(f"  P3 all watched / bare = {times['surefoot, all watched'] / times['bare']:.4f}")
             print(f"  P10 peak memory beyond bare = {extra:.3f} %")
             torch.cuda.empty_cache()
-    results["P4"] = host_syncs()
-    print(f"\nP4 host syncs in 100 guarded steps = {results['P4']}")
+    if "syncs" in parts:
+        results["P4"] = host_syncs()
+        print(f"\nP4 host syncs in 100 guarded steps = {results['P4']}")
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
 

@@ -144,9 +144,9 @@ def begin_reading(vector: Tensor) -> AsyncCopy:
     return AsyncCopy(vector.detach().to("cpu"), None)
 
 
-def upload(values: Sequence[int], device: torch.device) -> Tensor:
-    """A table of whole numbers on a device, copied without waiting."""
-    table = torch.tensor(values, dtype=torch.int64, device="cpu", pin_memory=has_streams(device))
+def upload(values: Sequence[float], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """A table of numbers on a device, by default of whole ones, copied without waiting."""
+    table = torch.tensor(values, dtype=dtype, device="cpu", pin_memory=has_streams(device))
     return table.to(device, non_blocking=True)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,7 @@ from surefoot.act.apply import (
     can_fold,
     fold,
     hide_gradients,
+    is_guarded_twice,
     lacks_momentum,
     look_at_settings,
     outer_scaling,
@@ -44,21 +46,15 @@ from surefoot.guard.step_decision import (
     record_on_host,
 )
 from surefoot.observe.shards import combine_shards
-from surefoot.observe.tensors import (
-    LayerMetrics,
-    TensorMeter,
-    TensorStatistics,
-    UpdateMeter,
-    dense_views,
-    is_plain,
-    total_norm,
-)
+from surefoot.observe.tensors import LayerMetrics, TensorMeter, TensorStatistics, dense_views, is_plain, total_norm
+from surefoot.observe.updates import UpdateMeter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from surefoot.guard.model_sampling import ModelSampler
     from surefoot.observe.parameters import Layout
+    from surefoot.observe.updates import ColumnsAfterStep
     from surefoot.types import NamedParameter, Scalar, Shaper
 
 
@@ -149,7 +145,10 @@ class OpenStep:
     decision: StepDecision | None = None
     vector: Tensor | None = None
     settings: SettingsOfStep = NOTHING_FOUND
-    updates: UpdateMeter | None = None
+    columns: ColumnsAfterStep | None = None
+    """Measures parameters and updates after the step, if they are watched."""
+    watched: Mapping[str, Tensor] = field(default_factory=dict)
+    """… and what it has found."""
     undo: ExitStack = field(default_factory=ExitStack)
     """Puts back what was changed for the length of the optimizer's step."""
 
@@ -179,7 +178,7 @@ class GuardedOptimizer:
         self._graphed = GraphedDecider(decider)
         self.measurer = StepMeasurer(layout, across_ranks=acts)
         self._folds = can_fold(optimizer)
-        self._clip_pass = ClipPass()
+        self._clip_pass, self._updates = ClipPass(), UpdateMeter(self._watch)
         self._constants: dict[float, Tensor] = {}
         self._sampler = sampler
 
@@ -225,7 +224,8 @@ class GuardedOptimizer:
         self._decide(step, measured)
         assert step.decision is not None
         if self._watch.due(facts.step):
-            step.updates = UpdateMeter(self._watch, measured.named)
+            derive = self._folds and self._acts and _steps_alone(self.optimizer)
+            step.columns = self._updates.before(self.optimizer, measured.named, derive=derive)
         if self._sampler is not None:
             self._sampler.before_update(facts.step, measured.named, step.decision.divide)
         if self._acts:
@@ -240,6 +240,8 @@ class GuardedOptimizer:
     @without_gradients
     def end(self, step: OpenStep) -> StepNumbers | None:
         """After the optimizer's step: put back what was changed for it. `None` if no parameter had a gradient."""
+        if step.columns is not None:
+            step.watched, step.columns = step.columns(self.optimizer, step.refused), None
         step.undo.close()
         if self._sampler is not None:
             self._sampler.after_update(step.facts.step)
@@ -342,7 +344,6 @@ class GuardedOptimizer:
         facts, decision = step.facts, step.decision
         rules, notices, named = self.decider.rule_names, self.decider.notice_names, step.measured.named
         layout = LayerNames.of(named)
-        watched = step.updates.columns() if step.updates else {}
         known = {"step": facts.step, "lr": self.lr(facts.lr_factor)}
         if not self._acts:  # the step was skipped only if a scaler or another guard has skipped it
             decision = replace(decision, skip=self.decider.left_out_by(step.given.outer))
@@ -350,11 +351,13 @@ class GuardedOptimizer:
                 _set_first(step.vector, decision.skip)
         if step.vector is not None:
             arriving = ArrivingNumbers(
-                decision, step.vector, rules, notices, layout, watched, facts.own, step.settings, **known
+                decision, step.vector, rules, notices, layout, step.watched, facts.own, step.settings, **known
             )
             return StepNumbers(arriving, self._clip_pass.rate.take if self.decider.policy.clipper is not None else None)
         own = {name: float(value) for name, value in facts.own.items()}
-        return StepNumbers(record_on_host(decision, rules, notices, layout, watched, step.settings, extra=own, **known))
+        return StepNumbers(
+            record_on_host(decision, rules, notices, layout, step.watched, step.settings, extra=own, **known)
+        )
 
     # ---- optimizers that evaluate the loss themselves -------------------------------------------------------------
 
@@ -454,3 +457,16 @@ def _set_first(vector: Tensor, value: Any) -> None:
     """Write the first entry without a wait: `vector[0] = False` would copy from memory that is not pinned."""
     first = vector[0]
     first.copy_(value) if isinstance(value, Tensor) else first.fill_(value)
+
+
+def _steps_alone(optimizer: Any) -> bool:
+    """Whether nothing but the optimizer's own fused kernel changes the parameters between `begin` and `end`."""
+    if lacks_momentum(optimizer) or is_guarded_twice(optimizer):
+        return False
+    hooks = (*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values())
+    return all(map(is_own_hook, hooks))
+
+
+def is_own_hook(hook: Any) -> bool:
+    """Whether a step hook is that of an attachment."""
+    return isinstance(hook, partial) and getattr(hook.args[0], "__module__", "").startswith("surefoot.guard.")

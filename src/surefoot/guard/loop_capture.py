@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from surefoot.guard.guarded_optimizer import ClosureStep, OpenStep
+from surefoot.guard.guarded_optimizer import ClosureStep, OpenStep, is_own_hook
 from surefoot.observe.readable import is_readable
 from surefoot.observe.without_hooks import WithoutHooks, runs_eagerly
 from surefoot.record.incidents.backward_calls import listen
@@ -132,11 +131,6 @@ class LoopCapture:
         has_hooks = any(not is_own_hook(hook) for hook in hooks)
         known = {HAD_GRADIENTS: had_gradients, HAS_HOOKS: has_hooks, TRAINS_OTHERS: self._trains_others}
         return [fault for fault, holds in known.items() if holds]
-
-
-def is_own_hook(hook: Any) -> bool:
-    """Whether a step hook is that of an attachment."""
-    return isinstance(hook, partial) and getattr(hook.args[0], "__module__", "").startswith("surefoot.guard.")
 
 
 def _has_begun(notes: StepCapture) -> bool:

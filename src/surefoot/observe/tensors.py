@@ -11,7 +11,7 @@ Norms of bf16 and fp16 tensors are computed in fp32. A tensor with a NaN or an I
 whose squares overflow fp32 is measured again in float64, so its norm is right as long as fp32 can hold it, and Inf
 beyond.
 
-`LayerMetrics` asks for more than gradients; `UpdateMeter` measures it: parameter norms, and how far a step moved them.
+`LayerMetrics` asks for more than gradients: `updates.py` measures parameter norms, and how far a step moved them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from surefoot.observe.triton_pass import TritonPass
-    from surefoot.types import NamedParameter
 
 
 class TensorStatistics(NamedTuple):
@@ -189,7 +188,11 @@ class LayerMetrics:
     parameters: bool = False
     """Norm of each parameter, and so the gradient-to-parameter ratio: one more pass over the parameters."""
     updates: bool = False
-    """Norm of each applied update, and so the update-to-weight ratio: copies the parameters of a watched step."""
+    """Norm of each applied update, and so the update-to-weight ratio.
+
+    With a fused Adam, AdamW or SGD in fp32 on CUDA it follows from the optimizer's state, in one pass over parameters
+    and state; otherwise the parameters of a watched step are copied.
+    """
     every_steps: int = 1
 
     def __post_init__(self) -> None:
@@ -198,20 +201,3 @@ class LayerMetrics:
     def due(self, step: int) -> bool:
         """Whether this step is measured."""
         return (self.parameters or self.updates) and step % self.every_steps == 0
-
-
-class UpdateMeter:
-    """Parameter norms before a step, and how far the step moved them."""
-
-    def __init__(self, watch: LayerMetrics, parameters: Sequence[NamedParameter]) -> None:
-        self._tensors = [parameter.detach() for _, parameter in parameters]
-        self._before = [tensor.clone() for tensor in self._tensors] if watch.updates else None
-        self._param_norm = TensorMeter().measure(self._tensors).norm
-
-    @without_gradients
-    def columns(self) -> dict[str, Tensor]:
-        """The norms, and if watched those of what the step did; call after it."""
-        if self._before is None:
-            return {"param_norm": self._param_norm}
-        moved = [a - b for a, b in zip(dense_views(self._tensors), dense_views(self._before), strict=True)]
-        return {"param_norm": self._param_norm, "update_norm": TensorMeter().measure(moved).norm}

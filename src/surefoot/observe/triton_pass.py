@@ -26,7 +26,7 @@ _DTYPES: dict[torch.dtype, Any] = {torch.float32: tl.float32, torch.bfloat16: tl
 
 
 @triton.jit
-def _take_in(values, sum_plain, sum_small, top, bad):  # type: ignore[no-untyped-def]
+def take_in(values, sum_plain, sum_small, top, bad):  # type: ignore[no-untyped-def]
     """Add one vector of values to the running sums."""
     magnitude = tl.abs(values.to(tl.float32))
     finite = magnitude <= 3.4028234663852886e38  # false for NaN too
@@ -35,6 +35,14 @@ def _take_in(values, sum_plain, sum_small, top, bad):  # type: ignore[no-untyped
     sum_plain += magnitude * magnitude
     sum_small += reduced * reduced
     return sum_plain, sum_small, tl.maximum(top, magnitude), bad + tl.where(finite, 0, 1)
+
+
+@triton.jit
+def sum_of_squares(sum_plain, sum_small):  # type: ignore[no-untyped-def]
+    """The sum over all lanes, from the range in which it has not overflowed."""
+    plain = tl.sum(sum_plain, 0)
+    small = tl.sum(sum_small, 0).to(tl.float64) * 1.461501637330903e48  # 2^160
+    return tl.where(plain > 3.4028234663852886e38, small, plain.to(tl.float64))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -66,16 +74,13 @@ def _blocks_kernel(  # type: ignore[no-untyped-def]
     if start + LANES * LOOPS <= size:  # a full block needs no mask, and only then are loads 16 bytes wide
         for loop in range(LOOPS):
             values = tl.load(base + start + loop * LANES + lanes)
-            sum_plain, sum_small, top, bad = _take_in(values, sum_plain, sum_small, top, bad)
+            sum_plain, sum_small, top, bad = take_in(values, sum_plain, sum_small, top, bad)
     else:
         for loop in range(LOOPS):
             offsets = start + loop * LANES + lanes
             values = tl.load(base + offsets, mask=offsets < size, other=0.0)
-            sum_plain, sum_small, top, bad = _take_in(values, sum_plain, sum_small, top, bad)
-    plain = tl.sum(sum_plain, 0)
-    small = tl.sum(sum_small, 0).to(tl.float64) * 1.461501637330903e48  # 2^160
-    overflowed = plain > 3.4028234663852886e38
-    tl.store(squares + block, tl.where(overflowed, small, plain.to(tl.float64)))
+            sum_plain, sum_small, top, bad = take_in(values, sum_plain, sum_small, top, bad)
+    tl.store(squares + block, sum_of_squares(sum_plain, sum_small))
     tl.store(largest + block, tl.max(top, 0))
     tl.store(nonfinite + block, tl.sum(bad, 0))
 
