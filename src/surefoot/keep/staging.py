@@ -24,7 +24,15 @@ from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
 
 from surefoot.core import nested
-from surefoot.core.device import current_stream, device_context, has_streams, new_event, new_stream, on_stream
+from surefoot.core.device import (
+    current_stream,
+    device_context,
+    has_streams,
+    keep_if_device_fails,
+    new_event,
+    new_stream,
+    on_stream,
+)
 from surefoot.keep.checkpoint.tree import local_part, odd_kind, same_view
 
 if TYPE_CHECKING:
@@ -196,6 +204,8 @@ def _room_for(live: Sequence[Tensor], place: Place) -> list[Tensor]:
         block = torch.empty(sum(t.numel() for t in shapes), dtype=dtype, device=device, pin_memory=pinned)
         for i, part in zip(members, _unflatten_dense_tensors(block, shapes), strict=True):  # type: ignore[no-untyped-call]
             room[i] = part
+        if pinned:
+            keep_if_device_fails(room[members[0]])  # and with it the block
     return room
 
 

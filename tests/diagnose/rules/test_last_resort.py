@@ -51,7 +51,7 @@ CASES = {
     ),
     "a weight": (
         {"after": f"if step == {AT}: model[2].weight.data[0, 3] = {NAN}"},
-        "hw.silent-corruption",
+        "loss.undefined-op",
         AT + 1,
         "wrote to them",
     ),

@@ -280,6 +280,11 @@ def _sizes(look: SampledStep) -> list[int]:
     return [n.inputs[0].shape[0] for n in passes]
 
 
+def _ran_out(run: RecordedRun) -> bool:
+    """Whether the script ended because no memory was left."""
+    return run.facts.crash is not None and run.facts.crash.type in ("OutOfMemoryError", "MemoryError")
+
+
 def graph_retained(run: RecordedRun) -> Claim | None:
     """Graphs of past steps that something still holds."""
     counts = run.facts.retained_graphs
@@ -301,7 +306,7 @@ def graph_retained(run: RecordedRun) -> Claim | None:
             "backwards": total,
             "trace": [list(each) for each in counts[:: max(1, len(counts) // 10)]],
         },
-        severity="warning",
+        severity="error" if _ran_out(run) else "warning",
         fixes=("Keep `loss.item()` or `loss.detach()`, not `loss`.",),
     )
 
@@ -319,5 +324,5 @@ RULES = (
     Rule("clip.before-unscale", "wiring", clip_before_unscale, explains=("clip.saturated", "lr.*")),
     Rule("accum.not-divided", "wiring", accum_not_divided, explains=("lr.*", "clip.saturated", "model.*", "init.*")),
     Rule("accum.uneven-microbatches", "value", accum_uneven),
-    Rule("memory.graph-retained", "value", graph_retained),
+    Rule("memory.graph-retained", "value", graph_retained, explains=("device.out-of-memory",)),
 )  # fmt: skip
