@@ -151,7 +151,7 @@ def _obstacles(facts: IncidentFacts, comparable: bool, same_inputs: bool | None,
         )
     elif same_inputs is None:
         found.append("the record does not say what the model was called with, so it may have been something else")
-    if facts["hardware"]["device"] != "cpu" and not facts["switches"]["deterministic"]:
+    if facts["hardware"].get("device", "cpu") != "cpu" and not facts["switches"].get("deterministic"):
         found.append(
             "deterministic algorithms were off, and on a device two passes may agree by chance (set "
             "`torch.use_deterministic_algorithms(True)` in the run)"

@@ -16,6 +16,7 @@ from surefoot.watch.evaluation import Evaluations
 from surefoot.watch.facts_saver import FactsSaver
 from surefoot.watch.incidents import IncidentWriter
 from surefoot.watch.index_ranges import IndexRanges
+from surefoot.watch.loss_scale import LossScale
 from surefoot.watch.step_observer import StepObserver
 from surefoot.watch.step_sampler import StepSampler
 
@@ -40,6 +41,7 @@ class Watcher:
         self.saver = FactsSaver(context, self.as_facts)
         self.steps = StepObserver(context, self.sampler, self.incidents, self.backward, self.saver)
         self.evaluations = Evaluations(context)
+        self.loss_scale = LossScale(context)
         self.index_ranges = IndexRanges(context)
         self.memory = DeviceMemory(context.state)
 
@@ -61,6 +63,7 @@ class Watcher:
             self.sampler.end()
             self.evaluations.drop()
         self.probes.safely("series", self.steps.guard.settle)
+        self.probes.safely("scaler", self.loss_scale.read)
         for record in self.optimizers.all:
             self.probes.safely("series", record.series.read)
         return assemble(self)

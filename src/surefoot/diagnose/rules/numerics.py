@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from surefoot.record.facts import BackwardCall, SampledStep
 
 
+MANY_SKIPS = 5
+LOW_SCALE = 256.0
+"""A scaler that has to go lower than this has met gradients of more than 256, where fp16 ends at 65504."""
+
+
 def _uses(run: RecordedRun, dtype: str) -> bool:
     """Whether models run in a type, by autocast or by their weights."""
     if any(note.autocast == dtype for note in run.sampled.model_calls):
@@ -176,6 +181,35 @@ def scaler_stuck(run: RecordedRun) -> Claim | None:
     )
 
 
+def scaler_skips(run: RecordedRun) -> Claim | None:
+    """Gradients overflow so often that the scaler costs a good part of the steps.
+
+    A few skips are how a scaler works: at the beginning, until its scale fits, and each time it tries a larger one.
+    """
+    scaler = run.facts.loss_scaler
+    attempts, skips, trace = scaler.attempts, scaler.skips, scaler.trace
+    first = next((number for number, step in enumerate(scaler.skip_steps) if step != number), len(scaler.skip_steps))
+    later = skips - first - sum(_was_tried(trace, step) for step in scaler.skip_steps if len(trace) == attempts)
+    keeps_on = later >= MANY_SKIPS and later > 0.05 * attempts
+    fell_far = skips >= 8 and skips > 0.1 * attempts and bool(trace) and trace[-1] < LOW_SCALE
+    if not keeps_on and not fell_far:
+        return None
+    fell = f", whose scale fell from {max(trace):.3g} to {trace[-1]:.3g}" if trace and trace[-1] < max(trace) else ""
+    return Claim(
+        0.7,
+        f"Gradients overflowed in fp16 in {skips} of {attempts} steps, which the gradient scaler left out{fell}: "
+        f"{later} of them after the scale had fitted once.",
+        step=scaler.skip_steps[0] if scaler.skip_steps else None,
+        evidence={"attempts": attempts, "skipped": skips, "later": later, "scale": trace[-1] if trace else None},
+        severity="warning",
+    )
+
+
+def _was_tried(trace: list[float], step: int) -> bool:
+    """Whether the scale of a step was a larger one that the scaler tried for the first time."""
+    return step >= 2 and trace[step - 1] > trace[step - 2]
+
+
 def clip_before_unscale(run: RecordedRun) -> Claim | None:
     """Gradients were clipped while still multiplied by the loss scale."""
     scaler = run.facts.loss_scaler
@@ -321,6 +355,7 @@ RULES = (
          explains=("lr.too-low", "optim.no-update", "data.labels-uninformative", "data.class-collapse")),
     Rule("precision.scaler-stuck", "value", scaler_stuck, from_steps=True,
          explains=("lr.*", "optim.no-update", "precision.fp16-overflow")),
+    Rule("precision.fp16-overflow", "dynamics", scaler_skips, from_steps=True),
     Rule("clip.before-unscale", "wiring", clip_before_unscale, explains=("clip.saturated", "lr.*")),
     Rule("accum.not-divided", "wiring", accum_not_divided, explains=("lr.*", "clip.saturated", "model.*", "init.*")),
     Rule("accum.uneven-microbatches", "value", accum_uneven),
