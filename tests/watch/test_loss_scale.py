@@ -20,7 +20,9 @@ optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=FUSED)
 scaler = torch.amp.GradScaler("cpu", growth_interval=1000)
 for step in range(80):
     optimizer.zero_grad()
-    loss = (model(x) - y).square().mean()
+    with torch.autocast("cpu", dtype=torch.float16):
+        out = model(x)
+    loss = (out.float() - y).square().mean()
     scaler.scale(loss).backward()
     if step in SKIPPED:
         model[0].weight.grad[0, 0] = float("inf")

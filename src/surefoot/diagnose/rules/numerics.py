@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.diagnose.nonfinite import details
 from surefoot.diagnose.rule import Claim, Rule
+from surefoot.record.facts import STEPS_ONLY
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
@@ -192,7 +193,8 @@ def scaler_skips(run: RecordedRun) -> Claim | None:
     later = skips - first - sum(_was_tried(trace, step) for step in scaler.skip_steps if len(trace) == attempts)
     keeps_on = later >= MANY_SKIPS and later > 0.05 * attempts
     fell_far = skips >= 8 and skips > 0.1 * attempts and bool(trace) and trace[-1] < LOW_SCALE
-    if not keeps_on and not fell_far:
+    known = run.facts.scope == STEPS_ONLY or _uses(run, "float16")  # of a stabilizer's folder only the steps are known
+    if not known or not (keeps_on or fell_far) or scaler_stuck(run) is not None:
         return None
     fell = f", whose scale fell from {max(trace):.3g} to {trace[-1]:.3g}" if trace and trace[-1] < max(trace) else ""
     return Claim(
