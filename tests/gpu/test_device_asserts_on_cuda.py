@@ -98,7 +98,8 @@ FAULTS = {
 def has_no_noise(errors: str) -> bool:
     """Whether surefoot reports no trouble of its own, and the process was not aborted."""
     return not any(
-        words in errors for words in ("stopped watching", "no diagnosis", "terminate called", "CUDA warning")
+        words in errors
+        for words in ("stopped watching", "--guard has ended", "no diagnosis", "terminate called", "CUDA warning")
     )
 
 

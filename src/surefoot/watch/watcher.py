@@ -61,7 +61,7 @@ class Watcher:
         """Everything that was observed."""
         if at_end:
             self.sampler.end()
-            self.evaluations.drop()
+            self.probes.safely("evaluation", self.evaluations.drop)
         self.probes.safely("series", self.steps.guard.settle)
         self.probes.safely("scaler", self.loss_scale.read)
         for record in self.optimizers.all:
