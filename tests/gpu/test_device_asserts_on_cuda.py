@@ -149,6 +149,19 @@ def test_an_index_that_is_not_seen_gives_an_honest_answer(tmp_path: Path) -> Non
     assert any("CUDA_LAUNCH_BLOCKING=1" in fix for fix in found["fixes"])
 
 
+def test_what_a_compiled_model_was_given_is_named(tmp_path: Path) -> None:
+    text = TRAIN.format(at=30, steps=60, fault="tokens[3, 5] = 50").replace(
+        "Net().cuda()", "torch.compile(Net().cuda())"
+    )
+    ended = ran(tmp_path, text)
+    print(ended.errors[-3000:])
+    assert ended.code == 1
+    assert has_no_noise(ended.errors)
+    found = ended.findings[0]
+    assert (found["cause"], found["step"]) == ("device.assert", 30)
+    assert "`tokens` goes into the compiled model at train.py:26" in found["summary"], found["summary"]
+
+
 def test_the_error_ends_a_process_with_a_stabilizer_as_it_ends_one_without(tmp_path: Path) -> None:
     """Pinned memory that is freed after the failure would abort the process, with another exit code."""
     text = """

@@ -157,3 +157,19 @@ def test_an_error_that_the_script_caught_or_wrapped_is_still_what_ended_it(range
     facts = describe_end(None, ranges)  # it has ended by `sys.exit(1)`
     assert facts is not None
     assert (facts.type, facts.step) == ("AcceleratorError", 7)
+
+
+def test_what_a_compiled_model_is_given_is_compared_with_its_largest_table(ranges: IndexRanges) -> None:
+    model = nn.Sequential(nn.Embedding(3, 2), nn.ModuleList([nn.Embedding(50, 4)]))
+    ranges._registry.add(model[1][0].weight).name = "1.0.weight"
+    targets = torch.tensor([-1, 49])  # below 0: a label that is ignored
+    ranges.take_input(targets, model)
+    ranges.take_input(torch.rand(3), model)
+    ranges.take_input(torch.tensor([99]), nn.Linear(2, 2))  # has no table
+    assert ranges.first_misfit() is None
+    tokens = torch.tensor([7, 50])
+    ranges.take_input(tokens, model)
+    cause, step, summary = first_finding(crashed(ranges))
+    assert (cause, step) == ("device.assert", 7)
+    assert "`tokens` goes into the compiled model at " in summary
+    assert "from 7 to 50; the largest table in the model (`1.0.weight`) has 50 rows" in summary

@@ -7,7 +7,8 @@ order: whenever the kernel that fails has run, its range lies on the host. Nothi
 has arrived is told by its memory alone, which held `_ABSENT` before.
 
 Only calls of `torch.nn.functional` are known (`patches/indexing.py`). Indexing by `table[ids]`, `gather`, `scatter` and
-`one_hot` is written in C and not seen, nor is what happens inside a compiled function or a CUDA graph.
+`one_hot` is written in C and not seen, nor is what happens inside a compiled function or a CUDA graph. Of a compiled
+model, whole numbers that go in are compared with its largest table: what is beyond that fits none.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surefoot.core.device import has_failed, host_memory_for_good, is_capturing
+from surefoot.core.weak_reference import IdentityMap
 from surefoot.record.facts import CrashArguments, TensorSummary
 from surefoot.watch.script_hooks import WithoutHooks
 from surefoot.watch.user_frames import name_of, place, user_frame
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import CodeType, FrameType
 
     from surefoot.record.facts import CrashFacts
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 SLOTS = 512
 """Ranges that may be under way. Each takes two launches or more, and a device is behind by about a thousand at most."""
 _ABSENT = -(2**62) - 1
+COMPILED_MODEL = "compiled model"
 _INTEGERS = (torch.int64, torch.int32)
 
 
@@ -42,7 +46,7 @@ class IndexedCall:
     """A call that picks rows or classes by index."""
 
     function: str
-    """`embedding`, `embedding_bag`, `cross_entropy` or `nll_loss`."""
+    """`embedding`, `embedding_bag`, `cross_entropy` or `nll_loss`; or `COMPILED_MODEL`."""
     size: int
     """The rows of the table, or the number of classes."""
     shape: tuple[int, ...]
@@ -71,6 +75,8 @@ class IndexRanges:
         """The indices that were taken in this step: by identity, with their version and the size they must fit."""
         self._known_step = -1
         self._names: dict[tuple[CodeType, int], str] = {}
+        self._tables: IdentityMap[Callable[[], Tensor | None]] = IdentityMap()
+        """The largest table of each compiled model, weakly held; `None` if it has none."""
 
     def take(self, function: str, indices: Tensor, other: Tensor, dim: int, ignore_index: int | None) -> None:
         """`function` is about to be called with indices that pick from a dimension of a table, or of scores."""
@@ -98,6 +104,19 @@ class IndexRanges:
             self._rings[key] = _Ring(*key)
         with WithoutHooks():
             self._rings[key].take(call, indices.detach())
+
+    def take_input(self, indices: Tensor, model: nn.Module) -> None:
+        """A compiled model is about to be called with whole numbers, ids or labels."""
+        if indices.dtype not in _INTEGERS:
+            return
+        if self._tables.get(model) is None:
+            tables = [part.weight for part in model.modules() if isinstance(part, nn.Embedding)]
+            largest = max(tables, key=len, default=None)
+            self._tables.set(model, (lambda: None) if largest is None else weakref.ref(largest))
+        found = self._tables.get(model)
+        table = None if found is None else found()
+        if table is not None:
+            self.take(COMPILED_MODEL, indices, table, 0, None)
 
     def _name(self, indices: Tensor, frame: FrameType | None) -> str:
         """What a line of the script calls its indices, looked for when it is first met."""
@@ -154,6 +173,8 @@ def _arguments(call: IndexedCall, low: int, high: int) -> CrashArguments:
     """The arguments of a call as a crash on a CPU would have them."""
     indices = TensorSummary(shape=list(call.shape), dtype=call.dtype, requires_grad=False, min=low, max=high)
     other = TensorSummary(shape=list(call.other_shape), dtype="float32", requires_grad=True)
+    if call.function == COMPILED_MODEL:
+        return CrashArguments(indices=indices, weight=other)
     if call.ignore_index is None:
         return CrashArguments(input=indices, weight=other)
     return CrashArguments(input=other, target=indices, ignore_index=call.ignore_index)
@@ -220,4 +241,5 @@ class _Ring:
 
 
 def _fits(call: IndexedCall, low: int, high: int) -> bool:
-    return low >= 0 and high < call.size
+    """Whether all indices pick something. Labels of a compiled model may be below 0, to be ignored."""
+    return (low >= 0 or call.function == COMPILED_MODEL) and high < call.size

@@ -44,6 +44,27 @@ def failed_assertion(run: RecordedRun) -> Claim | None:
     )
 
 
+def compiled_misfit(run: RecordedRun) -> Claim | None:
+    """A compiled model was given whole numbers that are beyond every table in it."""
+    crash = run.facts.crash
+    given = crash.arguments if crash is not None and crash.call == "compiled model" else None
+    if crash is None or given is None or given.indices is None or given.weight is None:
+        return None
+    low, high, rows = int(given.indices.min or 0), int(given.indices.max or 0), given.weight.shape[0]
+    table = f" (`{crash.table}`)" if crash.table else ""
+    name = f"`{crash.indices}` goes" if crash.indices else "A tensor goes"
+    later = f", which the device reported at {crash.reported_at}" if crash.reported_at else ""
+    return Claim(
+        0.9,
+        f"{name} into the compiled model at {crash.site} with values from {low} to {high}; the largest table in "
+        f"the model{table} has {rows} rows, for 0 to {rows - 1}: an id or a label that does not fit. The call failed "
+        f"at step {crash.step}{later}.",
+        step=crash.step,
+        where=(crash.site or "", crash.table or ""),
+        evidence={"lowest": low, "highest": high, "rows": rows},
+    )
+
+
 def out_of_memory(run: RecordedRun) -> Claim | None:
     """The device had no memory left: because more was held with every step, or because a step needs that much."""
     crash = run.facts.crash
@@ -116,5 +137,6 @@ def _size(count: float | None) -> str:
 
 RULES = (
     Rule("device.assert", "crash", failed_assertion),
+    Rule("device.assert", "crash", compiled_misfit),
     Rule("device.out-of-memory", "crash", out_of_memory),
 )

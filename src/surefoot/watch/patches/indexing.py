@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
@@ -56,6 +56,23 @@ def begin(watcher: Watcher, wrapping: Hooks) -> None:
 
     for name in (*IDS, *LABELS):
         observe(name)
+
+
+def follow_compiled(watcher: Watcher, wrapping: Hooks, kind: type) -> None:
+    """Observe what goes into compiled models of a class: what happens inside is not seen."""
+    here, safely = watcher.probes.here, watcher.probes.safely
+
+    def before(args: Any, kwargs: Any) -> None:
+        if here():
+            safely(PROBE, take, args, kwargs)
+
+    def take(args: Any, kwargs: Any) -> None:
+        model = getattr(args[0], "_orig_mod", None)
+        for each in (*args[1:], *kwargs.values()):
+            if _is_on_device(each) and isinstance(model, nn.Module):
+                watcher.index_ranges.take_input(each, model)
+
+    wrapping.add(kind, "__call__", PROBE, "", before)
 
 
 def _is_on_device(indices: Any) -> bool:
