@@ -85,7 +85,7 @@ def ran(folder: Path, text: str, watched: bool = True, options: Sequence[str] = 
 
 
 FAULTS = {
-    "an id": ("tokens[3, 5] = 50", "data.token-mismatch", "train.py:17", ["to 50 at ", "`wte.weight` has 50 rows"]),
+    "an id": ("tokens[3, 5] = 50", "data.token-mismatch", "train.py:17", ["to 50 at ", "`tokens` in `wte.weight`"]),
     "a negative id": ("tokens[3, 5] = -1", "data.token-mismatch", "train.py:17", ["from -1 to ", "has 50 rows"]),
     "a label": ("labels[0, 0] = 10", "data.label-out-of-range", "train.py:28", ["to 10 at ", "10 outputs", "`flat`"]),
     "a label of -1": ("labels[0, 0] = -1", "data.label-out-of-range", "train.py:28", ["from -1 to ", "10 outputs"]),

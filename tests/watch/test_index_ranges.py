@@ -47,10 +47,10 @@ def test_an_id_beyond_the_table_is_named_with_its_table_step_and_line(ranges: In
     ranges.take("embedding", torch.tensor([-5, 99], dtype=dtype), table, 0, None)  # came after the first that failed
     cause, step, summary = first_finding(crashed(ranges))
     assert (cause, step) == ("data.token-mismatch", 7)
-    assert "`tokens`: ids run from 1 to 10 at " in summary
+    assert "Ids run from 1 to 10 at " in summary
     assert "test_index_ranges.py:" in summary
-    assert "the embedding `wte.weight` has 10 rows (ids 0 to 9)" in summary
-    assert "failed at step 7" in summary
+    assert "the embedding has 10 rows (ids 0 to 9)" in summary
+    assert "It failed on the device at step 7 (`tokens` in `wte.weight`)." in summary
 
 
 @pytest.mark.parametrize(("labels", "low", "high"), [([0, 5], 0, 5), ([-1, 2, -100], -1, 2), ([-100, -100, 7], 0, 7)])

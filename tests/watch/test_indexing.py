@@ -52,9 +52,8 @@ def test_an_id_is_named_with_its_table_step_and_line(watch: Nursery) -> None:
     run = watch(TRAIN.replace("FAULT", "tokens[3, 5] = 50").replace("LOSS", "F.cross_entropy"))
     assert run.facts["problems"] == {}
     assert (run.first.cause, run.first.step) == ("data.token-mismatch", 25)
-    assert "`tokens`: ids run from " in run.first.summary
-    assert " to 50 at train.py:15, but the embedding `wte.weight` has 50 rows" in run.first.summary
-    assert "reported at train.py:27" in run.first.summary
+    assert " to 50 at train.py:15, but the embedding has 50 rows" in run.first.summary
+    assert "at step 25 (`tokens` in `wte.weight`), and was reported at train.py:27." in run.first.summary
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -66,7 +65,7 @@ def test_a_label_is_named_with_its_classes_step_and_line(watch: Nursery, loss: s
     )
     assert run.facts["problems"] == {}
     assert (run.first.cause, run.first.step) == ("data.label-out-of-range", 25)
-    assert "labels run from 0 to 10 at train.py:25" in run.first.summary
+    assert "Labels run from 0 to 10 at train.py:25" in run.first.summary
     assert "10 outputs" in run.first.summary
 
 

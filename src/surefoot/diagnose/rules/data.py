@@ -187,24 +187,14 @@ def _label_claim(crash: CrashFacts, classes: int, low: int, high: int, ignored: 
         fixes.append("The labels count from 1: subtract 1 from them.")
     elif outside in (255, -1):
         fixes.append(f"{outside} is the usual mark for unlabelled: pass `ignore_index={outside}` to the loss.")
-    named = f"`{crash.indices}`: labels" if crash.indices else "Labels"
     return Claim(
         0.97,
-        f"{named} run from {low} to {high} at {crash.site or ''}, but the model has {classes} outputs (labels 0 to "
-        f"{classes - 1}) and the ignore index is {ignored}.{_on_device(crash)}",
-        step=crash.step,
+        f"Labels run from {low} to {high} at {crash.site or ''}, but the model has {classes} outputs (labels 0 to "
+        f"{classes - 1}) and the ignore index is {ignored}.",
         where=where_of(crash.site),
         evidence={"classes": classes, "lowest": low, "highest": high, "ignore_index": ignored},
         fixes=tuple(fixes),
     )
-
-
-def _on_device(crash: CrashFacts) -> str:
-    """When a device failed, and which line was told; empty where the line that failed has raised."""
-    if crash.step is None:
-        return ""
-    later = f", which the device reported at {crash.reported_at}" if crash.reported_at else ""
-    return f" The call failed at step {crash.step}{later}."
 
 
 def _indexed_crash(crash: CrashFacts) -> Claim | None:
@@ -264,20 +254,16 @@ def token_crash(run: RecordedRun) -> Claim | None:
     if crash.call in ("embedding", "embedding_bag") and crash.arguments is not None:
         ids, table = crash.arguments.input, crash.arguments.weight
         if ids and table and not _is_within(ids, 0, table.shape[0]):
-            return _ids_claim(crash, ids, table.shape[0])
+            return _ids_claim(crash.site or "", ids, table.shape[0])
     return _lookup_crash(crash)
 
 
-def _ids_claim(crash: CrashFacts, ids: TensorSummary, rows: int) -> Claim:
+def _ids_claim(site: str, ids: TensorSummary, rows: int) -> Claim:
     low, high = int(ids.min or 0), int(ids.max or 0)
-    named = f"`{crash.indices}`: ids" if crash.indices else "Ids"
-    table = f"the embedding `{crash.table}`" if crash.table else "the embedding"
     return Claim(
         0.97,
-        f"{named} run from {low} to {high} at {crash.site or ''}, but {table} has {rows} rows (ids 0 to {rows - 1})."
-        f"{_on_device(crash)}",
-        step=crash.step,
-        where=where_of(crash.site, crash.table or ""),
+        f"Ids run from {low} to {high} at {site}, but the embedding has {rows} rows (ids 0 to {rows - 1}).",
+        where=where_of(site),
         evidence={"lowest": low, "highest": high, "rows": rows},
         fixes=(f"Build the table for the ids there are: at least {high + 1} rows.",) if low >= 0 else (),
     )
@@ -291,7 +277,7 @@ def _lookup_crash(crash: CrashFacts) -> Claim | None:
     size, held = int(stated[3]), crash.locals or {}
     tables = [n for n, d in held.items() if d.requires_grad and d.shape[:1] == [size] and len(d.shape) == 2]
     ids = [d for d in held.values() if "int" in d.dtype and d.max is not None and d.max >= size]
-    return _ids_claim(crash, ids[0], size) if tables and ids else None
+    return _ids_claim(crash.site or "", ids[0], size) if tables and ids else None
 
 
 def token_forced(run: RecordedRun) -> Claim | None:
