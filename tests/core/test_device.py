@@ -84,3 +84,95 @@ def test_only_the_seam_names_a_kind_of_accelerator():
     ours = [path for path in modules if path.parts[:2] not in (("zoo", "testing"), ("zoo", "tuning"))]
     naming = {path.as_posix() for path in ours if "cuda" in (SOURCE / path).read_text(encoding="utf-8")}
     assert naming - MAY_NAME_IT == set(), "ask core/device.py, so that other accelerators work too"
+
+
+FATAL = [
+    "CUDA error: device-side assert triggered",
+    "CUDA error: an illegal memory access was encountered",
+    "CUDA error: misaligned address",
+    "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa)`",
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error",
+    "Triton Error [CUDA]: device-side assert triggered",
+]
+NOT_FATAL = [
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.72 GiB",
+    "CUDA error: out of memory",
+    "CUDA error: operation not permitted when stream is capturing",
+    "mat1 and mat2 shapes cannot be multiplied",
+]
+
+
+@pytest.mark.parametrize("message", FATAL + NOT_FATAL)
+def test_only_errors_after_which_every_call_raises_are_fatal(message, monkeypatch):
+    monkeypatch.setattr(device, "_failure", [])
+    error = torch.AcceleratorError(message) if "CUDA error" in message else RuntimeError(message)
+    assert device.note_failure(error) == (message in FATAL)
+    assert device.has_failed() == (message in FATAL)
+    assert device.failure() == ((type(error).__name__, message) if message in FATAL else None)
+
+
+def test_a_message_about_a_device_in_an_error_of_another_kind_is_not_fatal():
+    assert not device.is_fatal(ValueError("device-side assert"))
+    assert not device.is_fatal(KeyboardInterrupt())
+
+
+def test_after_a_failure_nothing_of_the_device_is_read_and_the_cpu_still_is(monkeypatch):
+    from surefoot.observe.readable import is_readable, readable
+
+    monkeypatch.setattr(device, "_failure", [("AcceleratorError", FATAL[0])])
+    held = torch.ones(3)
+    assert readable(held) is held
+    assert is_readable(held)
+    assert not device.is_in_use()
+
+
+def test_a_copy_is_read_after_a_failure_if_it_had_arrived_and_else_refused(monkeypatch):
+    monkeypatch.setattr(device, "_failure", [("AcceleratorError", FATAL[0])])
+    memory = torch.full((64,), device._ABSENT, dtype=torch.uint8)
+    host = memory[:24].view(torch.float64)
+    copy = device.AsyncCopy(host, memory)
+    with pytest.raises(device.DeviceFailed):
+        copy.wait()
+    host[:2] = torch.tensor([1.5, torch.nan])
+    with pytest.raises(device.DeviceFailed):  # one number is still missing
+        copy.wait()
+    host[2] = 0.0
+    found = copy.wait()
+    assert found[[0, 2]].tolist() == [1.5, 0.0]
+    memory.zero_()
+    assert copy.wait()[0] == 1.5
+
+
+def test_memory_for_copies_is_used_again_and_is_never_smaller_than_asked_for():
+    buffers = device._PinnedBuffers()
+    first = buffers.take(300, CPU)
+    assert len(first) == 512
+    assert (first == device._ABSENT).all()
+    first.zero_()
+    buffers.give_back(first, None)
+    assert buffers.take(200, CPU) is not first
+    again = buffers.take(512, CPU)
+    assert again is first
+    assert (again == device._ABSENT).all()
+
+
+def test_what_must_not_be_freed_after_a_failure_is_not(monkeypatch):
+    import gc
+    import weakref
+
+    monkeypatch.setattr(device, "_failure", [])
+    monkeypatch.setattr(device, "_not_to_be_freed", {})
+
+    class Thing:
+        pass
+
+    gone, kept = Thing(), Thing()
+    for each in (gone, kept):
+        device.keep_if_device_fails(each)
+    references = weakref.ref(gone), weakref.ref(kept)
+    del gone, each
+    device.note_failure(RuntimeError(FATAL[0]))
+    del kept
+    gc.collect()
+    assert references[0]() is None
+    assert references[1]() is not None

@@ -28,6 +28,20 @@ def test_numbers_arrive_in_pinned_memory_without_a_sync(home):
     assert table.tolist() == [3, 1, 2]
 
 
+def test_the_memory_of_copies_is_used_again_also_of_those_nobody_waited_for(home):
+    for number in range(200):
+        reading = device.begin_reading(torch.full((10,), float(number), device=home))
+        if number % 3:
+            assert reading.wait().tolist() == [float(number)] * 10
+    del reading
+    torch.cuda.synchronize()
+    held = len(device._buffers._free[256])
+    kept = [device.begin_reading(torch.full((10,), float(number), device=home)) for number in range(held)]
+    assert device._buffers._free[256] == []
+    assert [each.wait()[0].item() for each in kept] == list(map(float, range(held)))
+    assert held < 200
+
+
 def test_streams_and_events_are_those_of_torch(home):
     stream, event = device.new_stream(home), device.new_event(home, blocking=True)
     assert isinstance(stream, torch.cuda.Stream)

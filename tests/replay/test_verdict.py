@@ -55,3 +55,24 @@ def test_other_inputs_are_another_step_though_both_are_nan():
 def test_equal_prints_that_tell_something_reproduce_the_step(gradient, inexact, inputs):
     found = judged(gradient, inexact, inputs, inputs)
     assert (found.kind, found.exit_code) == ("reproduced", 0)
+
+
+def differing(device, deterministic, inputs):
+    """Two passes that agree, and a record of the same state that differs."""
+    said = {"versions": {}, "hardware": {"device": device}, "switches": {"deterministic": deterministic}}
+    facts = {"step": 0, "inexact": [], "fingerprints": prints(torch.tensor([1.0, 2.0]), inputs), **said}
+    here = ReplayPass(prints(torch.tensor([1.0, 3.0]), inputs), {}, **said)
+    return judge(facts, here, here)
+
+
+def test_corruption_needs_a_step_that_is_known_to_be_the_same_and_deterministic():
+    same = torch.ones(2)
+    for device, deterministic in (("cpu", False), ("cuda", True)):
+        found = differing(device, deterministic, same)
+        assert (found.kind, found.cause) == ("silent-corruption", "hw.silent-corruption")
+    found = differing("cuda", False, same)
+    assert (found.kind, found.cause) == ("inconclusive", None)
+    assert "deterministic algorithms were off" in found.summary
+    found = differing("cpu", False, None)
+    assert (found.kind, found.cause) == ("inconclusive", None)
+    assert "does not say what the model was called with" in found.summary

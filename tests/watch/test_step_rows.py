@@ -2,6 +2,7 @@
 
 import torch
 
+from surefoot.core import device
 from surefoot.watch.step_rows import READ_STEPS_LATER, StepRows
 
 
@@ -40,3 +41,16 @@ def test_a_guard_that_never_reports_does_not_keep_rows_from_the_facts():
     rows = StepRows()
     rows.append({"loss": 1.0}, waits_for_guard=True)
     assert rows.as_facts().loss == [1.0]
+
+
+def test_numbers_that_a_failed_device_has_not_sent_are_left_out(monkeypatch):
+    monkeypatch.setattr(device, "_failure", [("AcceleratorError", "CUDA error: device-side assert triggered")])
+    rows = StepRows()
+    for number in range(3):
+        rows.append({"loss": torch.tensor(float(number)), "lr": 0.1})
+    for waiting in list(rows._waiting)[1:]:
+        memory = torch.full((8,), device._ABSENT, dtype=torch.uint8)  # as before a copy arrives
+        waiting.copies = [(["loss"], device.AsyncCopy(memory.view(torch.float64), memory))]
+    facts = rows.as_facts()
+    assert facts.loss == [0.0, None, None]
+    assert facts.lr == [0.1] * 3

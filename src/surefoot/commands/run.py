@@ -343,11 +343,12 @@ class RunSession:
     def _facts(self, watcher: Watcher, ending: Ending) -> RunFacts:
         from dataclasses import replace
 
-        from surefoot.watch.crash import describe_crash, find_bad_loss, without_frames
+        from surefoot.watch.crash import describe_end, find_bad_loss, without_frames
 
-        crash = None
-        if ending.error is not None:
-            crash = watcher.probes.safely("crash", describe_crash, ending.error) or without_frames(ending.error)
+        watcher.probes.out_of_memory = type(ending.error).__name__ == "OutOfMemoryError"
+        crash = watcher.probes.safely("crash", describe_end, ending.error, watcher.index_ranges)
+        if crash is None and ending.error is not None:
+            crash = without_frames(ending.error)
         bad = watcher.probes.safely("autopsy", find_bad_loss, ending.error, ending.globals, watcher)
         return replace(self._with_experiment(watcher.as_facts()), crash=crash, discarded_loss=bad)
 

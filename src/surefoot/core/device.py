@@ -10,8 +10,12 @@ Nothing here initialises a device: what is asked of a device that is not in use 
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import gc
+import sys
 import time
+import weakref
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -45,9 +49,9 @@ def _kind() -> str:
 
 
 def is_in_use() -> bool:
-    """Whether this process has used its accelerator. Asking does not initialise it."""
+    """Whether this process has used its accelerator, and still can. Asking does not initialise it."""
     module = _accelerator()
-    if module is None:
+    if module is None or _failure:
         return False
     asked = getattr(module, "is_initialized", None)
     return bool(module.is_available() if asked is None else asked())
@@ -115,44 +119,218 @@ def new_event(device: torch.device, blocking: bool = False) -> torch.Event:
     return made(blocking=True) if blocking else made()  # type: ignore[no-any-return]
 
 
+# ---- a device that has failed ---------------------------------------------------------------------------------------
+
+_FATAL = (
+    "device-side assert",
+    "illegal memory access",
+    "misaligned address",
+    "unspecified launch failure",
+    "illegal instruction",
+    "invalid program counter",
+    "hardware stack error",
+    "global/shared address space",
+    "launch timed out",
+    "uncorrectable ECC error",
+    "uncorrectable NVLink error",
+    "CUBLAS_STATUS_EXECUTION_FAILED",
+    "CUBLAS_STATUS_INTERNAL_ERROR",
+    "CUDNN_STATUS_EXECUTION_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR",
+    "NCCL error",
+    "ncclUnhandledCudaError",
+    "NCCL communicator was aborted",
+)
+"""Parts of the messages of errors after which every call of the device raises, or may wait for ever (NCCL)."""
+_failure: list[tuple[str, str]] = []
+"""Type and message of the error after which the device can no longer be used; empty while it can."""
+
+
+class DeviceFailed(RuntimeError):
+    """A number that was on its way to the host when the device failed has not arrived."""
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Whether an error, or one that it was raised from, says that the device cannot be used any more.
+
+    Running out of memory does not: the device can be used as before.
+
+    >>> is_fatal(RuntimeError("CUDA error: device-side assert triggered")), is_fatal(RuntimeError("out of memory"))
+    (True, False)
+    """
+    return fatal_cause(error) is not None
+
+
+def fatal_cause(error: BaseException | None) -> BaseException | None:
+    """The error of the device among an error and those that it was raised from; `None` if there is none."""
+    for _ in range(20):
+        if error is None:
+            return None
+        text = str(error) if isinstance(error, RuntimeError) else ""
+        if isinstance(error, DeviceFailed) or any(part in text for part in _FATAL):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def note_failure(error: BaseException) -> bool:
+    """Whether an error is fatal to the device. From then on nothing is asked of it in this process."""
+    cause = fatal_cause(error)
+    if cause is not None and not isinstance(cause, DeviceFailed) and not _failure:
+        _failure.append((type(cause).__name__, str(cause)))
+        for reference in list(_not_to_be_freed.values()):
+            _keep_for_good(reference())
+    return cause is not None
+
+
+def keep_if_device_fails(thing: Any) -> None:
+    """Let something outlive the process if the device fails: freeing it would call the device, and warn or abort."""
+    if not _not_to_be_freed:
+        atexit.register(_note_last_error)
+    known, number = _not_to_be_freed, id(thing)
+    known[number] = weakref.ref(thing, lambda _: known.pop(number, None))
+
+
+_not_to_be_freed: dict[int, weakref.ref[Any]] = {}
+
+
+def _note_last_error() -> None:
+    """Note the error that the process ends with."""
+    last = getattr(sys, "last_value", None)
+    if last is not None:
+        note_failure(last)
+
+
+def _keep_for_good(thing: Any) -> None:
+    """Count a reference that is never given back."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def has_failed() -> bool:
+    """Whether the device of this process can no longer be used. Every call of it would raise."""
+    return bool(_failure)
+
+
+def failure() -> tuple[str, str] | None:
+    """Type and message of the error that the device has failed with; `None` if it has not."""
+    return _failure[0] if _failure else None
+
+
 # ---- copies ---------------------------------------------------------------------------------------------------------
+
+
+def host_memory_for_good(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory for copies from a device, pinned if it has streams, that is never freed.
+
+    Freeing pinned memory that was copied to records an event, and after the device has failed that ends the process
+    (`terminate called after throwing an instance of 'c10::AcceleratorError'`), which hides the error of the script.
+    """
+    with torch._C._InferenceMode(False):  # a tensor made in inference mode could not be written to outside of it
+        memory = torch.empty(size, dtype=dtype, device="cpu", pin_memory=has_streams(device))
+    _keep_for_good(memory)
+    return memory
+
+
+class _PinnedBuffers:
+    """Pinned memory for copies to the host, used again and again; sizes are powers of two, so that it stays little."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[tuple[Tensor, torch.Event | None]]] = {}
+
+    def take(self, count: int, device: torch.device) -> Tensor:
+        """Memory for so many bytes of a device, in which every byte is `_ABSENT`."""
+        size = max(256, 1 << (count - 1).bit_length())
+        free = self._free.setdefault(size, [])
+        for _ in range(len(free)):
+            memory, busy_until = free.pop()
+            if busy_until is None or busy_until.query():
+                return memory.fill_(_ABSENT)
+            free.insert(0, (memory, busy_until))
+        return host_memory_for_good(size, torch.uint8, device).fill_(_ABSENT)
+
+    def give_back(self, memory: Tensor, busy_until: torch.Event | None) -> None:
+        """It may be used again, if an event is given once that has happened."""
+        self._free.setdefault(len(memory), []).append((memory, busy_until))
+
+
+_ABSENT = 0xA5
+"""A number whose bytes are all this has not arrived: no float or integer that is measured looks so."""
+_buffers = _PinnedBuffers()
 
 
 class AsyncCopy:
     """A vector of device numbers that is being copied to the host."""
 
-    def __init__(self, host: Tensor, arrived: torch.Event | None) -> None:
-        self._host = host
-        self._arrived = arrived
+    def __init__(self, host: Tensor, memory: Tensor | None = None, arrived: torch.Event | None = None) -> None:
+        """`host` is a view of pinned `memory`, or the numbers themselves."""
+        self._host, self._memory, self._arrived = host, memory, arrived
+        self._give_back = _buffers.give_back
 
     def has_arrived(self, within: float = 0.0) -> bool:
         """Whether the numbers are on the host by now, or will be `within` so many seconds. Never a sync."""
-        if self._arrived is None or self._arrived.query():
+        if self._memory is None or self._arrived is None:
             return True
-        deadline = time.perf_counter() + within
-        while time.perf_counter() < deadline:
-            if self._arrived.query():
-                return True
-        return False
+        if has_failed():
+            return self._is_complete()
+        try:
+            deadline = time.perf_counter() + within
+            while not self._arrived.query():
+                if time.perf_counter() >= deadline:
+                    return False
+        except RuntimeError as error:
+            if not note_failure(error):
+                raise
+            return self._is_complete()
+        return True
 
     def wait(self) -> Tensor:
-        """The numbers on the host. Waits for the copy if it has not arrived: this is the sync."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-            self._arrived = None
-            self._host = self._host.clone()  # give the pinned memory back: allocating more of it would sync
+        """The numbers on the host. Waits for the copy if it has not arrived: this is the sync.
+
+        Once the device has failed, they are returned if they had arrived by then; else its error, or `DeviceFailed`,
+        is raised.
+        """
+        if self._memory is not None:
+            error: RuntimeError = DeviceFailed("the device failed before its numbers had reached the host")
+            if not has_failed():
+                error = self._synchronize() or error
+            if has_failed() and not self._is_complete():
+                raise error
+            self._host = self._host.clone()
+            self._give_back(self._memory, None)
+            self._memory = self._arrived = None
         return self._host
+
+    def _synchronize(self) -> RuntimeError | None:
+        """Wait; returns the error that the device has failed with meanwhile."""
+        try:
+            if self._arrived is not None:
+                self._arrived.synchronize()
+        except RuntimeError as error:
+            if note_failure(error):
+                return error
+            raise
+        return None
+
+    def _is_complete(self) -> bool:
+        """Whether all numbers have arrived, by reading the memory alone."""
+        each = self._host.view(torch.uint8).view(-1, self._host.element_size())
+        return not bool((each == _ABSENT).all(1).any())
+
+    def __del__(self) -> None:
+        if self._memory is not None:  # never waited for
+            self._give_back(self._memory, self._arrived)
 
 
 def begin_reading(vector: Tensor) -> AsyncCopy:
     """Start one asynchronous copy of a vector into pinned host memory; a few steps later it has arrived."""
     if has_streams(vector.device):
-        host = torch.empty(vector.shape, dtype=vector.dtype, device="cpu", pin_memory=True)
-        host.copy_(vector, non_blocking=True)
+        memory = _buffers.take(max(1, vector.nbytes), vector.device)
+        host = memory[: vector.nbytes].view(vector.dtype).view(vector.shape)
+        host.copy_(vector.detach(), non_blocking=True)
         arrived = new_event(vector.device)
         arrived.record(current_stream(vector.device))
-        return AsyncCopy(host, arrived)
-    return AsyncCopy(vector.detach().to("cpu"), None)
+        return AsyncCopy(host, memory, arrived)
+    return AsyncCopy(vector.detach().to("cpu"))
 
 
 def upload(values: Sequence[float], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -185,6 +363,7 @@ def recorded_graph(device: torch.device) -> Iterator[Any]:
     No garbage is collected meanwhile: an older graph that is freed while another is recorded breaks both.
     """
     graph, stream = torch.cuda.CUDAGraph(), new_stream(device)
+    keep_if_device_fails(graph)
     stream.wait_stream(current_stream())
     collects = gc.isenabled()
     gc.disable()

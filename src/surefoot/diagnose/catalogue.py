@@ -35,6 +35,7 @@ FAMILIES = {
     "repro": "whether it happens twice",
     "rl": "policies and rewards",
     "gan": "generators and discriminators",
+    "device": "what the accelerator ends a script with",
     "hw": "the machine",
 }
 """The first part of a code, and what it covers, in the order of the catalogue."""
@@ -852,6 +853,29 @@ _CAUSES = (
         "Lower the generator's learning rate, or give the discriminator more steps.",
         "Add a gradient penalty, or let the discriminator see statistics of the whole batch.",
         "Change to a Wasserstein objective.",
+    ),
+    _cause(
+        "device.assert",
+        "a kernel failed an assertion",
+        "`CUDA error: device-side assert triggered`, at a line that need not be the one that failed.",
+        "The error itself, while the ids and labels of every embedding and loss that were noted on the host before "
+        "do fit.",
+        "data.token-mismatch data.label-out-of-range",
+        "Run the script once with the environment variable `CUDA_LAUNCH_BLOCKING=1`: the traceback then names the "
+        "line that failed.",
+        "Run the failing step on the CPU, where torch names the index.",
+        "Compare what indexes a tensor by hand with the size of that tensor.",
+    ),
+    _cause(
+        "device.out-of-memory",
+        "no memory left on the accelerator",
+        "`torch.OutOfMemoryError`, at the first step or after many.",
+        "The error itself, with the memory that was held after the steps before: it grew with every step, or one step "
+        "needs more than there is.",
+        "memory.graph-retained",
+        "Evaluate under `torch.no_grad()`, and keep no tensors of past steps.",
+        "Split the batch: accumulate over microbatches, or use `run_microbatches` of a `TrainingStabilizer`.",
+        "Recompute activations (`torch.utils.checkpoint`), or train in bf16.",
     ),
     _cause(
         "hw.silent-corruption",

@@ -54,7 +54,7 @@ class Claims:
         for rule in rules:
             claim = self._claim(rule)
             if claim is not None and claim.step is None and rule.kind == "crash":
-                claim = replace(claim, step=self._run.steps)  # a crash ends the run: that is its step
+                claim = _of_crash(claim, self._run)
             if claim is not None:
                 found.append((rule, claim))
         return found
@@ -207,6 +207,21 @@ def _judge(run: RecordedRun, found: list[tuple[Rule, Claim]]) -> tuple[Outlook, 
     worst = {finding.severity for finding in findings}
     verdict: Outlook = "broken" if "error" in worst else "unstable" if "warning" in worst else "healthy"
     return verdict, run.steps, findings
+
+
+def _of_crash(claim: Claim, run: RecordedRun) -> Claim:
+    """A crash ends the run: that is its step. A device reports one later: which call it was is known from before."""
+    crash = run.facts.crash
+    if crash is None or crash.step is None:
+        return replace(claim, step=run.steps)
+    named = " in ".join(f"`{name}`" for name in (crash.indices, crash.table) if name)
+    told = f", and was reported at {crash.reported_at}" if crash.reported_at else ""
+    return replace(
+        claim,
+        step=crash.step,
+        summary=f"{claim.summary} It failed on the device at step {crash.step}{f' ({named})' if named else ''}{told}.",
+        where=(*claim.where, crash.table or ""),
+    )
 
 
 def _before(one: Claim, other: Claim) -> bool:

@@ -27,9 +27,9 @@ def why_unknown(run: RecordedRun, failed: Mapping[str, str] | None = None) -> st
     unwatched = {probe: why for probe, why in run.facts.problems.items() if probe not in _NO_EVIDENCE}
     if not run.steps:
         why = ended or next(iter(unwatched.values()), "")
-        return f"No training step was seen{f': {why}' if why else ''}."
+        return f"No training step was seen{f': {why}' if why else ''}.{_advice(run)}"
     if ended:
-        return f"After {steps} {ended}; no fault was found until then."
+        return f"After {steps} {ended}; no fault was found until then.{_advice(run)}"
     losses = run.curve.count
     if not losses:
         return f"No loss was seen in {steps}: nothing that was trained on went through `backward`."
@@ -94,6 +94,22 @@ def _saw_inside(look: SampledStep) -> bool:
     still seen, and most rules go by those.
     """
     return bool(look.operations and look.backward_calls)
+
+
+def _advice(run: RecordedRun) -> str:
+    """How to learn more about an error of the device: its traceback may name another line than the one that failed."""
+    message = run.facts.crash.message if run.facts.crash is not None else ""
+    if "NCCL" in message or "nccl" in message:
+        return (
+            " The first rank that failed says why: look at its output, and run with `NCCL_DEBUG=INFO`. The other ranks "
+            "only saw it leave."
+        )
+    if "CUDA error" in message or "CUBLAS_STATUS" in message or "CUDNN_STATUS" in message:
+        return (
+            " A device reports errors late: run once with the environment variable `CUDA_LAUNCH_BLOCKING=1`, and the "
+            "traceback names the call that failed."
+        )
+    return ""
 
 
 def _how_it_ended(run: RecordedRun) -> str:

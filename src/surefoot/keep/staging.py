@@ -26,7 +26,15 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn import Parameter
 
 from surefoot.core import nested
-from surefoot.core.device import current_stream, device_context, has_streams, new_event, new_stream, on_stream
+from surefoot.core.device import (
+    current_stream,
+    device_context,
+    has_streams,
+    keep_if_device_fails,
+    new_event,
+    new_stream,
+    on_stream,
+)
 from surefoot.keep.checkpoint.tree import local_part, odd_kind, same_view
 
 if TYPE_CHECKING:
@@ -276,6 +284,7 @@ def _fill(copies: _Copies, live: Sequence[Tensor]) -> _Streams:
             streams.setdefault(device, current_stream(device))
         else:
             block = torch.empty(sum(tensor.numel() for tensor in own), dtype=dtype, device="cpu", pin_memory=True)
+            keep_if_device_fails(block)
             targets = _unflatten_dense_tensors(block, own)  # type: ignore[no-untyped-call]
             streams[device] = _leave(device, targets, own)
         copies.add(block, members)

@@ -4,13 +4,15 @@ The memory of a tensor may be gone while the tensor is not: FSDP frees the gathe
 the graph still refers to them. Reading one would end the process. A DTensor has values on other ranks too; computing on
 it as a whole starts a collective, which one rank alone would wait in forever. Of those the local shard is read. Other
 tensors that only wrap some (quantized ones, results of a collective under way, classes of the script's own with a
-`__torch_dispatch__`) are not read at all.
+`__torch_dispatch__`) are not read at all. Nor is anything on a device that has failed.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+
+from surefoot.core.device import has_failed
 
 _PLAIN = (Tensor, nn.Parameter)
 _STRIDED = torch.strided
@@ -51,6 +53,8 @@ def has_company() -> bool:
 def _is_there(tensor: Tensor) -> bool:
     """Whether the memory that the shape and the strides describe is allocated."""
     if tensor.is_meta or tensor.is_nested or (type(tensor) not in _PLAIN and nn.parameter.is_lazy(tensor)):
+        return False
+    if has_failed() and not tensor.is_cpu:
         return False
     if tensor.layout is not _STRIDED or not tensor.numel():
         return True

@@ -8,7 +8,8 @@
 | are equal | cannot be compared bit for bit, or something else differs too | `inconclusive` | 5 |
 
 Equal is bit for bit: every loss and every gradient. Where all of them are NaN that says little, since any NaN is as
-good as another: so the inputs of the model count too.
+good as another: so the inputs of the model count too. On an accelerator corruption is suspected only if deterministic
+algorithms were on.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def judge(facts: IncidentFacts, first: ReplayPass, second: ReplayPass) -> Replay
         again = "The same failure again" if undecided.fails_again else "The same numbers again, all of them finite"
         what = f"{again}: every loss and all {len(second.prints['gradients'])} gradients bit for bit as recorded."
         return replace(undecided, kind="reproduced", summary=f"{what} The failure is deterministic.")
-    obstacles = _obstacles(facts, comparable, same_inputs is not False, changed)
+    obstacles = _obstacles(facts, comparable, same_inputs, changed)
     details: dict[str, TensorDifference] = {
         name: {**both, **second.differences.get(name, {})} for name, both in from_record.items()
     }
@@ -138,15 +139,22 @@ def _all_alike(prints: IncidentPrints) -> bool:
     )
 
 
-def _obstacles(facts: IncidentFacts, comparable: bool, same_inputs: bool, changed: list[str]) -> list[str]:
+def _obstacles(facts: IncidentFacts, comparable: bool, same_inputs: bool | None, changed: list[str]) -> list[str]:
     """Why a difference from the record proves nothing."""
     found = [str(reason) for reason in facts["inexact"]]
     if not comparable and not found:
         found.append("the record has no gradients to compare with")
-    if not same_inputs:
+    if same_inputs is False:
         found.append(
             "the model was called with other inputs than then: the loop prepares its batches in a way that depends on "
             "more than the batch and the random streams"
+        )
+    elif same_inputs is None:
+        found.append("the record does not say what the model was called with, so it may have been something else")
+    if facts["hardware"].get("device", "cpu") != "cpu" and not facts["switches"].get("deterministic"):
+        found.append(
+            "deterministic algorithms were off, and on a device two passes may agree by chance (set "
+            "`torch.use_deterministic_algorithms(True)` in the run)"
         )
     return found + [f"not as it was: {each}" for each in changed]
 

@@ -41,6 +41,7 @@ def assemble(watcher: Watcher) -> RunFacts:
         policy_entropies=calls.policy,
         policy_divergences=calls.divergences,
         retained_graphs=backward.retained_graphs.retained,
+        held_memory=watcher.memory.held,
         compiled=state.compiled,
         problems=watcher.probes.problems,
         guard=watcher.steps.guard.as_facts(),

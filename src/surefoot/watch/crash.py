@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
+from surefoot.core.device import failure, fatal_cause, note_failure
 from surefoot.observe.readable import is_readable
 from surefoot.record.facts import CrashArguments, CrashFacts
 from surefoot.watch.nonfinite_origin import find_origin
@@ -16,36 +18,65 @@ from surefoot.watch.user_frames import is_users, place, traceback_frames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import FrameType
 
     from surefoot.record.facts import NonFiniteLoss, TensorSummary
+    from surefoot.watch.index_ranges import IndexRanges
     from surefoot.watch.watcher import Watcher
 
 _CALLS = {"cross_entropy", "nll_loss", "embedding", "binary_cross_entropy", "binary_cross_entropy_with_logits",
           "one_hot", "mse_loss", "nll_loss_nd", "embedding_bag"}  # fmt: skip
 
 
+def describe_end(error: BaseException | None, ranges: IndexRanges) -> CrashFacts | None:
+    """What ended a script; `None` if nothing did.
+
+    After an error of the device nothing can be read from it: then the ranges say which ids or labels were the reason.
+    A script that has caught such an error, and ended by itself, has still been ended by it.
+    """
+    if error is not None:
+        note_failure(error)
+    failed = failure()
+    if failed is None:
+        return None if error is None else describe_crash(error)
+    facts = CrashFacts(type=failed[0], message=failed[1][:2000]) if error is None else describe_crash(error)
+    return ranges.explain(facts)
+
+
 def describe_crash(error: BaseException) -> CrashFacts:
-    """Type, message and place of an error, and the tensors of the call it died in."""
+    """Type, message and place of an error, and the tensors of the call it died in.
+
+    Where no memory is left, nothing is computed: that would need some.
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        return _place_of(error, list(traceback_frames(error.__traceback__)))
     frames = list(traceback_frames(error.__traceback__))
-    own = [(frame, line) for frame, line in frames if is_users(frame.f_code.co_filename)]
-    facts = without_frames(error)
-    if own:
-        frame, line = own[-1]
-        facts = replace(facts, site=place(frame.f_code.co_filename, line), function=frame.f_code.co_name)
+    facts = _place_of(error, frames)
     with WithoutHooks():
         for frame, _ in reversed(frames):
             if frame.f_code.co_name in _CALLS and "torch" in frame.f_code.co_filename:
                 return replace(facts, call=frame.f_code.co_name, arguments=_arguments(frame.f_locals))
+        own = [frame for frame, _ in frames if is_users(frame.f_code.co_filename)]
         if own:
-            variables = list(own[-1][0].f_locals.items())[:60]
+            variables = list(own[-1].f_locals.items())[:60]
             tensors = {name: describe(value) for name, value in variables if isinstance(value, Tensor)}
             return replace(facts, locals=tensors)
     return facts
 
 
+def _place_of(error: BaseException, frames: list[tuple[FrameType, int]]) -> CrashFacts:
+    """Type and message of an error, and the innermost line of the script's."""
+    facts = without_frames(error)
+    for frame, line in reversed(frames):
+        if is_users(frame.f_code.co_filename):
+            return replace(facts, site=place(frame.f_code.co_filename, line), function=frame.f_code.co_name)
+    return facts
+
+
 def without_frames(error: BaseException) -> CrashFacts:
-    """Only the type and the message of an error."""
-    return CrashFacts(type=type(error).__name__, message=str(error)[:2000])
+    """Only the type and the message of an error; of one that was raised from an error of the device, those of that."""
+    cause = fatal_cause(error) or error
+    return CrashFacts(type=type(cause).__name__, message=str(cause)[:2000])
 
 
 def find_bad_loss(

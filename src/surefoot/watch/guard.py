@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
+from surefoot.core.device import note_failure
 from surefoot.core.weak_reference import IdentityMap
 from surefoot.detect.checker import StabilityChecker
 from surefoot.detect.step_rules import NonFinite
@@ -191,6 +192,8 @@ class OptimizerGuard:
         try:
             return self._probes.always(hook, *args)
         except Exception as error:
+            if note_failure(error):  # the script's own step raises it too
+                return None
             self._ended.add(record.number)
             why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             at = f"from step {self._state.steps:,} on"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from surefoot.core.device import is_capturing
+from surefoot.core.device import is_capturing, note_failure
 from surefoot.watch.messages import say
 from surefoot.watch.originals import Originals, Unobservable
 from surefoot.watch.script_hooks import runs_eagerly, without_torch_function
@@ -42,6 +42,8 @@ class ProbeRunner:
         self._began = 0.0
         self.originals = Originals()
         """The functions and methods that existed before the script ran; in use once they are bound."""
+        self.out_of_memory = False
+        """Whether the script has ended because no memory was left: what fails for that reason is not reported."""
         self.problems: dict[str, str] = {}
         """The probes that failed, each with its error."""
 
@@ -102,7 +104,14 @@ class ProbeRunner:
                     _set_eval_frame(compiler)
 
     def switch_off(self, probe: str, error: Exception) -> None:
-        """Record that a probe failed, and report it once."""
+        """Record that a probe failed, and report it once.
+
+        An error of the device is none of the probe's: the script's next call of the device raises it too, and the
+        diagnosis at the end names it.
+        """
+        if note_failure(error) or (self.out_of_memory and isinstance(error, torch.OutOfMemoryError)):
+            self._state.stop_sampling()
+            return
         if os.environ.get("SUREFOOT_DEBUG"):
             say("".join(traceback.format_exception(error)))
         is_known, self.problems[probe] = probe in self.problems, f"{type(error).__name__}: {error}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 import torch
 from torch import Tensor
 
-from surefoot.core.device import begin_reading
+from surefoot.core.device import begin_reading, is_fatal
 from surefoot.record.facts import StepSeries
 
 if TYPE_CHECKING:
@@ -60,9 +60,15 @@ class _IncompleteRow:
     waits_for_guard: bool
 
     def read(self) -> None:
-        """Put the numbers that were copied into the row."""
+        """Put the numbers that were copied into the row; `None` for those that a failed device has not sent."""
         for keys, copy in self.copies:
-            self.row.update(cast("SeriesRow", dict(zip(keys, copy.wait().tolist(), strict=True))))
+            try:
+                values = copy.wait().tolist()
+            except RuntimeError as error:
+                if not is_fatal(error):
+                    raise
+                values = [None] * len(keys)
+            self.row.update(cast("SeriesRow", dict(zip(keys, values, strict=True))))
         self.copies = []
 
 
@@ -78,10 +84,11 @@ class StepRows:
 
     def append(self, row: SeriesRow, waits_for_guard: bool = False) -> None:
         """Add the row of the next step; its number is the count so far."""
+        copies = _copies(row)
         row["step"] = self.count
         self.count += 1
         self.rows.append(row)
-        self._waiting.append(_IncompleteRow(row, _copies(row), waits_for_guard))
+        self._waiting.append(_IncompleteRow(row, copies, waits_for_guard))
         self._write_complete(READ_STEPS_LATER)
         if len(self.rows) > MOST:
             self.rows = self.rows[:HEAD] + self.rows[HEAD:-TAIL:2] + self.rows[-TAIL:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from surefoot.record.facts import LossScalerFacts
 
@@ -19,8 +19,8 @@ class LossScalerState:
     scaled_now: bool | None = None
     """Whether gradients carry the scale now; `None` before the first call."""
     scale: float | None = None
-    unscale_by: float | None = None
-    """What gradients still have to be divided by."""
+    unscale_by: Any = None
+    """What gradients still have to be divided by: a number, or one that is read when a number is divided by it."""
     clipped_scaled: int = 0
     """How often gradients were clipped while they carried the scale."""
     clip_site: str | None = None
@@ -32,7 +32,8 @@ class LossScalerState:
 
     def as_facts(self) -> LossScalerFacts:
         """All of it."""
-        return LossScalerFacts(**vars(self))
+        known = self.unscale_by if isinstance(self.unscale_by, float) else None
+        return LossScalerFacts(**(vars(self) | {"unscale_by": known}))
 
 
 class WatchState:

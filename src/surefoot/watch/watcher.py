@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 from surefoot.watch.backward_observer import BackwardObserver
 from surefoot.watch.collected_facts import assemble
 from surefoot.watch.context import WatchContext, WatchOptions
+from surefoot.watch.device_memory import DeviceMemory
 from surefoot.watch.evaluation import Evaluations
 from surefoot.watch.facts_saver import FactsSaver
 from surefoot.watch.incidents import IncidentWriter
+from surefoot.watch.index_ranges import IndexRanges
+from surefoot.watch.loss_scale import LossScale
 from surefoot.watch.step_observer import StepObserver
 from surefoot.watch.step_sampler import StepSampler
 
@@ -38,10 +41,14 @@ class Watcher:
         self.saver = FactsSaver(context, self.as_facts)
         self.steps = StepObserver(context, self.sampler, self.incidents, self.backward, self.saver)
         self.evaluations = Evaluations(context)
+        self.loss_scale = LossScale(context)
+        self.index_ranges = IndexRanges(context)
+        self.memory = DeviceMemory(context.state)
 
     def before_swap(self, tensors: tuple[Tensor, ...]) -> Callable[[], None]:
         """Torch is about to swap tensors, which it refuses if a weak reference exists. Returns what to call after."""
         self.sampler.forget_tensors()
+        self.index_ranges.forget_tensors()
         held, by_hand = self.registry.let_go(tensors), self.backward.manual.let_go()
 
         def swapped() -> None:
@@ -54,10 +61,11 @@ class Watcher:
         """Everything that was observed."""
         if at_end:
             self.sampler.end()
-            self.evaluations.drop()
+            self.probes.safely("evaluation", self.evaluations.drop)
         self.probes.safely("backward", self.backward.settle)
         self.sampler.settle(wait=True)
         self.probes.safely("series", self.steps.guard.settle)
+        self.probes.safely("scaler", self.loss_scale.read)
         for record in self.optimizers.all:
             self.probes.safely("series", record.series.read)
         return assemble(self)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from surefoot.diagnose.engine import diagnose
 from surefoot.diagnose.terminal import as_full_text
+from surefoot.record.facts import NonFiniteLossEvent
 
 if TYPE_CHECKING:
     from watched import Nursery
@@ -51,7 +54,7 @@ CASES = {
     ),
     "a weight": (
         {"after": f"if step == {AT}: model[2].weight.data[0, 3] = {NAN}"},
-        "hw.silent-corruption",
+        "loss.undefined-op",
         AT + 1,
         "wrote to them",
     ),
@@ -62,6 +65,38 @@ CASES = {
         "a factor of inf",
     ),
 }
+
+
+HALF = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+x = torch.randn(256, 10).half(); y = x[:, :1]
+model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 1)).half()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for step in range(60):
+    rows = torch.randint(256, (32,))
+    optimizer.zero_grad(); F.mse_loss(model(x[rows]), y[rows]).backward(); optimizer.step()
+"""
+
+
+def test_an_update_that_breaks_fp16_weights_is_no_fault_of_the_machine(watch: Nursery) -> None:
+    run = watch(HALF)
+    assert (run.first.cause, run.first.step) == ("precision.fp16-overflow", 1)
+    assert "eps of 1e-08 is 0 in fp16" in run.first.summary
+    assert "hw.silent-corruption" not in run.causes
+
+
+def test_a_gradient_of_which_only_the_norm_is_known_is_still_what_broke_the_weights(watch: Nursery) -> None:
+    """On a device the gradients of a step are not looked at: their norm is read some steps later."""
+    facts, description = watch(script(before=ROOT)).loaded
+    (loss,) = [event for event in facts.events if isinstance(event, NonFiniteLossEvent)]
+    assert loss.kind == "parameter"
+    found = diagnose(replace(facts, events=[loss]), description, strict=True).findings[0]
+    assert (found.cause, found.step) == ("loss.undefined-op", AT)
+    assert "no finite derivative" in found.summary
 
 
 @pytest.mark.parametrize("case", CASES)

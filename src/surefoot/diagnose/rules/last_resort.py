@@ -61,7 +61,11 @@ def left_out(run: RecordedRun) -> Claim | None:
 def broken_gradient(run: RecordedRun) -> Claim | None:
     """A finite loss had a gradient that was not, and the weights took it."""
     events = run.nonfinite.gradients
-    if not _ended_badly(run) or not events or not events[0].loss_finite:
+    if not _ended_badly(run):
+        return None
+    if not events:
+        return _broken_norm(run)
+    if not events[0].loss_finite:
         return None
     event = events[0]
     hit, spared = event.parameters, event.finite
@@ -77,19 +81,77 @@ def broken_gradient(run: RecordedRun) -> Claim | None:
     )
 
 
+def _broken_norm(run: RecordedRun) -> Claim | None:
+    """The same where only the norm of the gradients was recorded: on a device it is read some steps later."""
+    bad = _first_bad_norm(run)
+    if bad is None:
+        return None
+    step, norm, loss = bad
+    return Claim(
+        0.5,
+        f"The loss at step {step} was {loss:.4g}, but the norm of its gradient {norm}: some operation of that step has "
+        "no finite derivative where it was called. The update made the weights non-finite, and every loss since.",
+        step=step,
+        evidence={"step": step, "loss": loss, "grad_norm": norm},
+        fixes=(_REPLAY,),
+    )
+
+
+def _first_bad_norm(run: RecordedRun) -> tuple[int, float, float] | None:
+    """The first step with a finite loss and a gradient that is not: step, norm and loss."""
+    series = run.series
+    for step, norm, loss in zip(series.step, series.grad_norm, series.loss, strict=False):
+        if norm is not None and loss is not None and not math.isfinite(norm):
+            return (step, norm, loss) if math.isfinite(loss) else None
+    return None
+
+
+def broken_update(run: RecordedRun) -> Claim | None:
+    """Weights in fp16 were not finite after a step whose gradients were: the update itself overflowed."""
+    bad = run.nonfinite.loss
+    if not _ended_badly(run) or bad is None or bad.kind != "parameter" or _had_bad_gradient(run):
+        return None
+    halves = [p.label for p in run.parameters.values() if p.dtype == "float16" and p.optimizers]
+    named = [name for name in bad.parameters or [] if name in halves]
+    if not named:
+        return None
+    first = run.main.first_group if run.main is not None else None
+    eps = first.eps if first is not None else None
+    lost = f" Its eps of {eps:g} is 0 in fp16, so that a gradient of 0 is divided by 0." if eps and eps < 3e-8 else ""
+    return Claim(
+        0.6,
+        f"{', '.join(named[:_NAMED])} became non-finite by step {bad.step}, although every gradient before was "
+        f"finite: the optimizer computes in fp16, as the weights are, and its update went beyond what fp16 can "
+        f"hold.{lost}",
+        step=bad.step,
+        where=tuple(named[:_NAMED]),
+        evidence={**bad.to_json(), "eps": eps},
+        fixes=("Keep the weights in float32 and use `torch.autocast`, with a `GradScaler` for fp16.",),
+    )
+
+
+def _had_bad_gradient(run: RecordedRun) -> bool:
+    """Whether a gradient was not finite before the first loss that was not."""
+    bad = run.nonfinite.loss
+    step = (bad.step if bad is not None else None) or 0
+    norm = _first_bad_norm(run)
+    return any(event.step < step for event in run.nonfinite.gradients) or (norm is not None and norm[0] < step)
+
+
 def broken_weights(run: RecordedRun) -> Claim | None:
     """Weights were not finite, though no gradient before had been bad."""
     bad = run.nonfinite.loss
     if not _ended_badly(run) or bad is None or bad.kind != "parameter":
         return None
-    if any(event.step < (bad.step or 0) for event in run.nonfinite.gradients):
+    if _had_bad_gradient(run):
         return None
     named = ", ".join((bad.parameters or [])[:_NAMED])
     hold = "hold" if (bad.count or 1) > 1 else "holds"
     return Claim(
         0.4,
         f"{named} {hold} values that are not finite at step {bad.step}, "
-        "although every gradient before it was finite: something other than a step wrote to them.",
+        "although no gradient before it was seen not to be: an update that overflowed, or something other than a step "
+        "that wrote to them.",
         step=bad.step,
         where=tuple((bad.parameters or [])[:_NAMED]),
         evidence=bad.to_json(),
@@ -126,7 +188,8 @@ def broken_loss(run: RecordedRun) -> Claim | None:
 LAST_RESORT = (
     Rule("loss.undefined-op", "curve", left_out),
     Rule("loss.undefined-op", "curve", broken_gradient),
-    Rule("hw.silent-corruption", "curve", broken_weights),
+    Rule("precision.fp16-overflow", "curve", broken_update),
+    Rule("loss.undefined-op", "curve", broken_weights),
     Rule("loss.undefined-op", "curve", broken_loss),
 )
 """In this order; the first that claims something is the answer."""

@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING
 
 from surefoot.diagnose.nonfinite import details
 from surefoot.diagnose.rule import Claim, Rule
+from surefoot.record.facts import STEPS_ONLY
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
     from surefoot.record.facts import BackwardCall, CrashFacts, SampledStep
+
+
+MANY_SKIPS = 5
+LOW_SCALE = 256.0
+"""A scaler that has to go lower than this has met gradients of more than 256, where fp16 ends at 65504."""
 
 
 def _uses(run: RecordedRun, dtype: str) -> bool:
@@ -176,6 +182,36 @@ def scaler_stuck(run: RecordedRun) -> Claim | None:
     )
 
 
+def scaler_skips(run: RecordedRun) -> Claim | None:
+    """Gradients overflow so often that the scaler costs a good part of the steps.
+
+    A few skips are how a scaler works: at the beginning, until its scale fits, and each time it tries a larger one.
+    """
+    scaler = run.facts.loss_scaler
+    attempts, skips, trace = scaler.attempts, scaler.skips, scaler.trace
+    first = next((number for number, step in enumerate(scaler.skip_steps) if step != number), len(scaler.skip_steps))
+    later = skips - first - sum(_was_tried(trace, step) for step in scaler.skip_steps if len(trace) == attempts)
+    keeps_on = later >= MANY_SKIPS and later > 0.05 * attempts
+    fell_far = skips >= 8 and skips > 0.1 * attempts and bool(trace) and trace[-1] < LOW_SCALE
+    known = run.facts.scope == STEPS_ONLY or _uses(run, "float16")  # of a stabilizer's folder only the steps are known
+    if not known or not (keeps_on or fell_far) or scaler_stuck(run) is not None:
+        return None
+    fell = f", whose scale fell from {max(trace):.3g} to {trace[-1]:.3g}" if trace and trace[-1] < max(trace) else ""
+    return Claim(
+        0.7,
+        f"Gradients overflowed in fp16 in {skips} of {attempts} steps, which the gradient scaler left out{fell}: "
+        f"{later} of them after the scale had fitted once.",
+        step=scaler.skip_steps[0] if scaler.skip_steps else None,
+        evidence={"attempts": attempts, "skipped": skips, "later": later, "scale": trace[-1] if trace else None},
+        severity="warning",
+    )
+
+
+def _was_tried(trace: list[float], step: int) -> bool:
+    """Whether the scale of a step was a larger one that the scaler tried for the first time."""
+    return step >= 2 and trace[step - 1] > trace[step - 2]
+
+
 def clip_before_unscale(run: RecordedRun) -> Claim | None:
     """Gradients were clipped while still multiplied by the loss scale."""
     scaler = run.facts.loss_scaler
@@ -280,6 +316,11 @@ def _sizes(look: SampledStep) -> list[int]:
     return [n.inputs[0].shape[0] for n in passes]
 
 
+def _ran_out(run: RecordedRun) -> bool:
+    """Whether the script ended because no memory was left."""
+    return run.facts.crash is not None and run.facts.crash.type in ("OutOfMemoryError", "MemoryError")
+
+
 def graph_retained(run: RecordedRun) -> Claim | None:
     """Graphs of past steps that something still holds."""
     crash, untrained = run.facts.crash, run.facts.preflight is not None
@@ -307,7 +348,7 @@ def graph_retained(run: RecordedRun) -> Claim | None:
             "backwards": total,
             "trace": [list(each) for each in counts[:: max(1, len(counts) // 10)]],
         },
-        severity="warning",
+        severity="error" if _ran_out(run) else "warning",
         fixes=("Keep `loss.item()` or `loss.detach()`, not `loss`.",),
     )
 
@@ -331,8 +372,9 @@ RULES = (
          explains=("lr.too-low", "optim.no-update", "data.labels-uninformative", "data.class-collapse")),
     Rule("precision.scaler-stuck", "value", scaler_stuck, from_steps=True,
          explains=("lr.*", "optim.no-update", "precision.fp16-overflow")),
+    Rule("precision.fp16-overflow", "dynamics", scaler_skips, from_steps=True),
     Rule("clip.before-unscale", "wiring", clip_before_unscale, explains=("clip.saturated", "lr.*")),
     Rule("accum.not-divided", "wiring", accum_not_divided, explains=("lr.*", "clip.saturated", "model.*", "init.*")),
     Rule("accum.uneven-microbatches", "value", accum_uneven),
-    Rule("memory.graph-retained", "value", graph_retained),
+    Rule("memory.graph-retained", "value", graph_retained, explains=("device.out-of-memory",)),
 )  # fmt: skip

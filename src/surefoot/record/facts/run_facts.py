@@ -686,6 +686,30 @@ class CrashFacts(Facts):
     """Its arguments."""
     locals: dict[str, TensorSummary] | None = None
     """The tensors among the local variables, if the arguments are not known."""
+    step: int | None = None
+    """The step of the call that failed, where it is known from before: that of an error of a device."""
+    reported_at: str | None = None
+    """The line that raised, where it is not the one that failed: a device reports its errors later."""
+    table: str | None = None
+    """The parameter that was looked up."""
+    indices: str | None = None
+    """The variable that holds the ids or labels."""
+    calls_checked: int | None = None
+    """How many of the last calls had ids or labels that fit, of an error of a device."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldMemory(Facts):
+    """Memory of an accelerator after a step, as torch's allocator counts it."""
+
+    step: int
+    """The step."""
+    device: str
+    """The device, as torch prints it."""
+    allocated: float
+    """Bytes that tensors hold."""
+    peak: float
+    """The most that they have held so far."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -742,6 +766,8 @@ class RunFacts(Facts):
     """The divergence of a policy from a fixed one over the run."""
     retained_graphs: list[RetainedGraphs] = item("retained", factory=list, always=True)
     """How many graphs of earlier steps were still held, over the run."""
+    held_memory: list[HeldMemory] = item(factory=list)
+    """Memory of accelerators after some of the steps."""
     compiled: bool = False
     """Whether a model was compiled: the operations inside it were not observed."""
     problems: dict[str, str] = item(factory=dict, always=True)

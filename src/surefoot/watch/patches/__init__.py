@@ -15,6 +15,7 @@ from surefoot.watch.patches.backward import wrap_backward, wrap_function_modes, 
 from surefoot.watch.patches.clipping import wrap_clipping
 from surefoot.watch.patches.data import wrap_data
 from surefoot.watch.patches.hooks import Hooks
+from surefoot.watch.patches.indexing import wrap_indexing
 from surefoot.watch.patches.modes import wrap_compiling, wrap_modes
 from surefoot.watch.patches.optimizers import wrap_optimizers
 from surefoot.watch.patches.policies import wrap_policies
@@ -44,6 +45,7 @@ def install(watcher: Watcher, later: tuple[str, ...] = ()) -> Hooks:
     wrap_function_modes(watcher, wrapping)
     wrap_optimizers(watcher, wrapping)
     wrap_clipping(watcher, wrapping)
+    wrap_indexing(watcher, wrapping)
     wrap_scaler(watcher, wrapping)
     wrap_randomness(watcher, wrapping)
     wrap_data(watcher, wrapping)

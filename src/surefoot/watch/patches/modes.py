@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from surefoot.watch.patches.indexing import follow_compiled
 from surefoot.watch.user_frames import is_users
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def wrap_compiling(watcher: Watcher, wrapping: Hooks) -> None:
         if kind.__name__ == "OptimizedModule" and kind not in followed:
             followed.add(kind)
             wrapping.after(kind, "__call__", "model calls", called, why_called)
+            follow_compiled(watcher, wrapping, kind)
 
     def called(result: Any, args: Any, kwargs: Any) -> None:
         if watcher.state.sampled is not None:

@@ -44,6 +44,7 @@ def wrap_optimizers(watcher: Watcher, wrapping: Hooks) -> None:
             return
         if watcher.probes.here():
             watcher.probes.safely("steps", watcher.steps.after, optimizer)
+            watcher.probes.safely("memory", watcher.memory.after_step)
 
     register_optimizer_step_pre_hook(before_step)
     register_optimizer_step_post_hook(after_step)

@@ -1,7 +1,8 @@
 """The gradient scaler of mixed precision: its scale, the steps it skips, and gradients used while still scaled.
 
 The loss is remembered as it was before scaling, so that the curve shows the script's loss. A skipped step is one after
-which the optimizer has not stepped. Scalers of other libraries are left out.
+which the optimizer has not stepped, or which a fused optimizer was told to skip in its kernel. Nothing waits for the
+device (see `loss_scale`). Scalers of other libraries are left out.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class _ScalerCalls:
     """Records each call of a gradient scaler."""
 
     def __init__(self, watcher: Watcher) -> None:
-        self._watcher, self._state = watcher, watcher.state.scaler
+        self._watcher, self._state, self._scale = watcher, watcher.state.scaler, watcher.loss_scale
 
     def scaled(self, result: Any, args: Any, kwargs: Any) -> None:
         scaler, given = args[0], args[1] if len(args) > 1 else kwargs.get("outputs")
@@ -42,8 +43,7 @@ class _ScalerCalls:
         self._state.scaled_now = True
         if isinstance(result, Tensor) and isinstance(given, Tensor):
             self._watcher.backward.loss_scaled(weakref.ref(result), given.detach())
-            if isinstance(getattr(scaler, "_scale", None), Tensor):
-                self._state.scale = self._state.unscale_by = float(scaler._scale)
+            self._scale.scaled(getattr(scaler, "_scale", None), getattr(scaler, "_init_scale", None))
 
     def unscaled(self, result: Any, args: Any, kwargs: Any) -> None:
         self._state.scaled_now = False
@@ -54,7 +54,7 @@ class _ScalerCalls:
         if not isinstance(optimizer, Optimizer) or not self._watcher.probes.here():
             return None
         known = self._watcher.probes.safely("scaler", self._steps_of, optimizer)
-        return None if known is None else (optimizer, known)
+        return None if known is None else (optimizer, known, args[0])
 
     def after_step(self, token: Any, result: Any) -> None:
         self._watcher.probes.safely("scaler", self._stepped, *token)
@@ -62,14 +62,13 @@ class _ScalerCalls:
     def _steps_of(self, optimizer: Optimizer) -> int:
         return self._watcher.steps.record_of(optimizer).series.count
 
-    def _stepped(self, optimizer: Optimizer, known: int) -> None:
+    def _stepped(self, optimizer: Optimizer, known: int, scaler: GradScaler) -> None:
         state, sampled = self._state, self._watcher.state.sampled
         state.attempts += 1
         if self._steps_of(optimizer) != known:
+            self._scale.stepped_with(_found_inf(scaler, optimizer))
             return
-        state.skips += 1
-        state.skip_steps.append(state.attempts - 1)
-        del state.skip_steps[:-500]
+        self._scale.skipped()
         self._watcher.steps.skipped_by_scaler()
         if sampled is not None and len(sampled.backward_calls) > 8:
             self._watcher.sampler.restart()
@@ -77,8 +76,14 @@ class _ScalerCalls:
     def updated(self, result: Any, args: Any, kwargs: Any) -> None:
         scaler = args[0]
         self._state.scaled_now = False
-        if scaler.is_enabled() and isinstance(getattr(scaler, "_scale", None), Tensor):
-            trace = self._state.trace
-            trace.append(float(scaler._scale))
-            if len(trace) > 2000:
-                del trace[500:1000]
+        if scaler.is_enabled():
+            self._scale.updated(getattr(scaler, "_scale", None))
+
+
+def _found_inf(scaler: GradScaler, optimizer: Optimizer) -> list[Tensor]:
+    """What tells an optimizer that skips overflows itself to skip: one number for each device. Empty for others."""
+    if not getattr(optimizer, "_step_supports_amp_scaling", False) or not scaler.is_enabled():
+        return []
+    states = getattr(scaler, "_per_optimizer_states", {})
+    found = states.get(id(optimizer), {}).get("found_inf_per_device", {})
+    return [each for each in found.values() if isinstance(each, Tensor)]

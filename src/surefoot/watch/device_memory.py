@@ -1,0 +1,44 @@
+"""How much memory of the accelerator is held after steps: what grew, and since when, if it runs out.
+
+The numbers are counters that torch's allocator keeps on the host: nothing waits for the device. The first steps are
+noted, then each one a tenth farther away than the one before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from surefoot.core.device import devices_in_use, memory_counters
+from surefoot.record.facts import HeldMemory
+
+if TYPE_CHECKING:
+    import torch
+
+    from surefoot.watch.watch_state import WatchState
+
+FIRST_STEPS = 16
+GROWTH = 1.1
+
+
+class DeviceMemory:
+    """Notes the allocator's counters after some of the steps."""
+
+    def __init__(self, state: WatchState) -> None:
+        self._state = state
+        self._next = 0
+        self._devices: list[torch.device] = []
+        self.held: list[HeldMemory] = []
+
+    def after_step(self) -> None:
+        """A step is over."""
+        step = self._state.steps
+        if step < self._next:
+            return
+        self._next = step + 1 if step < FIRST_STEPS else int(GROWTH * step) + 1
+        self._devices = self._devices or devices_in_use()
+        counters = [(device, memory_counters(device)) for device in self._devices]
+        self.held += [
+            HeldMemory(step=step, device=str(device), allocated=found["allocated"], peak=found["peak"])
+            for device, found in counters
+            if found
+        ]

@@ -1,0 +1,117 @@
+"""What a gradient scaler does, read without waiting for the device: its scale after each update, and skipped steps.
+
+A fused optimizer is called for every step and skips those with an overflow in its kernel: only the scaler's `found_inf`
+tells. On a device the scale and `found_inf` are copied and read some steps later, so that the scale in use is known
+with a delay; on the CPU they are read at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from surefoot.core.device import begin_reading
+from surefoot.watch.step_rows import READ_STEPS_LATER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from surefoot.core.device import AsyncCopy
+    from surefoot.watch.context import WatchContext
+    from surefoot.watch.watch_state import LossScalerState
+
+MOST_SKIPS = 500
+MOST_SCALES = 2_000
+
+
+class ScaleOnDevice:
+    """A scale that is being copied from a device; dividing a number by it reads it."""
+
+    def __init__(self, copy: AsyncCopy) -> None:
+        self._copy = copy
+
+    def __float__(self) -> float:
+        return float(self._copy.wait())
+
+    def __rtruediv__(self, number: float) -> float:
+        return number / float(self)
+
+
+class LossScale:
+    """Follows the gradient scaler of a run."""
+
+    def __init__(self, context: WatchContext) -> None:
+        self._state: LossScalerState = context.state.scaler
+        self._run, self._events = context.state, context.events
+        self._waiting: deque[tuple[AsyncCopy, Callable[[Tensor], None]]] = deque()
+        """Copies under way, and what takes each."""
+
+    def scaled(self, scale: Any, initial: Any) -> None:
+        """A loss was multiplied by the scale; `initial` is what the scaler was made with."""
+        if not isinstance(scale, Tensor):
+            return
+        if scale.device.type == "cpu":
+            self._state.scale = self._state.unscale_by = float(scale)
+            return
+        if self._state.scale is None and isinstance(initial, (int, float)):
+            self._state.scale = float(initial)
+        self._state.unscale_by = ScaleOnDevice(begin_reading(scale.detach().reshape(1)))
+
+    def updated(self, scale: Any) -> None:
+        """The scaler has chosen the scale of the next step."""
+        if isinstance(scale, Tensor):
+            self._read(scale.detach().reshape(1), self._take_scale)
+
+    def _take_scale(self, found: Tensor) -> None:
+        trace = self._state.trace
+        self._state.scale = float(found)
+        trace.append(self._state.scale)
+        if len(trace) > MOST_SCALES:
+            del trace[500:1000]
+
+    def skipped(self) -> None:
+        """The last attempt was skipped."""
+        self._note_skip(self._state.attempts - 1)
+
+    def stepped_with(self, found_inf: list[Tensor]) -> None:
+        """The last attempt was made by an optimizer that skips overflows itself, where one of these is not 0."""
+        if not found_inf:
+            return
+        attempt, step = self._state.attempts - 1, self._run.steps - 1
+
+        def take(found: Tensor) -> None:
+            if bool(found.any()):
+                self._note_skip(attempt)
+                self._events.log_overflow(step, self._state.scale)
+
+        same = [each.detach().reshape(1).to(found_inf[0].device, non_blocking=True) for each in found_inf]
+        self._read(same[0] if len(same) == 1 else torch.cat(same), take)
+
+    def _note_skip(self, attempt: int) -> None:
+        self._state.skips += 1
+        self._state.skip_steps.append(attempt)
+        del self._state.skip_steps[:-MOST_SKIPS]
+
+    def _read(self, numbers: Tensor, take: Callable[[Tensor], None]) -> None:
+        """Have numbers taken: at once on the CPU, else some steps later."""
+        if numbers.device.type == "cpu":
+            take(numbers)
+            return
+        self._waiting.append((begin_reading(numbers), take))
+        while len(self._waiting) > 2 * READ_STEPS_LATER:  # two for each step
+            self._take_first()
+
+    def _take_first(self) -> None:
+        copy, take = self._waiting.popleft()
+        take(copy.wait())
+
+    def read(self) -> None:
+        """Take all that is under way. Waits for the device."""
+        if isinstance(self._state.unscale_by, ScaleOnDevice):
+            pending, self._state.unscale_by = self._state.unscale_by, None
+            self._state.unscale_by = float(pending)
+        while self._waiting:
+            self._take_first()

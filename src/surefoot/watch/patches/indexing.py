@@ -1,0 +1,85 @@
+"""Functions that pick rows of a table, or classes, by index: on a device, the range of the indices is noted before.
+
+They are observed from the moment there is an optimizer of parameters on a device. On the CPU torch names the index.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+
+from surefoot.core.device import has_streams
+from surefoot.watch.script_hooks import without_torch_function
+
+if TYPE_CHECKING:
+    from surefoot.watch.patches.hooks import Hooks
+    from surefoot.watch.watcher import Watcher
+
+PROBE = "ranges of ids and labels"
+_WHY = "the range of the {}, before a device fails because of them; observed once parameters on a device are trained"
+IDS = ("embedding", "embedding_bag")
+LABELS = ("cross_entropy", "nll_loss")
+_is_in_mode = torch._C._is_torch_function_mode_enabled
+
+
+def wrap_indexing(watcher: Watcher, wrapping: Hooks) -> None:
+    """Embeddings, and the losses that take class numbers."""
+    waiting = [wrapping]
+
+    def made(_: Any, args: Any, kwargs: Any) -> None:
+        if waiting and any(has_streams(each.device) for group in args[0].param_groups for each in group["params"]):
+            begin(watcher, waiting.pop())
+
+    for name in (*IDS, *LABELS):
+        wrapping.announce(f"torch.nn.functional.{name}", _WHY.format("ids" if name in IDS else "labels"))
+    wrapping.after(Optimizer, "__init__", PROBE, made, "")
+
+
+def begin(watcher: Watcher, wrapping: Hooks) -> None:
+    """Observe the functions."""
+    here, safely, take = watcher.probes.here, watcher.probes.safely, watcher.index_ranges.take
+
+    def observe(name: str) -> None:
+        def before_ids(args: Any, kwargs: Any) -> None:
+            if _is_on_device(args[0]) and isinstance(args[1], Tensor) and here():
+                safely(PROBE, take, name, args[0], args[1], 0, None)
+
+        def before_labels(args: Any, kwargs: Any) -> None:
+            if _is_on_device(args[1]) and isinstance(args[0], Tensor) and here():
+                safely(PROBE, take, name, args[1], args[0], 1, args[4])
+
+        wrapping.add(functional, name, PROBE, "", before_ids if name in IDS else before_labels)
+
+    for name in (*IDS, *LABELS):
+        observe(name)
+
+
+def follow_compiled(watcher: Watcher, wrapping: Hooks, kind: type) -> None:
+    """Observe what goes into compiled models of a class: what happens inside is not seen."""
+    here, safely = watcher.probes.here, watcher.probes.safely
+
+    def before(args: Any, kwargs: Any) -> None:
+        if here():
+            safely(PROBE, take, args, kwargs)
+
+    def take(args: Any, kwargs: Any) -> None:
+        model = getattr(args[0], "_orig_mod", None)
+        for each in (*args[1:], *kwargs.values()):
+            if _is_on_device(each) and isinstance(model, nn.Module):
+                watcher.index_ranges.take_input(each, model)
+
+    wrapping.add(kind, "__call__", PROBE, "", before)
+
+
+def _is_on_device(indices: Any) -> bool:
+    """Whether it is a plain tensor on a device that runs behind the host."""
+    if type(indices) is not Tensor:
+        return False
+    if not _is_in_mode():
+        return has_streams(indices.device)
+    with without_torch_function():  # a function mode would see the question
+        return has_streams(indices.device)
