@@ -1,37 +1,54 @@
 """Sampled steps take a fraction of a second, and then two percent of the run's time."""
 
+import pytest
+
 from surefoot.watch import sampling_budget
-from surefoot.watch.sampling_budget import SamplingBudget
+from surefoot.watch.sampling_budget import ALWAYS, SamplingBudget
 
 
-def test_cheap_steps_fit_and_expensive_ones_wait_until_there_is_time(monkeypatch):
-    now = 100.0
-    monkeypatch.setattr(sampling_budget.time, "perf_counter", lambda: now)
+def started(monkeypatch):
+    """A budget at a time that the test sets, after the first steps, which cost nothing."""
+    clock = [100.0]
+    monkeypatch.setattr(sampling_budget.time, "perf_counter", lambda: clock[0])
     budget = SamplingBudget()
     budget.begin()
-    for _ in range(18):
+    return budget, clock
+
+
+def test_the_first_few_are_sampled_whatever_they_cost(monkeypatch):
+    budget, _ = started(monkeypatch)
+    for _ in range(ALWAYS):
+        assert budget.allows()
+        budget.pay(5.0)
+    assert not budget.allows(), "five seconds more"
+    assert budget.spent == 0.0
+
+
+def test_cheap_steps_fit_and_then_wait_until_there_is_time(monkeypatch):
+    budget, clock = started(monkeypatch)
+    for _ in range(ALWAYS + 23):
         assert budget.allows()
         budget.pay(0.02)
-    assert budget.allows(), "0.36 seconds so far, 0.02 more"
+    assert budget.allows(), "0.46 seconds so far, 0.02 more"
     budget.pay(0.03)
     assert not budget.allows()
     assert budget.allows(times=3.0), "something new has begun"
-    now = 102.0
+    clock[0] += 2.0
     assert budget.allows(), "two percent of 2 seconds"
-    budget.pay(1.0)
-    now = 140.0
-    assert not budget.allows()
-    now = 210.0
+
+
+def test_a_step_that_took_very_long_counts_as_a_few_usual_ones(monkeypatch):
+    budget, _ = started(monkeypatch)
+    for seconds in (0.02,) * 6 + (2.0,):
+        budget.pay(seconds)
+    assert budget.spent == pytest.approx(0.02 + 0.02 + 0.08)
     assert budget.allows()
 
 
 def test_a_long_run_spends_two_percent(monkeypatch):
-    now = 0.0
-    monkeypatch.setattr(sampling_budget.time, "perf_counter", lambda: now)
-    budget = SamplingBudget()
-    budget.begin()
-    while now < 1_000.0:
+    budget, clock = started(monkeypatch)
+    while clock[0] < 1_100.0:
         if budget.allows():
             budget.pay(0.1)
-        now += 0.03
-    assert 0.018 * now < budget.spent < 0.021 * now
+        clock[0] += 0.03
+    assert 19.0 < budget.spent < 20.6

@@ -38,7 +38,7 @@ class BatchFields(TypedDict, total=False):
     target_largest: float
 
 
-class _Part(NamedTuple):
+class _Numbers(NamedTuple):
     """Some of the numbers, and what they are."""
 
     name: str
@@ -59,14 +59,14 @@ class BatchNumbers:
         """
         self._shapes = {"input": _shape(inputs), "target": _shape(target)}
         self._are_classes = target is not None and not target.is_floating_point()
-        parts = [] if inputs is None else [_Part("input", _ends(inputs))]
+        parts = [] if inputs is None else [_Numbers("input", _ends(inputs))]
         is_late = any(tensor is not None and has_streams(tensor.device) for tensor in (inputs, target))
         if inputs is not None and inputs.is_floating_point() and (with_scales or is_late):
-            parts.append(_Part("input_largest", torch.linalg.vector_norm(inputs.detach(), math.inf)))
+            parts.append(_Numbers("input_largest", torch.linalg.vector_norm(inputs.detach(), math.inf)))
         if inputs is not None and inputs.dim() > 1 and most_rows:
-            parts.append(_Part("rows", row_sums(inputs, most_rows)))
+            parts.append(_Numbers("rows", row_sums(inputs, most_rows)))
         if target is not None:
-            parts.append(_Part("target", _ends(target)))
+            parts.append(_Numbers("target", _ends(target)))
             parts += _target_parts(target) if with_scales or is_late else []
         self._names = [part.name for part in parts]
         self._lengths = [part.values.numel() for part in parts]
@@ -133,12 +133,12 @@ def _ends(tensor: Tensor) -> Tensor:
     return torch.cat([flat[:ENDS].double(), flat[-ENDS:].double(), flat[:SUMMED].double().sum().reshape(1)])
 
 
-def _target_parts(target: Tensor) -> list[_Part]:
+def _target_parts(target: Tensor) -> list[_Numbers]:
     """The labels of a batch, and the scale of its targets if they are no classes."""
     flat: Any = target.detach().reshape(-1)
-    parts = [_Part("sample", flat[:: -(-flat.numel() // MOST_SAMPLED)] if flat.numel() > MOST_SAMPLED else flat)]
+    parts = [_Numbers("sample", flat[:: -(-flat.numel() // MOST_SAMPLED)] if flat.numel() > MOST_SAMPLED else flat)]
     if target.is_floating_point():
         full = target.detach().float()
         scale = torch.stack([full.mean(), full.std(correction=0), torch.linalg.vector_norm(full, math.inf)])
-        parts.append(_Part("target_scale", scale))
+        parts.append(_Numbers("target_scale", scale))
     return parts

@@ -1,15 +1,22 @@
 """How much of a run's time sampled steps may take.
 
-The first ones are sampled whatever they cost. After them, sampled steps may take two percent of the measured time since
-the first step, and a fraction of a second at the beginning, so that short runs are sampled as well.
+The first few are sampled whatever they cost. After them, sampled steps may take two percent of the measured time since
+the first step, and half a second at the beginning, so that short runs are sampled as well. A single step that took very
+long (garbage was collected, or the machine was busy) counts as a few usual ones.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 
 SHARE = 0.02
-SECONDS_AT_FIRST = 0.4
+SECONDS_AT_FIRST = 0.5
+ALWAYS = 4
+"""So many steps are sampled whatever they cost."""
+MOST_USUAL = 4.0
+"""A step counts as so many usual ones at most."""
+REMEMBERED = 9
 EXTRA = 3.0
 """When something new begins, steps are sampled up to so many times the budget."""
 
@@ -19,9 +26,10 @@ class SamplingBudget:
 
     def __init__(self) -> None:
         self._began: float | None = None
+        self._paid = 0
+        self._last: list[float] = []
         self.spent = 0.0
-        """Seconds that sampled steps have taken."""
-        self._last = 0.0
+        """Seconds that sampled steps have taken, but for the first few."""
 
     def begin(self) -> None:
         """The run's time counts from the first call on."""
@@ -30,10 +38,15 @@ class SamplingBudget:
 
     def pay(self, seconds: float) -> None:
         """A step was sampled for so many seconds."""
-        self.spent += seconds
-        self._last = seconds
+        self._last = [*self._last[-REMEMBERED + 1 :], seconds]
+        self._paid += 1
+        if self._paid > ALWAYS:
+            self.spent += min(seconds, MOST_USUAL * statistics.median(self._last))
 
     def allows(self, times: float = 1.0) -> bool:
-        """Whether one more step may be sampled, if it costs what the last one did, within so many budgets."""
+        """Whether one more step may be sampled, if it costs what they usually do, within so many budgets."""
+        if self._paid < ALWAYS:
+            return True
         elapsed = 0.0 if self._began is None else time.perf_counter() - self._began
-        return self.spent + self._last <= times * (SECONDS_AT_FIRST + SHARE * elapsed)
+        usual = statistics.median(self._last)
+        return self.spent + usual <= times * (SECONDS_AT_FIRST + SHARE * elapsed)

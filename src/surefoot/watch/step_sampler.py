@@ -103,8 +103,7 @@ class StepSampler:
             self._data_origins = sampled.data_origins or self._data_origins
         if sampled.recorder is not None:
             sampled.recorder.forget()
-        if self._arriving.count > FIRST_STEPS:
-            self._budget.pay(sampled.seconds)
+        self._budget.pay(sampled.seconds)
         if self._arriving.count < FIRST_STEPS or self._extra_steps > 0:
             self._extra_steps -= 1
             # A step that evaluates a closure many times is as good as many steps: every other one is enough.
@@ -180,8 +179,8 @@ class StepSampler:
         if state.sampled is None:
             remove_leftover_recorders()
             is_rare = self._order.is_rare_next(record, self._context.optimizers.all)
-            if is_rare or state.steps >= self._next_step:
-                self._begin_if_affordable()
+            if (is_rare or state.steps >= self._next_step) and self._budget.allows():
+                self.begin()
             return
         with WithoutHooks():
             is_skipped = bool(row.get("skipped"))  # on a device: a sampled step waits for it anyway
@@ -193,11 +192,7 @@ class StepSampler:
 
     def _finish_cycle(self) -> None:
         self.end()
-        if self._state.steps >= self._next_step:
-            self._begin_if_affordable()
-
-    def _begin_if_affordable(self) -> None:
-        if self._arriving.count < FIRST_STEPS or self._budget.allows(EXTRA if self._extra_steps > 0 else 1.0):
+        if self._state.steps >= self._next_step and self._budget.allows(EXTRA if self._extra_steps > 0 else 1.0):
             self.begin()
 
     # Origins of bad values
