@@ -11,6 +11,10 @@ import torch
 from torch import nn
 
 import surefoot as sf
+from surefoot.guard.context import build_guard
+from surefoot.guard.guarded_optimizer import StepFacts
+from surefoot.observe.parameters import Layout
+from surefoot.watch.guard import RULES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -224,3 +228,16 @@ def test_statistics_that_were_loaded_are_what_a_refused_step_goes_back_to() -> N
     attachment.detach()
     assert attachment.counts["skipped"] == 2
     assert model[1].running_mean.tolist() == [5.0] * 4
+
+
+def test_rules_that_remember_nothing_are_decided_by_a_recorded_graph_too() -> None:
+    """`surefoot run` has no other rule: without the graph each of its steps would launch a hundred small kernels."""
+    model, optimizer = built("adamw")
+    guarded = build_guard([model], optimizer, Layout([model], optimizer), checker=RULES, acts=False).guarded
+    for step in range(8):
+        optimizer.zero_grad()
+        model(torch.randn(16, 32, device="cuda")).square().mean().backward()
+        opened = guarded.begin(StepFacts(step, torch.ones((), device="cuda"), 1.0, {}, 1.0))
+        optimizer.step()
+        assert not guarded.end(opened).record().skipped
+    assert guarded._graphed._recorded

@@ -69,8 +69,9 @@ class GraphedDecider:
         before = self._decider.policy.states
         decision = self._decider.decide(given)
         vector = decision.packed()
-        if self._recorded:  # recordings go on working on the same state tensors
-            torch._foreach_copy_(leaves(before), leaves(self._decider.policy.states))
+        states = leaves(before)
+        if self._recorded and states:  # recordings go on working on the same state tensors
+            torch._foreach_copy_(states, leaves(self._decider.policy.states))
             self._decider.policy.states = before
         return decision, vector
 
@@ -97,7 +98,8 @@ class _Recording:
             with recorded_graph(given.statistics.norm.device) as self._graph:
                 self.decision = decider.decide(fixed_given)
                 self.vector = self.decision.packed()
-                torch._foreach_copy_(states, leaves(decider.policy.states))
+                if states:  # a rule that remembers nothing has none
+                    torch._foreach_copy_(states, leaves(decider.policy.states))
         finally:
             decider.policy.states = before  # recording ran nothing; from here on the graph advances them in place
 

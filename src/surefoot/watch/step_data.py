@@ -52,6 +52,8 @@ class _DataPaths:
     """The number of the line."""
     searches: int = 0
     """How often the whole graph was searched."""
+    is_whole: bool = False
+    """Whether the last data was whole numbers alone, which are always finite."""
     found: dict[str, tuple[tuple[int, ...], str, str]] = field(default_factory=dict)
     """For inputs and target: the path from the root, the operation, and the name under which it saves the tensor."""
 
@@ -79,6 +81,8 @@ class StepData:
             return
         paths = self._paths.setdefault(where, _DataPaths(len(self._paths)))
         self.recent.add(paths.line)
+        if not is_kept and paths.is_whole:
+            return
         with WithoutHooks():
             inputs = self._follow(root.grad_fn, paths, "inputs")
             target = self._follow(root.grad_fn, paths, "target")
@@ -88,6 +92,7 @@ class StepData:
             with_rows = self._noted < ROWS_OF and len(rows) < MOST_ROWS
             numbers = BatchNumbers(inputs, target, self._noted < LABELLED, MOST_IN_BATCH if with_rows else 0)
             self._noted += 1
+            paths.is_whole = not any(each is not None and each.is_floating_point() for each in (inputs, target))
             size = None if inputs is None else len(inputs)
             self._on_their_way.append((StepBatch(step=step, backward=backward, line=paths.line, size=size), numbers))
             self._take_arrived()
