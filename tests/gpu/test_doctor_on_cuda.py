@@ -6,7 +6,10 @@ from torch import nn
 
 from surefoot.doctor.examine import examine
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
 def setup(rate):

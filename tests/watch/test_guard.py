@@ -160,6 +160,7 @@ def test_an_error_in_taking_in_the_numbers_is_reported_as_such_and_steps_are_gua
     assert not record.in_flight
     assert (record.series.count, record.series.waits) == (4, False)
     assert watcher.steps.guard.as_facts().not_guarded == {}
+    watcher.sampler.end()
 
 
 def test_options_behind_the_script_are_told_to_belong_to_it(tmp_path):

@@ -76,7 +76,9 @@ class Format:
     def migrate(self, value: Any, found: int) -> Any:
         """The value, brought up to date from the version `found`, which can be read."""
         for version in range(found, self.version):
-            value = {**self.migrations[version](value), self.key: version + 1}
+            value = self.migrations[version](value)
+            if isinstance(value, Mapping):  # a checkpoint has its number in a file of its own
+                value = {**value, self.key: version + 1}
         return value
 
     def read(self, value: Any, what: str, error: type[Exception] = UsageError, unmarked: int | None = None) -> Any:

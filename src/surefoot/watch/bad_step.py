@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
 from surefoot.guard.captured_step import SIGNALS_KEPT, CapturedStep
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
     from surefoot.record.incidents.step_capture import Window
     from surefoot.watch.context import WatchContext
@@ -229,12 +230,12 @@ class BufferVersions:
                 for model in models
                 for module in model.modules()
                 if not isinstance(module, _NormBase)
-                for name in module._buffers
+                for name, _ in module._buffers.items()
             ]
         self._uses += 1
-        buffers = [module._buffers.get(name) for held, name in self._places if (module := held()) is not None]
+        buffers = [getattr(module, name, None) for held, name in self._places if (module := held()) is not None]
         return {
             id(buffer): buffer._version
             for buffer in buffers
-            if buffer is not None and buffer.is_floating_point() and not buffer.is_inference()
+            if isinstance(buffer, Tensor) and buffer.is_floating_point() and not buffer.is_inference()
         }

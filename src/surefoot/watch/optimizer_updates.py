@@ -211,7 +211,7 @@ def _largest(values: Tensor) -> float:
     if not values.numel():
         return 0.0
     low, high = torch.aminmax(values)
-    return float(torch.maximum(-low, high))
+    return abs(float(torch.maximum(-low, high)))
 
 
 def _measure_gradients(grads: list[Tensor]) -> list[_GradientFacts]:
