@@ -271,6 +271,8 @@ def run_text(folder: Path) -> str:
 def facts_text(folder: Path, digits: int) -> str:
     """The facts and the findings of a run, leaf by leaf, and its description without versions."""
     files = {name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in ("facts", "findings")}
+    for step in files["facts"]["sampled_steps"]:
+        step.pop("host_seconds", None)  # how long it took
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     kept = {name: value for name, value in run.items() if name not in ("python", "torch", "platform")}
     return described({**files, "run": kept}, digits)
