@@ -106,8 +106,8 @@ def test_sampled_steps_add_at_most_one_percent_to_the_peak_of_memory(runs):
 def test_every_number_of_a_sampled_step_arrives(runs):
     _, _, facts = runs
     assert facts["problems"] == {}
-    assert [look["step"] for look in facts["sampled_steps"][:8]] == list(range(8))
-    look = facts["sampled_steps"][5]
+    assert [look["step"] for look in facts["sampled_steps"][:4]] == list(range(4))
+    look = facts["sampled_steps"][3]
     assert look["host_seconds"] > 0
     assert all(isinstance(call["out_std"], float) for call in look["notes"]["layers"])
     (loss,) = look["notes"]["losses"]

@@ -16,6 +16,7 @@ import gc
 import sys
 import time
 import weakref
+from collections import deque
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -231,50 +232,67 @@ def host_memory_for_good(size: int, dtype: torch.dtype, device: torch.device) ->
     return memory
 
 
-class _PinnedBuffers:
-    """Pinned memory for copies to the host, used again and again; sizes are powers of two, so that it stays little."""
+class _Buffer:
+    """Pinned memory, and the event that tells when the copy into it is done. Neither is ever freed."""
+
+    __slots__ = ("arrived", "is_busy", "memory")
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.memory = host_memory_for_good(size, torch.uint8, device)
+        self.arrived = new_event(device)
+        _keep_for_good(self.arrived)
+        self.is_busy = False
+        """Whether a copy into it may still be under way."""
+
+
+class _Buffers:
+    """Buffers for copies to the host, used again and again; sizes are powers of two, so that there are few."""
 
     def __init__(self) -> None:
-        self._free: dict[int, list[tuple[Tensor, torch.Event | None]]] = {}
+        self._free: dict[tuple[int, torch.device], deque[_Buffer]] = {}
 
-    def take(self, count: int, device: torch.device) -> Tensor:
-        """Memory for so many bytes of a device, in which every byte is `_ABSENT`."""
+    def take(self, count: int, device: torch.device) -> _Buffer:
+        """A buffer for so many bytes of a device, in which every byte is `_ABSENT`."""
         size = max(256, 1 << (count - 1).bit_length())
-        free = self._free.setdefault(size, [])
+        free = self._free.setdefault((size, device), deque())
         for _ in range(len(free)):
-            memory, busy_until = free.pop()
-            if busy_until is None or busy_until.query():
-                return memory.fill_(_ABSENT)
-            free.insert(0, (memory, busy_until))
-        return host_memory_for_good(size, torch.uint8, device).fill_(_ABSENT)
+            buffer = free.popleft()
+            if not buffer.is_busy or buffer.arrived.query():
+                break
+            free.append(buffer)
+        else:
+            buffer = _Buffer(size, device)
+        buffer.is_busy = True
+        buffer.memory.fill_(_ABSENT)
+        return buffer
 
-    def give_back(self, memory: Tensor, busy_until: torch.Event | None) -> None:
-        """It may be used again, if an event is given once that has happened."""
-        self._free.setdefault(len(memory), []).append((memory, busy_until))
+    def give_back(self, buffer: _Buffer, device: torch.device) -> None:
+        """It may be used again, once the copy into it is done."""
+        self._free.setdefault((len(buffer.memory), device), deque()).append(buffer)
 
 
 _ABSENT = 0xA5
 """A number whose bytes are all this has not arrived: no float or integer that is measured looks so."""
-_buffers = _PinnedBuffers()
+_buffers = _Buffers()
 
 
 class AsyncCopy:
     """A vector of device numbers that is being copied to the host."""
 
-    def __init__(self, host: Tensor, memory: Tensor | None = None, arrived: torch.Event | None = None) -> None:
-        """`host` is a view of pinned `memory`, or the numbers themselves."""
-        self._host, self._memory, self._arrived = host, memory, arrived
+    def __init__(self, host: Tensor, buffer: _Buffer | None = None, device: torch.device | None = None) -> None:
+        """`host` is a view of the memory of a buffer, or the numbers themselves."""
+        self._host, self._buffer, self._device = host, buffer, device
         self._give_back = _buffers.give_back
 
     def has_arrived(self, within: float = 0.0) -> bool:
         """Whether the numbers are on the host by now, or will be `within` so many seconds. Never a sync."""
-        if self._memory is None or self._arrived is None:
+        if self._buffer is None:
             return True
         if has_failed():
             return self._is_complete()
         try:
             deadline = time.perf_counter() + within
-            while not self._arrived.query():
+            while not self._buffer.arrived.query():
                 if time.perf_counter() >= deadline:
                     return False
         except RuntimeError as error:
@@ -289,22 +307,21 @@ class AsyncCopy:
         Once the device has failed, they are returned if they had arrived by then; else its error, or `DeviceFailed`,
         is raised.
         """
-        if self._memory is not None:
+        if self._buffer is not None:
             error: RuntimeError = DeviceFailed("the device failed before its numbers had reached the host")
             if not has_failed():
-                error = self._synchronize() or error
+                error = self._synchronize(self._buffer) or error
             if has_failed() and not self._is_complete():
                 raise error
             self._host = self._host.clone()
-            self._give_back(self._memory, None)
-            self._memory = self._arrived = None
+            self._buffer.is_busy = False
+            self._end()
         return self._host
 
-    def _synchronize(self) -> RuntimeError | None:
+    def _synchronize(self, buffer: _Buffer) -> RuntimeError | None:
         """Wait; returns the error that the device has failed with meanwhile."""
         try:
-            if self._arrived is not None:
-                self._arrived.synchronize()
+            buffer.arrived.synchronize()
         except RuntimeError as error:
             if note_failure(error):
                 return error
@@ -316,20 +333,24 @@ class AsyncCopy:
         each = self._host.view(torch.uint8).view(-1, self._host.element_size())
         return not bool((each == _ABSENT).all(1).any())
 
+    def _end(self) -> None:
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None and self._device is not None:
+            self._give_back(buffer, self._device)
+
     def __del__(self) -> None:
-        if self._memory is not None:  # never waited for
-            self._give_back(self._memory, self._arrived)
+        self._end()  # if it was never waited for
 
 
 def begin_reading(vector: Tensor) -> AsyncCopy:
     """Start one asynchronous copy of a vector into pinned host memory; a few steps later it has arrived."""
-    if has_streams(vector.device):
-        memory = _buffers.take(max(1, vector.nbytes), vector.device)
-        host = memory[: vector.nbytes].view(vector.dtype).view(vector.shape)
+    device = vector.device
+    if has_streams(device):
+        buffer = _buffers.take(max(1, vector.nbytes), device)
+        host = buffer.memory[: vector.nbytes].view(vector.dtype).view(vector.shape)
         host.copy_(vector.detach(), non_blocking=True)
-        arrived = new_event(vector.device)
-        arrived.record(current_stream(vector.device))
-        return AsyncCopy(host, memory, arrived)
+        buffer.arrived.record(current_stream(device))
+        return AsyncCopy(host, buffer, device)
     return AsyncCopy(vector.detach().to("cpu"))
 
 

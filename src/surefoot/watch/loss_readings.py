@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from surefoot.core.device import begin_reading, has_streams, is_capturing
+from surefoot.core.device import begin_reading, has_failed, has_streams, is_capturing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,7 +77,13 @@ class LossReadings:
         """The losses that have arrived since, in their order; with `wait`, all that are on their way."""
         while self._on_their_way and (wait or self._on_their_way[0][1].has_arrived()):
             place, copy = self._on_their_way.popleft()
-            yield place, float(copy.wait())
+            try:
+                value = float(copy.wait())
+            except RuntimeError:
+                if has_failed():  # and the loss is lost
+                    continue
+                raise
+            yield place, value
 
     def expect_trouble(self, step: int) -> None:
         """A loss was not finite: wait for those of the next steps."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from surefoot.core.device import has_streams
+from surefoot.core.device import has_failed, has_streams
 from surefoot.observe.readable import is_readable
 from surefoot.record.facts import SeenRows, StepBatch, StepDataFacts
 from surefoot.watch import autograd_graph as graph
@@ -102,7 +102,13 @@ class StepData:
         while self._on_their_way and (wait or self._on_their_way[0][1].has_arrived()):
             batch, numbers = self._on_their_way.popleft()
             rows = self.rows[batch.line]
-            for row in numbers.rows():
+            try:
+                prints = numbers.rows()
+            except RuntimeError:
+                if has_failed():  # and the numbers are lost
+                    continue
+                raise
+            for row in prints:
                 rows.setdefault(row, batch.backward)
             if len(self.batches) < MOST_BATCHES or (len(self.batches) < MOST_WITH_BAD and not numbers.are_finite()):
                 self.batches.append(replace(batch, **numbers.as_fields()))
