@@ -128,9 +128,10 @@ def test_after_a_failure_nothing_of_the_device_is_read_and_the_cpu_still_is(monk
 
 def test_a_copy_is_read_after_a_failure_if_it_had_arrived_and_else_refused(monkeypatch):
     monkeypatch.setattr(device, "_failure", [("AcceleratorError", FATAL[0])])
-    memory = torch.full((64,), device._ABSENT, dtype=torch.uint8)
+    buffer = device._Buffers().take(64, CPU)
+    memory = buffer.memory
     host = memory[:24].view(torch.float64)
-    copy = device.AsyncCopy(host, memory)
+    copy = device.AsyncCopy(host, buffer, CPU)
     with pytest.raises(device.DeviceFailed):
         copy.wait()
     host[:2] = torch.tensor([1.5, torch.nan])
@@ -144,16 +145,16 @@ def test_a_copy_is_read_after_a_failure_if_it_had_arrived_and_else_refused(monke
 
 
 def test_memory_for_copies_is_used_again_and_is_never_smaller_than_asked_for():
-    buffers = device._PinnedBuffers()
+    buffers = device._Buffers()
     first = buffers.take(300, CPU)
-    assert len(first) == 512
-    assert (first == device._ABSENT).all()
-    first.zero_()
-    buffers.give_back(first, None)
+    assert len(first.memory) == 512
+    assert (first.memory == device._ABSENT).all()
+    first.memory.zero_()
+    buffers.give_back(first, CPU)
     assert buffers.take(200, CPU) is not first
     again = buffers.take(512, CPU)
     assert again is first
-    assert (again == device._ABSENT).all()
+    assert (again.memory == device._ABSENT).all()
 
 
 def test_what_must_not_be_freed_after_a_failure_is_not(monkeypatch):
