@@ -31,22 +31,20 @@ def wrap_modes(watcher: Watcher, wrapping: Hooks) -> None:
 
     def entered(args: Any, kwargs: Any) -> None:
         frame = sys._getframe(2)
-        if frame.f_code not in libraries and watcher.probes.here():
-            watcher.probes.safely("evaluation", opened, args[0], frame)
+        code: Any = frame.f_code
+        if code.co_filename.endswith(decorator):  # whose function is it that was decorated?
+            code = getattr(frame.f_locals.get("func"), "__code__", None)
+        if code is not None and code not in libraries and watcher.probes.here():
+            watcher.probes.safely("evaluation", opened, args[0], code)
 
-    def opened(context: Any, frame: Any) -> None:
+    def opened(context: Any, code: Any) -> None:
         if isinstance(context, torch.set_grad_enabled) and context.mode:
             return
-        if frame.f_code.co_filename.endswith(decorator):  # whose function is it that was decorated?
-            code = getattr(frame.f_locals.get("func"), "__code__", None)
-            by_user = code is not None and is_users(code.co_filename)
-        else:
-            by_user = is_users(frame.f_code.co_filename)
-            if not by_user:
-                libraries.add(frame.f_code)
-        if by_user:
+        if is_users(code.co_filename):
             open_now.append(id(context))
             watcher.evaluations.open()
+        else:
+            libraries.add(code)
 
     def left(args: Any, kwargs: Any) -> Any:
         return id(args[0]) if open_now and id(args[0]) in open_now and watcher.probes.here() else None
