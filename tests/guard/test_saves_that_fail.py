@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import threading
@@ -210,10 +211,9 @@ def test_a_worker_that_is_killed_costs_no_save_that_was_due(tmp_path: Path, deci
                 for worker in multiprocessing.active_children():
                     os.kill(worker.pid or 0, signal.SIGKILL)
 
-    with pytest.raises(
-        (RuntimeError, OSError), match=r"worker|reset by peer"
-    ):  # by what it was doing when it was killed
+    with pytest.raises((RuntimeError, OSError, EOFError)) as caught:  # by what it was doing when it was killed
         train()
+    assert isinstance(caught.value, EOFError) or re.search("worker|reset by peer", str(caught.value))
     manager.wait()
     found = manager.load()
     assert found is not None
