@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from surefoot.core import device
-from surefoot.core.device import begin_reading, generators_of, has_streams, is_capturing, upload
+from surefoot.core.device import generators_of, has_streams, is_capturing
+from surefoot.core.device_copies import begin_reading, upload
 
 CPU = torch.device("cpu")
 without_accelerator = pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")
@@ -124,37 +125,6 @@ def test_after_a_failure_nothing_of_the_device_is_read_and_the_cpu_still_is(monk
     assert readable(held) is held
     assert is_readable(held)
     assert not device.is_in_use()
-
-
-def test_a_copy_is_read_after_a_failure_if_it_had_arrived_and_else_refused(monkeypatch):
-    monkeypatch.setattr(device, "_failure", [("AcceleratorError", FATAL[0])])
-    buffer = device._Buffers().take(64, CPU)
-    memory = buffer.memory
-    host = memory[:24].view(torch.float64)
-    copy = device.AsyncCopy(host, buffer, CPU)
-    with pytest.raises(device.DeviceFailed):
-        copy.wait()
-    host[:2] = torch.tensor([1.5, torch.nan])
-    with pytest.raises(device.DeviceFailed):  # one number is still missing
-        copy.wait()
-    host[2] = 0.0
-    found = copy.wait()
-    assert found[[0, 2]].tolist() == [1.5, 0.0]
-    memory.zero_()
-    assert copy.wait()[0] == 1.5
-
-
-def test_memory_for_copies_is_used_again_and_is_never_smaller_than_asked_for():
-    buffers = device._Buffers()
-    first = buffers.take(300, CPU)
-    assert len(first.memory) == 512
-    assert (first.memory == device._ABSENT).all()
-    first.memory.zero_()
-    buffers.give_back(first, CPU)
-    assert buffers.take(200, CPU) is not first
-    again = buffers.take(512, CPU)
-    assert again is first
-    assert (again.memory == device._ABSENT).all()
 
 
 def test_what_must_not_be_freed_after_a_failure_is_not(monkeypatch):

@@ -1,9 +1,11 @@
 """The device seam on CUDA: each function gives what `torch.cuda` gives."""
 
+from collections import deque
+
 import pytest
 import torch
 
-from surefoot.core import device
+from surefoot.core import device, device_copies
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,8 +22,8 @@ def test_numbers_arrive_in_pinned_memory_without_a_sync(home):
     vector = torch.arange(1000.0, device=home)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        reading = device.begin_reading(vector)
-        table = device.upload([3, 1, 2], home)
+        reading = device_copies.begin_reading(vector)
+        table = device_copies.upload([3, 1, 2], home)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert reading.wait().tolist() == vector.tolist()
@@ -30,16 +32,29 @@ def test_numbers_arrive_in_pinned_memory_without_a_sync(home):
 
 def test_the_memory_of_copies_is_used_again_also_of_those_nobody_waited_for(home):
     for number in range(200):
-        reading = device.begin_reading(torch.full((10,), float(number), device=home))
+        reading = device_copies.begin_reading(torch.full((10,), float(number), device=home))
         if number % 3:
             assert reading.wait().tolist() == [float(number)] * 10
     del reading
     torch.cuda.synchronize()
-    held = len(device._buffers._free[256])
-    kept = [device.begin_reading(torch.full((10,), float(number), device=home)) for number in range(held)]
-    assert device._buffers._free[256] == []
+    held = len(device_copies._buffers._free[256, home])
+    kept = [device_copies.begin_reading(torch.full((10,), float(number), device=home)) for number in range(held)]
+    assert device_copies._buffers._free[256, home] == deque()
     assert [each.wait()[0].item() for each in kept] == list(map(float, range(held)))
     assert held < 200
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64])
+def test_single_numbers_arrive_without_a_sync(home, dtype):
+    values = [torch.full(shape, number, dtype=dtype, device=home) for number, shape in ((3, ()), (-2, (1, 1)))]
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        numbers = [device_copies.begin_reading_number(value) for _ in range(400) for value in values]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert [number.wait() for number in numbers] == [3.0, -2.0] * 400
+    assert device_copies.begin_reading_number(torch.tensor(torch.nan, device=home)).wait() != 0.0
 
 
 def test_streams_and_events_are_those_of_torch(home):

@@ -53,7 +53,7 @@ def test_an_id_beyond_the_table_is_named_with_its_table_step_and_line(ranges: In
     assert "It failed on the device at step 7 (`tokens` in `wte.weight`)." in summary
 
 
-@pytest.mark.parametrize(("labels", "low", "high"), [([0, 5], 0, 5), ([-1, 2, -100], -1, 2), ([-100, -100, 7], 0, 7)])
+@pytest.mark.parametrize(("labels", "low", "high"), [([0, 5], 0, 5), ([-1, 2, -100], -1, 2), ([-100, -100, 7], 7, 7)])
 def test_a_label_beyond_the_classes_is_named_and_the_ignored_one_does_not_count(
     ranges: IndexRanges, labels: list[int], low: int, high: int
 ) -> None:
@@ -79,27 +79,48 @@ def test_where_everything_fits_the_finding_says_so_and_how_to_learn_more(ranges:
     assert any("CUDA_LAUNCH_BLOCKING=1" in fix for fix in found.findings[0].fixes)
 
 
-def test_memory_is_bounded_and_a_misfit_is_kept_when_its_slot_is_used_again(ranges: IndexRanges) -> None:
+def test_memory_is_bounded_and_only_the_last_calls_are_kept(ranges: IndexRanges) -> None:
     scores = torch.randn(1, 5)
     for number in range(2 * index_ranges.SLOTS + 5):
-        ranges.take("cross_entropy", torch.tensor([9 if number == 3 else 1]), scores, 1, -100)
+        ranges.take("cross_entropy", torch.tensor([9 if number == index_ranges.SLOTS + 9 else 1]), scores, 1, -100)
     (ring,) = ranges._rings.values()
-    assert len(ring._calls) == index_ranges.SLOTS
+    assert len(ring.calls) == len(ring._slots) == index_ranges.SLOTS
     misfit = ranges.first_misfit()
     assert misfit is not None
     assert misfit[1:] == (9, 9)
 
 
-def test_a_range_that_has_not_arrived_is_no_evidence_and_its_slot_is_not_used_again(ranges: IndexRanges) -> None:
-    scores = torch.randn(1, 5)
-    for _ in range(index_ranges.SLOTS):
-        ranges.take("cross_entropy", torch.tensor([1]), scores, 1, -100)
+def test_indices_that_have_not_arrived_are_no_evidence(ranges: IndexRanges) -> None:
+    scores = torch.randn(2, 5)
+    for number in range(4):
+        ranges.take("cross_entropy", torch.tensor([1, 9 if number == 2 else 1]), scores, 1, -100)
     (ring,) = ranges._rings.values()
-    ring._seen[0] = ring._absent  # as if the device had not come to it
-    ranges.take("cross_entropy", torch.tensor([9]), scores, 1, -100)
-    assert ring._calls[0][0] == 0
+    ring.calls[2][0].seen[0] = ring._absent  # as if the device had not come to it
     assert ranges.first_misfit() is None
-    assert crashed(ranges).calls_checked == index_ranges.SLOTS - 1
+    assert crashed(ranges).calls_checked == 3
+
+
+@pytest.mark.parametrize("count", [1, 64, 65, index_ranges.MOST_COPIED, index_ranges.MOST_COPIED + 1])
+def test_few_indices_and_very_many_are_judged_alike(ranges: IndexRanges, count: int) -> None:
+    scores = torch.randn(1, 5).expand(2 * count, 5)
+    fine = torch.full((2, count), 4)
+    fine[0] = -100
+    ranges.take("cross_entropy", fine.T, scores, 1, -100)  # is not contiguous
+    assert ranges.first_misfit() is None
+    fine[1, -1] = 5
+    ranges.take("cross_entropy", fine.T, scores, 1, -100)
+    misfit = ranges.first_misfit()
+    assert misfit is not None
+    assert misfit[2] == 5
+
+
+def test_of_several_misfits_in_rings_of_their_own_the_first_counts(ranges: IndexRanges) -> None:
+    scores = torch.randn(1, 5)
+    ranges.take("cross_entropy", torch.tensor([7] * 100), scores.expand(100, 5), 1, -100)
+    ranges.take("cross_entropy", torch.tensor([9]), scores, 1, -100)
+    misfit = ranges.first_misfit()
+    assert misfit is not None
+    assert misfit[1:] == (7, 7)
 
 
 def test_the_same_indices_are_taken_once_in_a_step_unless_they_were_written_to(ranges: IndexRanges) -> None:
@@ -110,10 +131,10 @@ def test_the_same_indices_are_taken_once_in_a_step_unless_they_were_written_to(r
     ranges.take("cross_entropy", labels, scores, 1, -100)
     ranges.take("cross_entropy", labels, scores[:, :2], 1, -100)  # must fit something smaller
     (ring,) = ranges._rings.values()
-    assert len(ring._calls) == 3
+    assert len(ring.calls) == 3
     ranges._state.steps += 1
     ranges.take("cross_entropy", labels, scores, 1, -100)
-    assert len(ring._calls) == 4
+    assert len(ring.calls) == 4
 
 
 def test_it_works_in_inference_mode_and_for_what_was_made_there(ranges: IndexRanges) -> None:

@@ -2,8 +2,8 @@
 
 import torch
 
-from surefoot.core import device
-from surefoot.watch.step_rows import READ_STEPS_LATER, StepRows
+from surefoot.core import device, device_copies
+from surefoot.watch.step_rows import StepRows
 
 
 def test_a_complete_row_is_written_at_once():
@@ -27,13 +27,24 @@ def test_a_row_waits_for_the_guard_and_holds_back_those_behind_it():
     assert rows.as_facts().grad_norm == [3.0, None]
 
 
-def test_tensors_are_read_some_steps_later_and_all_of_them_at_the_end():
+def arriving(slots: device_copies._NumberSlots) -> device_copies.ArrivingNumber:
+    return device_copies.ArrivingNumber(slots.take(), torch.device("cpu"))
+
+
+def test_a_row_waits_for_its_numbers_and_holds_back_those_behind_it():
     written = []
     rows = StepRows(written.append)
-    for number in range(READ_STEPS_LATER + 2):
-        rows.append({"loss": torch.tensor(float(number)), "lr": 0.1})
-    assert [row["loss"] for row in written] == [0.0, 1.0]
-    assert rows.as_facts().loss == [float(number) for number in range(READ_STEPS_LATER + 2)]
+    slots = device_copies._NumberSlots(torch.float32, torch.device("cpu"))
+    rows.append({"loss": 1.0}, waits_for_guard=True)
+    first = rows._waiting[0]
+    first.numbers["clip_norm"] = number = arriving(slots)
+    rows.arrived(first.row)
+    rows.append({"loss": torch.tensor(2.0), "lr": 0.1})
+    assert written == []
+    number._slot.place.fill_(3.0)
+    rows.append({"loss": 4.0})
+    assert [row["loss"] for row in written] == [1.0, 2.0, 4.0]
+    assert written[0]["clip_norm"] == 3.0
     assert not rows.waits
 
 
@@ -46,11 +57,11 @@ def test_a_guard_that_never_reports_does_not_keep_rows_from_the_facts():
 def test_numbers_that_a_failed_device_has_not_sent_are_left_out(monkeypatch):
     monkeypatch.setattr(device, "_failure", [("AcceleratorError", "CUDA error: device-side assert triggered")])
     rows = StepRows()
-    for number in range(3):
-        rows.append({"loss": torch.tensor(float(number)), "lr": 0.1})
-    for waiting in list(rows._waiting)[1:]:
-        memory = torch.full((8,), device._ABSENT, dtype=torch.uint8)  # as before a copy arrives
-        waiting.copies = [(["loss"], device.AsyncCopy(memory.view(torch.float64), memory))]
+    rows.append({"loss": torch.tensor(0.0), "lr": 0.1})
+    slots = device_copies._NumberSlots(torch.float32, torch.device("cpu"))
+    for _ in range(2):
+        rows.append({"lr": 0.1}, waits_for_guard=True)
+        rows._waiting[-1].numbers["loss"] = arriving(slots)
     facts = rows.as_facts()
     assert facts.loss == [0.0, None, None]
     assert facts.lr == [0.1] * 3

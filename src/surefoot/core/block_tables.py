@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from surefoot.core.device import upload
+from surefoot.core.device_copies import upload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,9 +14,7 @@ import atexit
 import ctypes
 import gc
 import sys
-import time
 import weakref
-from collections import deque
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -43,6 +41,7 @@ def _module_of(device: torch.device) -> Any:
     return torch.get_device_module(device)
 
 
+@cache
 def _kind() -> str:
     """The type of the accelerator, as in `torch.device.type`; empty if there is none."""
     kind = torch.accelerator.current_accelerator()
@@ -180,7 +179,7 @@ def note_failure(error: BaseException) -> bool:
     if cause is not None and not isinstance(cause, DeviceFailed) and not _failure:
         _failure.append((type(cause).__name__, str(cause)))
         for reference in list(_not_to_be_freed.values()):
-            _keep_for_good(reference())
+            keep_for_good(reference())
     return cause is not None
 
 
@@ -202,7 +201,7 @@ def _note_last_error() -> None:
         note_failure(last)
 
 
-def _keep_for_good(thing: Any) -> None:
+def keep_for_good(thing: Any) -> None:
     """Count a reference that is never given back."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
@@ -217,149 +216,6 @@ def failure() -> tuple[str, str] | None:
     return _failure[0] if _failure else None
 
 
-# ---- copies ---------------------------------------------------------------------------------------------------------
-
-
-def host_memory_for_good(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory for copies from a device, pinned if it has streams, that is never freed.
-
-    Freeing pinned memory that was copied to records an event, and after the device has failed that ends the process
-    (`terminate called after throwing an instance of 'c10::AcceleratorError'`), which hides the error of the script.
-    """
-    with torch._C._InferenceMode(False):  # a tensor made in inference mode could not be written to outside of it
-        memory = torch.empty(size, dtype=dtype, device="cpu", pin_memory=has_streams(device))
-    _keep_for_good(memory)
-    return memory
-
-
-class _Buffer:
-    """Pinned memory, and the event that tells when the copy into it is done. Neither is ever freed."""
-
-    __slots__ = ("arrived", "is_busy", "memory")
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        self.memory = host_memory_for_good(size, torch.uint8, device)
-        self.arrived = new_event(device)
-        _keep_for_good(self.arrived)
-        self.is_busy = False
-        """Whether a copy into it may still be under way."""
-
-
-class _Buffers:
-    """Buffers for copies to the host, used again and again; sizes are powers of two, so that there are few."""
-
-    def __init__(self) -> None:
-        self._free: dict[tuple[int, torch.device], deque[_Buffer]] = {}
-
-    def take(self, count: int, device: torch.device) -> _Buffer:
-        """A buffer for so many bytes of a device, in which every byte is `_ABSENT`."""
-        size = max(256, 1 << (count - 1).bit_length())
-        free = self._free.setdefault((size, device), deque())
-        for _ in range(len(free)):
-            buffer = free.popleft()
-            if not buffer.is_busy or buffer.arrived.query():
-                break
-            free.append(buffer)
-        else:
-            buffer = _Buffer(size, device)
-        buffer.is_busy = True
-        buffer.memory.fill_(_ABSENT)
-        return buffer
-
-    def give_back(self, buffer: _Buffer, device: torch.device) -> None:
-        """It may be used again, once the copy into it is done."""
-        self._free.setdefault((len(buffer.memory), device), deque()).append(buffer)
-
-
-_ABSENT = 0xA5
-"""A number whose bytes are all this has not arrived: no float or integer that is measured looks so."""
-_buffers = _Buffers()
-
-
-class AsyncCopy:
-    """A vector of device numbers that is being copied to the host."""
-
-    def __init__(self, host: Tensor, buffer: _Buffer | None = None, device: torch.device | None = None) -> None:
-        """`host` is a view of the memory of a buffer, or the numbers themselves."""
-        self._host, self._buffer, self._device = host, buffer, device
-        self._give_back = _buffers.give_back
-
-    def has_arrived(self, within: float = 0.0) -> bool:
-        """Whether the numbers are on the host by now, or will be `within` so many seconds. Never a sync."""
-        if self._buffer is None:
-            return True
-        if has_failed():
-            return self._is_complete()
-        try:
-            deadline = time.perf_counter() + within
-            while not self._buffer.arrived.query():
-                if time.perf_counter() >= deadline:
-                    return False
-        except RuntimeError as error:
-            if not note_failure(error):
-                raise
-            return self._is_complete()
-        return True
-
-    def wait(self) -> Tensor:
-        """The numbers on the host. Waits for the copy if it has not arrived: this is the sync.
-
-        Once the device has failed, they are returned if they had arrived by then; else its error, or `DeviceFailed`,
-        is raised.
-        """
-        if self._buffer is not None:
-            error: RuntimeError = DeviceFailed("the device failed before its numbers had reached the host")
-            if not has_failed():
-                error = self._synchronize(self._buffer) or error
-            if has_failed() and not self._is_complete():
-                raise error
-            self._host = self._host.clone()
-            self._buffer.is_busy = False
-            self._end()
-        return self._host
-
-    def _synchronize(self, buffer: _Buffer) -> RuntimeError | None:
-        """Wait; returns the error that the device has failed with meanwhile."""
-        try:
-            buffer.arrived.synchronize()
-        except RuntimeError as error:
-            if note_failure(error):
-                return error
-            raise
-        return None
-
-    def _is_complete(self) -> bool:
-        """Whether all numbers have arrived, by reading the memory alone."""
-        each = self._host.view(torch.uint8).view(-1, self._host.element_size())
-        return not bool((each == _ABSENT).all(1).any())
-
-    def _end(self) -> None:
-        buffer, self._buffer = self._buffer, None
-        if buffer is not None and self._device is not None:
-            self._give_back(buffer, self._device)
-
-    def __del__(self) -> None:
-        self._end()  # if it was never waited for
-
-
-def begin_reading(vector: Tensor) -> AsyncCopy:
-    """Start one asynchronous copy of a vector into pinned host memory; a few steps later it has arrived."""
-    device = vector.device
-    if has_streams(device):
-        buffer = _buffers.take(max(1, vector.nbytes), device)
-        host = buffer.memory[: vector.nbytes].view(vector.dtype).view(vector.shape)
-        host.copy_(vector.detach(), non_blocking=True)
-        buffer.arrived.record(current_stream(device))
-        return AsyncCopy(host, buffer, device)
-    return AsyncCopy(vector.detach().to("cpu"))
-
-
-def upload(values: Sequence[float], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """A table of numbers on a device, by default of whole ones, copied without waiting."""
-    table = torch.tensor(values, dtype=dtype, device="cpu", pin_memory=has_streams(device))
-    return table.to(device, non_blocking=True)
-
-
 # ---- graphs ---------------------------------------------------------------------------------------------------------
 
 
@@ -367,9 +223,15 @@ def is_capturing(device: torch.device | None = None) -> bool:
     """Whether a graph of launches is being recorded on the current stream; without a device, on any that is in use."""
     if device is None and not is_in_use():
         return False
-    module = _accelerator() if device is None else getattr(torch, device.type, None)
-    asked = getattr(module, "is_current_stream_capturing", None)
+    asked = _capture_query() if device is None or device.type == _kind() else None
     return asked is not None and bool(asked())
+
+
+@cache
+def _capture_query() -> Any:
+    """What tells whether the current stream of the accelerator is recorded: for CUDA without the way through Python."""
+    own = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None) if _kind() == "cuda" else None
+    return getattr(_accelerator(), "is_current_stream_capturing", None) if own is None else own
 
 
 def can_record(device: torch.device) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from surefoot.core.device import AsyncCopy, begin_reading
+from surefoot.core.device_copies import AsyncCopy, begin_reading
 from surefoot.observe.activations import LayerOutput, calls_by_module
 from surefoot.observe.histograms import Bins, Sample, count, sample_again, take_sample
 from surefoot.observe.tensors import TensorMeter, is_plain

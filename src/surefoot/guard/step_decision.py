@@ -16,7 +16,7 @@ from torch import Tensor
 
 from surefoot.act.apply import NO_OUTER_SCALING, OuterScaling
 from surefoot.act.loss_scale import TorchLossScaler
-from surefoot.core.device import AsyncCopy, begin_reading
+from surefoot.core.device_copies import AsyncCopy, begin_reading
 from surefoot.core.state_tree import choose, grown, leaves, pack, settings_of, unpack, with_leaves
 from surefoot.core.state_tree import on_device as to_device
 from surefoot.decide.agreement import agree_and_average

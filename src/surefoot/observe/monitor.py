@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from surefoot.core.device import AsyncCopy, begin_reading
+from surefoot.core.device_copies import AsyncCopy, begin_reading
 from surefoot.errors import UsageError
 from surefoot.observe.parameters import named_parameters
 from surefoot.observe.tensors import TensorMeter, dense_views, total_norm

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.core.device import upload
+from surefoot.core.device_copies import upload
 from surefoot.core.weak_reference import weak_reference
 from surefoot.types import NamedParameter, format_table
 

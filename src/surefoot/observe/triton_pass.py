@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 
 from surefoot.core.block_tables import LANES, LOOPS, BlockTables, is_dense
-from surefoot.core.device import device_context, upload
+from surefoot.core.device import device_context
+from surefoot.core.device_copies import upload
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -102,10 +102,12 @@ class BackwardObserver:
     def _judge(self, root: Tensor, value: float, line: Any, is_repeated: bool) -> None:
         """Record the first loss that is not finite, and losses far above the others."""
         if not math.isfinite(value):
+            self._context.measuring.expect_trouble(self._state.steps)
             if not self._origin_found:
                 self._origin_found = True
                 self._safely("autopsy", self._record_nonfinite, root, value)
         elif not is_repeated and self._levels.is_spike(value, line):
+            self._context.measuring.expect_trouble(self._state.steps)
             self._safely("spikes", self._record_spike, root, value)
 
     def _judge_late(self, wait: bool = False) -> None:
@@ -113,10 +115,12 @@ class BackwardObserver:
         for place, value in self._readings.late(wait):
             if not math.isfinite(value):
                 self._readings.expect_trouble(self._state.steps)
+                self._context.measuring.expect_trouble(self._state.steps)
                 if not self._origin_found and not self._is_known_late:
                     self._is_known_late = True
                     self._safely("autopsy", self._record_late, place, value)
             elif not place.is_repeated and self._levels.is_spike(value, place.line):
+                self._context.measuring.expect_trouble(self._state.steps)
                 self._safely("spikes", self._record_spike, None, value, place)
 
     def _record_late(self, place: LossPlace, value: float) -> None:

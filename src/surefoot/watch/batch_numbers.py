@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 import torch
 from torch import Tensor
 
-from surefoot.core.device import begin_reading, has_streams
+from surefoot.core.device import has_streams
+from surefoot.core.device_copies import begin_reading, begin_reading_number
 from surefoot.watch.tensor_summary import row_sums
 
 if TYPE_CHECKING:
-    from surefoot.core.device import AsyncCopy
+    from surefoot.core.device_copies import AsyncCopy
 
 ENDS, SUMMED = 8, 1 << 12
 """A fingerprint is made of so many numbers at either end, and of the sum of the first ones."""
@@ -117,6 +118,36 @@ class BatchNumbers:
                 mean, std, largest = values["target_scale"]
                 fields |= {"target_mean": mean, "target_std": std, "target_largest": largest}
         return fields
+
+
+class LargestNumbers:
+    """Only the largest inputs and targets of one batch, of those that can be other than finite."""
+
+    def __init__(self, inputs: Tensor | None, target: Tensor | None) -> None:
+        self._numbers = [
+            None
+            if tensor is None or not tensor.is_floating_point()
+            else begin_reading_number(torch.linalg.vector_norm(tensor.detach(), math.inf))
+            for tensor in (inputs, target)
+        ]
+
+    def has_arrived(self) -> bool:
+        """Whether the numbers can be read without waiting."""
+        return all(number is None or number.has_arrived() for number in self._numbers)
+
+    def rows(self) -> list[int]:
+        """None."""
+        return []
+
+    def are_finite(self) -> bool:
+        """Whether inputs and targets are finite."""
+        return all(number is None or math.isfinite(number.wait()) for number in self._numbers)
+
+    def as_fields(self) -> BatchFields:
+        """The numbers as fields of the facts."""
+        names = ("input_largest", "target_largest")
+        known = zip(names, self._numbers, strict=True)
+        return cast("BatchFields", {name: number.wait() for name, number in known if number is not None})
 
 
 def _shape(tensor: Tensor | None) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from surefoot.record.facts import LoaderFacts, SchedulerFacts
 from surefoot.watch.accumulated_loss import StepLosses
 from surefoot.watch.events import EventRecorder
 from surefoot.watch.log_rows import WatchLog
+from surefoot.watch.measuring_budget import MeasuringBudget
 from surefoot.watch.optimizer_record import OptimizerRecords
 from surefoot.watch.parameter_registry import ParameterRegistry
 from surefoot.watch.probe_runner import ProbeRunner
@@ -111,5 +112,6 @@ class WatchContext:
         log = WatchLog(options.open_log, self.registry) if options.open_log is not None else None
         self.events = EventRecorder(self.probes, log)
         self.losses = StepLosses()
-        self.data = StepData()
+        self.measuring = MeasuringBudget()
+        self.data = StepData(self.measuring)
         self.calls = ScriptCalls()

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from surefoot.core.device import begin_reading
+from surefoot.core.device_copies import begin_reading
 from surefoot.observe.without_hooks import WithoutHooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from surefoot.core.device import AsyncCopy
+    from surefoot.core.device_copies import AsyncCopy
 
 READ_AT_ONCE = {"cpu"}
 """The kinds of devices whose numbers are read without waiting."""

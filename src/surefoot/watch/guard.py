@@ -1,6 +1,7 @@
 """The guard under `surefoot run`: every optimizer of the script is attached to it (`surefoot.guard.attach`).
 
-By default it watches: it measures the gradients of each step and changes nothing. With `--guard` it also skips steps
+By default it watches: it measures the gradients of a step and changes nothing; on a device not those of every step
+(`measuring_budget`). With `--guard` it also skips steps
 whose loss or gradients are not finite; parameters, moments and step counts stay bitwise as they were. On a GPU a fused
 optimizer decides on the device, without a sync; any other one costs one scalar sync per step.
 
@@ -13,6 +14,7 @@ must be skipped on every rank or on none; steps inside a CUDA graph capture or a
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from dataclasses import replace
 from functools import partial
@@ -23,12 +25,12 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
-from surefoot.core.device import note_failure
+from surefoot.core.device import is_in_use, note_failure
 from surefoot.core.weak_reference import IdentityMap
 from surefoot.detect.checker import StabilityChecker
 from surefoot.detect.step_rules import NonFinite
 from surefoot.guard.attach import AttachSettings, attach_with
-from surefoot.guard.step_hooks import keep_hook_order
+from surefoot.guard.step_hooks import StepHooks, keep_hook_order
 from surefoot.record.facts import GuardFacts, StepSkippedEvent
 from surefoot.watch.messages import say
 
@@ -128,6 +130,7 @@ class OptimizerGuard:
         """`on_nonfinite` is called before a bad step is applied or skipped, `on_step` once its numbers are known."""
         self._state, self._probes, self._registry = context.state, context.probes, context.registry
         self._on_nonfinite, self._on_step = on_nonfinite, on_step
+        self._measuring = context.measuring
         self.acts = context.options.guard
         self.probe = "skipped steps" if self.acts else "gradient norms"
         """The name under which a failure is reported."""
@@ -139,6 +142,8 @@ class OptimizerGuard:
         self._checked = 0
         self.skipped = SkippedSteps(context.registry)
         self._not_guarded: dict[str, str] = {}
+        self._acting: set[int] = set()
+        """The numbers of optimizers whose steps may be skipped: each of them is measured."""
         self._ended: set[int] = set()
         """The numbers of optimizers whose guard has failed."""
 
@@ -162,6 +167,8 @@ class OptimizerGuard:
         if len(self._outlived) > MOST_OUTLIVED:  # their steps are long past
             self._settle_outlived()
         acts = self.acts and not self._why_not(record, optimizer)
+        if acts:
+            self._acting.add(record.number)
         settings = AttachSettings(
             mode="guard" if acts else "watch",
             checker=RULES if _world_size() == 1 else RULES_OF_RANKS,
@@ -206,7 +213,19 @@ class OptimizerGuard:
         """Run a hook of an attachment as probes are run: a hook that fails never ends the script."""
         if is_compiling() or not self._state.active:
             return None
-        return self._probes.safely(self.probe, hook, *args)
+        if getattr(hook, "__func__", None) is StepHooks.before and not self.measures():
+            return None  # the hook after the step then does nothing
+        began = time.perf_counter()
+        result = self._probes.safely(self.probe, hook, *args)
+        if is_in_use():
+            self._measuring.spend(time.perf_counter() - began)
+        return result
+
+    def measures(self, record: OptimizerRecord | None = None) -> bool:
+        """Whether the gradients of the step under way are measured, or those of a certain optimizer."""
+        if self._measuring.measures or self._state.sampled is not None or self._changes:
+            return True
+        return record is not None and record.number in self._acting
 
     @property
     def reports(self) -> bool:

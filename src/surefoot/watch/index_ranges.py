@@ -1,10 +1,10 @@
-"""The ranges of ids and labels on a device, on the host before the kernel that may fail because of them.
+"""Ids and labels on a device, on the host before the kernel that may fail because of them.
 
 An id beyond its table, or a label beyond the classes, ends in a device-side assert: an error that comes later, from
-another line, after which no value can be read from the device any more. So before such a call one small kernel takes
-the lowest and the highest index, and one asynchronous copy brings both to pinned memory. Work on a stream is done in
-order: whenever the kernel that fails has run, its range lies on the host. Nothing waits for the device. That a range
-has arrived is told by its memory alone, which held `_ABSENT` before.
+another line, after which no value can be read from the device any more. So before such a call one asynchronous copy
+brings the indices to pinned memory; of very many, only the lowest and the highest. Work on a stream is done in order:
+whenever the kernel that fails has run, its indices lie on the host. Nothing waits for the device, and nobody looks at
+the indices unless it fails. That they have arrived is told by their memory alone, which held `_ABSENT` before.
 
 Only calls of `torch.nn.functional` are known (`patches/indexing.py`). Indexing by `table[ids]`, `gather`, `scatter` and
 `one_hot` is written in C and not seen, nor is what happens inside a compiled function or a CUDA graph. Of a compiled
@@ -16,12 +16,13 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from surefoot.core.device import has_failed, host_memory_for_good, is_capturing
+from surefoot.core.device import has_failed, is_capturing
+from surefoot.core.device_copies import host_memory_for_good
 from surefoot.core.weak_reference import IdentityMap
 from surefoot.record.facts import CrashArguments, TensorSummary
 from surefoot.watch.script_hooks import WithoutHooks
@@ -34,11 +35,15 @@ if TYPE_CHECKING:
     from surefoot.record.facts import CrashFacts
     from surefoot.watch.context import WatchContext
 
-SLOTS = 512
-"""Ranges that may be under way. Each takes two launches or more, and a device is behind by about a thousand at most."""
-_ABSENT = -(2**62) - 1
+SLOTS, FEWEST_SLOTS, RING_BYTES = 512, 32, 8 << 20
+"""Calls whose indices are kept, for each size: a device is behind by about a thousand launches, at least 30 a step."""
+MOST_COPIED = 1 << 15
+"""Of more indices than these only the range is copied."""
+_ABSENT = {torch.int64: -(2**62) - 1, torch.int32: -(2**31) + 1}
 COMPILED_MODEL = "compiled model"
 _INTEGERS = (torch.int64, torch.int32)
+_LEAST_SIZE = 64
+"""Rings are made for sizes that are powers of two, from this one on."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,8 @@ class IndexRanges:
 
     def __init__(self, context: WatchContext) -> None:
         self._state, self._registry = context.state, context.registry
-        self._rings: dict[tuple[torch.device, torch.dtype], _Ring] = {}
+        self._rings: dict[tuple[torch.device, torch.dtype, int], _Ring] = {}
+        self._taken = 0
         self._known: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
         """The indices that were taken in this step: by identity, with their version and the size they must fit."""
         self._known_step = -1
@@ -86,24 +92,34 @@ class IndexRanges:
         if not size or self._is_known(indices, size) or is_capturing(indices.device):
             return
         frame = user_frame()
-        call = IndexedCall(
-            function=function,
-            size=size,
-            shape=tuple(indices.shape),
-            dtype=str(indices.dtype).removeprefix("torch."),
-            other_shape=tuple(other.shape),
-            ignore_index=ignore_index,
-            step=self._state.steps,
-            code=None if frame is None else frame.f_code,
-            line=0 if frame is None else frame.f_lineno,
-            parameter=self._registry.id_of(other),
-            name=self._name(indices, frame),
+        call = _Taken(
+            self._taken,
+            function,
+            size,
+            indices.shape,
+            other.shape,
+            ignore_index,
+            self._state.steps,
+            None if frame is None else frame.f_code,
+            0 if frame is None else frame.f_lineno,
+            self._registry.id_of(other),
+            self._name(indices, frame),
         )
-        key = indices.device, indices.dtype
-        if key not in self._rings:
-            self._rings[key] = _Ring(*key)
+        self._taken += 1
         with WithoutHooks():
-            self._rings[key].take(call, indices.detach())
+            self._copy(call, indices.detach())
+
+    def _copy(self, call: _Taken, indices: Tensor) -> None:
+        if indices.numel() > MOST_COPIED:
+            if call.ignore_index is not None:
+                indices = indices.masked_fill(indices == call.ignore_index, 0)
+            indices = torch.stack(torch.aminmax(indices))
+        capacity = max(_LEAST_SIZE, 1 << (indices.numel() - 1).bit_length())
+        key = indices.device, indices.dtype, capacity
+        ring = self._rings.get(key)
+        if ring is None:
+            ring = self._rings[key] = _Ring(*key)
+        ring.take(call, indices)
 
     def take_input(self, indices: Tensor, model: nn.Module) -> None:
         """A compiled model is about to be called with whole numbers, ids or labels."""
@@ -146,7 +162,10 @@ class IndexRanges:
     def first_misfit(self) -> tuple[IndexedCall, int, int] | None:
         """The first call whose indices did not fit, with the lowest and the highest. Asks nothing of the device."""
         found = [misfit for ring in self._rings.values() if (misfit := ring.first_misfit()) is not None]
-        return min(found, key=lambda each: each[0].step, default=None)
+        if not found:
+            return None
+        taken, dtype, low, high = min(found, key=lambda each: each[0].number)
+        return taken.described(dtype), low, high
 
     def explain(self, crash: CrashFacts) -> CrashFacts:
         """The facts of an error of the device, with the call that was its reason if one is known."""
@@ -180,66 +199,91 @@ def _arguments(call: IndexedCall, low: int, high: int) -> CrashArguments:
     return CrashArguments(input=other, target=indices, ignore_index=call.ignore_index)
 
 
+class _Taken(NamedTuple):
+    """A call as it is noted: quickly."""
+
+    number: int
+    """How many were noted before."""
+    function: str
+    size: int
+    shape: torch.Size
+    other_shape: torch.Size
+    ignore_index: int | None
+    step: int
+    code: CodeType | None
+    line: int
+    parameter: int | None
+    name: str
+
+    def described(self, dtype: torch.dtype) -> IndexedCall:
+        """The call in full."""
+        return IndexedCall(
+            function=self.function,
+            size=self.size,
+            shape=tuple(self.shape),
+            dtype=str(dtype).removeprefix("torch."),
+            other_shape=tuple(self.other_shape),
+            ignore_index=self.ignore_index,
+            step=self.step,
+            code=self.code,
+            line=self.line,
+            parameter=self.parameter,
+            name=self.name,
+        )
+
+
+class _Slot(NamedTuple):
+    """Pinned memory for the indices of one call: as a tensor, and as an array that is read without a call of torch."""
+
+    memory: Tensor
+    seen: Any
+
+
 class _Ring:
-    """Ranges of one device and type, in pinned memory that is used in turn."""
+    """The indices of the last calls of one device, type and size, in memory that is used in turn."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self._host = host_memory_for_good(2 * SLOTS, dtype, device).view(SLOTS, 2)
-        absent = _ABSENT if dtype == torch.int64 else torch.iinfo(dtype).min + 1
-        self._host.fill_(absent)
-        self._absent = absent
-        self._seen: Any = self._host.numpy()
-        """The same memory. Reading a number from it is cheaper."""
-        with torch._C._InferenceMode(False):
-            self._device = torch.zeros(SLOTS, 2, dtype=dtype, device=device)
-        self._slots: list[tuple[Tensor, Tensor, Tensor, Tensor]] = [
-            (row, row[0], row[1], self._host[number]) for number, row in enumerate(self._device)
-        ]
-        self._calls: deque[tuple[int, IndexedCall]] = deque()
-        """The calls of the slots in use, oldest first, each with the number of its slot."""
+    def __init__(self, device: torch.device, dtype: torch.dtype, capacity: int) -> None:
+        self._device, self._dtype, self._capacity = device, dtype, capacity
+        self.length = min(SLOTS, max(FEWEST_SLOTS, RING_BYTES // (capacity * dtype.itemsize)))
+        self._absent = _ABSENT[dtype]
+        self._slots: list[_Slot] = []
+        self.calls: deque[tuple[_Slot, int, _Taken]] = deque(maxlen=self.length)
+        """The last calls, oldest first, each with its memory and the number of its indices there."""
         self._next = 0
-        self._misfit: tuple[IndexedCall, int, int] | None = None
 
-    def take(self, call: IndexedCall, indices: Tensor) -> None:
-        """Launch what brings the range of the indices to the host."""
-        if len(self._calls) == SLOTS and not self._retire():
-            return  # the device is far behind
-        number = self._next
-        self._next = (number + 1) % SLOTS
-        row, low, high, host = self._slots[number]
-        if call.ignore_index is not None:
-            indices = indices.masked_fill(indices == call.ignore_index, 0)
-        self._seen[number] = self._absent
-        torch.aminmax(indices, out=(low, high))
-        host.copy_(row, non_blocking=True)
-        self._calls.append((number, call))
+    def take(self, call: _Taken, indices: Tensor) -> None:
+        """Launch what brings the indices to the host."""
+        if self._next == len(self._slots):
+            memory = host_memory_for_good(self._capacity, self._dtype, self._device)
+            self._slots.append(_Slot(memory, memory.numpy()))
+        slot = self._slots[self._next]
+        self._next = (self._next + 1) % self.length
+        count = indices.numel()
+        slot.seen[0] = slot.seen[count - 1] = self._absent
+        slot.memory[:count].view(indices.shape).copy_(indices, non_blocking=True)
+        self.calls.append((slot, count, call))
 
-    def _retire(self) -> bool:
-        """Give the oldest slot free; false if its range has not arrived."""
-        number, call = self._calls[0]
-        low, high = self._seen[number].tolist()
-        if self._absent in (low, high):
-            return False
-        self._calls.popleft()
-        if self._misfit is None and not _fits(call, low, high):
-            self._misfit = call, low, high
-        return True
-
-    def first_misfit(self) -> tuple[IndexedCall, int, int] | None:
+    def first_misfit(self) -> tuple[_Taken, torch.dtype, int, int] | None:
         """The oldest call whose indices arrived and did not fit."""
-        if self._misfit is not None:
-            return self._misfit
-        for number, call in self._calls:
-            low, high = self._seen[number].tolist()
-            if self._absent not in (low, high) and not _fits(call, low, high):
-                return call, low, high
+        for slot, count, call in self.calls:
+            if not self._has_arrived(slot, count):
+                continue
+            values = slot.seen[:count]
+            if call.ignore_index is not None:
+                values = values[values != call.ignore_index]
+            low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+            if not _fits(call, low, high):
+                return call, self._dtype, low, high
         return None
 
+    def _has_arrived(self, slot: _Slot, count: int) -> bool:
+        return self._absent not in (slot.seen[0], slot.seen[count - 1])
+
     def arrived(self) -> int:
-        """How many of the last ranges are on the host."""
-        return sum(self._absent not in self._seen[number].tolist() for number, _ in self._calls)
+        """Of how many of the last calls the indices are on the host."""
+        return sum(self._has_arrived(slot, count) for slot, count, _ in self.calls)
 
 
-def _fits(call: IndexedCall, low: int, high: int) -> bool:
+def _fits(call: _Taken, low: int, high: int) -> bool:
     """Whether all indices pick something. Labels of a compiled model may be below 0, to be ignored."""
     return (low >= 0 or call.function == COMPILED_MODEL) and high < call.size

@@ -14,14 +14,15 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from surefoot.core.device import begin_reading, has_failed, has_streams, is_capturing
+from surefoot.core.device import has_failed, has_streams, is_capturing
+from surefoot.core.device_copies import begin_reading_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
 
-    from surefoot.core.device import AsyncCopy
+    from surefoot.core.device_copies import ArrivingNumber, KnownNumber
 
 FIRST_STEPS = 16
 """Losses of so many steps are waited for."""
@@ -49,7 +50,7 @@ class LossReadings:
     """The losses of a run, read now or later."""
 
     def __init__(self) -> None:
-        self._on_their_way: deque[tuple[LossPlace, AsyncCopy]] = deque()
+        self._on_their_way: deque[tuple[LossPlace, ArrivingNumber | KnownNumber]] = deque()
         self._wait_until = FIRST_STEPS
         self._late_until = 0
 
@@ -59,13 +60,13 @@ class LossReadings:
             return float(loss)
         if is_capturing(loss.device):
             return None
-        copy = begin_reading(loss.reshape(1))
+        copy = begin_reading_number(loss)
         if place.step < self._wait_until or self._arrives_in_time(copy, place.backward):
-            return float(copy.wait())
+            return copy.wait()
         self._on_their_way.append((place, copy))
         return None
 
-    def _arrives_in_time(self, copy: AsyncCopy, backward: int) -> bool:
+    def _arrives_in_time(self, copy: ArrivingNumber | KnownNumber, backward: int) -> bool:
         if backward < self._late_until:
             return False
         if copy.has_arrived(within=PATIENCE_SECONDS):
@@ -78,7 +79,7 @@ class LossReadings:
         while self._on_their_way and (wait or self._on_their_way[0][1].has_arrived()):
             place, copy = self._on_their_way.popleft()
             try:
-                value = float(copy.wait())
+                value = copy.wait()
             except RuntimeError:
                 if has_failed():  # and the loss is lost
                     continue

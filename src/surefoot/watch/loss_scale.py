@@ -1,8 +1,8 @@
 """What a gradient scaler does, read without waiting for the device: its scale after each update, and skipped steps.
 
 A fused optimizer is called for every step and skips those with an overflow in its kernel: only the scaler's `found_inf`
-tells. On a device the scale and `found_inf` are copied and read some steps later, so that the scale in use is known
-with a delay; on the CPU they are read at once.
+tells. On a device the scale and `found_inf` are copied and read when they have arrived, so that the scale in use is
+known with a delay; on the CPU they are read at once.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from surefoot.core.device import begin_reading
-from surefoot.watch.step_rows import READ_STEPS_LATER
+from surefoot.core.device_copies import begin_reading_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from surefoot.core.device import AsyncCopy
+    from surefoot.core.device_copies import ArrivingNumber, KnownNumber
     from surefoot.watch.context import WatchContext
     from surefoot.watch.watch_state import LossScalerState
 
@@ -30,11 +29,11 @@ MOST_SCALES = 2_000
 class ScaleOnDevice:
     """A scale that is being copied from a device; dividing a number by it reads it."""
 
-    def __init__(self, copy: AsyncCopy) -> None:
-        self._copy = copy
+    def __init__(self, number: ArrivingNumber | KnownNumber) -> None:
+        self._number = number
 
     def __float__(self) -> float:
-        return float(self._copy.wait())
+        return self._number.wait()
 
     def __rtruediv__(self, number: float) -> float:
         return number / float(self)
@@ -46,8 +45,8 @@ class LossScale:
     def __init__(self, context: WatchContext) -> None:
         self._state: LossScalerState = context.state.scaler
         self._run, self._events = context.state, context.events
-        self._waiting: deque[tuple[AsyncCopy, Callable[[Tensor], None]]] = deque()
-        """Copies under way, and what takes each."""
+        self._waiting: deque[tuple[ArrivingNumber | KnownNumber, Callable[[float], None]]] = deque()
+        """Numbers under way, and what takes each."""
 
     def scaled(self, scale: Any, initial: Any) -> None:
         """A loss was multiplied by the scale; `initial` is what the scaler was made with."""
@@ -58,16 +57,16 @@ class LossScale:
             return
         if self._state.scale is None and isinstance(initial, (int, float)):
             self._state.scale = float(initial)
-        self._state.unscale_by = ScaleOnDevice(begin_reading(scale.detach().reshape(1)))
+        self._state.unscale_by = ScaleOnDevice(begin_reading_number(scale))
 
     def updated(self, scale: Any) -> None:
         """The scaler has chosen the scale of the next step."""
         if isinstance(scale, Tensor):
-            self._read(scale.detach().reshape(1), self._take_scale)
+            self._read(scale, self._take_scale)
 
-    def _take_scale(self, found: Tensor) -> None:
+    def _take_scale(self, found: float) -> None:
         trace = self._state.trace
-        self._state.scale = float(found)
+        self._state.scale = found
         trace.append(self._state.scale)
         if len(trace) > MOST_SCALES:
             del trace[500:1000]
@@ -82,31 +81,28 @@ class LossScale:
             return
         attempt, step = self._state.attempts - 1, self._run.steps - 1
 
-        def take(found: Tensor) -> None:
-            if bool(found.any()):
+        def take(found: float) -> None:
+            if found:
                 self._note_skip(attempt)
                 self._events.log_overflow(step, self._state.scale)
 
         same = [each.detach().reshape(1).to(found_inf[0].device, non_blocking=True) for each in found_inf]
-        self._read(same[0] if len(same) == 1 else torch.cat(same), take)
+        self._read(same[0] if len(same) == 1 else torch.cat(same).amax(), take)
 
     def _note_skip(self, attempt: int) -> None:
         self._state.skips += 1
         self._state.skip_steps.append(attempt)
         del self._state.skip_steps[:-MOST_SKIPS]
 
-    def _read(self, numbers: Tensor, take: Callable[[Tensor], None]) -> None:
-        """Have numbers taken: at once on the CPU, else some steps later."""
-        if numbers.device.type == "cpu":
-            take(numbers)
-            return
-        self._waiting.append((begin_reading(numbers), take))
-        while len(self._waiting) > 2 * READ_STEPS_LATER:  # two for each step
+    def _read(self, number: Tensor, take: Callable[[float], None]) -> None:
+        """Have a number taken: at once on the CPU, else when it has arrived."""
+        self._waiting.append((begin_reading_number(number), take))
+        while self._waiting and self._waiting[0][0].has_arrived():
             self._take_first()
 
     def _take_first(self) -> None:
-        copy, take = self._waiting.popleft()
-        take(copy.wait())
+        number, take = self._waiting.popleft()
+        take(number.wait())
 
     def read(self) -> None:
         """Take all that is under way. Waits for the device."""

@@ -5,12 +5,16 @@ loss function saved its target, the first layer its input. At the first backward
 graph is searched; from then on the way to those two nodes is known, and a step costs a walk down one path and a few
 numbers.
 
+On a device, once not every step is measured any more (`measuring_budget`), of the data that is not whole numbers only
+the largest value is taken: it tells whether all is finite.
+
 Saved tensors are left alone once the script uses hooks on them (activation checkpointing, offloading): reading one
 would run its hook.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -22,11 +26,13 @@ from surefoot.core.device import has_failed, has_streams
 from surefoot.observe.readable import is_readable
 from surefoot.record.facts import SeenRows, StepBatch, StepDataFacts
 from surefoot.watch import autograd_graph as graph
-from surefoot.watch.batch_numbers import BatchNumbers
+from surefoot.watch.batch_numbers import BatchNumbers, LargestNumbers
 from surefoot.watch.script_hooks import WithoutHooks, intercepts_operations, script_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from surefoot.watch.measuring_budget import MeasuringBudget
 
 MOST_BATCHES, MOST_WITH_BAD = 1_200, 1_300
 """So many batches are recorded, and on a GPU some more whose data is not finite."""
@@ -61,7 +67,8 @@ class _DataPaths:
 class StepData:
     """The data of the steps so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: MeasuringBudget) -> None:
+        self._budget = budget
         self.batches: list[StepBatch] = []
         self.rows: dict[int, dict[int, int]] = {}
         """For each line that calls `backward`: every row trained on, and the backward it was first seen at."""
@@ -71,47 +78,55 @@ class StepData:
         """The lines that called `backward` since the last step."""
         self._paths: dict[Any, _DataPaths] = {}
         self._noted = 0
-        self._on_their_way: deque[tuple[StepBatch, BatchNumbers]] = deque()
+        self._on_their_way: deque[tuple[StepBatch, BatchNumbers | LargestNumbers]] = deque()
 
     def note(self, root: Tensor, where: Any, step: int, backward: int) -> None:
         """`backward` is about to run on `root`, called from the line `where`."""
         self._take_arrived()
-        is_kept = self._noted < MOST_BATCHES
-        if script_hooks.saved or root.grad_fn is None or not (is_kept or has_streams(root.device)):
+        on_device = has_streams(root.device)
+        is_kept = self._noted < MOST_BATCHES and self._budget.is_unlimited
+        if script_hooks.saved or root.grad_fn is None or not (is_kept or on_device):
             return
         paths = self._paths.setdefault(where, _DataPaths(len(self._paths)))
         self.recent.add(paths.line)
         if not is_kept and paths.is_whole:
             return
+        began = time.perf_counter()
         with WithoutHooks():
             inputs = self._follow(root.grad_fn, paths, "inputs")
             target = self._follow(root.grad_fn, paths, "target")
             if inputs is None and target is None:
                 return
-            rows = self.rows.setdefault(paths.line, {})
-            with_rows = self._noted < ROWS_OF and len(rows) < MOST_ROWS
-            numbers = BatchNumbers(inputs, target, self._noted < LABELLED, MOST_IN_BATCH if with_rows else 0)
-            self._noted += 1
+            numbers = self._numbers(inputs, target, paths.line) if is_kept else LargestNumbers(inputs, target)
             paths.is_whole = not any(each is not None and each.is_floating_point() for each in (inputs, target))
             size = None if inputs is None else len(inputs)
             self._on_their_way.append((StepBatch(step=step, backward=backward, line=paths.line, size=size), numbers))
             self._take_arrived()
+        if is_kept and on_device:
+            self._budget.spend(time.perf_counter() - began)
+
+    def _numbers(self, inputs: Tensor | None, target: Tensor | None, line: int) -> BatchNumbers:
+        with_rows = self._noted < ROWS_OF and len(self.rows.setdefault(line, {})) < MOST_ROWS
+        numbers = BatchNumbers(inputs, target, self._noted < LABELLED, MOST_IN_BATCH if with_rows else 0)
+        self._noted += 1
+        return numbers
 
     def _take_arrived(self, wait: bool = False) -> None:
         """Add the batches whose numbers are known; with `wait`, all."""
         while self._on_their_way and (wait or self._on_their_way[0][1].has_arrived()):
             batch, numbers = self._on_their_way.popleft()
-            rows = self.rows[batch.line]
             try:
-                prints = numbers.rows()
+                self._take(batch, numbers)
             except RuntimeError:
-                if has_failed():  # and the numbers are lost
-                    continue
-                raise
-            for row in prints:
-                rows.setdefault(row, batch.backward)
-            if len(self.batches) < MOST_BATCHES or (len(self.batches) < MOST_WITH_BAD and not numbers.are_finite()):
-                self.batches.append(replace(batch, **numbers.as_fields()))
+                if not has_failed():  # otherwise the numbers are lost
+                    raise
+
+    def _take(self, batch: StepBatch, numbers: BatchNumbers | LargestNumbers) -> None:
+        is_kept = isinstance(numbers, BatchNumbers) and len(self.batches) < MOST_BATCHES
+        for row in numbers.rows():
+            self.rows[batch.line].setdefault(row, batch.backward)
+        if is_kept or (len(self.batches) < MOST_WITH_BAD and not numbers.are_finite()):
+            self.batches.append(replace(batch, **numbers.as_fields()))
 
     def take_lines(self) -> set[int]:
         """The lines since the last step of an optimizer; the next ones are of the next step."""
@@ -153,7 +168,8 @@ class StepData:
     def _whole(self, line: int) -> bool:
         """Whether every row that was trained on from a line is known."""
         largest = max((batch.size or 0 for batch in self.batches if batch.line == line), default=0)
-        return self._noted < ROWS_OF and len(self.rows[line]) < MOST_ROWS and largest <= MOST_IN_BATCH
+        are_all_noted = self._noted < ROWS_OF and self._budget.is_unlimited
+        return are_all_noted and len(self.rows[line]) < MOST_ROWS and largest <= MOST_IN_BATCH
 
 
 def _data(node: Any, name: str) -> Tensor | None:

@@ -107,7 +107,7 @@ class StepObserver:
     def _give_to_guard(self, record: OptimizerRecord, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         """Attach the guard if it is not yet, and hand it the loss of the step that begins."""
         attachment = self.guard.attachment(record, optimizer)
-        if attachment is None or not attachment.attached:
+        if attachment is None or not attachment.attached or not self.guard.measures(record):
             return
         loss = None if has_closure else self._context.losses.loss_so_far()
         if loss is not None:
@@ -136,6 +136,7 @@ class StepObserver:
         if record.in_flight and not self.guard.reports:
             record.give_up_waiting()
         record.series.append(row, waits_for_guard=self._is_in_flight(record, optimizer, row))
+        step = state.steps
         if self._context.optimizers.stepped(record):
             state.steps += 1
         if self._incidents is not None:
@@ -143,6 +144,8 @@ class StepObserver:
         for scheduler in self._context.calls.schedulers:
             self._safely("schedules", follow, scheduler, self.record_of)
         self._sampler.after_step(record, row)
+        if state.steps != step:
+            self._context.measuring.begin_step(state.steps)
         self._saver.save_if_due()
         if state.steps % RETAINED_EVERY == 0:
             self._safely("kept graphs", self._backward.retained_graphs.count, state.steps)

@@ -1,6 +1,6 @@
 """The numbers of every step: loss, gradient norm, learning rate, and the like, one row per optimizer step.
 
-A number may be a tensor on a device. It is copied without waiting and read some steps later; what the guard measured
+A number may be a tensor on a device. It is copied without waiting and read when it has arrived; what the guard measured
 arrives later too. Rows are written to the run log in their order, once they are complete. A long run is thinned in the
 middle: the first thousand and the last two thousand rows are always complete.
 """
@@ -9,22 +9,20 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict
 
-import torch
 from torch import Tensor
 
-from surefoot.core.device import begin_reading, is_fatal
+from surefoot.core.device import is_fatal
+from surefoot.core.device_copies import begin_reading_number
 from surefoot.record.facts import StepSeries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from surefoot.core.device import AsyncCopy
+    from surefoot.core.device_copies import ArrivingNumber, KnownNumber
 
 HEAD, TAIL, MOST = 1_000, 2_000, 8_000
-READ_STEPS_LATER = 8
-"""So many steps later a number on a device is read; by then it has arrived."""
 
 
 class ClipColumns(TypedDict, total=False):
@@ -56,20 +54,23 @@ class _IncompleteRow:
     """A row that is not complete yet."""
 
     row: SeriesRow
-    copies: list[tuple[list[str], AsyncCopy]]
+    numbers: dict[str, ArrivingNumber | KnownNumber]
     waits_for_guard: bool
+
+    def is_complete(self) -> bool:
+        """Whether it can be written without waiting."""
+        return not self.waits_for_guard and all(number.has_arrived() for number in self.numbers.values())
 
     def read(self) -> None:
         """Put the numbers that were copied into the row; `None` for those that a failed device has not sent."""
-        for keys, copy in self.copies:
+        for key, number in self.numbers.items():
             try:
-                values = copy.wait().tolist()
+                self.row[key] = number.wait()  # type: ignore[literal-required]
             except RuntimeError as error:
                 if not is_fatal(error):
                     raise
-                values = [None] * len(keys)
-            self.row.update(cast("SeriesRow", dict(zip(keys, values, strict=True))))
-        self.copies = []
+                self.row[key] = None  # type: ignore[literal-required]
+        self.numbers = {}
 
 
 class StepRows:
@@ -84,12 +85,12 @@ class StepRows:
 
     def append(self, row: SeriesRow, waits_for_guard: bool = False) -> None:
         """Add the row of the next step; its number is the count so far."""
-        copies = _copies(row)
+        numbers = {key: begin_reading_number(value) for key, value in row.items() if isinstance(value, Tensor)}
         row["step"] = self.count
         self.count += 1
         self.rows.append(row)
-        self._waiting.append(_IncompleteRow(row, copies, waits_for_guard))
-        self._write_complete(READ_STEPS_LATER)
+        self._waiting.append(_IncompleteRow(row, numbers, waits_for_guard))
+        self._write_complete()
         if len(self.rows) > MOST:
             self.rows = self.rows[:HEAD] + self.rows[HEAD:-TAIL:2] + self.rows[-TAIL:]
 
@@ -98,16 +99,14 @@ class StepRows:
         for waiting in self._waiting:
             if waiting.row is row:
                 waiting.waits_for_guard = False
-        self._write_complete(READ_STEPS_LATER)
+        self._write_complete()
 
-    def _write_complete(self, later: int) -> None:
-        """Write the rows at the front that are complete; copies are read `later` steps after they began."""
-        while self._waiting:
-            first = self._waiting[0]
-            if first.waits_for_guard or (first.copies and len(self._waiting) <= later):
-                return
+    def _write_complete(self, wait: bool = False) -> None:
+        """Write the rows at the front that are complete; with `wait`, all."""
+        while self._waiting and (wait or self._waiting[0].is_complete()):
+            first = self._waiting.popleft()
             first.read()
-            self._write_row(self._waiting.popleft().row)
+            self._write_row(first.row)
 
     @property
     def waits(self) -> bool:
@@ -116,9 +115,7 @@ class StepRows:
 
     def read(self) -> None:
         """Complete every row. Waits for the device."""
-        for waiting in self._waiting:
-            waiting.waits_for_guard = False
-        self._write_complete(0)
+        self._write_complete(wait=True)
 
     def as_facts(self) -> StepSeries:
         """The rows as columns; a column that no row has is empty."""
@@ -126,15 +123,3 @@ class StepRows:
         keys = dict.fromkeys(key for row in self.rows for key in row)
         columns: dict[str, list[Any]] = {key: [row.get(key) for row in self.rows] for key in keys}
         return StepSeries(**columns)
-
-
-def _copies(row: SeriesRow) -> list[tuple[list[str], AsyncCopy]]:
-    """Begin to copy the numbers of a row that are on a device, one vector per device."""
-    by_device: dict[torch.device, list[str]] = {}
-    tensors = {key: value for key, value in row.items() if isinstance(value, Tensor)}
-    for key, value in tensors.items():
-        by_device.setdefault(value.device, []).append(key)
-    return [
-        (keys, begin_reading(torch.stack([tensors[key].detach().reshape(()).to(torch.float64) for key in keys])))
-        for keys in by_device.values()
-    ]

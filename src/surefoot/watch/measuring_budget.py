@@ -1,0 +1,55 @@
+"""Which steps on a device are measured in full: their gradients layer by layer, and the numbers of their data.
+
+The loss, the learning rate and the norm that the script clips by are known of every step. Measuring all gradients takes
+the device next to nothing, but the host a millisecond or more, and where the host is the slower of the two that makes
+the step longer. So the first steps are all measured, and so are those after something went wrong; in between, as many
+as one percent of the run's time allows, and never fewer than one in eight. With `--guard` every step is measured, since
+every step is judged. On a CPU the measuring is a small part of the work, and every step is measured.
+"""
+
+from __future__ import annotations
+
+import time
+
+FIRST_STEPS = 64
+"""So many steps are measured whatever it costs."""
+STEPS_AFTER_TROUBLE = 64
+"""And so many after a loss that was not finite, or far above the others."""
+SECONDS_AT_FIRST = 0.25
+SHARE = 0.01
+LONGEST_GAP = 8
+"""Of so many steps at least one is measured."""
+
+
+class MeasuringBudget:
+    """What measuring has cost, and whether the next step is measured."""
+
+    def __init__(self) -> None:
+        self.measures = True
+        """Whether the step under way is measured."""
+        self.is_unlimited = True
+        """Whether every step so far was measured."""
+        self._spent = 0.0
+        self._began: float | None = None
+        self._last = 0
+        self._always_until = FIRST_STEPS
+
+    def spend(self, seconds: float) -> None:
+        """Measuring a step on a device has taken so long, or a part of it."""
+        self._spent += seconds
+
+    def expect_trouble(self, step: int) -> None:
+        """Something went wrong at a step: measure those that follow."""
+        self._always_until = max(self._always_until, step + STEPS_AFTER_TROUBLE)
+
+    def begin_step(self, step: int) -> None:
+        """Decide on a step that begins."""
+        now = time.perf_counter()
+        if self._began is None:
+            self._began = now
+        is_paid_for = self._spent <= SECONDS_AT_FIRST + SHARE * (now - self._began)
+        self.measures = is_paid_for or step < self._always_until or step - self._last >= LONGEST_GAP
+        if self.measures:
+            self._last = step
+        else:
+            self.is_unlimited = False
