@@ -15,7 +15,9 @@ FIRST_SAVE_S = 15.0
 """After so long the facts are written for the first time."""
 LONGEST_WAIT_S = 300.0
 GROWTH = 1.5
-"""Each wait is so much longer than the one before."""
+"""Each wait is so much longer than the one before …"""
+SHARE = 0.01
+"""… or so long that saving takes no more than this share of the time."""
 
 
 class FactsSaver:
@@ -30,9 +32,11 @@ class FactsSaver:
     def save_if_due(self) -> None:
         """Save unless it was done a short while ago."""
         if self._save is not None and time.monotonic() >= self._due_at:
-            self._wait_s = min(LONGEST_WAIT_S, GROWTH * self._wait_s)
-            self._due_at = time.monotonic() + self._wait_s
+            began = time.monotonic()
             self._safely("saving", self.save)
+            now = time.monotonic()
+            self._wait_s = min(LONGEST_WAIT_S, GROWTH * self._wait_s)
+            self._due_at = now + max(self._wait_s, (now - began) / SHARE)
 
     def save(self, at_end: bool = False) -> None:
         """Save now; `at_end` ends what is still being sampled first."""

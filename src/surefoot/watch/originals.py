@@ -46,6 +46,8 @@ _FREE = frozenset({"__module__", "__doc__", "__dict__", "__weakref__", "__annota
 _OWNERS = (Tensor, torch, torch.functional, nn.functional)
 """Where torch looks functions up that are written in Python and go to a mode."""
 _MISSING = object()
+LOOK_EVERY_CALLS = 64
+"""So often all subclasses of tensors are looked for, once the script or a library has made one."""
 _KINDS = (torch.dtype, torch.layout)
 """What torch names as constants; looking each up in the module would cost a call."""
 
@@ -66,7 +68,15 @@ class Originals:
         self._subclasses: int = 0
         self._changes: list[tuple[type, str, Any]] = []
         """The methods that the script had replaced when that was last asked, and what they were."""
-        self._last_seen: list[tuple[type, int, Any]] = []
+        self._last_seen: list[Any] = []
+        """How the classes had changed then."""
+        self._own_kinds: list[type] = []
+        """The subclasses of tensors that are not torch's, as they were when all of them were last looked for."""
+        self._calls_since = 0
+        self._threads: set[int] = set()
+        """The threads that there were when that was last asked."""
+        self._others: set[int | None] = set()
+        """Those of them that are not surefoot's."""
         self._handed_on: list[tuple[Any, str, Any]] = []
         """Functions written in Python that torch looks up when a mode is on."""
         self._inherited: set[str] = set()
@@ -150,7 +160,7 @@ class Originals:
             self._accept()
             return function(*args)
         changed = [(kind, name, vars(kind).get(name, _MISSING), was) for kind, name, was in self._changes]
-        if _has_threads():
+        if self._has_threads():
             if any(kind in _CLASSES for kind, *_ in changed):
                 raise Unobservable("the script replaces methods of torch and has other threads, which would notice")
             return function(*args)
@@ -161,6 +171,14 @@ class Originals:
         finally:
             for kind, name, now, _ in changed:
                 _put(kind, name, now)
+
+    def _has_threads(self) -> bool:
+        """Whether threads other than this one and surefoot's own are there."""
+        running = sys._current_frames().keys()
+        if running != self._threads:
+            own = {thread.ident for thread in threading.enumerate() if thread.name.startswith("surefoot-")}
+            self._threads, self._others = set(running), running - own
+        return bool(self._others - {threading.get_ident()})
 
     def _are_same(self) -> bool:
         """Whether no class has changed."""
@@ -173,10 +191,17 @@ class Originals:
         return len(Tensor.__subclasses__()) == self._subclasses
 
     def _seen_before(self) -> bool:
-        """Whether the classes have changed in the same way as when that was last asked."""
-        own = [kind for kind in _below(Tensor) if not kind.__module__.startswith("torch.")]
-        seen = [*((held.kind, len(held.now), held.picked_now()) for held in self._classes)]
-        seen += [(kind, len(vars(kind)), None) for kind in own]
+        """Whether the classes have changed in the same way as when that was last asked.
+
+        A subclass of a subclass that is new may be noticed some calls late: there may be hundreds of them.
+        """
+        self._calls_since += 1
+        count = len(Tensor.__subclasses__())
+        if self._calls_since >= LOOK_EVERY_CALLS or not self._last_seen or self._last_seen[0] != count:
+            self._calls_since = 0
+            self._own_kinds = [kind for kind in _below(Tensor) if not kind.__module__.startswith("torch.")]
+        seen: list[Any] = [count, *((len(held.now), held.picked_now()) for held in self._classes)]
+        seen += [(kind, len(vars(kind))) for kind in self._own_kinds]
         before, self._last_seen = self._last_seen, seen
         return seen == before
 
@@ -263,12 +288,6 @@ def _below(kind: type) -> Iterator[type]:
     for below in found:
         yield below
         yield from _below(below)
-
-
-def _has_threads() -> bool:
-    """Whether threads other than this one and surefoot's own are there."""
-    own = {thread.ident for thread in threading.enumerate() if thread.name.startswith("surefoot-")}
-    return bool(sys._current_frames().keys() - own - {threading.get_ident()})
 
 
 def _codes_of(module: types.ModuleType) -> Iterator[types.CodeType]:

@@ -42,12 +42,12 @@ class SamplingBudget:
         if self._paid > ALWAYS:
             self.spent += min(seconds, MOST_USUAL * self._usual())
 
-    def allows(self, times: float = 1.0) -> bool:
-        """Whether one more step may be sampled, if it costs what they usually do, within so many budgets."""
+    def allows(self, times: float = 1.0, cost: float = 1.0) -> bool:
+        """Whether a step may be sampled that costs so many times what they usually do, within so many budgets."""
         if self._paid < ALWAYS:
             return True
         elapsed = 0.0 if self._began is None else time.perf_counter() - self._began
-        return self.spent + self._usual() <= times * (SECONDS_AT_FIRST + SHARE * elapsed)
+        return self.spent + cost * self._usual() <= times * (SECONDS_AT_FIRST + SHARE * elapsed)
 
     def _usual(self) -> float:
         # Not `statistics.median`: it calls `sorted`, and a script may have replaced that.

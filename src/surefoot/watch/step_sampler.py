@@ -33,7 +33,9 @@ FIRST_STEPS = 8
 """So many steps are sampled at the beginning."""
 SPACING = 1.35
 THOROUGH_STEPS = (1, 13, 144)
-"""Sampled steps that also compute the gradient of each term and test causality: an extra backward each."""
+"""Sampled steps that also compute the gradient of each term and test causality: an extra backward each …"""
+THOROUGH_COST = 4.0
+"""… so that they cost about as much as so many others. The first is always thorough."""
 MANY_EVALUATIONS = 4
 MOST_BACKWARDS = 64
 """A sampled step ends after so many backwards, if no optimizer has stepped."""
@@ -74,7 +76,7 @@ class StepSampler:
         state.sampled = StepRecording(
             self._context,
             use_recorder=is_plain and not has_modes_of_its_own(),
-            thorough=state.steps in THOROUGH_STEPS,
+            thorough=state.steps in THOROUGH_STEPS and self._budget.allows(cost=THOROUGH_COST),
             use_hooks=is_plain,
         )
         self._budget.begin()
