@@ -75,7 +75,7 @@ class Originals:
         self._calls_since = 0
         self._threads: set[int] = set()
         """The threads that there were when that was last asked."""
-        self._others: set[int | None] = set()
+        self._others: set[int] = set()
         """Those of them that are not surefoot's."""
         self._handed_on: list[tuple[Any, str, Any]] = []
         """Functions written in Python that torch looks up when a mode is on."""
@@ -176,7 +176,7 @@ class Originals:
         """Whether threads other than this one and surefoot's own are there."""
         running = sys._current_frames().keys()
         if running != self._threads:
-            own = {thread.ident for thread in threading.enumerate() if thread.name.startswith("surefoot-")}
+            own = {each.ident or 0 for each in threading.enumerate() if each.name.startswith("surefoot-")}
             self._threads, self._others = set(running), running - own
         return bool(self._others - {threading.get_ident()})
 
