@@ -71,6 +71,7 @@ class BackwardObserver:
             return
         line = None if frame is None else (frame.f_code, frame.f_lineno)
         value = self._readings.read(loss, LossPlace(state.steps, state.backwards, line, is_repeated))
+        state.losses_are_late = value is None
         self._judge_late()
         known: Any = loss if value is None else value
         self._context.losses.add(known, self._safely("microbatches", share_of, root, is_scaled))

@@ -9,7 +9,8 @@ itself writes, batch norm's running statistics, are as they were after it; a for
 those. Where another buffer was written to, the replay is not exact, and the incident says so. Where several optimizers
 take turns, a step is what lies between two calls of `step`: the models that take part in it are kept, and the optimizer
 that the bad loss or gradient is for. Only the first bad step is kept: it is applied unless there is a guard, and every
-step after it is bad because of it.
+step after it is bad because of it. Where a GPU is behind the host, so that without a guard a bad loss is known when its
+step has been applied, no step could be kept, and none is noted.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class IncidentWriter:
 
     def before_backward(self, root: Tensor, value: Any) -> None:
         """`backward` is about to run; the loss is known as a number unless reading it would wait for the device."""
-        if self._notes.capture is None:
+        if not self._is_noting():
             return
         if not self._context.optimizers.all:
             self._notes.restart(self._state.steps)
@@ -130,7 +131,7 @@ class IncidentWriter:
         `again` says that it is not the first time in a step that evaluates a closure.
         """
         loss, self._loss = self._loss, None
-        if self._notes.capture is None:
+        if not self._is_noting():
             return
         self._microbatches.ran_backward(loss, again)
         if self._bad_loss is not None:
@@ -142,7 +143,7 @@ class IncidentWriter:
 
     def bad_step(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to apply gradients that are not finite."""
-        if self._notes.capture is not None:
+        if self._is_noting():
             self._keep(optimizer, "", "step")
 
     def skipped(self, step: int, optimizer: int | None) -> None:
@@ -156,12 +157,21 @@ class IncidentWriter:
         if self._notes.capture is None:
             return
         self._after = watched.number
+        if self._state.losses_are_late and not self._context.options.guard:
+            self._notes.capture.pause()
+            self._first_call.shut()
+            return
+        if self._notes.capture.is_paused:
+            self._notes.moved_to(self._state.steps, under_way=False)
         models = self._registry.models_now()
         self._notes.capture.know(models)
         self._parts = None
         self._versions = self._buffers.of(models)
         self._notes.begin(self._state.steps)
         self._open()
+
+    def _is_noting(self) -> bool:
+        return self._notes.capture is not None and not self._notes.capture.is_paused
 
     def _owner(self) -> torch.optim.Optimizer | None:
         """The optimizer that the bad loss is for: one whose parameters it reaches, others keep old gradients.

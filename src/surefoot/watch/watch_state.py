@@ -54,6 +54,8 @@ class WatchState:
         """Whether a probe that begins or ends sampled steps has failed, so that no more are started."""
         self.backwards_at_closure: int | None = None
         """The number of backwards when a step that evaluates a closure began; `None` outside of such a step."""
+        self.losses_are_late = False
+        """Whether the last loss, on a device, was not known yet when its backward began."""
         self.has_stepped = False
         """Whether an optimizer has stepped."""
         self.scaler = LossScalerState()

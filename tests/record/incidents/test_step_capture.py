@@ -140,3 +140,21 @@ def test_the_microbatches_of_a_loop_that_never_steps_are_bounded(monkeypatch):
     assert capture.current.began_before
     assert capture.current.batch_bytes == sum(each.nbytes() for each in capture.current.microbatches) == 24
     capture.close()
+
+
+def test_while_paused_nothing_is_noted_held_or_hooked():
+    model = nn.Linear(2, 1)
+    capture = StepCapture([model], CPU, between_steps=False)
+    capture.drew(torch.ones(1, 2))
+    capture.pause()
+    assert hooks(model) == 0
+    capture.drew(torch.ones(1, 2))
+    capture.called(model, (torch.ones(1, 2),), {})
+    assert not capture.under_way.drawn
+    assert not capture.under_way.calls
+    assert capture.window(0) is None
+    capture.moved_to(7, under_way=False)
+    capture.drew(torch.ones(1, 2))
+    assert len(capture.under_way.drawn) == 1
+    assert capture.window(7) is capture.current
+    capture.close()

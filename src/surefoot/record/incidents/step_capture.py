@@ -242,6 +242,8 @@ class StepCapture:
         """The microbatch that is not complete yet."""
         self.current = Window(step, self._streams.note())
         """The step under way."""
+        self.is_paused = False
+        """Whether nothing is noted for now."""
         self.hold_all = not lag_steps
         """Whether what a model is called with is held although a batch was seen: for one step that is little."""
         self._held_bytes = 0
@@ -285,6 +287,8 @@ class StepCapture:
     def _draw(self, batch: Any) -> bool:
         """Note a batch, if it is one to train with."""
         now = self.under_way
+        if self.is_paused:
+            return False
         if self._past.maxlen == 1:
             self._past.clear()  # decided by now: the last batch need not live longer than in the loop
         models = self.models.alive()
@@ -313,7 +317,7 @@ class StepCapture:
 
     def called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A model is about to run."""
-        if torch.compiler.is_compiling():
+        if self.is_paused or torch.compiler.is_compiling():
             return
         now, self._just_drawn = self.under_way, 0
         if not any(caller() is module for caller in now.callers):
@@ -352,11 +356,19 @@ class StepCapture:
 
     def moved_to(self, step: int, under_way: bool) -> None:
         """The run is elsewhere: before `step`, or in the middle of it."""
+        self.is_paused = False
         self._past.clear()
         self.under_way = Microbatch()
         self.current = Window(
             step, None if under_way else self._streams.note_or(self.under_way.streams), began_before=under_way
         )
+
+    def pause(self) -> None:
+        """Note nothing until `moved_to` is called."""
+        self.is_paused = True
+        self.under_way, self.current = Microbatch(), Window(-1, None)
+        self._past.clear()
+        self.models.detach()
 
     def begin(self, step: int) -> None:
         """The step is over; the next one is `step`."""

@@ -1,0 +1,52 @@
+"""The data of every step, read off the graph of its loss; see `tests/gpu` for what a device changes."""
+
+import torch
+from torch import nn
+
+from surefoot.watch.batch_numbers import LargestNumbers
+from surefoot.watch.measuring_budget import MeasuringBudget
+from surefoot.watch.step_data import StepData
+
+
+def trained(data: StepData, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    model = nn.Linear(3, 2)
+    for number, (inputs, labels) in enumerate(batches):
+        data.note(nn.functional.cross_entropy(model(inputs), labels), "line 1", number, number + 1)
+
+
+def test_equal_batches_have_equal_fingerprints_and_labels_are_counted():
+    inputs, labels = torch.randn(4, 3), torch.tensor([0, 1, 1, 1])
+    data = StepData(MeasuringBudget())
+    trained(data, [(inputs, labels), (inputs + 1, labels), (inputs.clone(), labels)])
+    first, second, third = data.as_facts().batches
+    assert first.input_print == third.input_print != second.input_print
+    assert first.labels == {"0": 1, "1": 3}
+    assert [each.step for each in (first, second, third)] == [0, 1, 2]
+    (rows,) = data.as_facts().rows.values()
+    assert len(rows.prints) == 8
+    assert rows.whole
+
+
+def test_once_not_every_step_is_measured_no_batch_is_noted_and_the_rows_are_not_all_known():
+    budget = MeasuringBudget()
+    data = StepData(budget)
+    batch = torch.randn(4, 3), torch.tensor([0, 1, 1, 1])
+    trained(data, [batch])
+    budget.is_unlimited = False
+    trained(data, [batch])
+    facts = data.as_facts()
+    assert len(facts.batches) == 1
+    assert not facts.rows["0"].whole
+
+
+def test_the_largest_numbers_tell_what_is_not_finite():
+    fine = LargestNumbers(torch.tensor([1.0, -3.0]), torch.tensor([1, 2]))
+    assert fine.has_arrived()
+    assert fine.are_finite()
+    assert fine.as_fields() == {"input_largest": 3.0}
+    assert fine.rows() == []
+    for bad in (torch.nan, torch.inf):
+        broken = LargestNumbers(torch.ones(2), torch.tensor([0.0, bad]))
+        assert not broken.are_finite()
+        assert broken.as_fields()["input_largest"] == 1.0
+    assert LargestNumbers(None, None).are_finite()
