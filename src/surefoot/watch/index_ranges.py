@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from surefoot.record.facts import CrashFacts
     from surefoot.watch.context import WatchContext
 
-SLOTS, FEWEST_SLOTS, RING_BYTES = 512, 32, 8 << 20
+SLOTS, FEWEST_SLOTS, RING_BYTES = 128, 32, 4 << 20
 """Calls whose indices are kept, for each size: a device is behind by about a thousand launches, at least 30 a step."""
 MOST_COPIED = 1 << 15
 """Of more indices than these only the range is copied."""
