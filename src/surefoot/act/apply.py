@@ -16,6 +16,7 @@ Settings that are not finite are found here too: a NaN learning rate reaches eve
 from __future__ import annotations
 
 import math
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,6 @@ from torch.optim.optimizer import Optimizer
 
 from surefoot.core.gradient_mode import without_gradients
 from surefoot.core.save_restore import save_optimizer, save_tensors, without_repeats
-from surefoot.core.weak_reference import IdentityMap
 from surefoot.types import OptimizerSetting
 
 if TYPE_CHECKING:
@@ -101,9 +101,9 @@ class OuterScaling(NamedTuple):
 
 
 NO_OUTER_SCALING = OuterScaling()
-_SET_BY_GUARD: IdentityMap[OuterScaling] = IdentityMap()
-"""Optimizers on which a guard has set `grad_scale`, with what it is without the factor of the clipper."""
-_GUARDED_TWICE: IdentityMap[bool] = IdentityMap()
+_SET_BY_GUARD: dict[int, OuterScaling] = {}
+"""For optimizers that are inside a step: what a guard has set `grad_scale` to, without the factor of the clipper."""
+_GUARDED_TWICE: dict[int, weakref.ref[Any]] = {}
 """Optimizers on which a second guard has measured between the first one's preparation and the step."""
 
 
@@ -112,9 +112,10 @@ def outer_scaling(optimizer: Any) -> OuterScaling:
     scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
     if scale is None and found_inf is None:
         return NO_OUTER_SCALING
-    others = _SET_BY_GUARD.get(optimizer)
+    number = id(optimizer)
+    others = _SET_BY_GUARD.get(number)
     if others is not None:
-        _GUARDED_TWICE.set(optimizer, True)
+        _GUARDED_TWICE[number] = weakref.ref(optimizer, lambda _: _GUARDED_TWICE.pop(number, None))
         return others._replace(found_inf=found_inf)
     return OuterScaling(scale, found_inf, is_loss_scale=True)
 
@@ -124,7 +125,8 @@ def is_guarded_twice(optimizer: Any) -> bool:
 
     It is to see them as backward left them, so the first one must not change them.
     """
-    return bool(_GUARDED_TWICE.get(optimizer))
+    reference = _GUARDED_TWICE.get(id(optimizer))
+    return reference is not None and reference() is optimizer
 
 
 def fold(
@@ -143,9 +145,10 @@ def fold(
     everything back as it was. `is_loss_scale` says whether a loss scale is part of `divide`.
     """
     scale = outer.scale if divide is None else divide if outer.scale is None else divide * outer.scale
-    if _SET_BY_GUARD.get(optimizer) is None:
-        _SET_BY_GUARD.set(optimizer, OuterScaling(scale, None, is_loss_scale or outer.is_loss_scale))
-        undo.callback(_SET_BY_GUARD.remove, optimizer)
+    number = id(optimizer)
+    if number not in _SET_BY_GUARD:
+        _SET_BY_GUARD[number] = OuterScaling(scale, None, is_loss_scale or outer.is_loss_scale)
+        undo.callback(_SET_BY_GUARD.pop, number, None)
     if factor is not None:
         scale = (1 if scale is None else scale) / factor
     if scale is not outer.scale:
