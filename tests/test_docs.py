@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
@@ -62,6 +63,14 @@ def test_every_exported_part_is_on_the_page_of_its_kind(page, modules):
     named = set(re.findall(r"\w+", (ROOT / "docs" / page).read_text()))
     assert len(parts) >= 4
     assert [name for name in parts if name not in named] == []
+
+
+def test_every_exported_function_is_described():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    named = {word for page in pages for word in re.findall(r"\w+", page.read_text())}
+    functions = [name for name in surefoot.__all__ if inspect.isfunction(getattr(surefoot, name))]
+    assert len(functions) >= 10
+    assert [name for name in functions if name not in named] == []
 
 
 def module_of(name):

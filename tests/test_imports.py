@@ -1,6 +1,7 @@
 """Who may import whom, and what importing surefoot costs."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import patience
 import surefoot
 
 ROOT = Path(surefoot.__file__).parent
+CHECKOUT = Path(__file__).parents[1]
 LAYERS = (
     ("types", "errors", "core"),
     ("observe", "detect", "decide", "act", "build"),
@@ -142,3 +144,14 @@ def test_help_does_not_import_torch():
     code = "import sys; from typer.testing import CliRunner; from surefoot.cli import app; "
     code += "assert CliRunner().invoke(app, ['--help']).exit_code == 0; assert 'torch' not in sys.modules"
     patience.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_optional_package_is_installed_for_development_in_a_pinned_version():
+    tomllib = pytest.importorskip("tomllib")  # Python 3.10 has none
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    (own,) = (re.findall(r"\w+", needed)[1:] for needed in extras["dev"] if needed.startswith("surefoot["))
+    assert {*own, "dev"} == set(extras)
+    pinned = re.findall(r"^([\w-]+)==", (CHECKOUT / "constraints.txt").read_text(), re.MULTILINE)
+    needed = [re.match(r"[\w-]+", line)[0] for lines in (project["dependencies"], *extras.values()) for line in lines]
+    assert set(needed) - {"surefoot"} == set(pinned)

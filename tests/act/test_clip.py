@@ -1,5 +1,5 @@
 import math
-from dataclasses import fields
+from dataclasses import MISSING, fields
 
 import numpy as np
 import pytest
@@ -16,10 +16,18 @@ from surefoot.types import GradientNorms
 
 SHORT = {"max_norm": 1.0, "warmup_steps": 3, "window_steps": 8}
 """Settings with which a clipper is warm after a few steps; each is given those it has."""
+
+
+def made(kind):
+    needed = [each.name for each in fields(kind) if each.default is MISSING and each.name not in SHORT]
+    assert not needed, f"{kind.__name__} needs {needed}: give each a value in SHORT, so that it is tested too."
+    return kind(**{each.name: SHORT[each.name] for each in fields(kind) if each.name in SHORT})
+
+
 CLIPPERS = [
-    made(**{each.name: SHORT[each.name] for each in fields(made) if each.name in SHORT})
-    for made in (getattr(sf, name) for name in sf.__all__)
-    if getattr(made, "__module__", "") == clip.__name__
+    made(kind)
+    for kind in (getattr(sf, name) for name in sf.__all__)
+    if getattr(kind, "__module__", "") == clip.__name__
 ]
 every_clipper = pytest.mark.parametrize("clipper", CLIPPERS, ids=lambda clipper: type(clipper).__name__)
 
