@@ -19,7 +19,7 @@ from surefoot.observe.tensors import dense_views
 from surefoot.record.facts import NonFiniteGradientEvent
 from surefoot.watch.guard import OptimizerGuard
 from surefoot.watch.optimizer_order import follow
-from surefoot.watch.optimizer_record import OptimizerRecord, least
+from surefoot.watch.optimizer_record import OptimizerRecord, first_gradient_norm, least
 from surefoot.watch.user_frames import name_of, site, user_frame
 
 if TYPE_CHECKING:
@@ -107,7 +107,11 @@ class StepObserver:
     def _give_to_guard(self, record: OptimizerRecord, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         """Attach the guard if it is not yet, and hand it the loss of the step that begins."""
         attachment = self.guard.attachment(record, optimizer)
-        if attachment is None or not attachment.attached or not self.guard.measures(record):
+        if attachment is None or not attachment.attached:
+            return
+        if not self.guard.measures(record):
+            if self._context.calls.last_clip is None and not self._state.scaler.enabled:
+                record.row["one_gradient"] = first_gradient_norm(optimizer)
             return
         loss = None if has_closure else self._context.losses.loss_so_far()
         if loss is not None:
