@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from surefoot.zoo.fork_server import ForkServer, Order
+from surefoot.zoo.fork_server import ForkedRun, ForkServer
 
 PRINTS = """
 import atexit, os, random, sys, threading, time
@@ -22,24 +22,24 @@ print(started.pid)
 
 
 def test_a_fork_is_like_a_process_of_its_own(tmp_path):
-    def order(name, text, *arguments, **options):
+    def a_run(name, text, *arguments, **options):
         (tmp_path / f"{name}.py").write_text(text)
         (tmp_path / name).mkdir()
         paths = (str(tmp_path / f"{name}.py"), arguments, str(tmp_path / name), str(tmp_path / f"{name}.txt"))
-        return Order(*paths, **options)
+        return ForkedRun(*paths, **options)
 
-    orders = [
-        order("seven", PRINTS, "7"),
-        order("words", PRINTS, "no data"),
-        order("child", LEAVES_A_CHILD),
-        order("loop", "while True: pass", timeout_s=1),
+    runs = [
+        a_run("seven", PRINTS, "7"),
+        a_run("words", PRINTS, "no data"),
+        a_run("child", LEAVES_A_CHILD),
+        a_run("loop", "while True: pass", timeout_s=1),
     ]
     with ForkServer(jobs=2) as server:
-        for each in orders:
+        for each in runs:
             server.submit(each)
-        assert dict(server.ended()) == dict(zip(orders, (7, 1, 0, None), strict=True))
-        server.submit(orders[0])
-        assert list(server.ended()) == [(orders[0], 7)]
+        assert dict(server.ended()) == dict(zip(runs, (7, 1, 0, None), strict=True))
+        server.submit(runs[0])
+        assert list(server.ended()) == [(runs[0], 7)]
     seven, words = ((tmp_path / f"{name}.txt").read_text().splitlines() for name in ("seven", "words"))
     assert f"{tmp_path / 'seven'} 7 __main__ 1" in seven
     assert {"at exit", "thread", "left out: b''"} < set(seven)

@@ -25,6 +25,7 @@ def test_a_generator_of_the_cpu_draws_there_and_the_numbers_are_moved():
         weights = torch.ones(4, device="cpu").uniform_(generator=generator)
         assert not torch.multinomial(weights, 2, generator=generator).is_meta
         assert torch.randn(4).is_meta
+        assert not torch.nn.init.normal_(weights, generator=generator).is_meta
     assert torch.randn(4).device == first.device
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surefoot.core.files import write_file
-from surefoot.zoo.fork_server import ForkServer, Order
+from surefoot.zoo.fork_server import ForkedRun, ForkServer
 from surefoot.zoo.score import DEVICE_FILE, TIMEOUT_S, Result, folder_of, prepare, read
 
 if TYPE_CHECKING:
@@ -37,17 +37,16 @@ def run_all(
     found = []
     with tempfile.TemporaryDirectory(prefix="surefoot-zoo-") as scratch, ForkServer(jobs) as server:
         root = keep.absolute() if keep is not None else Path(scratch, "runs")
-        waiting: dict[str, Generator[Order, int | None, Result]] = {}
+        waiting: dict[Path, Generator[ForkedRun, int | None, Result]] = {}
         for specimen in chosen:
             for seed in seeds:
-                place = Path(scratch, str(len(waiting)))
-                place.mkdir()
-                run = DeviceRun(device, specimen, seed, folder_of(root, specimen, seed), place, timeout_s)
-                waiting[str(place)] = steps = run.steps()
+                own = Path(scratch, str(len(waiting)))
+                examined = DeviceRun(device, specimen, seed, folder_of(root, specimen, seed), own, timeout_s)
+                waiting[own] = steps = examined.steps()
                 server.submit(next(steps))
-        for order, code in server.ended():
+        for run, code in server.ended():
             try:
-                server.submit(waiting[order.place].send(code))
+                server.submit(waiting[Path(run.place).parent].send(code))
             except StopIteration as end:
                 found.append(end.value)
                 done(end.value)
@@ -63,33 +62,35 @@ class DeviceRun:
     seed: int
     folder: Path
     """The run folder."""
-    place: Path
-    """The working directory."""
+    scratch: Path
+    """Where each of its runs gets a working directory, which is new."""
     timeout_s: float
 
-    def steps(self) -> Generator[Order, int | None, Result]:
+    def steps(self) -> Generator[ForkedRun, int | None, Result]:
         """Yields what to run next, is sent its exit code, and returns the result."""
         prepare(self.folder)
-        code = yield self._order(self.folder / "output.txt", self.device, watched=True)
+        code = yield self._run("watched", self.folder / "output.txt", self.device, watched=True)
         result = self._read(code)
         if code is not None and (result.trouble or result.exit_code):
-            result.cannot_run = yield from self._error_of_its_own()
+            result.cannot_run = yield from self._error_on_device()
         write_file(self.folder / DEVICE_FILE, json.dumps({"device": self.device, "cannot_run": result.cannot_run}))
         result.device = self.device
         return result
 
-    def _error_of_its_own(self) -> Generator[Order, int | None, str]:
-        """The error that the script has on the device and not on the CPU; empty if there is none."""
-        output = self.place.with_suffix(".txt")
-        if (yield self._order(output)) != 0 or not (yield self._order(output, self.device)):
-            return ""
-        return _last_line(output)
+    def _error_on_device(self) -> Generator[ForkedRun, int | None, str]:
+        """The error that the script by itself has on the device and not on the CPU; empty if there is none."""
+        output = self.scratch / "output.txt"
+        if (yield self._run("cpu", output)) == 0 and (yield self._run("device", output, self.device)) not in (0, None):
+            return _last_line(output)
+        return ""
 
-    def _order(self, output: Path, device: str = "", watched: bool = False) -> Order:
-        return Order(
+    def _run(self, name: str, output: Path, device: str = "", watched: bool = False) -> ForkedRun:
+        place = self.scratch / name
+        place.mkdir(parents=True)
+        return ForkedRun(
             script=str(self.specimen.path),
             arguments=(str(self.seed),),
-            place=str(self.place),
+            place=str(place),
             output=str(output),
             run_folder=str(self.folder) if watched else "",
             timeout_s=self.timeout_s,

@@ -1,8 +1,8 @@
 """Scripts that run side by side, each in a fork of one process that has imported torch.
 
-Importing torch and surefoot takes seconds, and forking takes none. `ForkServer` starts that process, gives it orders
-and returns what became of them. The process (`python -m surefoot.zoo.fork_server JOBS`) reads orders from stdin
-and writes answers to stdout, each a line of JSON. It computes nothing and never touches a device: a fork could not use
+Importing torch and surefoot takes seconds, and forking takes none. `ForkServer` starts that process, tells it what to
+run, and returns how the runs ended. The process (`python -m surefoot.zoo.fork_server JOBS`) reads runs from stdin and
+writes exit codes to stdout, each a line of JSON. It computes nothing and never touches a device: a fork could not use
 it. When its stdin ends, it ends, and every run with it.
 
 A run differs from one of a fresh interpreter in what is imported already, and the interpreter is not taken down.
@@ -27,9 +27,9 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from surefoot.watch.run_script import Ending, Target, run
+from surefoot.watch import run_script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ _POLL_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
-class Order:
+class ForkedRun:
     """One run of a script."""
 
     script: str
@@ -69,7 +69,7 @@ class ForkServer:
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self._orders: dict[int, Order] = {}
+        self._runs: dict[int, ForkedRun] = {}
         self._count = 0
 
     def __enter__(self) -> ForkServer:
@@ -78,21 +78,22 @@ class ForkServer:
     def __exit__(self, *_: object) -> None:
         self._process.communicate()
 
-    def submit(self, order: Order) -> None:
+    def submit(self, run: ForkedRun) -> None:
         """Have a run made as soon as there is a free place."""
-        self._orders[self._count] = order
-        print(json.dumps({"number": self._count, **asdict(order)}), file=self._process.stdin, flush=True)
+        self._runs[self._count] = run
+        with suppress(BrokenPipeError):  # it has ended, which `ended` says
+            print(json.dumps([self._count, asdict(run)]), file=self._process.stdin, flush=True)
         self._count += 1
 
-    def ended(self) -> Iterator[tuple[Order, int | None]]:
+    def ended(self) -> Iterator[tuple[ForkedRun, int | None]]:
         """Runs as they end, with their exit codes (`None`: it took too long), until none is left."""
         assert self._process.stdout is not None
-        while self._orders:
+        while self._runs:
             line = self._process.stdout.readline()
             if not line:
                 raise RuntimeError(f"the process that forks has ended with exit code {self._process.wait()}")
-            answer = json.loads(line)
-            yield self._orders.pop(answer["number"]), answer["code"]
+            number, code = json.loads(line)
+            yield self._runs.pop(number), code
 
 
 # ---- in the process that forks --------------------------------------------------------------------------------------
@@ -111,66 +112,70 @@ def import_watching() -> None:
 
 
 def serve(jobs: int) -> None:
-    """Answer orders until stdin ends."""
-    waiting: deque[dict[str, Any]] = deque()
+    """Start what is read from stdin, until that ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end of stdin follows, and ends the runs too
+    waiting: deque[tuple[int, ForkedRun]] = deque()
     running: dict[int, tuple[int, float]] = {}
+    try:
+        for line in _lines():
+            if line:
+                number, held = json.loads(line)
+                waiting.append((number, ForkedRun(**held)))
+            while waiting and len(running) < jobs:
+                number, run = waiting.popleft()
+                child = os.fork()
+                if child == 0:
+                    become(run)
+                running[child] = number, time.monotonic() + run.timeout_s
+            for child, (number, deadline) in list(running.items()):
+                is_late = time.monotonic() > deadline
+                if is_late:
+                    _kill(child)
+                ended, status = os.waitpid(child, 0 if is_late else os.WNOHANG)
+                if ended:
+                    _kill_group(child)  # what it has started
+                    del running[child]
+                    print(json.dumps([number, None if is_late else os.waitstatus_to_exitcode(status)]), flush=True)
+    finally:
+        for child in running:
+            _kill(child)
+
+
+def _lines() -> Iterator[bytes]:
+    """The lines of stdin as they come, and an empty one whenever none has come for a while."""
     read = b""
     while True:
         if select.select([0], [], [], _POLL_SECONDS)[0]:
             added = os.read(0, 1 << 16)
             if not added:
-                break
+                return
             *lines, read = (read + added).split(b"\n")
-            waiting.extend(map(json.loads, lines))
-        while waiting and len(running) < jobs:
-            order = waiting.popleft()
-            number = order.pop("number")
-            child = os.fork()
-            if child == 0:
-                become(Order(**order))
-            running[child] = number, time.monotonic() + order["timeout_s"]
-        for child, (number, deadline) in list(running.items()):
-            code = _exit_code(child, deadline)
-            if code != _RUNS:
-                del running[child]
-                print(json.dumps({"number": number, "code": code}), flush=True)
-    for child in running:
-        _kill(child)
-
-
-_RUNS = "runs"
-
-
-def _exit_code(child: int, deadline: float) -> int | str | None:
-    """The exit code of a child that has ended, minus the signal that it died of; `None` if it had to be killed."""
-    late = time.monotonic() > deadline
-    if late:
-        _kill(child)
-    ended, status = os.waitpid(child, 0 if late else os.WNOHANG)
-    if not ended:
-        return _RUNS
-    _kill(child)  # what it has started
-    return None if late else os.waitstatus_to_exitcode(status)
+            yield from lines
+        yield b""
 
 
 def _kill(child: int) -> None:
+    """Kill a child that has not been waited for, and what it has started."""
+    _kill_group(child)
+    os.kill(child, signal.SIGKILL)  # it may not lead its group yet
+
+
+def _kill_group(leader: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(child, signal.SIGKILL)
-    with suppress(ProcessLookupError):
-        os.kill(child, signal.SIGKILL)
+        os.killpg(leader, signal.SIGKILL)
 
 
 # ---- in a fork ------------------------------------------------------------------------------------------------------
 
 
-def become(order: Order) -> NoReturn:
+def become(run: ForkedRun) -> NoReturn:
     """Run the script to its end, as `python` or `surefoot run` would."""
     leave = os._exit  # a watched script finds another one
     code = 1
     try:
-        _prepare(order)
+        _prepare(run)
         try:
-            _execute(order)
+            _execute(run)
             code = 0
         except SystemExit as request:
             if isinstance(request.code, (int, type(None))):
@@ -188,32 +193,33 @@ def become(order: Order) -> NoReturn:
         leave(code)
 
 
-def _prepare(order: Order) -> None:
+def _prepare(run: ForkedRun) -> None:
     """What a process of its own would have."""
     import numpy as np
     import torch
 
     os.setsid()
-    nothing, output = os.open(os.devnull, os.O_RDONLY), os.open(order.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    nothing, output = os.open(os.devnull, os.O_RDONLY), os.open(run.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for place, descriptor in enumerate((nothing, output, output)):
         os.dup2(descriptor, place)
     os.close(nothing)
     os.close(output)
-    os.chdir(order.place)
+    os.chdir(run.place)
     for seed_anew in (np.random.seed, torch.default_generator.seed):  # as their imports do; `random` does it by itself
         seed_anew()
-    if order.device:
+    if run.device:
         from surefoot.zoo.on_device import use_device
 
-        use_device(torch.device(order.device))
+        use_device(torch.device(run.device))
 
 
-def _execute(order: Order) -> None:
-    if order.run_folder:
-        sys.argv = ["surefoot", "run", "--out", order.run_folder, order.script, *order.arguments]
+def _execute(run: ForkedRun) -> None:
+    if run.run_folder:
+        sys.argv = ["surefoot", "run", "--out", run.run_folder, run.script, *run.arguments]
         runpy.run_module("surefoot", run_name="__main__")
     else:
-        run(Target(order.script, tuple(order.arguments)), Ending())
+        run_script.run(run_script.Target(run.script, tuple(run.arguments)), run_script.Ending())
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ Left out: tensors of old constructors (`torch.FloatTensor`) and what worker proc
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +28,7 @@ from torch.utils._device import DeviceContext
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 _TO_NUMPY, _AS_ARRAY = Tensor.numpy, Tensor.__array__
 
 
@@ -45,14 +48,18 @@ class DefaultDevice(DeviceContext):
 
     def _drawn(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], home: torch.device) -> Any:
         """What a function draws with a generator that lives elsewhere."""
-        tensors = [value for value in args if isinstance(value, Tensor)]
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         if kwargs.get("device") is not None or (tensors and all(each.device == home for each in tensors)):
             return func(*args, **kwargs)
-        at_home = [value.to(home) if isinstance(value, Tensor) else value for value in args]
+        at_home = {id(each): each.to(home) for each in tensors}
+        given = [at_home.get(id(value), value) for value in args]
+        named = {name: at_home.get(id(value), value) for name, value in kwargs.items()}
         with home:  # the default device, for functions that make a tensor
-            drawn = func(*at_home, **kwargs)
-        if tensors and drawn is at_home[0]:  # in place
-            return args[0].copy_(drawn)
+            drawn = func(*given, **named)
+        for each in tensors:
+            if drawn is at_home[id(each)]:  # in place
+                with torch.no_grad():
+                    return each.copy_(drawn)
         return drawn.to(self.device)
 
 
@@ -78,10 +85,13 @@ def _moving(from_numpy: Callable[[Any], Tensor], device: torch.device) -> Callab
 
 
 def _make_for(kind: Any, device_type: str) -> None:
-    """Have a class, whose first argument is the type of a device, make all its objects for this one."""
+    """Have a class, whose first argument is the type of a device, make the script's objects for this one."""
     original = kind.__init__
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        if sys._getframe(1).f_code.co_filename.startswith(_TORCH):  # torch knows what it makes them for
+            original(self, *args, **kwargs)
+            return
         given = {name: value for name, value in kwargs.items() if name not in ("device", "device_type")}
         original(self, device_type, *args[1:], **given)
 
