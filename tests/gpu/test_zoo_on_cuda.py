@@ -43,6 +43,8 @@ assert kept.is_cuda and not torch.zeros(3, device="cpu").is_cuda
 assert torch.from_numpy(np.ones(3)).is_cuda
 assert np.mean(np.asarray(torch.ones(3))) == torch.ones(3).numpy().mean() == 1
 assert len(random_split(range(10), [3, 7])[0]) == 3
+packed = torch.nn.utils.rnn.pack_padded_sequence(torch.ones(2, 3, 1), torch.tensor([3, 2]), batch_first=True)
+assert packed.data.is_cuda and len(packed.data) == 5
 with torch.autocast("cpu", dtype=torch.float16):
     assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float16
 with torch._C.DisableTorchFunction():

@@ -1,14 +1,15 @@
 """A script that was written for the CPU runs on another device, unmodified.
 
 `use_device` is called once, before the script, and does what a user might write at its top. The default device is set,
-which leaves four things that a script for the CPU does and that would fail or stay on the CPU:
+which leaves five things that a script for the CPU does and that would fail or stay on the CPU:
 
 - numbers are drawn with a generator of the CPU: they are drawn there, so they are those of a run on the CPU, and moved;
 - a tensor goes to NumPy: it is copied to the host first;
+- the lengths for `pack_padded_sequence` are a tensor: it wants them on the host, and gets them there;
 - an array comes from NumPy: `torch.from_numpy`, which no mode sees, moves it to the device;
 - `torch.autocast("cpu")` and `torch.amp.GradScaler("cpu")`: they get the device instead.
 
-The first two belong to the mode that the default device of torch is. Watching a script is the same with it: a mode of
+The first three belong to the mode that the default device of torch is. Watching a script is the same with it: a mode of
 another kind, and a replaced method of tensors, would be the script's own, which surefoot does not interfere with. What
 surefoot itself computes stays where it is, because it turns modes off.
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _TO_NUMPY, _AS_ARRAY = Tensor.numpy, Tensor.__array__
+_PACK: Any = torch._VF._pack_padded_sequence  # what `pack_padded_sequence` calls
 
 
 class DefaultDevice(DeviceContext):
@@ -41,6 +43,8 @@ class DefaultDevice(DeviceContext):
         kwargs = kwargs or {}
         if func is _TO_NUMPY or func is _AS_ARRAY:
             return func(args[0].cpu(), *args[1:], **kwargs)
+        if func is _PACK:
+            return func(args[0], args[1].cpu(), *args[2:], **kwargs)
         generator = kwargs.get("generator")
         if generator is not None and generator.device.type != self.device.type:
             return self._drawn(func, args, kwargs, generator.device)
