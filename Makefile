@@ -57,6 +57,8 @@ bench: $(READY)
 	$(BIN)/python benchmarks/log_cost.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/report.py
+	if $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
+		$(BIN)/python -m surefoot zoo score --device cuda --seeds 100; fi
 
 torture: $(READY)
 	$(BIN)/python benchmarks/torture.py

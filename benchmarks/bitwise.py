@@ -13,20 +13,17 @@ torch is imported once; each run is a fork of that process, so that hundreds of 
 run, with torch not yet imported, is the business of tests/watch.) The parent never touches the GPU: a fork could not
 use it then.
 
-The scripts are written for a CPU. With `--device cuda` they run unmodified after a few lines that a user might have
-written (`on_cuda`), the same with and without surefoot: the default device is the GPU, and what makes CPU tensors or
-generators makes them there. A script that ends with an error nevertheless is listed with it and not compared.
+The scripts are written for a CPU. With `--device cuda` they run unmodified after `surefoot.zoo.on_device.use_device`,
+the same with and without surefoot: the default device is the GPU. A script that ends with an error nevertheless is
+listed with it and not compared.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import hashlib
-import importlib
 import json
 import os
-import pkgutil
 import platform
 import random
 import shutil
@@ -42,14 +39,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")  # pyarrow's own thread would miss in forks
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
 import torch
-import torch._dynamo
 from odd_scripts import ODD, PRELUDE
 from torch import Tensor, nn
+
+from surefoot.zoo.fork_server import import_watching
+from surefoot.zoo.on_device import use_device
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -128,56 +128,6 @@ class Census:
         return found
 
 
-def on_cuda() -> None:
-    """What a user might write at the top of a script for the CPU to have it run on the GPU."""
-    torch.set_default_device(GPU)
-    generator, from_numpy, numpy, array = torch.Generator, torch.from_numpy, Tensor.numpy, Tensor.__array__
-
-    class Kind(type(generator)):
-        def __instancecheck__(cls, value):
-            return isinstance(value, generator)
-
-    class CudaGenerator(generator, metaclass=Kind):
-        """Draws on the GPU unless another device is named."""
-
-        def __new__(cls, device=GPU):
-            return generator.__new__(cls, device)
-
-    torch.Generator = CudaGenerator
-    torch.from_numpy = lambda values: from_numpy(values).to(GPU)
-    Tensor.numpy = lambda self, **options: numpy(self.cpu(), **options)
-    Tensor.__array__ = lambda self, *dtype: array(self.cpu(), *dtype)
-    for kind in (torch.autocast, torch.amp.GradScaler):
-        _on_the_gpu(kind)
-
-
-def _on_the_gpu(kind: type) -> None:
-    original = kind.__init__
-
-    def made(self, device_type=GPU, *args, **kwargs):
-        kwargs.pop("device", None)
-        original(self, GPU, *args, **kwargs)
-
-    kind.__init__ = made
-
-
-def import_watching() -> None:
-    """In the parent: what every watched run imports, once. The collector then leaves it alone, and forks share it."""
-    import surefoot.commands.run
-    import surefoot.diagnose
-    import surefoot.observe
-    import surefoot.record
-    import surefoot.watch
-
-    os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")  # pyarrow's own thread would miss in forks
-    for package in (surefoot.watch, surefoot.record, surefoot.observe, surefoot.diagnose):
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if not module.name.endswith("__main__"):
-                with suppress(ImportError):  # what not everybody has installed
-                    importlib.import_module(module.name)
-    gc.freeze()
-
-
 def run_in_child(path: str, arguments: tuple[str, ...], watched: bool, folder: Path, device: str = "cpu") -> None:
     """In a forked child: become the script."""
     from surefoot.commands import run as command
@@ -193,8 +143,8 @@ def run_in_child(path: str, arguments: tuple[str, ...], watched: bool, folder: P
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
     voice._stream = sys.stderr
     random.seed(20)  # a fork draws a new seed of its own
-    if device == "cuda":
-        on_cuda()
+    if device == GPU:
+        use_device(torch.device(GPU))
     census = Census()
     target = execute.Target(path, arguments)
     session = command.RunSession(command.Request(target, str(folder / "run")))
@@ -433,7 +383,7 @@ def scripts(only: str, odd: bool, zoo: bool, seed: int, scratch: Path) -> Iterat
 def machine(device: str) -> str:
     """What it runs on. The GPU is asked for its name by a process of its own; empty if there is none."""
     words = [f"Python {platform.python_version()}", f"torch {torch.__version__}", f"{os.cpu_count()} cores"]
-    if device == "cuda":
+    if device == GPU:
         ask = [
             sys.executable,
             "-c",

@@ -6,8 +6,13 @@ import pytest
 import torch
 
 from surefoot.core import device
+<<<<<<< HEAD
 from surefoot.core.device import generators_of, has_streams, is_capturing
 from surefoot.core.device_copies import begin_reading, upload
+=======
+from surefoot.core.device import begin_reading, generators_of, has_streams, is_capturing, upload
+from surefoot.errors import UsageError
+>>>>>>> cudazoo
 
 CPU = torch.device("cpu")
 without_accelerator = pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")
@@ -71,6 +76,17 @@ def test_versions_and_names_are_those_of_torch():
     assert device.name_of(CPU) == torch.backends.cpu.get_cpu_capability()
     assert device.runtime_version("cuda", {"cuda": "12.8"}) == "CUDA 12.8"
     assert device.runtime_version("cpu", found) == ""
+
+
+def test_a_device_that_is_not_there_is_refused_with_those_that_are():
+    assert device.usable("cpu") == CPU
+    assert device.usable("cpu:0") == torch.device("cpu", 0)
+    for name in ("cpu:1", "meta", "cuda:99", "xpu:99", "turbo", ""):
+        with pytest.raises(UsageError, match=f"no device '{name}' here: torch .* can use cpu:0"):
+            device.usable(name)
+    for name in device.visible_devices():
+        assert str(device.usable(name)) == name
+        assert device.usable(name.partition(":")[0]).type == device.usable(name).type
 
 
 SOURCE = Path(device.__file__).parents[1]

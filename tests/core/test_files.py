@@ -181,6 +181,7 @@ WRITERS = {
     "experiments/changes/guard.py": "a scratch folder",
     "zoo/demo/train.py": "a script of the user's",
     "zoo/score.py": "a scratch folder",
+    "zoo/fork_server.py": "the output of its own runs, in a scratch folder",
     "commands/zoo.py": "a file that the user names",
 }
 """Files of the package that open files for writing by themselves, and why they may."""

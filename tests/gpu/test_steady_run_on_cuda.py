@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+
+from surefoot.watch.measuring_budget import FIRST_STEPS, LONGEST_GAP
 
 pytestmark = [
     pytest.mark.gpu,
@@ -53,6 +56,41 @@ def test_steady_steps_start_no_sync_and_lose_no_number(tmp_path, settings):
     facts = json.loads((tmp_path / "run" / "facts.json").read_text())
     assert facts["problems"] == {}
     series = facts["optimizers"][0]["series"]
-    for name in ("loss", "grad_norm", "clip_norm", "lr"):
+    for name in ("loss", "clip_norm", "lr"):
         assert len(series[name]) == STEPS, name
         assert all(isinstance(value, float) for value in series[name]), name
+    measured = [step for step, norm in enumerate(series["grad_norm"]) if isinstance(norm, float)]
+    assert measured[:FIRST_STEPS] == list(range(FIRST_STEPS))
+    gaps = [later - earlier for earlier, later in pairwise([*measured, STEPS])]
+    assert max(gaps) <= LONGEST_GAP
+
+
+BROKEN = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1)).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+x = torch.randn(512, 8, device="cuda")
+y = x.sum(1, keepdim=True)
+for step in range(1100):
+    rows = torch.randint(512, (32,), device="cuda")
+    out = model(x[rows])
+    loss = (out - y[rows]).square().mean()
+    if step == 1005:
+        loss = loss + (out * 0).abs().sqrt().sum()  # finite, but its derivative at 0 is not
+    optimizer.zero_grad()
+    loss.backward()
+    CLIP
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("clip", ["pass", "nn.utils.clip_grad_norm_(model.parameters(), 1.0)"])
+def test_gradients_that_are_not_finite_are_found_at_a_step_that_is_not_measured(tmp_path, clip):
+    (tmp_path / "train.py").write_text(BROKEN.replace("CLIP", clip))
+    command = [sys.executable, "-m", "surefoot", "run", "--out", "run", "train.py"]
+    ended = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
+    found = json.loads((tmp_path / "run" / "findings.json").read_text())["findings"][0]
+    assert (found["cause"], found["step"]) == ("loss.undefined-op", 1005), ended.stderr[-2000:]

@@ -3,35 +3,14 @@
 import json
 
 import pytest
+from small_zoo import SCRIPT, a_zoo
 
 import forked
 import patience
 from surefoot.core.console import result_console
 from surefoot.errors import UsageError
-from surefoot.zoo import Specimen, find, specimens
+from surefoot.zoo import find, specimens
 from surefoot.zoo.score import Result, as_json, folder_of, recorded, run_all, show, summary
-
-SCRIPT = """
-import sys, torch
-torch.manual_seed(int(sys.argv[1]))
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(30):
-    x = torch.randn(8, 4)
-    loss = (model(x) - x.sum(1, keepdim=True)).pow(2).mean()
-    optimizer.zero_grad(); loss.backward(); optimizer.step()
-"""
-
-
-def a_zoo(root, **scripts):
-    found = []
-    for name, text in scripts.items():
-        half, truth, stem = name.split("__")
-        path = root / half / truth.replace("_", ".") / f"{stem}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        found.append(Specimen(half, path.parent.name, path))
-    return found
 
 
 def run(truth, named, half="testing", alarms=()):

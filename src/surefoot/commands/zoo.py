@@ -11,6 +11,8 @@ import typer
 from surefoot.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from surefoot.zoo.score import Result
 
 SEEDS = "100,101,102"
@@ -62,6 +64,7 @@ def score(
     keep: Path | None = typer.Option(None, help="Keep the run folders here."),
     recorded: Path | None = typer.Option(None, "--from", help="Score the run folders kept here; run nothing."),
     timeout: float = typer.Option(180.0, min=1.0, help="Seconds after which a script is given up."),
+    device: str = typer.Option("cpu", help="What the scripts run on: cpu, or an accelerator as torch names it."),
 ) -> None:
     """Run every script, diagnose it, and compare with the truth."""
     from surefoot.core.console import result_console
@@ -72,10 +75,12 @@ def score(
     if recorded is not None:
         if keep is not None:
             raise UsageError("--keep and --from exclude each other: --from runs nothing that could be kept.")
+        if device != "cpu":
+            raise UsageError("--device and --from exclude each other: --from runs nothing, on no device.")
         given = numbers if seeds != SEEDS else None
         results = list(board.recorded(recorded, half, only, given))
     else:
-        results = _run(half, only, numbers, jobs, keep, timeout)
+        results = _run(half, only, numbers, jobs, keep, timeout, device)
     if not results:
         where = f"in {recorded}" if recorded is not None else "in the zoo"
         raise UsageError(f"no script {where} fits --half {half} --only {only!r}; `surefoot zoo list` shows all.")
@@ -84,11 +89,14 @@ def score(
         json.write_text(board.as_json(results), encoding="utf-8")
 
 
-def _run(half: str, only: str, seeds: list[int], jobs: int, keep: Path | None, timeout: float) -> list[Result]:
+def _run(
+    half: str, only: str, seeds: list[int], jobs: int, keep: Path | None, timeout: float, device: str
+) -> list[Result]:
     from surefoot.core.console import progress_bar
     from surefoot.zoo import score as board
     from surefoot.zoo import specimens
 
+    run_all = board.run_all if device == "cpu" else _on_device(device)
     chosen = specimens(half, only)
     with progress_bar() as progress:
         task = progress.add_task("zoo", total=len(chosen) * len(seeds))
@@ -96,7 +104,17 @@ def _run(half: str, only: str, seeds: list[int], jobs: int, keep: Path | None, t
         def done(result: board.Result) -> None:
             progress.update(task, advance=1, description=result.name[-48:])
 
-        return list(board.run_all(chosen, seeds, jobs, keep, timeout, done))
+        return run_all(chosen, seeds, jobs, keep, timeout, done)
+
+
+def _on_device(name: str) -> Callable[..., list[Result]]:
+    """`run_all` on a device that is there."""
+    from functools import partial
+
+    from surefoot.core.device import usable
+    from surefoot.zoo.device_runs import run_all
+
+    return partial(run_all, str(usable(name)))
 
 
 def _check_half(half: str) -> None:

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 from torch import Tensor
 
+from surefoot.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
@@ -70,6 +72,19 @@ def visible_devices() -> list[str]:
     """The names of all accelerators that this process could use, such as `xpu:0`; "mps" has no number."""
     names = [f"{kind}:{index}" for kind in ("cuda", "xpu") for index in range(getattr(torch, kind).device_count())]
     return [*names, "mps"] if torch.backends.mps.is_available() else names
+
+
+def usable(name: str) -> torch.device:
+    """The device that a user has named; a `UsageError` if this process cannot use it."""
+    there = [torch.device(each) for each in ("cpu:0", *visible_devices())]
+    try:
+        named = torch.device(name)
+        is_there = any(named.type == each.type and named.index in (None, each.index) for each in there)
+    except RuntimeError:  # no device is ever called that
+        is_there = False
+    if not is_there:
+        raise UsageError(f"no device {name!r} here: torch {torch.__version__} can use {', '.join(map(str, there))}.")
+    return named
 
 
 def device_context(device: torch.device) -> AbstractContextManager[Any]:

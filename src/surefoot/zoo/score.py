@@ -3,6 +3,8 @@
 A faulty run counts as top-1 if its truth is the first finding above `info`, as top-3 if it is among the first three
 (where nothing is above `info`, all findings count). A healthy run with any finding above `info` is a false alarm. Run
 folders that were kept can be scored again without running anything, which is how rules are tuned.
+
+`surefoot.zoo.device_runs` runs the scripts on another device. Those that cannot run there are listed and not counted.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 TIMEOUT_S = 180.0
+DEVICE_FILE = "device.json"
+"""In the folder of a run on a device: which one, and the error if the script cannot run there."""
 
 
 @dataclass
@@ -47,6 +51,10 @@ class Result:
     """Why the verdict is `unknown`; empty if it is another one."""
     unwatched: dict[str, str] = field(default_factory=dict)
     """Probes that failed while the script ran."""
+    device: str = "cpu"
+    """What the script ran on."""
+    cannot_run: str = ""
+    """The error of a script that cannot run on the device; it is not counted."""
 
     @property
     def name(self) -> str:
@@ -92,11 +100,16 @@ def run_all(
     return sorted(found, key=lambda result: result.name)
 
 
+def prepare(folder: Path) -> None:
+    """Make a run folder, or remove the results of an earlier run from it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in ("facts.json", "run.json", "findings.json", DEVICE_FILE):
+        (folder / old).unlink(missing_ok=True)
+
+
 def _run_one(specimen: Specimen, seed: int, root: Path, timeout_s: float) -> Result:
     folder = folder_of(root, specimen, seed)
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in ("facts.json", "run.json", "findings.json"):
-        (folder / old).unlink(missing_ok=True)
+    prepare(folder)
     source = str(Path(__file__).parents[2])
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
@@ -135,6 +148,9 @@ def read(folder: Path, half: str, truth: str, script: str, seed: int, trouble: s
     from surefoot.diagnose.engine import diagnose, load
 
     result = Result(half, truth, script, seed, trouble=trouble)
+    if (folder / DEVICE_FILE).exists():
+        held = json.loads((folder / DEVICE_FILE).read_text(encoding="utf-8"))
+        result.device, result.cannot_run = held["device"], held["cannot_run"]
     if trouble:
         return result
     try:
@@ -153,7 +169,8 @@ def read(folder: Path, half: str, truth: str, script: str, seed: int, trouble: s
 
 
 def summary(results: list[Result]) -> dict[str, Any]:
-    """The figures of one half."""
+    """The figures of one half; what cannot run on the device is left out."""
+    results = [result for result in results if not result.cannot_run]
     faulty = [result for result in results if result.faulty]
     healthy = [result for result in results if not result.faulty]
     codes = {}
@@ -197,17 +214,29 @@ def by_half(results: list[Result]) -> dict[str, list[Result]]:
 
 def as_json(results: list[Result]) -> str:
     """Everything, for a file."""
-    halves = {half: summary(held) for half, held in by_half(results).items()}
-    return json.dumps(
-        {"schema": SCORES.version, "halves": halves, "runs": [vars(result) for result in results]}, indent=1
-    )
+    held = {
+        "schema": SCORES.version,
+        "device": devices(results),
+        "halves": {half: summary(held) for half, held in by_half(results).items()},
+        "cannot_run": [{"run": result.name, "error": result.cannot_run} for result in results if result.cannot_run],
+        "runs": [vars(result) for result in results],
+    }
+    return json.dumps(held, indent=1)
+
+
+def devices(results: list[Result]) -> str:
+    """What the scripts ran on; of run folders that were kept, more than one may be named."""
+    return ", ".join(sorted({result.device for result in results}))
 
 
 def show(results: list[Result], console: Any) -> None:
     """Print the scoreboard."""
     for half, held in by_half(results).items():
         _show_half(half, held, console)
+    unable = [f"{result.name}: {result.cannot_run}" for result in results if result.cannot_run]
+    results = [result for result in results if not result.cannot_run]
     for title, lines in [
+        ("cannot run on this device, not counted", unable),
         ("no diagnosis", [f"{result.name}: {result.trouble}" for result in results if result.trouble]),
         (
             "the script itself ended with an error",
@@ -229,8 +258,10 @@ def _show_half(half: str, results: list[Result], console: Any) -> None:
     from rich.table import Table
 
     figures = summary(results)
+    device = devices(results)
+    results = [result for result in results if not result.cannot_run]
     console.print(
-        f"\n[bold]{half}[/bold]: {figures['faulty']} faulty runs, top-1 {_percent(figures['top1'])}, "
+        f"\n[bold]{half}[/bold] on {device}: {figures['faulty']} faulty runs, top-1 {_percent(figures['top1'])}, "
         f"top-3 {_percent(figures['top3'])}; {figures['healthy']} healthy runs, "
         f"{figures['false_alarms']} with a false alarm",
         highlight=False,
