@@ -6,13 +6,9 @@ import pytest
 import torch
 
 from surefoot.core import device
-<<<<<<< HEAD
 from surefoot.core.device import generators_of, has_streams, is_capturing
 from surefoot.core.device_copies import begin_reading, upload
-=======
-from surefoot.core.device import begin_reading, generators_of, has_streams, is_capturing, upload
 from surefoot.errors import UsageError
->>>>>>> cudazoo
 
 CPU = torch.device("cpu")
 without_accelerator = pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")
