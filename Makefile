@@ -57,7 +57,9 @@ bench: $(READY)
 	$(BIN)/python benchmarks/log_cost.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/report.py
+	$(BIN)/python benchmarks/run_overhead.py
 	if $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
+		$(BIN)/python benchmarks/run_overhead.py --cuda; \
 		$(BIN)/python -m surefoot zoo score --device cuda --seeds 100; fi
 
 torture: $(READY)

@@ -185,9 +185,9 @@ class _NumberSlots:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device
         self._words, self.absent = _WORDS[dtype]
-        self.free: deque[_Slot] = deque()
+        self.free: deque[_NumberSlot] = deque()
 
-    def take(self) -> _Slot:
+    def take(self) -> _NumberSlot:
         """A slot that nothing is copied into."""
         for _ in range(len(self.free)):
             slot = self.free.popleft()
@@ -197,13 +197,13 @@ class _NumberSlots:
         else:
             memory = host_memory_for_good(_SLOTS, self._dtype, self._device).zero_()
             seen: Any = memory.view(self._words).numpy()
-            slot, *more = (_Slot(self, place, seen, number) for number, place in enumerate(memory))
+            slot, *more = (_NumberSlot(self, place, seen, number) for number, place in enumerate(memory))
             self.free.extend(more)
         slot.seen[slot.number] = self.absent
         return slot
 
 
-class _Slot:
+class _NumberSlot:
     """The place of one number: as a tensor, and as an array that is read without a call of torch."""
 
     __slots__ = ("number", "owner", "place", "seen")
@@ -220,8 +220,8 @@ class ArrivingNumber:
 
     __slots__ = ("_device", "_slot", "_value")
 
-    def __init__(self, slot: _Slot, device: torch.device) -> None:
-        self._slot: _Slot | None = slot
+    def __init__(self, slot: _NumberSlot, device: torch.device) -> None:
+        self._slot: _NumberSlot | None = slot
         self._device, self._value = device, 0.0
 
     def has_arrived(self, within: float = 0.0) -> bool:

@@ -135,6 +135,11 @@ class StepNotes:
         if self.capture is not None:
             self.capture.hold_all = True
 
+    @property
+    def is_noting(self) -> bool:
+        """Whether steps are noted now."""
+        return self.capture is not None and not self.capture.is_paused
+
     def window(self, step: int) -> Window | None:
         """The notes of a step; `None` if there are none."""
         return None if self.capture is None else self.capture.window(step)
@@ -166,9 +171,9 @@ class StepNotes:
         if self.capture is not None:
             self.capture.current = Window(step, self.capture.current.start)
 
-    def moved_to(self, step: int, under_way: bool) -> None:
-        """A saved run was loaded, which may have stopped in the middle of a step."""
-        self.safely(StepCapture.moved_to, self.capture, step, under_way)
+    def moved_to(self, step: int, under_way: bool, paused: bool = False) -> None:
+        """A saved run was loaded, which may have stopped inside a step; or, while `paused`, nothing is noted."""
+        self.safely(StepCapture.moved_to, self.capture, step, under_way, paused)
         self.pauses.end()
 
 

@@ -175,7 +175,8 @@ class OptimizerGuard:
             escalation=None,
             on_step=partial(self._arrived, weakref.ref(record), acts),
             lag_steps=STEPS_LATER,
-            name_of=self._number_of,
+            # By number: labels depend on models that are met later.
+            name_of=lambda parameter: str(self._registry.add(parameter).id),
             announce=False,
             on_decision=partial(self._decided, weakref.ref(record)),
             run_hook=partial(self._protect, weakref.ref(record)) if acts else self._run,
@@ -284,10 +285,6 @@ class OptimizerGuard:
         self._not_guarded[name] = why
         say(f"surefoot: --guard does not guard {name}: {why}")
         return True
-
-    def _number_of(self, parameter: Tensor) -> str:
-        """The guard names parameters by their numbers: their labels depend on models that are met later."""
-        return str(self._registry.add(parameter).id)
 
 
 def _is_replicated(optimizer: Optimizer, replicas: Sequence[DistributedDataParallel]) -> bool:

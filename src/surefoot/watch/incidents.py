@@ -108,7 +108,7 @@ class IncidentWriter:
 
     def before_backward(self, root: Tensor, value: Any) -> None:
         """`backward` is about to run; the loss is known as a number unless reading it would wait for the device."""
-        if not self._is_noting():
+        if not self._notes.is_noting:
             return
         if not self._context.optimizers.all:
             self._notes.restart(self._state.steps)
@@ -131,7 +131,7 @@ class IncidentWriter:
         `again` says that it is not the first time in a step that evaluates a closure.
         """
         loss, self._loss = self._loss, None
-        if not self._is_noting():
+        if not self._notes.is_noting:
             return
         self._microbatches.ran_backward(loss, again)
         if self._bad_loss is not None:
@@ -143,7 +143,7 @@ class IncidentWriter:
 
     def bad_step(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to apply gradients that are not finite."""
-        if self._is_noting():
+        if self._notes.is_noting:
             self._keep(optimizer, "", "step")
 
     def skipped(self, step: int, optimizer: int | None) -> None:
@@ -158,10 +158,11 @@ class IncidentWriter:
             return
         self._after = watched.number
         if self._state.losses_are_late and not self._context.options.guard:
-            self._notes.capture.pause()
-            self._first_call.shut()
+            if self._notes.is_noting:
+                self._notes.moved_to(-1, under_way=False, paused=True)
+                self._first_call.shut()
             return
-        if self._notes.capture.is_paused:
+        if not self._notes.is_noting:
             self._notes.moved_to(self._state.steps, under_way=False)
         models = self._registry.models_now()
         self._notes.capture.know(models)
@@ -169,9 +170,6 @@ class IncidentWriter:
         self._versions = self._buffers.of(models)
         self._notes.begin(self._state.steps)
         self._open()
-
-    def _is_noting(self) -> bool:
-        return self._notes.capture is not None and not self._notes.capture.is_paused
 
     def _owner(self) -> torch.optim.Optimizer | None:
         """The optimizer that the bad loss is for: one whose parameters it reaches, others keep old gradients.

@@ -232,7 +232,7 @@ class _Taken(NamedTuple):
         )
 
 
-class _Slot(NamedTuple):
+class _IndexMemory(NamedTuple):
     """Pinned memory for the indices of one call: as a tensor, and as an array that is read without a call of torch."""
 
     memory: Tensor
@@ -246,8 +246,8 @@ class _Ring:
         self._device, self._dtype, self._capacity = device, dtype, capacity
         self.length = min(SLOTS, max(FEWEST_SLOTS, RING_BYTES // (capacity * dtype.itemsize)))
         self._absent = _ABSENT[dtype]
-        self._slots: list[_Slot] = []
-        self.calls: deque[tuple[_Slot, int, _Taken]] = deque(maxlen=self.length)
+        self._slots: list[_IndexMemory] = []
+        self.calls: deque[tuple[_IndexMemory, int, _Taken]] = deque(maxlen=self.length)
         """The last calls, oldest first, each with its memory and the number of its indices there."""
         self._next = 0
 
@@ -255,7 +255,7 @@ class _Ring:
         """Launch what brings the indices to the host."""
         if self._next == len(self._slots):
             memory = host_memory_for_good(self._capacity, self._dtype, self._device)
-            self._slots.append(_Slot(memory, memory.numpy()))
+            self._slots.append(_IndexMemory(memory, memory.numpy()))
         slot = self._slots[self._next]
         self._next = (self._next + 1) % self.length
         count = indices.numel()
@@ -276,7 +276,7 @@ class _Ring:
                 return call, self._dtype, low, high
         return None
 
-    def _has_arrived(self, slot: _Slot, count: int) -> bool:
+    def _has_arrived(self, slot: _IndexMemory, count: int) -> bool:
         return self._absent not in (slot.seen[0], slot.seen[count - 1])
 
     def arrived(self) -> int:

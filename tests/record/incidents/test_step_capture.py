@@ -146,7 +146,7 @@ def test_while_paused_nothing_is_noted_held_or_hooked():
     model = nn.Linear(2, 1)
     capture = StepCapture([model], CPU, between_steps=False)
     capture.drew(torch.ones(1, 2))
-    capture.pause()
+    capture.moved_to(-1, under_way=False, paused=True)
     assert hooks(model) == 0
     capture.drew(torch.ones(1, 2))
     capture.called(model, (torch.ones(1, 2),), {})

@@ -354,21 +354,14 @@ class StepCapture:
         if self.current.drew or not self._between_steps:
             self.models.detach()
 
-    def moved_to(self, step: int, under_way: bool) -> None:
-        """The run is elsewhere: before `step`, or in the middle of it."""
-        self.is_paused = False
+    def moved_to(self, step: int, under_way: bool, paused: bool = False) -> None:
+        """The run is elsewhere: before `step`, or in the middle of it. While `paused`, nothing is noted there."""
         self._past.clear()
-        self.under_way = Microbatch()
-        self.current = Window(
-            step, None if under_way else self._streams.note_or(self.under_way.streams), began_before=under_way
-        )
-
-    def pause(self) -> None:
-        """Note nothing until `moved_to` is called."""
-        self.is_paused = True
-        self.under_way, self.current = Microbatch(), Window(-1, None)
-        self._past.clear()
-        self.models.detach()
+        self.under_way, self.is_paused = Microbatch(), paused
+        start = None if under_way or paused else self._streams.note_or(None)
+        self.current = Window(step, start, began_before=under_way)
+        if paused:
+            self.models.detach()
 
     def begin(self, step: int) -> None:
         """The step is over; the next one is `step`."""
