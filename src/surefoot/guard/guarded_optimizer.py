@@ -102,9 +102,9 @@ class StepMeasurer:
         named, gradients = self.layout.with_gradient()
         if not gradients:
             return None
-        statistics = self._meter.measure(gradients)
         if all(map(is_plain, gradients)):
-            return MeasuredGradients(named, gradients, gradients, statistics)
+            return MeasuredGradients(named, gradients, gradients, self._meter.measure_views(gradients))
+        statistics = self._meter.measure(gradients)
         return MeasuredGradients(named, gradients, dense_views(gradients), self._combined(statistics, gradients))
 
     def measure_again(self, gradients: MeasuredGradients) -> TensorStatistics:
@@ -361,7 +361,8 @@ class GuardedOptimizer:
         assert step.decision is not None
         facts, decision = step.facts, step.decision
         rules, notices, named = self.decider.rule_names, self.decider.notice_names, step.measured.named
-        layout = LayerNames.of(named)
+        is_all = named is self.layout.parameters
+        layout = LayerNames(self.layout.names, self.layout.ranks) if is_all else LayerNames.of(named)
         known = {"step": facts.step, "lr": self.lr(facts.lr_factor)}
         if not self._acts:  # the step was skipped only if a scaler or another guard has skipped it
             decision = replace(decision, skip=self.decider.left_out_by(step.given.outer) | step.left_out)

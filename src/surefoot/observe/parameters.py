@@ -85,6 +85,9 @@ class Layout:
         self._present: tuple[int, ...] = ()
         self._positions: Tensor | None = None
         self.parameters: list[NamedParameter] = []
+        self.names: tuple[str, ...] = ()
+        self.ranks: tuple[int, ...] = ()
+        """The number of dimensions of each parameter."""
         self._home = torch.device("cpu")
         self.refresh()
 
@@ -98,6 +101,8 @@ class Layout:
         names = {id(parameter): name for name, parameter in named_parameters(models)}
         own = {id(p): name for group in groups for p in group["params"] if (name := self._name_of(p)) is not None}
         self.parameters = optimizer_parameters(groups, own | names)
+        self.names = tuple(name for name, _ in self.parameters)
+        self.ranks = tuple(parameter.ndim for _, parameter in self.parameters)
         self._seen, self._present = seen, ()
         self.known = sum(id(parameter) in names for _, parameter in self.parameters)
         return True

@@ -98,9 +98,13 @@ class TensorMeter:
     @without_gradients
     def measure(self, tensors: Sequence[Tensor]) -> TensorStatistics:
         """Measure every tensor; the result lies on the device of the first."""
-        views = list(tensors) if all(map(is_plain, tensors)) else measurable(tensors)
+        return self.measure_views(list(tensors) if all(map(is_plain, tensors)) else measurable(tensors))
+
+    @without_gradients
+    def measure_views(self, views: list[Tensor]) -> TensorStatistics:
+        """Measure tensors that are all plain."""
         home = views[0].device
-        if all(view.device == home for view in views):
+        if len({view.device for view in views}) == 1:
             return self._measure_on(home, views)
         return self._measure_across(home, views)
 

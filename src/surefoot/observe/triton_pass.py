@@ -127,13 +127,13 @@ class TritonPass:
 
     def measure(self, views: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Norm, largest and non-finite count, in the order given."""
+        if len({view.dtype for view in views}) == 1:
+            norm, largest, nonfinite = self._measure_group(views[0].dtype, views).unbind(0)
+            return norm, largest, nonfinite
         groups: dict[torch.dtype, list[int]] = {}
         for i, view in enumerate(views):
             groups.setdefault(view.dtype, []).append(i)
         results = [self._measure_group(dtype, [views[i] for i in members]) for dtype, members in groups.items()]
-        if len(results) == 1:
-            norm, largest, nonfinite = results[0].unbind(0)
-            return norm, largest, nonfinite
         order = [i for members in groups.values() for i in members]
         back = [order.index(i) for i in range(len(order))]
         norm, largest, nonfinite = torch.cat(results, dim=1)[:, upload(back, views[0].device)].unbind(0)
