@@ -9,6 +9,7 @@ from surefoot.record.facts import LoaderFacts, SchedulerFacts
 from surefoot.watch.accumulated_loss import StepLosses
 from surefoot.watch.events import EventRecorder
 from surefoot.watch.log_rows import WatchLog
+from surefoot.watch.module_memory import ModuleMemoryNotes
 from surefoot.watch.optimizer_record import OptimizerRecords
 from surefoot.watch.parameter_registry import ParameterRegistry
 from surefoot.watch.probe_runner import ProbeRunner
@@ -113,3 +114,4 @@ class WatchContext:
         self.losses = StepLosses()
         self.data = StepData()
         self.calls = ScriptCalls()
+        self.module_memory = ModuleMemoryNotes()
