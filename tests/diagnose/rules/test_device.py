@@ -103,7 +103,7 @@ COLLECTIVES = {
     ),
     "timeout": (
         "NCCL communicator was aborted on rank 3.  Original reason for failure was: [Rank 3] Watchdog caught "
-        "collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE) ran for 600081 milliseconds before timing out.",
+        "collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE) ran for 600081 milliseconds.",
         "not every rank made this call in time",
     ),
     "unknown": ("NCCL error in: utils.cpp:94, internal error", "`NCCL error in: utils.cpp:94, internal error`."),
