@@ -55,32 +55,26 @@ class Ended:
         return json.loads(path.read_text())
 
 
-def run_all(programs: Mapping[Any, tuple[Path, Sequence[Any]]]) -> dict[Any, Ended]:
-    """`python ARGUMENTS` in its folder for each program, all at the same time."""
-    environment = forked.environment()
-    if os.environ.get("SUREFOOT_TEST_FRESH"):
-        fresh = {
-            key: subprocess.Popen(
-                [sys.executable, *map(str, arguments)],
-                cwd=folder,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for key, (folder, arguments) in programs.items()
-        }
-        said = {key: (program, *program.communicate(timeout=_SLOW_SECONDS)) for key, program in fresh.items()}
-        return {
-            key: Ended(program.returncode, out, errors, programs[key][0])
-            for key, (program, out, errors) in said.items()
-        }
-    started = {
-        key: forked.start(list(map(str, arguments)), cwd=folder, env=environment)
-        for key, (folder, arguments) in programs.items()
-    }
-    ended = {key: program.end() for key, program in started.items()}
-    return {key: Ended(each.returncode, each.stdout, each.stderr, programs[key][0]) for key, each in ended.items()}
+def run_all(programs: Mapping[Any, tuple[Any, ...]]) -> dict[Any, Ended]:
+    """`python ARGUMENTS` for each program, all at the same time: its folder, its arguments, perhaps its environment."""
+    started = {key: _start(*program) for key, program in programs.items()}
+    ended = {}
+    for key, program in started.items():
+        if isinstance(program, subprocess.Popen):
+            out, errors = program.communicate(timeout=_SLOW_SECONDS)
+            ended[key] = Ended(program.returncode, out, errors, programs[key][0])
+        else:
+            done = program.end()
+            ended[key] = Ended(done.returncode, done.stdout, done.stderr, programs[key][0])
+    return ended
+
+
+def _start(folder: Path, arguments: Sequence[Any], more: Mapping[str, str] | None = None) -> Any:
+    words, environment = list(map(str, arguments)), forked.environment(**(more or {}))
+    if not os.environ.get("SUREFOOT_TEST_FRESH"):
+        return forked.start(words, cwd=folder, env=environment)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *words], cwd=folder, env=environment, **pipes)
 
 
 def watched(*arguments: Any, options: Sequence[str] = ()) -> list[Any]:

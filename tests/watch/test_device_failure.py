@@ -30,7 +30,8 @@ def test_an_illegal_access_is_named_and_the_way_to_learn_more_too(watch: Nursery
     message = (
         "CUDA error: an illegal memory access was encountered\nSearch for `cudaErrorIllegalAddress' in "
         "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information.\nCUDA kernel "
-        "errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect."
+        "errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.\n"
+        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
     )
     run = watch(START, LOOP, f"raise torch.AcceleratorError({message!r})\n")
     assert run.exit_code == 1

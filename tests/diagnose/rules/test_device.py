@@ -127,3 +127,14 @@ def test_a_misfit_that_is_known_is_not_called_an_illegal_access() -> None:
     assert "The ids and labels of the last 40 calls" in found[0].summary
     known = diagnose(RunFacts(steps=30, crash=replace(crash, step=29)), strict=True).findings
     assert [each.cause for each in known] == []
+
+
+def test_an_error_that_only_mentions_device_side_assertions_is_not_called_one() -> None:
+    message = (
+        "CUDA error: operation not permitted when stream is capturing\nFor debugging consider passing "
+        "CUDA_LAUNCH_BLOCKING=1\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+    )
+    crash = CrashFacts(type="AcceleratorError", message=message, site="train.py:12")
+    found = diagnose(RunFacts(steps=30, crash=crash), strict=True)
+    assert (found.verdict, found.findings) == ("unknown", ())
+    assert "operation not permitted when stream is capturing" in found.summary

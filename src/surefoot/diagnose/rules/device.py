@@ -65,6 +65,8 @@ _COLLECTIVE = (
 _TRIED = re.compile(r"Tried to allocate ([\d.]+) ([KMG]iB)")
 _CAPACITY = re.compile(r"total capacity of ([\d.]+) ([KMG]iB)")
 _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": GIB}
+_ASSERTED = "device-side assert triggered"
+"""Every message of torch's about CUDA ends with how "to enable device-side assertions"."""
 _ILLEGAL = (
     "an illegal memory access was encountered",
     "misaligned address",
@@ -96,7 +98,7 @@ _WORTH_NAMING = 2**20
 def failed_assertion(run: RecordedRun) -> Claim | None:
     """A kernel's assertion failed, and it was none of the calls whose ids and labels were noted."""
     crash = run.facts.crash
-    if crash is None or "device-side assert" not in crash.message or crash.step is not None:
+    if crash is None or _ASSERTED not in crash.message or crash.step is not None:
         return None
     return Claim(
         0.6,
