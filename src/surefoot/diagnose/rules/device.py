@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from surefoot.diagnose.rule import Claim, Rule
 
 if TYPE_CHECKING:
+    from surefoot.diagnose.findings import Evidence
     from surefoot.diagnose.run import RecordedRun
     from surefoot.record.facts import CrashFacts, HeldMemory, ModuleMemory
 
@@ -203,7 +204,7 @@ def out_of_memory(run: RecordedRun) -> Claim | None:
     of = f" of {_size(total)}" if total else ""
     begun = f"At {crash.site or 'no line of the script'}, after {run.steps:,} steps, no memory {what}was left{of}."
     held = _of_fullest(run.facts.held_memory)
-    evidence: dict[str, Any] = {
+    evidence: Evidence = {
         "asked": asked,
         "capacity": total,
         "held": [[each.step, each.allocated, each.peak] for each in held[:: max(1, len(held) // 20)]],
