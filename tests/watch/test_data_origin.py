@@ -137,3 +137,29 @@ def test_views_lie_in_the_place_of_their_base():
     assert place_of(base.clone()) != place_of(base)
     assert place_of(torch.empty(2, device="meta")) is None
     assert place_of(base.to_sparse()) is None
+
+
+def test_a_batch_that_is_not_finite_is_data_though_the_first_step_made_its_data_of_nothing():
+    drawn = [(torch.full((8, 3), math.nan), torch.zeros(8))]
+    made = found(way(sources=[]), tensor=drawn[0][0], here=False, drawn=drawn)
+    assert (made.kind, made.came_in_finite, made.made_by) == ("data", False, None)
+
+
+MADE_AFTER_THE_OPTIMIZER = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+rows = torch.randn(40, 32, 8)
+rows[30, 3, 5] = float("nan")
+for x in rows:
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_data_made_while_the_first_step_was_sampled_is_still_data_in_a_later_one(watch):
+    watch(MADE_AFTER_THE_OPTIMIZER).names_first("data.nonfinite-input", step=30, at="|model(x)", evidence=set())

@@ -748,6 +748,16 @@ _CAUSES = (
         "Use bf16, which needs no scale.",
     ),
     _cause(
+        "dist.collective-failed",
+        "ranks could not communicate",
+        "`DistBackendError: NCCL error`, a timeout of a collective, or a connection that another rank closed.",
+        "The error of NCCL or gloo itself, with the kind and the reason that it gives.",
+        "device.out-of-memory device.illegal-access",
+        "Look at the output of the rank that failed first: the others only saw it leave.",
+        "Run once with the environment variable `NCCL_DEBUG=INFO`, which prints what NCCL was doing.",
+        "Check that all ranks make the same collective calls in the same order, with the same number of batches.",
+    ),
+    _cause(
         "resume.state-missing",
         "a restart forgot part of the state",
         "The loss jumps at a restart and takes a long time to return.",
@@ -865,6 +875,19 @@ _CAUSES = (
         "line that failed.",
         "Run the failing step on the CPU, where torch names the index.",
         "Compare what indexes a tensor by hand with the size of that tensor.",
+    ),
+    _cause(
+        "device.illegal-access",
+        "a kernel used memory that is not its own",
+        "`CUDA error: an illegal memory access was encountered`, or `misaligned address`, or `unspecified launch "
+        "failure`, at a line that need not be the one that failed.",
+        "The error itself, while the ids and labels of every embedding and loss that were noted on the host before "
+        "do fit.",
+        "device.assert hw.silent-corruption",
+        "Run the script once with the environment variable `CUDA_LAUNCH_BLOCKING=1`: the traceback then names the "
+        "call that failed.",
+        "Run it once under `compute-sanitizer`, which names the kernel and the address.",
+        "Replace the extension or the kernel by torch's own operation, and compare.",
     ),
     _cause(
         "device.out-of-memory",

@@ -42,6 +42,7 @@ def assemble(watcher: Watcher) -> RunFacts:
         policy_divergences=calls.divergences,
         retained_graphs=backward.retained_graphs.retained,
         held_memory=watcher.memory.held,
+        module_memory=watcher.context.module_memory.as_facts(),
         compiled=state.compiled,
         problems=watcher.probes.problems,
         guard=watcher.steps.guard.as_facts(),

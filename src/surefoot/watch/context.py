@@ -10,6 +10,7 @@ from surefoot.watch.accumulated_loss import StepLosses
 from surefoot.watch.events import EventRecorder
 from surefoot.watch.log_rows import WatchLog
 from surefoot.watch.measuring_budget import MeasuringBudget
+from surefoot.watch.module_memory import ModuleMemoryNotes
 from surefoot.watch.optimizer_record import OptimizerRecords
 from surefoot.watch.parameter_registry import ParameterRegistry
 from surefoot.watch.probe_runner import ProbeRunner
@@ -115,3 +116,4 @@ class WatchContext:
         self.measuring = MeasuringBudget()
         self.data = StepData(self.measuring)
         self.calls = ScriptCalls()
+        self.module_memory = ModuleMemoryNotes()

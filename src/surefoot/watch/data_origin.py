@@ -166,11 +166,13 @@ def _were_finite(facts: NonFiniteLoss, way: DataOrigin | None, drawn: list[Any])
     if any(not is_finite(tensor) for tensor in sources):
         return False
     whole = way is not None and way.readable and len(sources) == len(way.sources)
-    if whole and (not sources or any(tensor.numel() > size for tensor in sources)):  # all the data, not one step's
+    if whole and any(tensor.numel() > size for tensor in sources):  # all the data, not one step's
         return True
     batch = [tensor for each in drawn for tensor in tensors_in(each)]
     if any(not is_finite(tensor) for tensor in batch):
         return False
+    if whole and not sources:  # made of nothing, perhaps in an earlier step: the batch was asked first
+        return True
     return True if any(_can_be_from(facts.shape or [0], tensor) for tensor in batch) else None
 
 

@@ -35,6 +35,7 @@ class ModuleHooks:
     def __init__(self, context: WatchContext, recorder: FunctionRecorder | None, calls: ModelCalls) -> None:
         self._registry, self._safely = context.registry, context.probes.safely
         self._recorder, self._calls = recorder, calls
+        self._memory, self._state = context.module_memory, context.state
         self._handles: list[Any] = []
         self._running: list[tuple[int, str]] = []
         """The modules that are running: identity and path of each."""
@@ -111,6 +112,7 @@ class ModuleHooks:
             script_hooks.gradients = True
         if recorder is not None:
             recorder.module = self._running[-1][1]
+            self._safely("memory", self._memory.enter, id(module), recorder.module)
 
     def _leave_call(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         while self._running and self._running.pop()[0] != id(module):
@@ -122,6 +124,7 @@ class ModuleHooks:
         self._registry.note_gathered(module)
         if self._recorder is not None:
             self._recorder.module = self._running[-1][1] if self._running else ""
+            self._safely("memory", self._memory.leave, id(module), self._state.steps)
         if not self._running:
             self._safely("model calls", self._calls.take, module, args, kwargs, out, self._position())
 

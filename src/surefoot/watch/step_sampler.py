@@ -102,7 +102,10 @@ class StepSampler:
             self._arriving.add(replace(facts, host_seconds=round(sampled.seconds, 6)), sampled.has_deferred)
             self._probes.safely("looking", self._arriving.settle, False)
             self.origins = sampled.origins or self.origins
-            self._data_origins = sampled.data_origins or self._data_origins
+            if (
+                sampled.recorder is not None
+            ):  # none at all: data enters as it is, whatever made it before the first step
+                self._data_origins = sampled.data_origins
         if sampled.recorder is not None:
             sampled.recorder.forget()
         self._budget.pay(sampled.seconds)

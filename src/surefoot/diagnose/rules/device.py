@@ -1,47 +1,176 @@
-"""What the accelerator ends a script with: an assertion of a kernel whose values were not seen, or no memory left."""
+"""What the accelerator ends a script with: an assertion or an access of a kernel, no memory left, a failed collective.
+
+The words of the errors are those of `cudaGetErrorString`, of `ncclGetErrorString` as torch's `DistBackendError` gives
+them, and of gloo.
+"""
 
 from __future__ import annotations
 
 import re
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surefoot.diagnose.rule import Claim, Rule
 
 if TYPE_CHECKING:
+    from surefoot.diagnose.findings import Evidence
     from surefoot.diagnose.run import RecordedRun
-    from surefoot.record.facts import HeldMemory
+    from surefoot.record.facts import CrashFacts, HeldMemory, ModuleMemory
 
 GIB = 2**30
+
+
+class _Collective(NamedTuple):
+    """A kind of failure of a collective."""
+
+    pattern: re.Pattern[str]
+    """What its message contains."""
+    meaning: str
+    fix: str
+
+
+_COLLECTIVE = (
+    _Collective(
+        re.compile(r"Duplicate GPU detected"),
+        "two ranks use the same GPU",
+        "Give each rank a GPU of its own before anything uses one: "
+        "`torch.cuda.set_device(int(os.environ['LOCAL_RANK']))`.",
+    ),
+    _Collective(
+        re.compile(r"Cuda failure \d+ 'out of memory'|Failed to CUDA calloc"),
+        "no memory was left on the device for the buffers of the collective, which torch's allocator does not give",
+        "Leave memory free beside torch's: a smaller batch, or `torch.cuda.set_per_process_memory_fraction(0.9)`.",
+    ),
+    _Collective(
+        re.compile(r"collective operation timeout|NCCL timeout|Timed out waiting|Original reason for failure was"),
+        "not every rank made this call in time, because it waits elsewhere, has ended, or has more or fewer batches",
+        "Look at the line that each rank is at (`py-spy dump --pid PID`): all must make the same calls in the same "
+        "order.",
+    ),
+    _Collective(
+        re.compile(r"ncclRemoteError|Connection closed by peer|Connection reset by peer|remote process exited"),
+        "another rank has ended or cannot be reached",
+        "Look at the output of the rank that ended first, and at its own run folder: this one only saw it leave.",
+    ),
+    _Collective(
+        re.compile(r"ncclUnhandledCudaError"),
+        "a call of CUDA inside it failed, perhaps because of an earlier error of this device",
+        "Run once with `NCCL_DEBUG=WARN`: NCCL then prints the call that failed.",
+    ),
+    _Collective(
+        re.compile(r"ncclSystemError"),
+        "a socket, shared memory or a driver did not do what was asked of it",
+        "Run once with `NCCL_DEBUG=WARN`; in a container give it more shared memory (`--shm-size=8g`).",
+    ),
+)
 _TRIED = re.compile(r"Tried to allocate ([\d.]+) ([KMG]iB)")
 _CAPACITY = re.compile(r"total capacity of ([\d.]+) ([KMG]iB)")
 _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": GIB}
+_ASSERTED = "device-side assert triggered"
+"""Every message of torch's about CUDA ends with how "to enable device-side assertions"."""
+_ILLEGAL = (
+    "an illegal memory access was encountered",
+    "misaligned address",
+    "an illegal instruction was encountered",
+    "invalid program counter",
+    "hardware stack error",
+    "operation not supported on global/shared address space",
+    "unspecified launch failure",
+)
+_OF_COLLECTIVES = (
+    "NCCL error",
+    "NCCL timeout",
+    "NCCL communicator was aborted",
+    "/gloo/",
+    "collective operation timeout",
+)
+_NCCL_KIND = re.compile(r"\b(nccl(?:[A-Z]\w+Error|InvalidArgument|InvalidUsage))\b")
+_SOURCE = re.compile(r"^\[[^\]]*\.cc:\d+\]\s*")
+"""The line of its own source that gloo begins a message with."""
+_LAST_ERROR = re.compile(r"Last error:\s*\n(.+)")
 _FEWEST = 6
 """At so many notes in a row more must be held than at the one before: batches of different lengths vary by chance."""
 _GROWN = 1.1
+_MOST_MODULES = 3
+_WORTH_NAMING = 2**20
+"""A module that leaves fewer bytes held is not named."""
 
 
 def failed_assertion(run: RecordedRun) -> Claim | None:
     """A kernel's assertion failed, and it was none of the calls whose ids and labels were noted."""
     crash = run.facts.crash
-    if crash is None or "device-side assert" not in crash.message or crash.step is not None:
+    if crash is None or _ASSERTED not in crash.message or crash.step is not None:
         return None
-    seen = crash.calls_checked or 0
-    fitted = (
-        f"The ids and labels of the last {seen:,} calls of embedding, cross_entropy and nll_loss that reached the "
-        "host all fit"
-        if seen
-        else "No call of embedding, cross_entropy or nll_loss was seen on the device"
-    )
     return Claim(
         0.6,
-        f"A kernel failed an assertion on the device, which was reported at {crash.site or 'no line of the script'} "
-        f"after {run.steps:,} steps; the call that failed is an earlier one. {fitted}: an index that does not fit "
-        "elsewhere (`table[ids]`, `gather`, `scatter`, `index_select`, `one_hot`, a compiled function), or a value "
-        "outside the domain of `binary_cross_entropy` or `multinomial`.",
+        f"A kernel failed an assertion on the device, which {_reported(run, crash)}. {_fitted(crash)}: an index that "
+        "does not fit elsewhere (`table[ids]`, `gather`, `scatter`, `index_select`, `one_hot`, a compiled function), "
+        "or a value outside the domain of `binary_cross_entropy` or `multinomial`.",
         where=(crash.site or "",),
-        evidence={"message": crash.message[:300], "calls_checked": seen},
+        evidence={"message": crash.message[:300], "calls_checked": crash.calls_checked or 0},
     )
+
+
+def illegal_access(run: RecordedRun) -> Claim | None:
+    """A kernel used an address, or an instruction, that it must not use."""
+    crash = run.facts.crash
+    if crash is None or crash.step is not None:
+        return None
+    words = next((words for words in _ILLEGAL if words in crash.message), None)
+    if words is None or _is_collective(crash):
+        return None
+    return Claim(
+        0.7,
+        f"A kernel ended with `{words}`, which {_reported(run, crash)}. {_fitted(crash)}. torch's own kernels check "
+        "most indices, so look first at what is not torch's: an extension, a Triton or CUDA kernel, an attention or "
+        "quantisation library, or memory that was freed or is used on another stream.",
+        where=(crash.site or "",),
+        evidence={"message": crash.message[:300], "error": words, "calls_checked": crash.calls_checked or 0},
+    )
+
+
+def _reported(run: RecordedRun, crash: CrashFacts) -> str:
+    where = crash.site or "no line of the script"
+    return f"was reported at {where} after {run.steps:,} steps; the call that failed is an earlier one"
+
+
+def _fitted(crash: CrashFacts) -> str:
+    """What is known of the ids and labels of the calls before."""
+    seen = crash.calls_checked or 0
+    if not seen:
+        return "No call of embedding, cross_entropy or nll_loss was seen on the device"
+    return (
+        f"The ids and labels of the last {seen:,} calls of embedding, cross_entropy and nll_loss that reached the host "
+        "all fit"
+    )
+
+
+def collective_failed(run: RecordedRun) -> Claim | None:
+    """A collective of several ranks has failed: NCCL says which kind of error it is, and often why."""
+    crash = run.facts.crash
+    if crash is None or not _is_collective(crash):
+        return None
+    message = crash.message
+    kind = _NCCL_KIND.search(message)
+    last = _LAST_ERROR.search(message)
+    reason = last[1].strip()[:200] if last is not None and last[1].strip() else ""
+    error = kind[1] if kind is not None else _SOURCE.sub("", message.strip().splitlines()[0]).split(". ")[0][:160]
+    named = f"`{error}`" + (f" (`{reason}`)" if reason else "")
+    rank = "" if run.description.rank is None else f" of rank {run.description.rank}"
+    known = next((each for each in _COLLECTIVE if each.pattern.search(message)), None)
+    return Claim(
+        0.8,
+        f"A collective{rank} failed at {crash.site or 'no line of the script'} after {run.steps:,} steps with {named}"
+        f"{'' if known is None else f': {known.meaning}'}.",
+        where=(crash.site or "",),
+        evidence={"message": message[:300], "error": error, "reason": reason},
+        fixes=() if known is None else (known.fix,),
+    )
+
+
+def _is_collective(crash: CrashFacts) -> bool:
+    """Whether an error comes from communication between ranks."""
+    return crash.type == "DistBackendError" or any(words in crash.message for words in _OF_COLLECTIVES)
 
 
 def compiled_misfit(run: RecordedRun) -> Claim | None:
@@ -75,11 +204,12 @@ def out_of_memory(run: RecordedRun) -> Claim | None:
     of = f" of {_size(total)}" if total else ""
     begun = f"At {crash.site or 'no line of the script'}, after {run.steps:,} steps, no memory {what}was left{of}."
     held = _of_fullest(run.facts.held_memory)
-    evidence = {
+    evidence: Evidence = {
         "asked": asked,
         "capacity": total,
         "held": [[each.step, each.allocated, each.peak] for each in held[:: max(1, len(held) // 20)]],
     }
+    by_module, evidence["modules"] = _largest_modules(run.facts.module_memory, held)
     grown = _growth(held)
     if grown is not None:
         first, last = grown
@@ -90,7 +220,7 @@ def out_of_memory(run: RecordedRun) -> Claim | None:
             "steps."
         )
         fixes: tuple[str, ...] = ("Keep numbers, not tensors: `loss.item()` or `loss.detach()` in lists and sums.",)
-        return Claim(0.9, begun + words, where=(crash.site or "",), evidence=evidence, fixes=fixes)
+        return Claim(0.9, begun + words + by_module, where=(crash.site or "",), evidence=evidence, fixes=fixes)
     if held:
         last = held[-1]
         words = (
@@ -99,7 +229,29 @@ def out_of_memory(run: RecordedRun) -> Claim | None:
         )
     else:
         words = " No step was completed: the model and its first batch need more than there is."
-    return Claim(0.9, begun + words, where=(crash.site or "",), evidence=evidence)
+    return Claim(0.9, begun + words + by_module, where=(crash.site or "",), evidence=evidence)
+
+
+def _largest_modules(notes: list[ModuleMemory], held: list[HeldMemory]) -> tuple[str, list[list[Any]]]:
+    """The modules whose calls left most memory held in the last sampled step, in words and as evidence."""
+    fullest = held[-1].device if held else max(notes, key=lambda each: each.peak).device if notes else ""
+    notes = [each for each in notes if each.device == fullest and each.held >= _WORTH_NAMING]
+    if not notes:
+        return "", []
+    step = notes[-1].step
+    largest = sorted((each for each in notes if each.step == step), key=lambda each: -each.held)[:_MOST_MODULES]
+    words = [f"`{each.module}` {_size(each.held)}{_earlier(each, notes)}" for each in largest]
+    top = max(largest, key=lambda each: each.peak)
+    return (
+        f" In step {step}, the last that was observed in depth, the calls of these modules left most memory held: "
+        f"{', '.join(words)}; up to {_size(top.peak)} were in use while `{top.module}` ran."
+    ), [[each.module, each.step, each.held, each.peak] for each in largest]
+
+
+def _earlier(now: ModuleMemory, notes: list[ModuleMemory]) -> str:
+    """What a module left held when it was first observed, if that is much less."""
+    first = next(each for each in notes if each.module == now.module)
+    return f" ({_size(first.held)} in step {first.step})" if now.held > _GROWN * first.held else ""
 
 
 def _of_fullest(held: list[HeldMemory]) -> list[HeldMemory]:
@@ -138,5 +290,7 @@ def _size(count: float | None) -> str:
 RULES = (
     Rule("device.assert", "crash", failed_assertion),
     Rule("device.assert", "crash", compiled_misfit),
+    Rule("device.illegal-access", "crash", illegal_access),
     Rule("device.out-of-memory", "crash", out_of_memory),
+    Rule("dist.collective-failed", "crash", collective_failed),
 )

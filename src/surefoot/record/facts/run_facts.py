@@ -713,6 +713,22 @@ class HeldMemory(Facts):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ModuleMemory(Facts):
+    """Memory of an accelerator that the calls of one module take in a sampled step, as torch's allocator counts it."""
+
+    step: int
+    """The step."""
+    device: str
+    """The device, as torch prints it."""
+    module: str
+    """The path of the module."""
+    held: float
+    """Bytes that were held when it was left and not when it was entered; what the modules inside left is theirs."""
+    peak: float
+    """The most that the whole process was seen to hold while it ran."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts(Facts):
     """Everything that was observed in one run. Nothing in it is a judgement."""
 
@@ -768,6 +784,8 @@ class RunFacts(Facts):
     """How many graphs of earlier steps were still held, over the run."""
     held_memory: list[HeldMemory] = item(factory=list)
     """Memory of accelerators after some of the steps."""
+    module_memory: list[ModuleMemory] = item(factory=list)
+    """Memory of accelerators that modules took in the sampled steps: of each, the largest."""
     compiled: bool = False
     """Whether a model was compiled: the operations inside it were not observed."""
     problems: dict[str, str] = item(factory=dict, always=True)

@@ -1,0 +1,145 @@
+"""Which modules take the memory of the accelerator: how much each call leaves held, in the steps that are sampled.
+
+The numbers are counters that torch's allocator keeps on the host, read where a module is entered and where it is left:
+nothing waits for the device, and nothing is reset, since a script may read the same counters. What a call leaves held
+is its result and what autograd saved for the backward; what the modules inside it leave is theirs. The highest
+level inside a call is known where the allocator's own maximum rose meanwhile; else it is at least that of the two ends.
+The backward is not followed: what it needs besides belongs to no call of a module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from surefoot.core.device import devices_in_use, memory_counters
+from surefoot.record.facts import ModuleMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+MOST_MODULES = 8
+"""Of each step so many are kept, those that leave most held."""
+Level = tuple[float, float]
+"""Bytes that are given out, and the most that ever were."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """A module that is running."""
+
+    module: int
+    """Its identity."""
+    path: str
+    before: list[Level]
+    """The level of each device when it was entered."""
+    inside: list[float]
+    """What the modules in it have left held."""
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What a module takes of one device."""
+
+    held: float = 0.0
+    peak: float = 0.0
+
+    def add(self, held: float, peak: float) -> None:
+        self.held, self.peak = self.held + held, max(self.peak, peak)
+
+
+@dataclass(slots=True)
+class _Outermost:
+    """The call of a model that is in progress."""
+
+    devices: list[torch.device] = field(default_factory=list)
+    running: list[_Call] = field(default_factory=list)
+    """The modules that are running, the innermost last."""
+    found: dict[tuple[str, str], _Memory] = field(default_factory=dict)
+    """By device and path, what was found in the modules that are done."""
+
+
+class ModuleMemoryNotes:
+    """What the modules of the sampled steps take. A module hook calls `enter` and `leave`."""
+
+    def __init__(
+        self,
+        devices: Callable[[], list[torch.device]] = devices_in_use,
+        level: Callable[[torch.device], Level | None] | None = None,
+    ) -> None:
+        """`devices` names the accelerators in use, `level` reads the counters of one; `None` if it has none."""
+        self._devices_in_use, self._level = devices, level or _level
+        self._call = _Outermost()
+        self._steps: dict[int, dict[tuple[str, str], _Memory]] = {}
+
+    def enter(self, module: int, path: str) -> None:
+        """A module is entered, under this name."""
+        call = self._call
+        if not call.running:
+            call.devices = [device for device in self._devices_in_use() if self._level(device) is not None]
+        if call.devices:
+            call.running.append(_Call(module, path, self._levels(call.devices), [0.0] * len(call.devices)))
+
+    def leave(self, module: int, step: int) -> None:
+        """A module is left, by its end or by an error."""
+        call = self._call
+        if not any(each.module == module for each in call.running):
+            return
+        now = self._levels(call.devices)
+        while call.running:
+            done = call.running.pop()
+            self._add(done, now)
+            if done.module == module:  # those above it were left by an error
+                break
+        if not call.running:
+            self._keep(step)
+
+    def _add(self, done: _Call, now: Sequence[Level]) -> None:
+        call = self._call
+        for place, device in enumerate(call.devices):
+            (before, peak_before), (after, peak_after) = done.before[place], now[place]
+            grown = after - before
+            peak = peak_after if peak_after > peak_before else max(before, after)
+            call.found.setdefault((str(device), done.path), _Memory()).add(grown - done.inside[place], peak)
+            if call.running:
+                call.running[-1].inside[place] += grown
+
+    def _keep(self, step: int) -> None:
+        """A model call is over: of several in one step, the one that left most held counts."""
+        found, self._call = self._call.found, _Outermost()
+        if not found:
+            return
+        if step not in self._steps:
+            self._steps = {each: _largest(known) for each, known in self._steps.items()}
+        known = self._steps.setdefault(step, {})
+        for key, memory in found.items():
+            most = known.setdefault(key, _Memory())
+            most.held, most.peak = max(most.held, memory.held), max(most.peak, memory.peak)
+
+    def _levels(self, devices: Sequence[torch.device]) -> list[Level]:
+        return [self._level(device) or (0.0, 0.0) for device in devices]
+
+    def as_facts(self) -> list[ModuleMemory]:
+        """Of each sampled step, the modules that left most held, the largest first."""
+        return [
+            ModuleMemory(step=step, device=device, module=path, held=memory.held, peak=memory.peak)
+            for step, known in self._steps.items()
+            for (device, path), memory in _largest(known).items()
+        ]
+
+
+def _largest(known: dict[tuple[str, str], _Memory]) -> dict[tuple[str, str], _Memory]:
+    """The modules that left most held, per device."""
+    ordered = sorted(known.items(), key=lambda item: -item[1].held)
+    kept: dict[tuple[str, str], _Memory] = {}
+    for key, memory in ordered:
+        if memory.held > 0 and sum(device == key[0] for device, _ in kept) < MOST_MODULES:
+            kept[key] = memory
+    return kept
+
+
+def _level(device: torch.device) -> Level | None:
+    counters = memory_counters(device)
+    return (counters["allocated"], counters["peak"]) if counters else None
