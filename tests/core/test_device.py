@@ -88,6 +88,7 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are():
 SOURCE = Path(device.__file__).parents[1]
 MAY_NAME_IT = {
     "core/device.py",
+    "diagnose/rules/device.py",  # reads the messages of CUDA and NCCL
     "watch/function_recorder.py",  # lists the names of torch's own tensor attributes
 }
 

@@ -1,4 +1,4 @@
-"""The ranges of ids and labels are noted before the call, and name the one that did not fit; see `tests/gpu`, too."""
+"""Ids and labels are copied before the call, and the call that they did not fit is named; see `tests/gpu`, too."""
 
 from __future__ import annotations
 
@@ -98,6 +98,18 @@ def test_indices_that_have_not_arrived_are_no_evidence(ranges: IndexRanges) -> N
     ring.calls[2][0].seen[0] = ring._absent  # as if the device had not come to it
     assert ranges.first_misfit() is None
     assert crashed(ranges).calls_checked == 3
+
+
+def test_memory_that_is_still_to_be_written_to_is_not_used_again(ranges: IndexRanges) -> None:
+    scores = torch.randn(1, 5)
+    for _ in range(index_ranges.SLOTS):
+        ranges.take("cross_entropy", torch.tensor([1]), scores, 1, -100)
+    (ring,) = ranges._rings.values()
+    first = ring.calls[0]
+    first[0].seen[0] = ring._absent  # as if the device had not come to it
+    ranges.take("cross_entropy", torch.tensor([9]), scores, 1, -100)
+    assert ring.calls[0] is first
+    assert ranges.first_misfit() is None
 
 
 @pytest.mark.parametrize("count", [1, 64, 65, index_ranges.MOST_COPIED, index_ranges.MOST_COPIED + 1])

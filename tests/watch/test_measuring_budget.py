@@ -24,16 +24,23 @@ def measured(budget: MeasuringBudget, steps: range, cost: float) -> list[int]:
 def test_while_measuring_costs_nothing_every_step_is_measured():
     budget = MeasuringBudget()
     assert measured(budget, range(5_000), 0.0) == list(range(5_000))
-    assert budget.is_unlimited
+    assert budget.measured_all
 
 
-def test_the_first_steps_are_measured_whatever_they_cost_and_then_one_in_eight():
+def test_the_first_steps_are_measured_whatever_they_cost_and_then_one_in_seven():
     budget = MeasuringBudget()
     budget.spend(3_600.0)
     found = measured(budget, range(FIRST_STEPS + 10 * LONGEST_GAP), 1.0)
-    assert found[:FIRST_STEPS] == list(range(FIRST_STEPS))
-    assert found[FIRST_STEPS:] == [FIRST_STEPS - 1 + LONGEST_GAP * turn for turn in range(1, 11)]
-    assert not budget.is_unlimited
+    assert found[: FIRST_STEPS + 1] == list(range(FIRST_STEPS + 1))
+    assert found[FIRST_STEPS + 1 :] == [FIRST_STEPS + LONGEST_GAP * turn for turn in range(1, 10 + 1)][:-1]
+    assert not budget.measured_all
+
+
+def test_what_was_spent_once_on_the_first_steps_does_not_count():
+    budget = MeasuringBudget()
+    budget.spend(3_600.0)
+    assert measured(budget, range(FIRST_STEPS + 50), 1e-6) == list(range(FIRST_STEPS + 50))
+    assert budget.measured_all
 
 
 def test_after_trouble_every_step_is_measured_for_a_while():

@@ -32,7 +32,7 @@ def test_once_not_every_step_is_measured_no_batch_is_noted_and_the_rows_are_not_
     data = StepData(budget)
     batch = torch.randn(4, 3), torch.tensor([0, 1, 1, 1])
     trained(data, [batch])
-    budget.is_unlimited = False
+    budget.measured_all = False
     trained(data, [batch])
     facts = data.as_facts()
     assert len(facts.batches) == 1

@@ -1,6 +1,5 @@
 """Rows of steps are written in order, each once, when all their numbers are known."""
 
-import pytest
 import torch
 
 from surefoot.core import device, device_copies
@@ -47,17 +46,6 @@ def test_a_row_waits_for_its_numbers_and_holds_back_those_behind_it():
     assert [row["loss"] for row in written] == [1.0, 2.0, 4.0]
     assert written[0]["clip_norm"] == 3.0
     assert not rows.waits
-
-
-@pytest.mark.parametrize("column", ["one_gradient", "clip_norm"])
-def test_one_norm_that_is_not_finite_tells_of_the_whole_of_a_step_that_was_not_measured(column):
-    rows = StepRows()
-    rows.append({column: torch.tensor(3.0), "grad_norm": None})
-    rows.append({column: torch.tensor(torch.inf), "grad_norm": None})
-    rows.append({column: torch.tensor(torch.inf), "grad_norm": 2.0})
-    facts = rows.as_facts()
-    assert facts.grad_norm == [None, torch.inf, 2.0]
-    assert not any("one_gradient" in row for row in rows.rows)
 
 
 def test_a_guard_that_never_reports_does_not_keep_rows_from_the_facts():

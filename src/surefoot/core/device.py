@@ -118,6 +118,11 @@ def current_stream(device: torch.device | None = None) -> torch.Stream:
     return _module_of(device).current_stream(device)  # type: ignore[no-any-return]
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait for all work on a device."""
+    _module_of(device).synchronize(device)
+
+
 def new_stream(device: torch.device) -> torch.Stream:
     """A stream of its own."""
     return _module_of(device).Stream(device)  # type: ignore[no-any-return]
@@ -137,7 +142,7 @@ def new_event(device: torch.device, blocking: bool = False) -> torch.Event:
 # ---- a device that has failed ---------------------------------------------------------------------------------------
 
 _FATAL = (
-    "device-side assert",
+    "device-side assert triggered",
     "illegal memory access",
     "misaligned address",
     "unspecified launch failure",

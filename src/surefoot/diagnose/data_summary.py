@@ -32,6 +32,11 @@ def stream(run: RecordedRun) -> list[StepBatch]:
     return run.facts.step_data.batches
 
 
+def has_print(note: StepBatch) -> bool:
+    """Whether a fingerprint of the batch was taken: on a device, only of the first ones."""
+    return note.input_print is not None or note.target_print is not None
+
+
 def main_line(run: RecordedRun) -> list[StepBatch]:
     """The notes of the line of the script that called `backward` most often."""
     notes = stream(run)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from surefoot.watch.incidents import IncidentWriter
     from surefoot.watch.step_sampler import StepSampler
 
+SPIKES_FOLLOWED = 3
+"""After so many spikes of the loss more is looked at than usual."""
 MANUAL_STEPS = 6
 """So many steps of a loop without an optimizer are sampled."""
 
@@ -108,7 +110,7 @@ class BackwardObserver:
                 self._origin_found = True
                 self._safely("autopsy", self._record_nonfinite, root, value)
         elif not is_repeated and self._levels.is_spike(value, line):
-            self._context.measuring.expect_trouble(self._state.steps)
+            self._expect_trouble()
             self._safely("spikes", self._record_spike, root, value)
 
     def _judge_late(self, wait: bool = False) -> None:
@@ -121,8 +123,13 @@ class BackwardObserver:
                     self._is_known_late = True
                     self._safely("autopsy", self._record_late, place, value)
             elif not place.is_repeated and self._levels.is_spike(value, place.line):
-                self._context.measuring.expect_trouble(self._state.steps)
+                self._expect_trouble()
                 self._safely("spikes", self._record_spike, None, value, place)
+
+    def _expect_trouble(self) -> None:
+        """Measure the steps after a spike: after the first few, since the losses of some runs are always spiky."""
+        if self._levels.spikes <= SPIKES_FOLLOWED:
+            self._context.measuring.expect_trouble(self._state.steps)
 
     def _record_late(self, place: LossPlace, value: float) -> None:
         """A loss that was not finite some steps ago. Its data (`step_data`) is known; its graph is not."""
@@ -192,7 +199,7 @@ class BackwardObserver:
         batches = [batch for batch in batches[-64:] if batch.backward < backward]
         level = levels.middle()
         batch = batches[-1].fingerprint if batches else None
-        if levels.spikes <= 3 and not has_company():
+        if levels.spikes <= SPIKES_FOLLOWED and not has_company():
             self._sampler.sample_soon()
         self._context.events.add(
             SpikeEvent(

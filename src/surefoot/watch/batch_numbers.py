@@ -136,7 +136,7 @@ class LargestNumbers:
         return all(number is None or number.has_arrived() for number in self._numbers)
 
     def rows(self) -> list[int]:
-        """None."""
+        """No row fingerprints are taken."""
         return []
 
     def are_finite(self) -> bool:

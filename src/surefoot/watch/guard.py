@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
-from surefoot.core.device import is_in_use, note_failure
+from surefoot.core.device import has_streams, note_failure
 from surefoot.core.weak_reference import IdentityMap
 from surefoot.detect.checker import StabilityChecker
 from surefoot.detect.step_rules import NonFinite
@@ -142,8 +142,8 @@ class OptimizerGuard:
         self._checked = 0
         self.skipped = SkippedSteps(context.registry)
         self._not_guarded: dict[str, str] = {}
-        self._acting: set[int] = set()
-        """The numbers of optimizers whose steps may be skipped: each of them is measured."""
+        self._on_device: set[int] = set()
+        """The numbers of optimizers on a device whose steps are not skipped: they need not all be measured."""
         self._ended: set[int] = set()
         """The numbers of optimizers whose guard has failed."""
 
@@ -167,8 +167,8 @@ class OptimizerGuard:
         if len(self._outlived) > MOST_OUTLIVED:  # their steps are long past
             self._settle_outlived()
         acts = self.acts and not self._why_not(record, optimizer)
-        if acts:
-            self._acting.add(record.number)
+        if not acts and any(has_streams(each.device) for group in optimizer.param_groups for each in group["params"]):
+            self._on_device.add(record.number)
         settings = AttachSettings(
             mode="guard" if acts else "watch",
             checker=RULES if _world_size() == 1 else RULES_OF_RANKS,
@@ -179,7 +179,7 @@ class OptimizerGuard:
             name_of=lambda parameter: str(self._registry.add(parameter).id),
             announce=False,
             on_decision=partial(self._decided, weakref.ref(record)),
-            run_hook=partial(self._protect, weakref.ref(record)) if acts else self._run,
+            run_hook=partial(self._protect, weakref.ref(record)) if acts else partial(self._run, record.number),
         )
         made = attach_with(None, optimizer, settings)
         self._attachments.set(optimizer, made)
@@ -210,23 +210,23 @@ class OptimizerGuard:
             say(f"  reach the weights {at}.")
             return None
 
-    def _run(self, hook: Callable[..., Any], *args: Any) -> Any:
+    def _run(self, number: int, hook: Callable[..., Any], *args: Any) -> Any:
         """Run a hook of an attachment as probes are run: a hook that fails never ends the script."""
         if is_compiling() or not self._state.active:
             return None
-        if getattr(hook, "__func__", None) is StepHooks.before and not self.measures():
+        if getattr(hook, "__func__", None) is StepHooks.before and not self.measures(number):
             return None  # the hook after the step then does nothing
         began = time.perf_counter()
         result = self._probes.safely(self.probe, hook, *args)
-        if is_in_use():
+        if number in self._on_device:
             self._measuring.spend(time.perf_counter() - began)
         return result
 
-    def measures(self, record: OptimizerRecord | None = None) -> bool:
-        """Whether the gradients of the step under way are measured, or those of a certain optimizer."""
-        if self._measuring.measures or self._state.sampled is not None or self._changes:
+    def measures(self, number: int) -> bool:
+        """Whether the gradients of the step under way are measured, by the number of its optimizer."""
+        if self._measuring.measures or number not in self._on_device:
             return True
-        return record is not None and record.number in self._acting
+        return self._state.sampled is not None or bool(self._changes)
 
     @property
     def reports(self) -> bool:

@@ -71,7 +71,7 @@ class IndexedCall:
 
 
 class IndexRanges:
-    """Takes the range of the indices of each call, and finds the first one that did not fit."""
+    """Copies the indices of each call, and finds the first call that they did not fit."""
 
     def __init__(self, context: WatchContext) -> None:
         self._state, self._registry = context.state, context.registry
@@ -253,6 +253,8 @@ class _Ring:
 
     def take(self, call: _Taken, indices: Tensor) -> None:
         """Launch what brings the indices to the host."""
+        if len(self.calls) == self.length and not self._has_arrived(*self.calls[0][:2]):
+            return  # the device is so far behind that the memory is still to be written to
         if self._next == len(self._slots):
             memory = host_memory_for_good(self._capacity, self._dtype, self._device)
             self._slots.append(_IndexMemory(memory, memory.numpy()))

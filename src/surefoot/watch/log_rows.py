@@ -46,6 +46,8 @@ class WatchLog:
         self._parts: dict[int, str] = {}
         self._writers: dict[int, LogRows] = {}
         """The guard's writer of step rows, for each optimizer."""
+        self._clips: dict[int, bool] = {}
+        """Whether what the script clipped at the last measured step of each optimizer were its gradients."""
         self._steps: dict[int, int] = {}
         """The last step of each optimizer that was written."""
 
@@ -63,7 +65,10 @@ class WatchLog:
         if log is None:
             return
         measured: dict[str, Any] = {"loss": row.get("loss"), "lr": row.get("lr"), "loss_scale": row.get("scale")}
-        signals = Signals(self._step(row, optimizer), **measured, **_clipping(row))
+        clipping = _clipping(row, self._clips.get(optimizer, False))
+        if row.get("grad_norm") is not None:
+            self._clips[optimizer] = clipping["clip_factor"] is not None
+        signals = Signals(self._step(row, optimizer), **measured, **clipping)
         if optimizer not in self._writers:
             self._writers[optimizer] = LogRows(log.part(self._part(optimizer)), None)
         self._writers[optimizer].step(StepRecord(signals, skipped=bool(row.get("skipped"))))
@@ -181,17 +186,18 @@ def part_name(optimizer: int, registry: ParameterRegistry) -> str:
     return mine[0] if alone else f"optimizer {optimizer + 1}"
 
 
-def _clipping(row: dict[str, Any]) -> dict[str, Any]:
+def _clipping(row: dict[str, Any], fitted: bool) -> dict[str, Any]:
     """The gradient norm before clipping, and what clipping multiplied it by.
 
     The norm in the row is the one that the optimizer was given. If the script clips by norm, the norm before that is
-    what clipping found, provided that the two fit together: it may have clipped something else.
+    what clipping found, provided that the two fit together: it may have clipped something else. For a step that was not
+    measured, `fitted` says whether they did at the last one that was.
     """
     given, found, limit = row.get("grad_norm"), row.get("clip_norm"), row.get("clip_limit")
-    if given is None or found is None or not limit or row.get("clip_by_value"):
+    if found is None or not limit or row.get("clip_by_value") or (given is None and not fitted):
         return {"grad_norm": given, "clip_factor": None}
     factor = min(1.0, limit / found) if found > 0 else 1.0
-    if not abs(found * factor - given) <= 0.05 * given:
+    if given is not None and not abs(found * factor - given) <= 0.05 * given:
         return {"grad_norm": given, "clip_factor": None}
     return {"grad_norm": found, "clip_factor": factor}
 

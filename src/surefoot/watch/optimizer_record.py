@@ -132,17 +132,3 @@ def least(shares: list[Any]) -> Any:
     return torch.stack(
         [share if isinstance(share, Tensor) else torch.full_like(away[0], share) for share in shares]
     ).min()
-
-
-def first_gradient_norm(optimizer: torch.optim.Optimizer) -> Tensor | None:
-    """The norm of the first gradient there is. What is not finite anywhere above it in the model reaches it as well."""
-    with WithoutHooks():
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    local = readable(parameter.grad)
-                    if local is None or local.layout is not torch.strided or not local.numel():
-                        return None
-                    norm: Tensor = torch.linalg.vector_norm(real(local.detach()))
-                    return norm
-    return None

@@ -73,7 +73,7 @@ class Originals:
         self._own_kinds: list[type] = []
         """The subclasses of tensors that are not torch's, as they were when all of them were last looked for."""
         self._calls_since = 0
-        self._threads: set[int] = set()
+        self._threads: tuple[set[int], list[threading.Thread]] = set(), []
         """The threads that there were when that was last asked."""
         self._others: set[int] = set()
         """Those of them that are not surefoot's."""
@@ -174,10 +174,10 @@ class Originals:
 
     def _has_threads(self) -> bool:
         """Whether threads other than this one and surefoot's own are there."""
-        running = sys._current_frames().keys()
-        if running != self._threads:
-            own = {each.ident or 0 for each in threading.enumerate() if each.name.startswith("surefoot-")}
-            self._threads, self._others = set(running), running - own
+        running, known = sys._current_frames().keys(), threading.enumerate()
+        if (set(running), known) != self._threads:
+            own = {each.ident or 0 for each in known if each.name.startswith("surefoot-")}
+            self._threads, self._others = (set(running), known), running - own
         return bool(self._others - {threading.get_ident()})
 
     def _are_same(self) -> bool:

@@ -84,7 +84,7 @@ class StepData:
         """`backward` is about to run on `root`, called from the line `where`."""
         self._take_arrived()
         on_device = has_streams(root.device)
-        is_kept = self._noted < MOST_BATCHES and self._budget.is_unlimited
+        is_kept = self._noted < MOST_BATCHES and self._budget.measured_all
         if script_hooks.saved or root.grad_fn is None or not (is_kept or on_device):
             return
         paths = self._paths.setdefault(where, _DataPaths(len(self._paths)))
@@ -122,7 +122,7 @@ class StepData:
                     raise
 
     def _take(self, batch: StepBatch, numbers: BatchNumbers | LargestNumbers) -> None:
-        is_kept = isinstance(numbers, BatchNumbers) and len(self.batches) < MOST_BATCHES
+        is_kept = len(self.batches) < MOST_BATCHES
         for row in numbers.rows():
             self.rows[batch.line].setdefault(row, batch.backward)
         if is_kept or (len(self.batches) < MOST_WITH_BAD and not numbers.are_finite()):
@@ -168,7 +168,7 @@ class StepData:
     def _whole(self, line: int) -> bool:
         """Whether every row that was trained on from a line is known."""
         largest = max((batch.size or 0 for batch in self.batches if batch.line == line), default=0)
-        are_all_noted = self._noted < ROWS_OF and self._budget.is_unlimited
+        are_all_noted = self._noted < ROWS_OF and self._budget.measured_all
         return are_all_noted and len(self.rows[line]) < MOST_ROWS and largest <= MOST_IN_BATCH
 
 

@@ -19,7 +19,8 @@ from surefoot.observe.tensors import dense_views
 from surefoot.record.facts import NonFiniteGradientEvent
 from surefoot.watch.guard import OptimizerGuard
 from surefoot.watch.optimizer_order import follow
-from surefoot.watch.optimizer_record import OptimizerRecord, first_gradient_norm, least
+from surefoot.watch.optimizer_record import OptimizerRecord, least
+from surefoot.watch.unmeasured_steps import UnmeasuredSteps
 from surefoot.watch.user_frames import name_of, site, user_frame
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class StepObserver:
         self._state, self._safely, self._registry = context.state, context.probes.safely, context.registry
         self._backwards_at_zero = -1
         self._zero_site = ""
-        self._nonfinite_recorded = False
+        self._unmeasured = UnmeasuredSteps(context)
         self.guard = OptimizerGuard(context, self._found_nonfinite, self._step_arrived)
 
     # Optimizers
@@ -63,9 +64,13 @@ class StepObserver:
         self._state.thread = get_ident()
         records = self._context.optimizers.all
         number = len(records)
-        record = OptimizerRecord(
-            number, optimizer, site(3), self._state.steps, self._context.events.step_writer(number)
-        )
+        write = self._context.events.step_writer(number)
+
+        def take(row: SeriesRow) -> None:
+            self._unmeasured.take(row)
+            write(row)
+
+        record = OptimizerRecord(number, optimizer, site(3), self._state.steps, take)
         records.append(record)
         frame = user_frame(3)
         for group in optimizer.param_groups:
@@ -109,9 +114,9 @@ class StepObserver:
         attachment = self.guard.attachment(record, optimizer)
         if attachment is None or not attachment.attached:
             return
-        if not self.guard.measures(record):
-            if self._context.calls.last_clip is None and not self._state.scaler.enabled:
-                record.row["one_gradient"] = first_gradient_norm(optimizer)
+        if not self.guard.measures(record.number):
+            if not has_closure:
+                self._unmeasured.begin(record.row, optimizer)
             return
         loss = None if has_closure else self._context.losses.loss_so_far()
         if loss is not None:
@@ -234,9 +239,9 @@ class StepObserver:
     def _record_late_nonfinite(self, at: int, step: StepRecord) -> None:
         """The first gradients that were not finite, known only now: their counts are, the backward is not."""
         layers = step.signals.layers
-        if self._nonfinite_recorded or self._state.scaler.enabled or layers is None:
+        if self._state.nonfinite_gradient_recorded or self._state.scaler.enabled or layers is None:
             return
-        self._nonfinite_recorded = True
+        self._state.nonfinite_gradient_recorded = True
         counts = layers.nonfinite_counts()
         good = [name for name in layers.names if name not in counts]
         loss = step.signals.loss
@@ -251,9 +256,9 @@ class StepObserver:
 
     def _record_nonfinite(self, optimizer: torch.optim.Optimizer) -> None:
         """The first gradients that are not finite, unless a scaler takes care of them."""
-        if self._nonfinite_recorded or self._state.scaler.enabled:
+        if self._state.nonfinite_gradient_recorded or self._state.scaler.enabled:
             return
-        self._nonfinite_recorded = True
+        self._state.nonfinite_gradient_recorded = True
         bad: list[str] = []
         good: list[str] = []
         for group in optimizer.param_groups:

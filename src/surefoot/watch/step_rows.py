@@ -7,7 +7,6 @@ middle: the first thousand and the last two thousand rows are always complete.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -38,8 +37,8 @@ class SeriesRow(ClipColumns, total=False):
     """One step: the columns of `StepSeries`. A tensor is on its way from a device."""
 
     grad_norm: Tensor | float | None
-    one_gradient: Tensor | float | None
-    """No column: the norm of one gradient of a step that was not measured. If it is not finite, the whole is not."""
+    first_gradient: Tensor | float | None
+    """No column: the largest value of one gradient, for a step that was not measured. See `unmeasured_steps`."""
     skipped: Tensor | bool | float
     closure: int
     loss: Tensor | float | None
@@ -74,9 +73,6 @@ class _IncompleteRow:
                     raise
                 self.row[key] = None  # type: ignore[literal-required]
         self.numbers = {}
-        one = self.row.pop("one_gradient", self.row.get("clip_norm"))
-        if isinstance(one, float) and not math.isfinite(one) and self.row.get("grad_norm") is None:
-            self.row["grad_norm"] = one
 
 
 class StepRows:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from surefoot.diagnose.data_summary import (
     class_count,
     entropy,
+    has_print,
     label_batches,
     main_line,
     stream,
@@ -224,7 +225,7 @@ def _same_shuffle(run: RecordedRun) -> Claim | None:
         drawn = [b for b in run.facts.batches if b.loader == loader.number and b.grad_mode]
         prints = [b.fingerprint for b in drawn]
     else:
-        prints = [hash((note.input_print, note.target_print)) for note in main_line(run)]
+        prints = [hash((note.input_print, note.target_print)) for note in main_line(run) if has_print(note)]
     period = _period(prints)
     if period is None or len(prints) < 2 * period:
         return None
@@ -407,14 +408,15 @@ def _outlying_row(run: RecordedRun, spikes: list[SpikeEvent]) -> Claim | None:
 
 def _recurring_batch(run: RecordedRun, spikes: list[SpikeEvent]) -> Claim | None:
     """The same batch each time, and each time it comes."""
-    prints = {note.backward: hash((note.input_print, note.target_print)) for note in stream(run)}
+    printed = [note for note in stream(run) if has_print(note)]
+    prints = {note.backward: hash((note.input_print, note.target_print)) for note in printed}
     if len(set(prints.values())) < 4:
         return None
     at = Counter(prints[spike.backward] for spike in spikes if spike.backward in prints)
     if not at:
         return None
     print_, times = at.most_common(1)[0]
-    came = sorted(n.step for n in stream(run) if prints[n.backward] == print_ and n.backward > 20)
+    came = sorted(n.step for n in printed if prints[n.backward] == print_ and n.backward > 20)
     if times < 2 or times < 0.6 * len(came) or sum(at.values()) > 2 * times:
         return None
     first = next(spike for spike in spikes if prints.get(spike.backward) == print_)

@@ -63,7 +63,8 @@ def broken_gradient(run: RecordedRun) -> Claim | None:
     events = run.nonfinite.gradients
     if not _ended_badly(run):
         return None
-    if not events:
+    norm = _first_bad_norm(run)
+    if not events or (norm is not None and norm[0] < events[0].step):
         return _broken_norm(run)
     if not events[0].loss_finite:
         return None
@@ -111,6 +112,8 @@ def broken_update(run: RecordedRun) -> Claim | None:
     bad = run.nonfinite.loss
     if not _ended_badly(run) or bad is None or bad.kind != "parameter" or _had_bad_gradient(run):
         return None
+    if bad.step is None or not _was_measured(run, bad.step - 1):
+        return None
     halves = [p.label for p in run.parameters.values() if p.dtype == "float16" and p.optimizers]
     named = [name for name in bad.parameters or [] if name in halves]
     if not named:
@@ -128,6 +131,12 @@ def broken_update(run: RecordedRun) -> Claim | None:
         evidence={**bad.to_json(), "eps": eps},
         fixes=("Keep the weights in float32 and use `torch.autocast`, with a `GradScaler` for fp16.",),
     )
+
+
+def _was_measured(run: RecordedRun, step: int) -> bool:
+    """Whether the gradients of a step are known. On a device, those of most steps are not."""
+    known = zip(run.series.at or run.series.step, run.series.grad_norm, strict=False)
+    return any(at == step and norm is not None for at, norm in known)
 
 
 def _had_bad_gradient(run: RecordedRun) -> bool:

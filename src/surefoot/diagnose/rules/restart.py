@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from surefoot.diagnose.curves import present
-from surefoot.diagnose.data_summary import stream, where_of
+from surefoot.diagnose.data_summary import has_print, stream, where_of
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.record.facts import (
     FileLoadedEvent,
@@ -221,7 +221,7 @@ def data_replayed(run: RecordedRun) -> Claim | None:
         at = restart.file.step
         if at < 2:
             continue
-        notes = stream(run)
+        notes = [note for note in stream(run) if has_print(note)]
         prints = [hash((note.input_print, note.target_print)) for note in notes]
         split = next((i for i, note in enumerate(notes) if note.backward > restart.file.backward), None)
         if not split:

@@ -309,7 +309,7 @@ def exploding_gradient(run: RecordedRun) -> Claim | None:
     norms = run.grad_norms
     bad = run.nonfinite.seen or run.curve.rose or run.curve.blew_up or _spiky(run)
     if not norms or not bad:
-        return _jumped(norms) if run.facts.preflight is not None else None
+        return _jumped(run, norms) if run.facts.preflight is not None else None
     recurrent = _recurrent(run)
     if len(profile) >= 4:
         first = median(size for _, size in profile[: max(1, len(profile) // 4)])
@@ -329,14 +329,20 @@ def exploding_gradient(run: RecordedRun) -> Claim | None:
             0.85,
             f"The gradient through the recurrence in `{recurrent}` explodes: norm {norms[0]:.3g} at step 0, "
             f"{median(norms):.3g} in the middle, {max(norms):.3g} at most.",
-            step=norms.index(max(norms)),
+            step=_step_of(run, max(norms)),
             where=(recurrent,),
             evidence={"first": norms[0], "median": median(norms), "largest": max(norms)},
         )
     return None
 
 
-def _jumped(norms: list[float]) -> Claim | None:
+def _step_of(run: RecordedRun, norm: float) -> int | None:
+    """The first step with a certain gradient norm. Not every step on a device is measured."""
+    known = zip(run.series.step, run.series.grad_norm, strict=False)
+    return next((step for step, each in known if each == norm), None)
+
+
+def _jumped(run: RecordedRun, norms: list[float]) -> Claim | None:
     """Within a few steps one norm is far beyond all before it; the first three set the record."""
     jumps = [(norm / record, norm) for i, norm in enumerate(norms) if i > 2 and (record := max(norms[:i])) > 0]
     jump, norm = max(jumps, default=(1.0, 0.0))
@@ -346,7 +352,7 @@ def _jumped(norms: list[float]) -> Claim | None:
         0.6,
         f"One gradient norm of the first {len(norms)} steps is {norm:.3g}, {jump:.3g} times the largest before it (the "
         f"median is {median(norms):.3g}).",
-        step=norms.index(norm),
+        step=_step_of(run, norm),
         evidence={"jump": jump, "largest": norm, "median": median(norms)},
         severity="warning",
     )

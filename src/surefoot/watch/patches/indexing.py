@@ -1,4 +1,4 @@
-"""Functions that pick rows of a table, or classes, by index: on a device, the range of the indices is noted before.
+"""Functions that pick rows of a table, or classes, by index: on a device, the indices are copied to the host before.
 
 They are observed from the moment there is an optimizer of parameters on a device. On the CPU torch names the index.
 """
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from surefoot.watch.patches.hooks import Hooks
     from surefoot.watch.watcher import Watcher
 
-PROBE = "ranges of ids and labels"
-_WHY = "the range of the {}, before a device fails because of them; observed once parameters on a device are trained"
+PROBE = "ids and labels"
+_WHY = "the {}, before a device fails because of them; observed once parameters on a device are trained"
 IDS = ("embedding", "embedding_bag")
 LABELS = ("cross_entropy", "nll_loss")
 _is_in_mode = torch._C._is_torch_function_mode_enabled
