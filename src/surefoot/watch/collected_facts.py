@@ -43,6 +43,7 @@ def assemble(watcher: Watcher) -> RunFacts:
         retained_graphs=backward.retained_graphs.retained,
         held_memory=watcher.memory.held,
         compiled=state.compiled,
+        eager_looks=watcher.context.options.eager_looks,
         problems=watcher.probes.problems,
         guard=watcher.steps.guard.as_facts(),
     )

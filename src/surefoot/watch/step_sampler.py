@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.watch.arriving_steps import ArrivingSteps
 from surefoot.watch.data_origin import origin_of_data, ways_of_data
+from surefoot.watch.eager_stance import EagerStance
 from surefoot.watch.function_recorder import remove_leftover_recorders
 from surefoot.watch.optimizer_order import OptimizerOrder
 from surefoot.watch.sampling_budget import EXTRA, SamplingBudget
@@ -51,6 +52,8 @@ class StepSampler:
         self.sampled_steps: list[SampledStep] = []
         self._arriving = ArrivingSteps(self._keep)
         self._budget = SamplingBudget()
+        self.eager = EagerStance()
+        """What makes compiled code run eagerly in a sampled step, if the run was asked to."""
         self.origins: dict[str, list[tuple[str, str, str]]] = {}
         """For each kind of autograd node: the site, module and call that made it in the last sampled step."""
         self._data_origins: list[DataOrigin] = []
@@ -70,12 +73,14 @@ class StepSampler:
             return
         if "looking" in self._probes.problems:
             return
-        is_plain = not state.compiled
+        is_eager = state.compiled and self._context.options.eager_looks and self.eager.take()
+        is_plain = is_eager or not state.compiled
         state.sampled = StepRecording(
             self._context,
             use_recorder=is_plain and not has_modes_of_its_own(),
             thorough=state.steps in THOROUGH_STEPS,
             use_hooks=is_plain,
+            eager=self.eager if is_eager else None,
         )
         self._budget.begin()
         self._first_backward = state.backwards

@@ -769,7 +769,9 @@ class RunFacts(Facts):
     held_memory: list[HeldMemory] = item(factory=list)
     """Memory of accelerators after some of the steps."""
     compiled: bool = False
-    """Whether a model was compiled: the operations inside it were not observed."""
+    """Whether a model was compiled: the operations inside it were not observed, or only in sampled steps."""
+    eager_looks: bool = False
+    """Whether compiled models were to run eagerly in sampled steps (`--eager-looks`), which changes bits."""
     problems: dict[str, str] = item(factory=dict, always=True)
     """What is no longer observed, and why."""
     guard: GuardFacts | None = item("guarded", default=None)
