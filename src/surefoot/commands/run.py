@@ -274,7 +274,7 @@ class RunSession:
         target, torch = self.request.target, sys.modules.get("torch")
         error = ending.error if ending is not None else None
         return describe_run(target.name, target.arguments, target.is_module, self.request.guard, self._began) | {
-            "eager_looks": self.request.eager_looks,
+            **({"eager_looks": True} if self.request.eager_looks else {}),
             "rank": self._rank,
             "world_size": self._world_size,
             "exit_code": ending.code if ending is not None else None,

@@ -770,7 +770,7 @@ class RunFacts(Facts):
     """Memory of accelerators after some of the steps."""
     compiled: bool = False
     """Whether a model was compiled: the operations inside it were not observed, or only in sampled steps."""
-    eager_looks: bool = False
+    eager_looks: bool = item(default=False)
     """Whether compiled models were to run eagerly in sampled steps (`--eager-looks`), which changes bits."""
     problems: dict[str, str] = item(factory=dict, always=True)
     """What is no longer observed, and why."""
