@@ -114,11 +114,14 @@ class StepRecording:
 
         With `forget`, the calls that were seen are forgotten: the rest of the step runs unseen.
         """
-        self.hooks.remove()
-        if self.eager is not None:
-            self.eager.release()
-        if forget and self.recorder is not None:
-            self.recorder.forget()
+        try:
+            self.hooks.remove()
+        finally:
+            if self.eager is not None:
+                self.eager.release()
+        if forget:
+            if self.recorder is not None:
+                self.recorder.forget()
             self.recorder, self.eager = None, None
             self.calls = CallFacts(self.step, self._registry.id_of, None)
 

@@ -75,13 +75,17 @@ class StepSampler:
             return
         is_eager = state.compiled and self._context.options.eager_looks and self.eager.take()
         is_plain = is_eager or not state.compiled
-        state.sampled = StepRecording(
-            self._context,
-            use_recorder=is_plain and not has_modes_of_its_own(),
-            thorough=state.steps in THOROUGH_STEPS,
-            use_hooks=is_plain,
-            eager=self.eager if is_eager else None,
-        )
+        try:
+            state.sampled = StepRecording(
+                self._context,
+                use_recorder=is_plain and not has_modes_of_its_own(),
+                thorough=state.steps in THOROUGH_STEPS,
+                use_hooks=is_plain,
+                eager=self.eager if is_eager else None,
+            )
+        except BaseException:
+            self.eager.release()
+            raise
         self._budget.begin()
         self._first_backward = state.backwards
         self._cycle = set()
