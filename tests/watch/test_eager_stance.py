@@ -132,6 +132,13 @@ def test_sampled_steps_see_inside_of_a_compiled_model(watch):
     assert "ran eagerly" in diagnose(ran.loaded[0], RunDescription()).summary
 
 
+def test_a_fault_inside_of_a_compiled_model_is_found(watch):
+    logits = "self.head(torch.relu(self.hidden(features)))"
+    inside = TRAIN.replace(f"return {logits}", f"return torch.softmax({logits}, -1)")
+    ran = watch.eagerly(inside.replace("range(30)", "range(120)").replace("SystemExit(3)", "SystemExit(0)"))
+    assert ran.first.cause == "loss.softmax-before-cross-entropy"
+
+
 def test_without_the_option_compiled_code_is_what_runs(watch):
     ran = watch(TRAIN)
     assert ran.output.splitlines() == ["stances: ['default']", "compiled: 1", "at exit: default"]
