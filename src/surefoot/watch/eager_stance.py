@@ -23,6 +23,8 @@ from surefoot.observe.readable import has_company
 if TYPE_CHECKING:
     from types import FrameType
 
+EAGER_LOOKS = "eager looks"
+"""The probe. If it fails, compiled code runs as usual in sampled steps too."""
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 _COMPILER = os.path.join("torch", "_dynamo", "eval_frame.py")
 _COMPILED_CALL = "compile_wrapper"

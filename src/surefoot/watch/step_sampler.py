@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.watch.arriving_steps import ArrivingSteps
 from surefoot.watch.data_origin import origin_of_data, ways_of_data
-from surefoot.watch.eager_stance import EagerStance
+from surefoot.watch.eager_stance import EAGER_LOOKS, EagerStance
 from surefoot.watch.function_recorder import remove_leftover_recorders
 from surefoot.watch.optimizer_order import OptimizerOrder
 from surefoot.watch.sampling_budget import EXTRA, SamplingBudget
@@ -73,7 +73,8 @@ class StepSampler:
             return
         if "looking" in self._probes.problems:
             return
-        is_eager = state.compiled and self._context.options.eager_looks and self.eager.take()
+        is_asked = state.compiled and self._context.options.eager_looks and EAGER_LOOKS not in self._probes.problems
+        is_eager = is_asked and self.eager.take()
         is_plain = is_eager or not state.compiled
         try:
             state.sampled = StepRecording(

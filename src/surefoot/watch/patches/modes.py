@@ -18,6 +18,7 @@ from torch import nn
 from surefoot.core.function_hooks import Hook, add_hook_to_wrapper
 from surefoot.core.weak_reference import weak_reference
 from surefoot.watch.compiled_inputs import may_hold_data
+from surefoot.watch.eager_stance import EAGER_LOOKS
 from surefoot.watch.module_hooks import COMPILED
 from surefoot.watch.patches.indexing import follow_compiled
 from surefoot.watch.user_frames import is_users
@@ -99,9 +100,9 @@ def _keep_stance(watcher: Watcher, wrapping: Hooks) -> None:
         return False
 
     why = "with `--eager-looks`: the stance is the script's own again before the script sets one"
-    wrapping.add(eval_frame, "_set_stance", "looking", why, set_by_script)
+    wrapping.add(eval_frame, "_set_stance", EAGER_LOOKS, why, set_by_script)
     why = "with `--eager-looks`: torch warns of module hooks when a compiled model is called; not of surefoot's"
-    wrapping.add(module, "_has_any_global_hook", "looking", why, asked, answered)  # type: ignore[arg-type]
+    wrapping.add(module, "_has_any_global_hook", EAGER_LOOKS, why, asked, answered)  # type: ignore[arg-type]
 
 
 def wrap_compiling(watcher: Watcher, wrapping: Hooks) -> None:
@@ -130,7 +131,7 @@ def wrap_compiling(watcher: Watcher, wrapping: Hooks) -> None:
     def compiled(token: Any, result: Any) -> None:
         kind = type(result)
         if isinstance(result, types.FunctionType) and hasattr(result, "_torchdynamo_orig_callable"):
-            watcher.probes.safely(INPUTS, _follow_inputs, watcher, result)
+            watcher.probes.safely("compiled functions", _follow_inputs, watcher, result)
         elif kind.__name__ == COMPILED and kind not in followed:
             followed.add(kind)
             wrapping.after(kind, "__call__", "model calls", called, why_called)
