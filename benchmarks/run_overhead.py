@@ -1,7 +1,8 @@
 """P7, P8 and P10 to P13: what `surefoot run` adds to a script, and what importing surefoot and `--help` cost.
 
     python benchmarks/run_overhead.py [--repeat 5] [--only mlp|transformer|accumulating|start]
-    python benchmarks/run_overhead.py --cuda [--repeat 3] [--only eager|compiled|accumulating|hf] [--guard]
+    python benchmarks/run_overhead.py --cuda [--repeat 3] [--guard]
+                                      [--only eager|compiled|graphs|captured|accumulating|hf]
 
 P7 runs each script under `python` and under `surefoot run` in turns and compares medians, so that what else the machine
 does falls on both alike. The ratio of processor time is printed beside it: on a busy machine it is the steadier figure.
@@ -34,6 +35,8 @@ SCRIPTS = HERE / "scripts"
 ON_CUDA = {
     "eager": ("gpt_124m", [], 1.02),
     "compiled": ("gpt_124m", ["compiled"], 1.03),
+    "graphs": ("gpt_124m", ["graphs"], 1.03),
+    "captured": ("captured", [], 1.01),
     "accumulating": ("accumulating", [], 1.02),
     "hf": ("hf_trainer", [], 1.05),
 }

@@ -140,6 +140,10 @@ class Nursery:
         """Run the parts with `--guard`."""
         return self._run(parts, options=["--guard"])
 
+    def eagerly(self, *parts: str) -> Watched:
+        """Run the parts with `--eager-looks`."""
+        return self._run(parts, options=["--eager-looks"])
+
     def under(self, order: dict[str, Any], *parts: str) -> Watched:
         """Run the parts as an experiment of `surefoot bisect` would be: with one change, and an end."""
         return self._run(parts, order=order)

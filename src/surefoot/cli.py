@@ -69,6 +69,11 @@ def run(
     out: Path | None = typer.Option(None, help="Where the run folder goes (default: runs/SCRIPT-DATE-TIME)."),
     guard: bool = typer.Option(False, "--guard", help="Also protect: a step with non-finite gradients is not applied."),
     progress: bool = typer.Option(False, "--progress", help="Show on stderr how training goes."),
+    eager_looks: bool = typer.Option(
+        False,
+        "--eager-looks",
+        help="Run compiled models eagerly in sampled steps, to see inside. Changes the bits of the run.",
+    ),
     module: bool = typer.Option(False, "-m", help="Run a module, as `python -m` does."),
 ) -> None:
     """Run a PyTorch script unmodified, watch it, and end with a diagnosis on stderr."""
@@ -79,6 +84,7 @@ def run(
         *(["--out", str(out)] if out else []),
         *(["--guard"] if guard else []),
         *(["--progress"] if progress else []),
+        *(["--eager-looks"] if eager_looks else []),
         *(["-m"] if module else []),
     ]
     launch([*before, script, *(arguments or [])])

@@ -1,11 +1,12 @@
 """A function that is heard of stays the same function."""
 
+import functools
 import inspect
 import traceback
 
 import pytest
 
-from surefoot.core.function_hooks import Hook, add_hook
+from surefoot.core.function_hooks import Hook, add_hook, add_hook_to_wrapper
 
 
 def test_a_hook_is_given_the_parameters_and_the_result():
@@ -23,6 +24,26 @@ def test_a_hook_is_given_the_parameters_and_the_result():
     assert area(3, 4, 5, colour="red") == 12
     assert heard[2] == ((3, 4, 5), {"unit": "m", "colour": "red"})
     assert (area, inspect.signature(area), area.__doc__, area.__code__.co_firstlineno) == before
+
+
+def test_of_a_function_that_wraps_another_one_either_can_be_meant():
+    def wrap(function):
+        @functools.wraps(function)
+        def wrapper(*args, **kwargs):
+            return 2 * function(*args, **kwargs)
+
+        return wrapper
+
+    def one(x):
+        return x
+
+    heard, doubled, other = [], wrap(one), wrap(one)
+    add_hook_to_wrapper(doubled, Hook(lambda args, kwargs: heard.append(("outer", args, kwargs))))
+    assert (doubled(3), doubled(x=4), other(5)) == (6, 8, 10)
+    assert heard == [("outer", (3,), {}), ("outer", (), {"x": 4})]
+    add_hook(doubled, Hook(lambda args, kwargs: heard.append(("inner", args, kwargs))))
+    assert other(6) == 12
+    assert heard[2:] == [("inner", (6,), {})]
 
 
 def test_after_none_nothing_more_is_heard_and_a_result_may_be_replaced():

@@ -26,25 +26,33 @@ if TYPE_CHECKING:
     from surefoot.watch.watcher import Watcher
 
 USAGE = (
-    "usage: surefoot run [--out DIR] [--guard] [--progress] SCRIPT [ARGS...]   "
+    "usage: surefoot run [--out DIR] [--guard] [--progress] [--eager-looks] SCRIPT [ARGS...]   "
     "or: surefoot run [...] -m MODULE [ARGS...]"
 )
 
-OPTIONS = {"--out": "DIR", "--guard": "", "--progress": ""}
+OPTIONS = {"--out": "DIR", "--guard": "", "--progress": "", "--eager-looks": ""}
 """Our options that few scripts have, in the order of the usage, and what each takes. `-m` is common in scripts."""
 
 
 class Request:
     """What the command line asked for."""
 
-    def __init__(self, target: Target, out: str | None = None, guard: bool = False, progress: bool = False) -> None:
+    def __init__(
+        self,
+        target: Target,
+        out: str | None = None,
+        guard: bool = False,
+        progress: bool = False,
+        eager_looks: bool = False,
+    ) -> None:
         self.target, self.out, self.guard, self.progress = target, out, guard, progress
+        self.eager_looks = eager_looks
 
 
 def parse(arguments: list[str]) -> Request | str | None:
     """The request, or what is wrong with it; `None` asks for help. What follows the script belongs to the script."""
     out: str | None = None
-    guard = progress = False
+    guard = progress = eager = False
     waiting = list(arguments)
     while waiting:
         word = waiting.pop(0)
@@ -52,6 +60,8 @@ def parse(arguments: list[str]) -> Request | str | None:
             guard = True
         elif word == "--progress":
             progress = True
+        elif word == "--eager-looks":
+            eager = True
         elif word == "--out":
             if not waiting:
                 return "--out needs a folder: surefoot run --out DIR SCRIPT"
@@ -61,15 +71,15 @@ def parse(arguments: list[str]) -> Request | str | None:
         elif word == "-m":
             if not waiting:
                 return "-m needs a module: surefoot run -m MODULE"
-            return Request(Target(waiting[0], tuple(waiting[1:]), is_module=True), out, guard, progress)
+            return Request(Target(waiting[0], tuple(waiting[1:]), is_module=True), out, guard, progress, eager)
         elif word in ("-h", "--help"):
             return None
         elif word == "--" and waiting:
-            return Request(Target(waiting[0], tuple(waiting[1:])), out, guard, progress)
+            return Request(Target(waiting[0], tuple(waiting[1:])), out, guard, progress, eager)
         elif word.startswith("-") and word != "-":
             return f"unknown option {word}; options come before the script. {USAGE}"
         else:
-            return Request(Target(word, tuple(waiting)), out, guard, progress)
+            return Request(Target(word, tuple(waiting)), out, guard, progress, eager)
     return f"no script given. {USAGE}"
 
 
@@ -190,7 +200,11 @@ class RunSession:
             guard_early(loads(os.environ["SUREFOOT_EXPERIMENT"]))
         if '"incident"' in os.environ.get("SUREFOOT_EXPERIMENT", ""):  # what is wrapped then must be whole by itself
             import torch  # noqa: F401
-        run(self.request.target, self.ending)
+        try:
+            run(self.request.target, self.ending)
+        finally:
+            if self.watcher is not None:  # what the script does at exit runs compiled
+                self.watcher.probes.safely("looking", self.watcher.state.run_compiled)
 
     def _attach(self) -> None:
         try:
@@ -200,6 +214,7 @@ class RunSession:
 
             options: dict[str, Any] = {
                 "guard": self.request.guard,
+                "eager_looks": self.request.eager_looks,
                 "open_log": self._open_log,
                 "save": self._save,
                 "folder": self._folder.choose,
@@ -259,6 +274,7 @@ class RunSession:
         target, torch = self.request.target, sys.modules.get("torch")
         error = ending.error if ending is not None else None
         return describe_run(target.name, target.arguments, target.is_module, self.request.guard, self._began) | {
+            **({"eager_looks": True} if self.request.eager_looks else {}),
             "rank": self._rank,
             "world_size": self._world_size,
             "exit_code": ending.code if ending is not None else None,

@@ -102,9 +102,19 @@ _heard: weakref.WeakKeyDictionary[types.FunctionType, _Heard] = weakref.WeakKeyD
 def add_hook(function: Any, hook: Hook, always: bool = False, listed: str | None = None) -> None:
     """Have a function call a hook where it begins and returns.
 
+    Of a function that wraps another one, the inner one is meant.
+
     `always`: also where it ends by an exception. `listed`: a parameter that the hook, too, needs to go through.
     """
-    function = inspect.unwrap(function)
+    _add(inspect.unwrap(function), hook, always, listed)
+
+
+def add_hook_to_wrapper(function: Any, hook: Hook) -> None:
+    """As `add_hook`, but of a function that wraps another one, itself is meant."""
+    _add(function, hook, always=False, listed=None)
+
+
+def _add(function: Any, hook: Hook, always: bool, listed: str | None) -> None:
     if not isinstance(function, types.FunctionType):
         raise TypeError(f"{function!r} is not written in Python")
     code = function.__code__

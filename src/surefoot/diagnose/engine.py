@@ -90,8 +90,18 @@ def diagnose(facts: RunFacts, description: RunDescription | None = None, strict:
         return diagnosis
     if reason := why_unknown(run, claims.failed):
         return replace(diagnosis, verdict="unknown", reason=reason)
-    limit = " The model is compiled: the operations inside it were not watched." if facts.compiled else ""
-    return replace(diagnosis, reason=f"No fault was found in {run.steps:,} steps.{limit}")
+    return replace(diagnosis, reason=f"No fault was found in {run.steps:,} steps.{_limit(facts)}")
+
+
+def _limit(facts: RunFacts) -> str:
+    """What was not watched although everything works: the inside of compiled models."""
+    eager = sum(each.eager for each in facts.sampled_steps)
+    if not facts.compiled:
+        return ""
+    if not eager:
+        return " The model is compiled: the operations inside it were not watched."
+    steps = "1 step, which" if eager == 1 else f"{eager} steps, which"
+    return f" The model is compiled: the operations inside it were watched at {steps} ran eagerly."
 
 
 def _judged_by_steps(run: RecordedRun, claims: Claims) -> Diagnosis:

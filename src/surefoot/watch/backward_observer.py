@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from surefoot.observe.readable import has_company, readable
-from surefoot.record.facts import NonFiniteLossEvent, SpikeEvent
+from surefoot.record.facts import NonFiniteLoss, NonFiniteLossEvent, SpikeEvent
 from surefoot.watch.accumulated_loss import share_of
 from surefoot.watch.loss_level import LossLevels, data_under
 from surefoot.watch.loss_readings import LossPlace, LossReadings
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from surefoot.record.facts import NonFiniteLoss
+    from surefoot.watch.compiled_inputs import CompiledInputs
     from surefoot.watch.context import WatchContext
     from surefoot.watch.incidents import IncidentWriter
     from surefoot.watch.step_sampler import StepSampler
@@ -41,8 +41,15 @@ MANUAL_STEPS = 6
 class BackwardObserver:
     """Is called before and after each backward of the script."""
 
-    def __init__(self, context: WatchContext, sampler: StepSampler, incidents: IncidentWriter | None) -> None:
+    def __init__(
+        self,
+        context: WatchContext,
+        sampler: StepSampler,
+        incidents: IncidentWriter | None,
+        compiled_inputs: CompiledInputs,
+    ) -> None:
         self._context, self._sampler, self._incidents = context, sampler, incidents
+        self._compiled_inputs = compiled_inputs
         self._state, self._safely = context.state, context.probes.safely
         self.series = StepRows()
         """One row per backward, until the first step of an optimizer."""
@@ -133,8 +140,9 @@ class BackwardObserver:
 
     def _record_late(self, place: LossPlace, value: float) -> None:
         """A loss that was not finite some steps ago. Its data (`step_data`) is known; its graph is not."""
-        late = self._state.backwards - place.backward
-        self._context.events.add(NonFiniteLossEvent(step=place.step, value=value, kind="unknown", backwards_late=late))
+        late = NonFiniteLoss(value=value, kind="unknown", backwards_late=self._state.backwards - place.backward)
+        found = self._compiled_inputs.explain(late, place.backward, is_late=True)
+        self._context.events.add(NonFiniteLossEvent.at(place.step, found))
 
     def settle(self) -> None:
         """Judge every loss that is on its way. Waits for the device."""
@@ -183,13 +191,21 @@ class BackwardObserver:
     # Bad losses
 
     def _record_nonfinite(self, root: Tensor, value: float) -> None:
-        found = find_origin(root, value, self._context.registry, self._sampler.origins_now(), self.data_origin)
+        found = self.origin_of(root, value, self._state.backwards, self._sampler.origins_now())
         self._context.events.add(NonFiniteLossEvent.at(self._state.steps, found))
 
-    def data_origin(self, facts: NonFiniteLoss, tensor: Tensor | None) -> NonFiniteLoss:
-        """Add where data that is not finite came from: through which operations, and whether it was finite before."""
-        drawn = self._incidents.drawn() if self._incidents is not None else []
-        return self._sampler.data_origin(facts, tensor, drawn)
+    def origin_of(
+        self, root: Tensor, value: float, backward: int, origins: dict[str, list[tuple[str, str, str]]]
+    ) -> NonFiniteLoss:
+        """Where a loss that is not finite came from: what its graph shows, and what compiled calls were given."""
+
+        def follow(facts: NonFiniteLoss, tensor: Tensor | None) -> NonFiniteLoss:
+            """Add through which operations data that is not finite came, and whether it was finite before."""
+            drawn = self._incidents.drawn() if self._incidents is not None else []
+            return self._sampler.data_origin(facts, tensor, drawn)
+
+        found = find_origin(root, value, self._context.registry, origins, follow)
+        return self._compiled_inputs.explain(found, backward)
 
     def _record_spike(self, root: Tensor | None, value: float, place: LossPlace | None = None) -> None:
         """The data tensors that went into a loss far above the others; none for one that is known only now."""

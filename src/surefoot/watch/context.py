@@ -44,6 +44,8 @@ class WatchOptions:
     rank: int = 0
     world_size: int = 1
     most_sampled_steps: int = MOST_SAMPLED_STEPS
+    eager_looks: bool = False
+    """Whether compiled models run eagerly in sampled steps, which changes the bits of the run."""
 
 
 @dataclass

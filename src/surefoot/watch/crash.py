@@ -11,7 +11,6 @@ from torch import Tensor
 from surefoot.core.device import failure, fatal_cause, note_failure
 from surefoot.observe.readable import is_readable
 from surefoot.record.facts import CrashArguments, CrashFacts
-from surefoot.watch.nonfinite_origin import find_origin
 from surefoot.watch.script_hooks import WithoutHooks
 from surefoot.watch.tensor_summary import describe
 from surefoot.watch.user_frames import is_users, place, traceback_frames
@@ -89,8 +88,9 @@ def find_bad_loss(
             if isinstance(value, Tensor) and value.numel() == 1 and value.grad_fn is not None and is_readable(value):
                 number = float(value.detach())
                 if number != number or number in (float("inf"), float("-inf")):
-                    origins, follow = watcher.sampler.origins, watcher.backward.data_origin
-                    return replace(find_origin(value, number, watcher.registry, origins, follow), name=name)
+                    backward = watcher.state.backwards + 1
+                    found = watcher.backward.origin_of(value, number, backward, watcher.sampler.origins)
+                    return replace(found, name=name)
     return None
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from surefoot.watch.function_recorder import FunctionRecorder
     from surefoot.watch.model_calls import ModelCalls
 
+COMPILED = "OptimizedModule"
+"""The class of compiled models. It is known by name, so that the compiler need not be imported."""
 _FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 
 
@@ -80,17 +82,18 @@ class ModuleHooks:
         self._calls.take(getattr(module, "_orig_mod", module), args, kwargs, out, self._position())
 
     def _before_call(self, module: nn.Module, args: Any) -> None:
-        if self._follows():
+        if self._follows(module):
             self._safely("model calls", self._enter_call, module, args)
 
     def _after_call(self, module: nn.Module, args: Any, *rest: Any) -> None:
         """`rest` is the keyword arguments and the result; after an exception, torch leaves the former out."""
-        if self._follows():
+        if self._follows(module):
             kwargs, out = rest if len(rest) == 2 else ({}, None)
             self._safely("model calls", self._leave_call, module, args, kwargs, out)
 
-    def _follows(self) -> bool:
-        return get_ident() == self._thread and runs_eagerly()
+    def _follows(self, module: nn.Module) -> bool:
+        """Whether a call is followed. What `torch.compile` puts around a model is not: the model inside is."""
+        return get_ident() == self._thread and type(module).__name__ != COMPILED and runs_eagerly()
 
     def _enter_call(self, module: nn.Module, args: Any) -> None:
         recorder = self._recorder

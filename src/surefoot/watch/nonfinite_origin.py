@@ -126,7 +126,7 @@ def _first_bad_node(order: list[Any], loss: float) -> tuple[Any, NonFiniteLoss] 
         if outside is not None and op != "Where":
             dtype = str(outside[1].dtype).removeprefix("torch.")
             return node, NonFiniteLoss(
-                value=loss, kind="data", op=op, tensor=outside[0], dtype=dtype, **_bad_rows(outside[1])
+                value=loss, kind="data", op=op, tensor=outside[0], dtype=dtype, **bad_rows(outside[1])
             )
         if bad_given:
             below = [n for n, _ in node.next_functions if n is not None and graph.leaf(n) is None]
@@ -149,7 +149,7 @@ def _made_by(node: Any, value: Tensor, loss: float) -> NonFiniteLoss:
         # Finite in, not finite out: the other operand, which is not in the graph, was not finite.
         other = "the other operand"
         return NonFiniteLoss(
-            value=loss, kind="data", op=op, tensor=other, inputs=ranges, dtype=dtype, **_bad_rows(value)
+            value=loss, kind="data", op=op, tensor=other, inputs=ranges, dtype=dtype, **bad_rows(value)
         )
     return NonFiniteLoss(value=loss, kind="operation", op=op, inputs=ranges, dtype=dtype, **_count(value))
 
@@ -324,7 +324,8 @@ def _count(value: Tensor) -> NonFiniteCounts:
     }
 
 
-def _bad_rows(value: Tensor) -> NonFiniteCounts:
+def bad_rows(value: Tensor) -> NonFiniteCounts:
+    """How many values of a tensor are not finite, and in which rows they are."""
     facts = _count(value)
     if value.dim() > 1:
         rows = (~torch.isfinite(value)).reshape(len(value), -1).any(1).nonzero().reshape(-1)

@@ -39,10 +39,12 @@ _UNBOUND = ("surefoot.watch.run_script", "surefoot.watch.torch_import", "surefoo
 _CLASSES = (Tensor, nn.Parameter, nn.Module, Optimizer)
 _FREE = frozenset({"__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__init__", "__new__",
                    "__init_subclass__", "__torch_function__", "__torch_dispatch__", "__slots__", "__qualname__",
-                   "__static_attributes__", "__firstlineno__", "__slotnames__"})  # fmt: skip
+                   "__static_attributes__", "__firstlineno__", "__slotnames__",
+                   "___needs_generation_tag_patch"})  # fmt: skip
 """Names that are never called on an object that exists, or, as `__torch_function__`, are turned off otherwise.
 
-`__slotnames__` is what `copyreg` keeps on a class once an object of it was pickled or copied."""
+`__slotnames__` is what `copyreg` keeps on a class once an object of it was pickled or copied, the last one is what Dynamo
+keeps on `Module` once it has compiled."""
 _OWNERS = (Tensor, torch, torch.functional, nn.functional)
 """Where torch looks functions up that are written in Python and go to a mode."""
 _MISSING = object()
@@ -209,7 +211,7 @@ class Originals:
         """What has changed does not matter."""
         self._subclasses = len(Tensor.__subclasses__())
         for held in self._classes:
-            held.length = len(held.now)
+            held.length, held.picked = len(held.now), held.pick(held.now)
 
     def _differences(self) -> Iterator[tuple[type, str, Any]]:
         """Methods of torch's classes that are no longer what they were, and those of the script's own subclasses."""
@@ -258,7 +260,8 @@ class _Class:
         """Every method that is no longer what it was, and what it was."""
         for name in [*self.now, *(self._before.keys() - self.now.keys())]:
             was = self._before.get(name, _MISSING)
-            if self._matters(name) and self.now.get(name, _MISSING) is not was:
+            now = self.now.get(name, _MISSING)
+            if self._matters(name) and now is not was and not _is_torchs(now):
                 yield self.kind, name, was
 
 
@@ -274,6 +277,14 @@ class _Frozen(types.ModuleType):
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(vars(self)["_now"], name, value)
+
+
+def _is_torchs(value: Any) -> bool:
+    """Whether torch itself has put a function there: Dynamo replaces `Module.__setstate__` when it first compiles.
+
+    Where a function was written is told by its globals: `functools.wraps` copies `__module__`.
+    """
+    return str(getattr(value, "__globals__", {}).get("__name__", "")).startswith("torch.")
 
 
 def _put(kind: type, name: str, value: Any) -> None:

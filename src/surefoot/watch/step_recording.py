@@ -30,6 +30,7 @@ from surefoot.watch.script_hooks import WithoutHooks, script_hooks
 
 if TYPE_CHECKING:
     from surefoot.watch.context import WatchContext
+    from surefoot.watch.eager_stance import EagerStance
     from surefoot.watch.function_recorder import RecordedCall
 
 
@@ -45,9 +46,17 @@ class BackwardPlace(TypedDict):
 class StepRecording:
     """Everything seen between two steps."""
 
-    def __init__(self, context: WatchContext, use_recorder: bool, thorough: bool, use_hooks: bool = True) -> None:
+    def __init__(
+        self,
+        context: WatchContext,
+        use_recorder: bool,
+        thorough: bool,
+        use_hooks: bool = True,
+        eager: EagerStance | None = None,
+    ) -> None:
         self._registry, self._safely = context.registry, context.probes.safely
-        self._use_hooks = use_hooks
+        self._use_hooks, self.eager = use_hooks, eager
+        """`eager` makes compiled code run eagerly meanwhile, and is released together with the hooks."""
         self._used: set[int] = set()
         self._reached: set[int] = set()
         self.step = context.state.steps
@@ -100,9 +109,21 @@ class StepRecording:
         if self.hooks.has_any():
             self.remove_hooks()
 
-    def remove_hooks(self) -> None:
-        """Remove hooks and recorder; what was seen stays."""
-        self.hooks.remove()
+    def remove_hooks(self, forget: bool = False) -> None:
+        """Remove hooks and recorder; compiled code runs as such again. What was seen stays.
+
+        With `forget`, the calls that were seen are forgotten: the rest of the step runs unseen.
+        """
+        try:
+            self.hooks.remove()
+        finally:
+            if self.eager is not None:
+                self.eager.release()
+        if forget:
+            if self.recorder is not None:
+                self.recorder.forget()
+            self.recorder, self.eager = None, None
+            self.calls = CallFacts(self.step, self._registry.id_of, None)
 
     def _forget_graph(self) -> None:
         """Drop all references to the graph; keep where in the user's code each kind of node came from."""
@@ -128,6 +149,7 @@ class StepRecording:
             backward_calls=self.backward_calls,
             updates=self.updates.steps,
             calls=self.calls.as_facts(),
+            eager=self.eager is not None,
         )
         if self.recorder is not None:
             breaks = loss_graph.breaks(self.recorder, self.backward_calls)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.watch.arriving_steps import ArrivingSteps
 from surefoot.watch.data_origin import origin_of_data, ways_of_data
+from surefoot.watch.eager_stance import EAGER_LOOKS, EagerStance
 from surefoot.watch.function_recorder import remove_leftover_recorders
 from surefoot.watch.optimizer_order import OptimizerOrder
 from surefoot.watch.sampling_budget import EXTRA, SamplingBudget
@@ -53,6 +54,8 @@ class StepSampler:
         self.sampled_steps: list[SampledStep] = []
         self._arriving = ArrivingSteps(self._keep)
         self._budget = SamplingBudget()
+        self.eager = EagerStance()
+        """What makes compiled code run eagerly in a sampled step, if the run was asked to."""
         self.origins: dict[str, list[tuple[str, str, str]]] = {}
         """For each kind of autograd node: the site, module and call that made it in the last sampled step."""
         self._data_origins: list[DataOrigin] = []
@@ -72,13 +75,20 @@ class StepSampler:
             return
         if "looking" in self._probes.problems:
             return
-        is_plain = not state.compiled
-        state.sampled = StepRecording(
-            self._context,
-            use_recorder=is_plain and not has_modes_of_its_own(),
-            thorough=state.steps in THOROUGH_STEPS and self._budget.allows(cost=THOROUGH_COST),
-            use_hooks=is_plain,
-        )
+        is_asked = state.compiled and self._context.options.eager_looks and EAGER_LOOKS not in self._probes.problems
+        is_eager = is_asked and self.eager.take()
+        is_plain = is_eager or not state.compiled
+        try:
+            state.sampled = StepRecording(
+                self._context,
+                use_recorder=is_plain and not has_modes_of_its_own(),
+                thorough=state.steps in THOROUGH_STEPS and self._budget.allows(cost=THOROUGH_COST),
+                use_hooks=is_plain,
+                eager=self.eager if is_eager else None,
+            )
+        except BaseException:
+            self.eager.release()
+            raise
         self._budget.begin()
         self._first_backward = state.backwards
         self._cycle = set()

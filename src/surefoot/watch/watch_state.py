@@ -66,6 +66,11 @@ class WatchState:
         """Whether an optimizer evaluates its closure again within one step. Only the first evaluation is recorded."""
         return self.backwards_at_closure is not None and self.backwards > self.backwards_at_closure + 1
 
+    def run_compiled(self) -> None:
+        """Let compiled code run as such again, if it runs eagerly now, before the sampled step is over."""
+        if self.sampled is not None and self.sampled.eager is not None:
+            self.sampled.remove_hooks(forget=True)
+
     def stop_sampling(self) -> None:
         """Remove the hooks of the sampled step in progress and start no other one."""
         sampled, self.sampled = self.sampled, None

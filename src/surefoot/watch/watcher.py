@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.watch.backward_observer import BackwardObserver
 from surefoot.watch.collected_facts import assemble
+from surefoot.watch.compiled_inputs import CompiledInputs
 from surefoot.watch.context import WatchContext, WatchOptions
 from surefoot.watch.device_memory import DeviceMemory
 from surefoot.watch.evaluation import Evaluations
@@ -37,7 +38,8 @@ class Watcher:
         self.optimizers, self.calls, self.events = context.optimizers, context.calls, context.events
         self.sampler = StepSampler(context)
         self.incidents = IncidentWriter(context) if context.options.folder is not None else None
-        self.backward = BackwardObserver(context, self.sampler, self.incidents)
+        self.compiled_inputs = CompiledInputs(context)
+        self.backward = BackwardObserver(context, self.sampler, self.incidents, self.compiled_inputs)
         self.saver = FactsSaver(context, self.as_facts)
         self.steps = StepObserver(context, self.sampler, self.incidents, self.backward, self.saver)
         self.evaluations = Evaluations(context)
@@ -49,6 +51,7 @@ class Watcher:
         """Torch is about to swap tensors, which it refuses if a weak reference exists. Returns what to call after."""
         self.sampler.forget_tensors()
         self.index_ranges.forget_tensors()
+        self.compiled_inputs.forget_tensors()
         held, by_hand = self.registry.let_go(tensors), self.backward.manual.let_go()
 
         def swapped() -> None:

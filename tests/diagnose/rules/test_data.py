@@ -42,6 +42,34 @@ def test_a_nan_that_came_with_the_data_is_named_with_its_row() -> None:
     assert "row 5" in claim.summary
 
 
+COMPILED_LOSS = {
+    "event": "nonfinite-loss", "step": 12, "value": "nan", "kind": "data", "backwards_late": 4, "tensor": "input",
+    "argument": "image", "call": "Net", "site": SITE, "shape": [64, 8], "dtype": "float32", "largest": "nan",
+}  # fmt: skip
+
+
+def test_a_nan_that_went_into_a_compiled_model_is_named_with_its_argument() -> None:
+    claim = data.nonfinite_input(run([1.0] * 12 + [math.nan], events=[COMPILED_LOSS]))
+    assert claim is not None
+    assert claim.step == 12
+    assert f"argument `image` of shape (64, 8) that the compiled `Net` is given at {SITE}" in claim.summary
+    assert "already holds NaN," in claim.summary
+    rows = COMPILED_LOSS | {"nan": 2, "inf": 1, "rows": [5], "bad_rows": 1}
+    claim = data.nonfinite_input(run([1.0] * 12 + [math.nan], events=[rows]))
+    assert claim is not None
+    assert "2 NaN and 1 Inf in 1 of 64 rows (first: row 5)" in claim.summary
+
+
+def test_a_nan_of_a_half_precision_argument_is_one_although_it_was_not_counted() -> None:
+    half = COMPILED_LOSS | {"dtype": "float16"}
+    assert data.nonfinite_input(run([1.0] * 12 + [math.nan], events=[half])) is not None
+    assert data.nonfinite_input(run([1.0] * 12 + [math.nan], events=[half | {"largest": "inf"}])) is None
+
+
+def test_what_went_in_after_the_loss_had_left_all_bounds_is_not_the_datas() -> None:
+    assert data.nonfinite_input(run([1.0] * 6 + [1e4] * 6 + [math.nan], events=[COMPILED_LOSS])) is None
+
+
 def test_a_nan_made_by_an_operation_is_not_the_datas() -> None:
     event = NAN_LOSS | {"kind": "operation", "op": "Log"}
     assert data.nonfinite_input(run([1.0] * 12 + [math.nan], events=[event])) is None

@@ -41,6 +41,8 @@ def nonfinite_input(run: RecordedRun) -> Claim | None:
     """The first tensor that is not finite came from outside the graph."""
     bad = run.nonfinite.loss
     if bad is not None and bad.kind == "data" and not _half_infinite(bad):
+        if bad.argument is not None:
+            return None if _overflowed(run) else _claim_argument(bad)
         inferred = bad.tensor == "the other operand"
         late = not bad.nan and bad.step != 0  # an infinity may be an overflow once weights have moved
         return None if inferred and (late or _overflowed(run)) else _claim_autopsy(bad)
@@ -62,22 +64,40 @@ def _overflowed(run: RecordedRun) -> bool:
 
 
 def _half_infinite(bad: NonFiniteLoss) -> bool:
-    return bad.dtype == "float16" and not bad.nan
+    return bad.dtype == "float16" and not bad.nan and not (bad.largest is not None and math.isnan(bad.largest))
 
 
 _SHOWN = frozenset({"nan", "inf", "shape", "rows", "bad_rows", "op", "tensor", "value"})
 
 
+def _claim_argument(bad: NonFiniteLoss) -> Claim:
+    """A compiled model was given something that is not finite. What happens inside, and before, was not seen."""
+    held = _counted(bad) if bad.nan or bad.inf else "NaN" if math.isnan(bad.largest or 0.0) else "Inf"
+    place = f" at {bad.site}" if bad.site else ""
+    shape = tuple(bad.shape or ())
+    return Claim(
+        0.92,
+        f"The argument `{bad.argument}` of shape {shape} that the compiled `{bad.call}` is given{place} at step "
+        f"{bad.step or 0} already holds {held}, and the loss of that step is the first that is not finite: they went "
+        "in with the data, the compiled code did not make them.",
+        step=bad.step,
+        where=where_of(bad.site),
+        evidence={key: value for key, value in details(bad).items() if key in _SHOWN | {"argument", "largest"}},
+    )
+
+
+def _counted(bad: NonFiniteLoss) -> str:
+    """How many values are not finite, and in which rows."""
+    nan, inf, rows, shape = bad.nan or 0, bad.inf or 0, bad.rows or [], tuple(bad.shape or ())
+    count = f"{nan} NaN" if not inf else f"{inf} Inf" if not nan else f"{nan} NaN and {inf} Inf"
+    if not rows or not shape:
+        return count
+    return f"{count} in {len(rows) if bad.bad_rows is None else bad.bad_rows} of {shape[0]} rows (first: row {rows[0]})"
+
+
 def _claim_autopsy(bad: NonFiniteLoss) -> Claim:
-    nan, inf, rows = bad.nan or 0, bad.inf or 0, bad.rows or []
     tensor = {"target": "The target", "the other operand": "A data tensor"}.get(bad.tensor or "", "The input")
     shape = tuple(bad.shape or ())
-    count = f"{nan} NaN" if not inf else f"{inf} Inf" if not nan else f"{nan} NaN and {inf} Inf"
-    listed = (
-        f" in {len(rows) if bad.bad_rows is None else bad.bad_rows} of {shape[0]} rows (first: row {rows[0]})"
-        if rows and shape
-        else ""
-    )
     place = f" at {bad.site}" if bad.site else ""
     passed = bad.passed or []
     end = ": no operation of the step made them, they came with the data."
@@ -86,7 +106,7 @@ def _claim_autopsy(bad: NonFiniteLoss) -> Claim:
     return Claim(
         0.6 if passed else 0.97,
         f"{tensor} of shape {shape} that reaches `{bad.call or bad.op}`{place} at step "
-        f"{bad.step or 0} already holds {count}{listed}{end}",
+        f"{bad.step or 0} already holds {_counted(bad)}{end}",
         step=bad.step,
         where=where_of(bad.site, bad.module),
         evidence={key: value for key, value in details(bad).items() if key in _SHOWN},

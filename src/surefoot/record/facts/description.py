@@ -32,6 +32,8 @@ class RunDescription(Facts):
     """The name of the class of the error that ended the script."""
     script: str | None = None
     """The script or module that ran."""
+    eager_looks: bool = False
+    """Whether compiled models were to run eagerly in sampled steps (`--eager-looks`)."""
     rank: int | None = None
     """The rank of the process."""
     world_size: int | None = None

@@ -56,6 +56,8 @@ class NonFiniteLoss(Facts):
     """How many parameters are not finite."""
     tensor: str | None = None
     """What the node calls the non-finite operand."""
+    argument: str | None = None
+    """The argument of a compiled model or function that is not finite, as it is written in Python."""
     inputs: dict[str, tuple[float, float]] | None = None
     """The range of the finite values of each operand."""
     dtype: str | None = None

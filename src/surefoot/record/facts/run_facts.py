@@ -787,7 +787,9 @@ class RunFacts(Facts):
     module_memory: list[ModuleMemory] = item(factory=list)
     """Memory of accelerators that modules took in the sampled steps: of each, the largest."""
     compiled: bool = False
-    """Whether a model was compiled: the operations inside it were not observed."""
+    """Whether a model was compiled: the operations inside it were not observed, or only in sampled steps."""
+    eager_looks: bool = item(default=False)
+    """Whether compiled models were to run eagerly in sampled steps (`--eager-looks`), which changes bits."""
     problems: dict[str, str] = item(factory=dict, always=True)
     """What is no longer observed, and why."""
     guard: GuardFacts | None = item("guarded", default=None)

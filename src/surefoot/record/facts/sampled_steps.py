@@ -240,6 +240,8 @@ class SampledStep(Facts):
     """How many calls were recorded; `None` where none could be."""
     host_seconds: float | None = None
     """How long the host was busy with surefoot's code while the step was sampled."""
+    eager: bool = item(default=False)
+    """Whether compiled models ran eagerly in it (`--eager-looks`)."""
 
     @classmethod
     def prepared(cls, value: dict[str, object]) -> dict[str, object]:

@@ -1,0 +1,91 @@
+"""`surefoot run --eager-looks`: sampled steps run without compiled code, so that the operations inside are seen.
+
+While a step is sampled, the stance of torch's compiler is `force_eager`; compiled code stays where it is and is used
+again afterwards, without being compiled again. Eager kernels round in another way than compiled ones do, so such a run
+has other bits than the script alone. That is why it must be asked for.
+
+The stance that was there is put back when the step is over. If the script sets a stance itself, it is put back before,
+so that the script never sees this one. With other processes no step runs eagerly: the ranks would not do the same at
+the same step. Neither does a step that begins inside of compiled code.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.modules import module as module_hooks
+
+from surefoot.observe.readable import has_company
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+EAGER_LOOKS = "eager looks"
+"""The probe. If it fails, compiled code runs as usual in sampled steps too."""
+_set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
+_COMPILER = os.path.join("torch", "_dynamo", "eval_frame.py")
+_COMPILED_CALL = "compile_wrapper"
+"""The function in there that calls what is compiled."""
+
+
+class EagerStance:
+    """Makes compiled code run eagerly for a while."""
+
+    def __init__(self) -> None:
+        self._before: Any = None
+        """The stance to put back; `None` while it is as the script has it."""
+        self._is_setting = False
+        self._only_ours = False
+        """Whether no module hooks for all modules were there before the sampled step."""
+
+    def take(self) -> bool:
+        """Let compiled code run eagerly until `release`. Returns whether it does."""
+        if self._before is not None or has_company() or _is_in_compiled_call():
+            return False
+        from torch._dynamo import eval_frame
+
+        self._only_ours = not module_hooks._has_any_global_hook()  # type: ignore[no-untyped-call]
+        self._before = self._set(eval_frame.DynamoStance("force_eager"))
+        return True
+
+    def release(self) -> None:
+        """Put the stance back as it was."""
+        before, self._before = self._before, None
+        if before is not None:
+            self._set(before)
+
+    def is_taken(self) -> bool:
+        """Whether compiled code runs eagerly now."""
+        return self._before is not None
+
+    def is_set_by_script(self) -> bool:
+        """Whether a stance that is being set now is none of ours."""
+        return self.is_taken() and not self._is_setting
+
+    def hides_hooks(self) -> bool:
+        """Whether all hooks on every module are surefoot's. Torch warns of any when a compiled model is called."""
+        return self.is_taken() and self._only_ours
+
+    def _set(self, stance: Any) -> Any:
+        from torch._dynamo import eval_frame
+
+        self._is_setting = True
+        callback = _set_eval_frame(None)  # a stance is not set while code is being compiled; ours may be
+        try:
+            return eval_frame._set_stance(stance)
+        finally:
+            _set_eval_frame(callback)
+            self._is_setting = False
+
+
+def _is_in_compiled_call() -> bool:
+    """Whether something compiled is running: hooks that are added now would be compiled with the rest of it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == _COMPILED_CALL and frame.f_code.co_filename.endswith(_COMPILER):
+            return True
+        frame = frame.f_back
+    return False
