@@ -51,3 +51,25 @@ def test_a_script_sees_the_same(known, part):
 
 def test_the_table_in_the_documentation_is_what_the_code_says(known):
     assert known[2] == TABLE, "put the output of `python -m surefoot.watch.patches` into docs/run.md"
+
+
+def test_what_the_compiler_replaces_is_no_reason_to_observe_less_although_there_are_threads(watch):
+    run = watch(
+        """
+        import threading
+        import torch
+        from torch import nn
+
+        ended = threading.Event()
+        threading.Thread(target=ended.wait, daemon=True).start()
+        model = torch.compile(nn.Linear(4, 1), backend="eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(30):
+            optimizer.zero_grad()
+            model(torch.ones(8, 4)).square().mean().backward()
+            optimizer.step()
+        ended.set()
+        """
+    )
+    assert run.facts["steps"] == 30
+    assert run.facts["problems"] == {}

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from surefoot.core.device import begin_reading, has_failed, has_streams
+from surefoot.core.device import has_failed, has_streams
+from surefoot.core.device_copies import begin_reading
 from surefoot.core.weak_reference import weak_reference
 from surefoot.observe.readable import is_readable
 from surefoot.watch.data_origin import is_finite
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import CodeType
 
-    from surefoot.core.device import AsyncCopy
+    from surefoot.core.device_copies import AsyncCopy
     from surefoot.record.facts import NonFiniteLoss
     from surefoot.watch.context import WatchContext
     from surefoot.watch.nonfinite_origin import NonFiniteCounts

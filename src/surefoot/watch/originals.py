@@ -43,8 +43,8 @@ _FREE = frozenset({"__module__", "__doc__", "__dict__", "__weakref__", "__annota
                    "___needs_generation_tag_patch"})  # fmt: skip
 """Names that are never called on an object that exists, or, as `__torch_function__`, are turned off otherwise.
 
-`__slotnames__` is what `copyreg` keeps on a class once an object of it was pickled or copied, the last one is what Dynamo
-keeps on `Module` once it has compiled."""
+`__slotnames__` is what `copyreg` keeps on a class once an object of it was pickled or copied; the last one is what
+Dynamo keeps on `Module` once it has compiled."""
 _OWNERS = (Tensor, torch, torch.functional, nn.functional)
 """Where torch looks functions up that are written in Python and go to a mode."""
 _MISSING = object()
