@@ -118,9 +118,8 @@ class Originals:
                 yield from _codes_of(module)
 
     def _is_added(self, name: str, module: Any) -> bool:
-        return (
-            name.startswith("surefoot.") and not name.startswith(_UNBOUND) and name not in self._bound and bool(module)
-        )
+        is_ours = name.startswith("surefoot.") and not name.startswith(_UNBOUND) and name not in self._bound
+        return is_ours and bool(module) and not _has_kernels(module)
 
     def _freeze(self, module: types.ModuleType) -> _Frozen:
         known = self._frozen.get(id(module))
@@ -277,6 +276,12 @@ class _Frozen(types.ModuleType):
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(vars(self)["_now"], name, value)
+
+
+def _has_kernels(module: types.ModuleType) -> bool:
+    """Whether a module has Triton kernels: their compiler reads the globals, and must find Triton's own there."""
+    held = list(vars(module).values())
+    return any(type(value) is types.ModuleType and value.__name__.partition(".")[0] == "triton" for value in held)
 
 
 def _is_torchs(value: Any) -> bool:
