@@ -52,6 +52,15 @@ def test_after_trouble_every_step_is_measured_for_a_while():
     assert len(found) < 100
 
 
+def test_only_the_first_spikes_are_followed():
+    budget = MeasuringBudget()
+    for spike in range(6):
+        measured(budget, range(1_000 * spike, 1_000 * spike + 500), 1.0)
+        budget.after_spike(1_000 * spike + 500)
+        found = measured(budget, range(1_000 * spike + 500, 1_000 * spike + 564), 1.0)
+        assert (len(found) == STEPS_AFTER_TROUBLE) == (spike < 3)
+
+
 def test_cheap_steps_are_paid_for_by_the_share_of_the_time():
     budget = MeasuringBudget()
     budget.begin_step(0)

@@ -1,4 +1,4 @@
-"""Which changes of torch's classes count as the script's, and which modules keep their names; see `test_replaced.py`."""
+"""Which changes of torch's classes are the script's, and which modules keep their names; see `test_replaced.py`."""
 
 import functools
 import types

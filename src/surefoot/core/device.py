@@ -123,6 +123,12 @@ def synchronize(device: torch.device) -> None:
     _module_of(device).synchronize(device)
 
 
+def forbids_waiting() -> bool:
+    """Whether the script wants to be told of everything that waits for the device (`set_sync_debug_mode`)."""
+    asked = getattr(_accelerator(), "get_sync_debug_mode", None)
+    return is_in_use() and asked is not None and bool(asked())
+
+
 def new_stream(device: torch.device) -> torch.Stream:
     """A stream of its own."""
     return _module_of(device).Stream(device)  # type: ignore[no-any-return]

@@ -122,7 +122,7 @@ class AttachSettings:
     """Names parameters that belong to none of the models."""
     announce: bool = True
     """Whether each incident is logged as a warning."""
-    on_decision: Callable[[StepDecision], None] | None = None
+    on_decision: Callable[[StepDecision, bool], None] | None = None
     """Called between the decision and the optimizer's step, for what must be done before the step is applied.
 
     Not called for an optimizer that evaluates its closure several times. On the device the numbers of the decision are

@@ -145,7 +145,7 @@ class StepHooks:
         guarded: GuardedOptimizer,
         account: StepAccount,
         capture: LoopCapture | None,
-        on_decision: Callable[[StepDecision], None] | None,
+        on_decision: Callable[[StepDecision, bool], None] | None,
         run_hook: Callable[..., Any],
         *,
         acts: bool,
@@ -272,7 +272,7 @@ class StepHooks:
             if step.decision is not None:
                 self.left_out = step.decision.skip
                 if self._on_decision is not None:
-                    self._on_decision(step.decision)
+                    self._on_decision(step.decision, step.refused)
             if step.refused:
                 self._guarded.withhold(step)
 

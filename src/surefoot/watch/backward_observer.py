@@ -14,6 +14,7 @@ from surefoot.watch.accumulated_loss import share_of
 from surefoot.watch.loss_level import LossLevels, data_under
 from surefoot.watch.loss_readings import LossPlace, LossReadings
 from surefoot.watch.manual_loop import ManualLoop
+from surefoot.watch.measuring_budget import SPIKES_FOLLOWED
 from surefoot.watch.nonfinite_origin import find_origin
 from surefoot.watch.optimizer_record import left_share
 from surefoot.watch.retained_graphs import RetainedGraphCounter
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from surefoot.watch.incidents import IncidentWriter
     from surefoot.watch.step_sampler import StepSampler
 
-SPIKES_FOLLOWED = 3
-"""After so many spikes of the loss more is looked at than usual."""
 MANUAL_STEPS = 6
 """So many steps of a loop without an optimizer are sampled."""
 
@@ -117,7 +116,7 @@ class BackwardObserver:
                 self._origin_found = True
                 self._safely("autopsy", self._record_nonfinite, root, value)
         elif not is_repeated and self._levels.is_spike(value, line):
-            self._expect_trouble()
+            self._context.measuring.after_spike(self._state.steps)
             self._safely("spikes", self._record_spike, root, value)
 
     def _judge_late(self, wait: bool = False) -> None:
@@ -126,17 +125,14 @@ class BackwardObserver:
             if not math.isfinite(value):
                 self._readings.expect_trouble(self._state.steps)
                 self._context.measuring.expect_trouble(self._state.steps)
+                if self._incidents is not None:
+                    self._incidents.missed_bad_loss = True
                 if not self._origin_found and not self._is_known_late:
                     self._is_known_late = True
                     self._safely("autopsy", self._record_late, place, value)
             elif not place.is_repeated and self._levels.is_spike(value, place.line):
-                self._expect_trouble()
+                self._context.measuring.after_spike(self._state.steps)
                 self._safely("spikes", self._record_spike, None, value, place)
-
-    def _expect_trouble(self) -> None:
-        """Measure the steps after a spike: after the first few, since the losses of some runs are always spiky."""
-        if self._levels.spikes <= SPIKES_FOLLOWED:
-            self._context.measuring.expect_trouble(self._state.steps)
 
     def _record_late(self, place: LossPlace, value: float) -> None:
         """A loss that was not finite some steps ago. Its data (`step_data`) is known; its graph is not."""

@@ -237,12 +237,13 @@ class OptimizerGuard:
         """Have something done to each step once its gradients are measured, before it is applied: an experiment."""
         self._changes.append(change)
 
-    def _decided(self, ref: weakref.ref[OptimizerRecord], decision: StepDecision) -> None:
+    def _decided(self, ref: weakref.ref[OptimizerRecord], decision: StepDecision, refused: bool) -> None:
+        """The step under way is decided; `refused` if the host knows that it is not to be applied."""
         record = ref()
         optimizer = record.ref() if record is not None else None
         if record is None or optimizer is None:
             return
-        if not isinstance(decision.nonfinite, Tensor) and decision.nonfinite:
+        if refused or (not isinstance(decision.nonfinite, Tensor) and decision.nonfinite):
             self._on_nonfinite(record)
         for change in self._changes:
             change(optimizer, decision)

@@ -32,6 +32,7 @@ from surefoot.watch.first_model_call import FirstModelCall
 from surefoot.watch.messages import say
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from surefoot.record.incidents.step_capture import StepCapture
@@ -68,6 +69,8 @@ class IncidentWriter:
         self._parts: set[int] | None = None
         self._reached: set[int] = set()
         """The parameters under a bad loss."""
+        self.missed_bad_loss = False
+        """Whether a bad loss was known only after its step had been applied."""
         self._kept: tuple[Path, int, int] | None = None
         """The folder of the incident, its step, and the number of its optimizer."""
         self._after: int | None = None
@@ -196,6 +199,8 @@ class IncidentWriter:
             self._first_call.shut()
 
     def _write(self, optimizer: torch.optim.Optimizer, summary: str, ended: str) -> bool:
+        if self.missed_bad_loss and not self._context.options.guard and not are_finite(parameters_of(optimizer)):
+            return True  # bad because of the step that was missed: nothing could be learned from it
         record = self._context.optimizers.find(optimizer)
         assert record is not None, "an optimizer that steps has a record"
         window = self._notes.window(self._state.steps)
@@ -209,5 +214,9 @@ class IncidentWriter:
 
 def _is_bad(optimizer: Any) -> bool:
     """Whether a gradient is not finite."""
-    gradients = (parameter.grad for parameter in parameters_of(optimizer) if parameter.grad is not None)
-    return any(not bool(plain_values(gradient).isfinite().all()) for gradient in gradients)
+    return not are_finite(parameter.grad for parameter in parameters_of(optimizer) if parameter.grad is not None)
+
+
+def are_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether all values of some tensors are finite. Waits for the device."""
+    return all(bool(plain_values(tensor).isfinite().all()) for tensor in tensors)

@@ -15,6 +15,8 @@ FIRST_STEPS = 64
 """So many steps are measured whatever it costs."""
 STEPS_AFTER_TROUBLE = 64
 """And so many after a loss that was not finite, or far above the others."""
+SPIKES_FOLLOWED = 3
+"""After so many spikes of the loss more is looked at than usual. The losses of some runs are always spiky."""
 SECONDS_AT_FIRST = 0.25
 SHARE = 0.01
 LONGEST_GAP = 7
@@ -33,6 +35,7 @@ class MeasuringBudget:
         self._began: float | None = None
         self._last = 0
         self._always_until = FIRST_STEPS
+        self._spikes = 0
 
     def spend(self, seconds: float) -> None:
         """Measuring a step on a device has taken so long, or a part of it."""
@@ -41,6 +44,12 @@ class MeasuringBudget:
     def expect_trouble(self, step: int) -> None:
         """Something went wrong at a step: measure those that follow."""
         self._always_until = max(self._always_until, step + STEPS_AFTER_TROUBLE)
+
+    def after_spike(self, step: int) -> None:
+        """The loss was far above the others: measure the steps that follow, unless that happens all the time."""
+        self._spikes += 1
+        if self._spikes <= SPIKES_FOLLOWED:
+            self.expect_trouble(step)
 
     def begin_step(self, step: int) -> None:
         """Decide on a step that begins."""

@@ -11,6 +11,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from surefoot.core.device import forbids_waiting
 from surefoot.watch.arriving_steps import ArrivingSteps
 from surefoot.watch.data_origin import origin_of_data, ways_of_data
 from surefoot.watch.eager_stance import EAGER_LOOKS, EagerStance
@@ -73,7 +74,7 @@ class StepSampler:
         state = self._state
         if state.sampled is not None or state.sampling_stopped or self._arriving.count >= self._most:
             return
-        if "looking" in self._probes.problems:
+        if "looking" in self._probes.problems or forbids_waiting():
             return
         is_asked = state.compiled and self._context.options.eager_looks and EAGER_LOOKS not in self._probes.problems
         is_eager = is_asked and self.eager.take()
