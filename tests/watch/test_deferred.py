@@ -118,3 +118,13 @@ def test_neither_autograd_nor_a_mode_takes_part(away):
     found = number(weight.sum())
     assert begin_copy() is not None
     assert found.read() == 3.0
+
+
+def test_a_part_of_something_large_does_not_keep_the_whole_alive(away):
+    whole = torch.arange(10_000.0)
+    part, small = number(whole[7]), numbers(torch.arange(3.0)[1:])
+    held = [source.tensor.untyped_storage().nbytes() for source in deferred._waiting.sources[-2:]]
+    assert held == [4, 12]
+    whole.zero_()
+    assert read(part) == 7.0
+    assert read(small) == [1.0, 2.0]

@@ -32,6 +32,8 @@ READ_AT_ONCE = {"cpu"}
 """The kinds of devices whose numbers are read without waiting."""
 MOST_BYTES = 1 << 23
 """A copy begins by itself when so much waits for one."""
+SMALL_BYTES = 1 << 12
+"""So much more than a tensor itself may be kept alive with it."""
 ABSENT: Any = object()
 """What a function given to `later` returns for an element that its list should not have."""
 
@@ -141,6 +143,8 @@ def deferred_so_far() -> int:
 
 
 def _leave(tensor: Tensor) -> _OnDevice:
+    if tensor.untyped_storage().nbytes() > SMALL_BYTES + tensor.nbytes:
+        tensor = tensor.clone()  # a part of something larger, which must not live until the copy begins
     source = _OnDevice(tensor)
     _waiting.sources.append(source)
     _waiting.bytes += tensor.nbytes
