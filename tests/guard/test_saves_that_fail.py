@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import surefoot as sf
+from surefoot.guard.saving import write_copies
 from surefoot.record.reading import load_run
 
 if TYPE_CHECKING:
@@ -254,3 +255,84 @@ def test_a_worker_that_dies_during_a_save_is_no_trouble_with_the_disk(tmp_path: 
     found = manager.load()
     assert found is not None
     assert found.step == 3
+
+
+# ---- saves that are due while another is written ------------------------------------------------------------------
+
+
+class HeldWriter:
+    """Lets the thread that writes checkpoints wait when it has written the first one."""
+
+    def __init__(self, manager: sf.CheckpointManager) -> None:
+        self.may_go_on = threading.Event()
+        manager.events.on_saved = lambda step, path, facts: self._wait()
+
+    def _wait(self) -> None:
+        self.may_go_on.wait(60)
+
+
+def due_at_five(folder: Path, **settings: Any) -> tuple[nn.Module, sf.TrainingStabilizer, sf.CheckpointManager]:
+    model = nn.Linear(4, 1)
+    manager = sf.CheckpointManager(folder, every_steps=5)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    return model, sf.TrainingStabilizer(model, optimizer, checkpoints=manager, **settings), manager
+
+
+def test_a_save_that_is_due_while_another_is_written_is_written_without_a_further_step(tmp_path: Path) -> None:
+    model, stabilizer, manager = due_at_five(tmp_path)
+    held = HeldWriter(manager)
+    for _ in range(12):
+        step(stabilizer, model)
+    held.may_go_on.set()
+    manager.wait()
+    assert [found.step for found in manager.checkpoints()] == [10, 5]
+
+
+def test_of_saves_that_wait_for_the_writer_the_newest_is_written_and_memory_holds_one(tmp_path: Path) -> None:
+    model, stabilizer, manager = due_at_five(tmp_path)
+    held = HeldWriter(manager)
+    for number in range(1, 28):
+        step(stabilizer, model)
+        assert manager.has_next == (number >= 10)
+    held.may_go_on.set()
+    manager.wait()
+    assert [found.step for found in manager.checkpoints()] == [25, 5]
+    step(stabilizer, model)
+    assert not manager.busy  # the save of step 25 was the one that was due
+
+
+def test_a_state_that_is_not_quiet_does_not_replace_a_good_one_that_waits(tmp_path: Path) -> None:
+    model, stabilizer, manager = due_at_five(tmp_path)
+    held = HeldWriter(manager)
+    for _ in range(12):
+        step(stabilizer, model)
+    for _ in range(4):
+        stabilizer.backward(model(torch.ones(2, 4)).square().mean() * float("nan"))
+        stabilizer.step()
+    held.may_go_on.set()
+    manager.wait()
+    assert [(found.step, found.good) for found in manager.checkpoints()] == [(10, True), (5, True)]
+
+
+def test_a_save_whose_step_is_not_known_yet_is_written_before_a_restore_and_at_exit(tmp_path: Path) -> None:
+    model, stabilizer, manager = due_at_five(tmp_path / "restored", decide_on="device")
+    for _ in range(12):
+        step(stabilizer, model)
+    assert stabilizer.restore() == 10
+    model, stabilizer, manager = due_at_five(tmp_path / "at exit", decide_on="device")
+    for _ in range(12):
+        step(stabilizer, model)
+    write_copies()  # as at exit
+    manager.wait()
+    assert [found.step for found in manager.checkpoints()] == [10, 5]
+
+
+def test_a_manager_waits_for_what_another_one_is_writing_into_its_folder(tmp_path: Path) -> None:
+    model, stabilizer, manager = due_at_five(tmp_path)
+    held = HeldWriter(manager)
+    for _ in range(12):
+        step(stabilizer, model)
+    threading.Timer(0.2, held.may_go_on.set).start()
+    loaded = sf.CheckpointManager(tmp_path).load()
+    assert loaded is not None
+    assert loaded.step == 10

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import UsageError
 from surefoot.guard.data_loop import DataLoop
-from surefoot.guard.saving import CheckpointSaver
+from surefoot.guard.saving import CheckpointSaver, write_copies
 from surefoot.keep.checkpoint.selection import NONE, CheckpointSelector
 from surefoot.keep.restore import load_models, load_moments
 from surefoot.keep.snapshots import SnapshotRing
@@ -191,6 +191,7 @@ class RunPersistence:
         self.checkpoints.check_owner(self)
         self._restored = True
         self.saver.forget_due()
+        write_copies(self.checkpoints.folder)
         self.weights.selector.check_that_all_save()
         found = self.weights.selector.load(which)
         if found is None:

@@ -5,14 +5,19 @@ of the weights, the other model of a GAN) belongs to it. So a save that is due w
 Where batches are not drawn from `resume`, or one of them takes several steps, it is made at the end of the step.
 
 On a GPU the result of a step is known a few steps later: by then the copy is complete and reading it waits for nothing.
+A loop that ends before has no further step: what is copied is written before a run is restored, and at exit.
+
+There are never more than two copies: one that is being written, and one that waits. A newer one takes its place.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from surefoot.core.device import free_bytes
 from surefoot.decide.agreement import copies_of_first
@@ -46,18 +51,25 @@ class _DueSave:
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A checkpoint that is staged, and waits for the result of its step, or for the writer."""
+    """A checkpoint that is staged, and waits for the result of its step."""
 
     due: _DueSave
     staged: Staged
-    is_final: bool = False
 
-    def final(self) -> _Waiting:
-        """The same with the result as it is now, whatever comes later."""
-        if self.is_final:
-            return self
-        instability, metric = self.due.instability(), self.due.metric()
-        return _Waiting(_DueSave(self.due.step, lambda: instability, lambda: metric), self.staged, is_final=True)
+
+_ALONE: WeakSet[CheckpointSaver] = WeakSet()
+"""Those of this process that save without others."""
+
+
+@atexit.register
+def write_copies(folder: Path | None = None) -> None:
+    """Write what was copied and is not written yet: into a folder that is about to be read, or all of it."""
+    for saver in list(_ALONE):
+        try:
+            if folder is None or saver.saves_into(folder):
+                saver.write_rest()
+        except Exception as error:
+            log.warning("surefoot: a checkpoint that was due could not be written: %s", error)
 
 
 class CheckpointSaver:
@@ -70,6 +82,8 @@ class CheckpointSaver:
         self._run_state, self._checkpoints, self._lag, self._owner = run_state, checkpoints, lag_steps, owner
         if checkpoints is not None:
             checkpoints.belong_to(owner)
+            if checkpoints.world_size == 1:  # several processes could not agree on it at exit
+                _ALONE.add(self)
         self._copies_first = (
             checkpoints is not None
             and ranks.place > 0
@@ -102,6 +116,10 @@ class CheckpointSaver:
             return
         self._write_known(step)
         if not self._waiting and self._checkpoints.due(step):
+            if self._checkpoints.has_next:
+                if instability():
+                    return  # what waits is better; this stays due
+                self._checkpoints.drop_next()
             self._due = _DueSave(step, instability, metric)
             if not waits_for_batch:
                 self.copy_due()
@@ -124,7 +142,7 @@ class CheckpointSaver:
         while self._due is not None or self._waiting:
             try:
                 self.copy_due()
-                self._write_all()
+                self.write_rest()
             except Exception as error:
                 if not worker_died(error):
                     raise
@@ -140,22 +158,19 @@ class CheckpointSaver:
         self._due = None
         self._write_known(due.step)
 
-    def _write_all(self) -> None:
+    def saves_into(self, folder: Path) -> bool:
+        """Whether checkpoints go into this folder."""
+        return self._checkpoints is not None and self._checkpoints.folder.absolute() == folder.absolute()
+
+    def write_rest(self) -> None:
+        """Write what is copied: there may be no further step."""
         while self._waiting and self._checkpoints is not None:
             self._checkpoints.wait()
             self._write_first()
 
     def _write_known(self, step: int) -> None:
-        """Write the copies whose steps' results are known, unless the one before is still being written.
-
-        The result of one that has to wait is fixed now. Later the run may be quiet again, and the copy would count as
-        good.
-        """
-        assert self._checkpoints is not None
+        """Write the copies whose steps' results are known."""
         while self._waiting and self._waiting[0].due.step + self._lag <= step:
-            if self._checkpoints.busy:
-                self._waiting[0] = self._waiting[0].final()
-                return
             self._write_first()
 
     def _write_first(self) -> None:
@@ -187,6 +202,7 @@ class CheckpointSaver:
             unchecked=self._run_state.unchecked,
             staged=waiting.staged,
             blocking=blocking,
+            after_busy=True,
         )
 
     def save(self, step: int, instability: tuple[str, ...], metric: float | None, given: bool = False) -> None:

@@ -38,7 +38,7 @@ from surefoot.errors import UsageError, require
 from surefoot.keep.checkpoint.listing import CheckpointListing, by_metric, whole_ones
 from surefoot.keep.checkpoint.loading import Loaded, listed_steps, load_first, load_path, load_step
 from surefoot.keep.checkpoint.tree import Flattened
-from surefoot.keep.checkpoint.writer import CheckpointWriter, FolderClaim, SaveJob, newest_good_age
+from surefoot.keep.checkpoint.writer import CheckpointWriter, FolderClaim, SaveJob, newest_good_age, wait_for_writers
 from surefoot.keep.position.workers import worker_died
 from surefoot.keep.staging import Staged, stage
 
@@ -86,6 +86,8 @@ class Due:
 
     Several processes must save the same steps or none is whole. What only one of them knows (its clock, a writer that
     is still busy, a full disk) must not count then: a save is due at the multiples and nowhere else.
+
+    Alone, one save may wait while another is being written: the newer of the two is the one that counts as under way.
     """
 
     def __init__(self, every_steps: int | None, every_minutes: float | None) -> None:
@@ -137,7 +139,8 @@ class Due:
                 continue
             if good:
                 self._saved, self._saved_at = step, when
-            self._under_way = None
+            if step == self._under_way:
+                self._under_way = None
 
     def _go_back(self, saved: int, step: int) -> None:
         self._line += 1
@@ -226,6 +229,15 @@ class CheckpointManager:
         """Whether a save would be put off, since another is being written. Several processes wait instead."""
         return self.world_size == 1 and self._writer.is_busy
 
+    @property
+    def has_next(self) -> bool:
+        """Whether a state waits for the one that is being written; see `save(after_busy=True)`."""
+        return self._writer.has_next
+
+    def drop_next(self) -> None:
+        """Forget the state that waits for the one that is being written."""
+        self._writer.drop_next()
+
     def belong_to(self, owner: object) -> None:
         """What is saved is the state of this owner from here on; `check_owner` refuses an earlier one."""
         self._owner = weakref.ref(owner)
@@ -265,6 +277,7 @@ class CheckpointManager:
         blocking: bool = False,
         unchecked: Collection[str] = (),
         staged: Staged | None = None,
+        after_busy: bool = False,
     ) -> bool:
         """Save a state in the background. True if it is under way; if `blocking`, if it is on the disk.
 
@@ -278,11 +291,14 @@ class CheckpointManager:
             blocking: wait for the disk.
             unchecked: keys of `tree` whose tensors may hold NaN and Inf, or paths in it as "models.0.mask".
             staged: a copy of the state that was taken already; then `tree` is not looked at.
+            after_busy: while another state is being written, write this one after it, in place of one that waits for
+                that already, instead of returning False.
         """
         _check_save(step, self._process, self.every_minutes, self.world_size)
         self._claim.hold(self.rank)
         with self._lock:
-            if not self._writer.is_ready(wait=blocking or self.world_size > 1):
+            queues = after_busy and self.busy
+            if not queues and not self._writer.is_ready(wait=blocking or self.world_size > 1):
                 self.postponed += 1
                 return False
             started, line = time.monotonic(), self._due.begin(step)
@@ -331,6 +347,7 @@ class CheckpointManager:
         passed over, such as those that another rank cannot read.
         """
         self.wait()
+        wait_for_writers(self._place)
         if isinstance(which, os.PathLike):
             loaded: Loaded | None = load_path(Path(which))
         elif type(which) is int:

@@ -1,7 +1,8 @@
 """Writes checkpoints in the background, one at a time, and deletes what is no longer needed.
 
 A state that was copied is handed to a short-lived thread. The thread is not a daemon: a script that ends waits for its
-last checkpoint. Whatever fails there is logged (`failed_saves.py`), the save stays due, and training continues.
+last checkpoint. One more state can wait for that thread; a newer one takes its place. Whatever fails there is logged
+(`failed_saves.py`), the save stays due, and training continues.
 
 `FolderClaim` keeps other processes from saving into the same folder, for as long as the manager or a thread that is
 writing for it exists.
@@ -17,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, NamedTuple
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from surefoot.core.folder_lock import Hold, hold
 from surefoot.errors import FolderInUse
@@ -43,6 +44,8 @@ SLOW_SECONDS = 1.0
 
 _WRITERS: WeakValueDictionary[str, CheckpointWriter] = WeakValueDictionary()
 """Which writer of this process saved what: two in one folder, as for a GAN, would overwrite each other unnoticed."""
+_ALL: WeakSet[CheckpointWriter] = WeakSet()
+"""The writers of this process, for a manager that loads what another one is still writing."""
 
 
 class SaveJob(NamedTuple):
@@ -116,14 +119,18 @@ class CheckpointWriter:
         self.has_saved = False
         """Whether a state was flattened and handed to the disk before."""
         self._thread: threading.Thread | None = None
+        self._next: SaveJob | None = None
+        self._takes_jobs = False
+        self._taking = threading.Lock()  # the thread ends only if no job came meanwhile
         self._not_before = 0.0
         self._folder_seen = place.is_dir()
         self._warned_broken = self._warned_missing_parts = self._warned_sharing = False
+        _ALL.add(self)
 
     @property
     def is_busy(self) -> bool:
         """Whether a state is being written."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._takes_jobs and self._thread is not None and self._thread.is_alive()
 
     def is_ready(self, wait: bool) -> bool:
         """Whether a save can start now; with `wait`, after the one that is being written."""
@@ -141,22 +148,50 @@ class CheckpointWriter:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
+    @property
+    def has_next(self) -> bool:
+        """Whether a state waits for the one that is being written."""
+        return self._next is not None
+
+    def drop_next(self) -> None:
+        """Forget the state that waits: a newer one is about to be copied."""
+        self._take(None)
+
     def start(self, job: SaveJob, blocking: bool) -> None:
-        """Write a state in a thread; at once if `blocking`, or if no thread can be started."""
+        """Write a state in a thread, after the one that is being written; at once if `blocking` or without threads."""
         # When the main thread is over, at exit, nobody waits for new threads any more.
         if blocking or not threading.main_thread().is_alive():
+            self.wait()
             self._write(job)
             return
+        if self._take(job):
+            return
         self._thread = threading.Thread(target=self._write_later, args=(job,), name="surefoot-checkpoint", daemon=False)
+        self._takes_jobs = True
         try:
             self._thread.start()
         except RuntimeError:  # no more threads are to be had
-            self._thread = None
+            self._thread, self._takes_jobs = None, False
             self._write(job)
 
     def _write_later(self, job: SaveJob) -> None:
         time.sleep(HEAD_START_SECONDS)
-        self._write(job)
+        following: SaveJob | None = job
+        while following is not None:
+            self._write(following)
+            with self._taking:
+                following, self._next = self._next, None
+                self._takes_jobs = following is not None
+
+    def _take(self, job: SaveJob | None) -> bool:
+        """Let the thread that writes take this job next, in place of the one it had; False if none is writing."""
+        with self._taking:
+            if not self.is_busy:
+                return False
+            dropped, self._next = self._next, job
+        if dropped is not None:
+            dropped.done(False)
+        return True
 
     def _write(self, job: SaveJob) -> None:
         good = finite = False
@@ -256,6 +291,13 @@ class CheckpointWriter:
                 f"no checkpoint is whole: the parts of ranks {lacking[0].missing[:8]} never came. Every rank must call "
                 "`save`; where rank 0 alone saves, give the CheckpointManager `rank=0, world_size=1`.",
             )
+
+
+def wait_for_writers(place: Path) -> None:
+    """Return when no manager of this process is writing checkpoints in `place` any more."""
+    for writer in list(_ALL):
+        if writer._place.absolute() == place.absolute():
+            writer.wait()
 
 
 def newest_good_age(place: Path, step: int) -> str:
