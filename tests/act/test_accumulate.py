@@ -108,6 +108,69 @@ def test_weights_may_be_tensors():
     assert_equal_to_full_batch(found, 12, mean_loss)
 
 
+@pytest.mark.parametrize("settings", [{}, {"decide_on": "device"}, {"clip": sf.CentralizeGradients()}], ids=str)
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("number", [int, torch.tensor], ids=["number", "tensor"])
+def test_weights_are_exact_in_the_precision_of_the_model(number, fused, settings):
+    model, inputs, targets = model_and_data(12)
+    before, shapes = copies(model), settings.get("clip")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=fused)
+    stabilizer = sf.TrainingStabilizer(model, optimizer, accumulate=3, **settings)
+    for x, y in zip(inputs.split([2, 7, 3]), targets.split([2, 7, 3]), strict=True):
+        stabilizer.backward(mean_loss(model(x), y), weight=number(len(y)))
+        stabilizer.step()
+    full = [torch.from_numpy(each) for each in full_batch_update(12, mean_loss)]
+    if shapes is not None:
+        full = [each - each.mean(dim=1, keepdim=True) if each.ndim > 1 else each for each in full]
+    for now, start, expected in zip(model.parameters(), before, full, strict=True):
+        torch.testing.assert_close(start - now.detach(), expected, rtol=1e-13, atol=1e-15)
+
+
+def mean_by_hand(logits, targets):
+    """The mean over those targets that count, divided by hand: without any it is 0/0, and so is its gradient."""
+    counts = targets != IGNORED
+    return (mean_loss(logits, targets, reduction="none") * counts).sum() / counts.sum()
+
+
+@pytest.mark.parametrize("loss_of", [token_loss, mean_by_hand])
+@pytest.mark.parametrize("empty", [0, 1, 2], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("number", [int, float, torch.tensor], ids=["int", "float", "tensor"])
+def test_a_microbatch_whose_targets_are_all_ignored_counts_for_nothing(number, empty, loss_of):
+    model, inputs, _ = model_and_data(9)
+    targets = torch.tensor([0, 1, 0, 1, 1, 0, 0, 1, 1])
+    targets[3 * empty : 3 * empty + 3] = IGNORED
+    before = copies(model)
+    stabilizer = sf.TrainingStabilizer(model, torch.optim.SGD(model.parameters(), lr=1.0), accumulate=3)
+    for x, y in zip(inputs.split(3), targets.split(3), strict=True):
+        stabilizer.backward(loss_of(model(x), y), weight=number(tokens(y)))
+        stabilizer.step()
+    record = stabilizer.history[0]
+    assert not record.skipped
+    other, _, _ = model_and_data(9)
+    full = token_loss(other(inputs), targets)
+    full.backward()
+    assert record.signals.loss == pytest.approx(full.item(), rel=1e-6)
+    assert stabilizer.incidents == []
+    for ours, parameter in zip(updates(model, before), other.parameters(), strict=True):
+        np.testing.assert_allclose(ours, parameter.grad.numpy(), rtol=1e-6)
+
+
+def test_a_window_of_ignored_targets_alone_changes_nothing_and_the_next_one_counts():
+    model, inputs, targets = model_and_data(4)
+    stabilizer = sf.TrainingStabilizer(model, torch.optim.SGD(model.parameters(), lr=1.0), accumulate=2)
+    before = copies(model)
+    for _ in range(2):
+        stabilizer.backward(token_loss(model(inputs), torch.full((4,), IGNORED)), weight=0)
+        outcome = stabilizer.step()
+    assert not outcome.skipped
+    assert all(torch.equal(ours, start) for ours, start in zip(model.parameters(), before, strict=True))
+    for _ in range(2):
+        stabilizer.backward(mean_loss(model(inputs), targets), weight=4)
+        outcome = stabilizer.step()
+    assert outcome.applied
+    assert_equal_to_full_batch(updates(model, before), 4, mean_loss)
+
+
 def test_the_plain_average_of_uneven_microbatches_is_not_the_full_batch():
     found, _ = accumulated_update([1, 9], mean_loss)
     with pytest.raises(AssertionError):
@@ -216,9 +279,9 @@ def test_ranks_share_one_unit_so_that_their_weights_can_be_added():
     assert window.divisor == 10.0
 
 
-@pytest.mark.parametrize("weight", [0, -3, 0.0, float("nan")])
-def test_a_weight_that_is_not_positive_is_refused_with_the_way_out(weight):
-    with pytest.raises(sf.UsageError, match=f"`weight` must be positive; got {weight}.*leave a microbatch"):
+@pytest.mark.parametrize("weight", [-3, -0.5, float("nan"), float("inf"), torch.tensor(-3)])
+def test_a_weight_that_is_negative_or_not_finite_is_refused_with_the_way_out(weight):
+    with pytest.raises(sf.UsageError, match=f"finite number of at least 0; got {float(weight):g}.*has weight 0"):
         taken(AccumulationWindow(2), torch.tensor(1.0), weight)
 
 

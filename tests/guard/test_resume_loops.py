@@ -365,3 +365,79 @@ def test_the_average_of_a_model_with_masks_is_good_too(tmp_path: Path) -> None:
         run.model.get_buffer("inner.1.running_var").fill_(float("inf"))
     run.stabilizer.save()  # of the same step: kept beside the good one
     assert [found.good for found in sf.CheckpointManager(tmp_path).checkpoints()] == [False, True]
+
+
+# ---- the last window of microbatches ------------------------------------------------------------------------------
+
+
+def accumulated(folder: Path | None, **settings: Any) -> tuple[nn.Module, sf.TrainingStabilizer]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    checkpoints = None if folder is None else sf.CheckpointManager(folder, every_steps=None)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    return model, sf.TrainingStabilizer(model, optimizer, accumulate=4, checkpoints=checkpoints, **settings)
+
+
+MICROBATCHES = [torch.full((2, 3), float(number)) for number in range(1, 7)]
+
+
+def train_on(stabilizer: sf.TrainingStabilizer, model: nn.Module, batch: Tensor) -> None:
+    stabilizer.backward(model(batch).square().mean())
+    stabilizer.step()
+
+
+def test_the_end_of_the_data_steps_on_a_window_that_is_not_full() -> None:
+    by_hand, flushed = accumulated(None)
+    for batch in MICROBATCHES:
+        train_on(flushed, by_hand, batch)
+    flushed.flush()
+    model, stabilizer = accumulated(None)
+    for batch in stabilizer.resume(MICROBATCHES):
+        train_on(stabilizer, model, batch)
+    assert stabilizer.steps == 2
+    assert stabilizer.flush() is None
+    assert torch.equal(model.weight, by_hand.weight)
+
+
+@pytest.mark.parametrize("stop", range(1, 13))
+def test_a_run_that_stops_anywhere_steps_on_the_same_windows(tmp_path: Path, stop: int) -> None:
+    def run(folder: Path, stop: int | None) -> nn.Module:
+        model, stabilizer = accumulated(folder)
+        seen = 0
+        for _ in range(2):
+            for batch in stabilizer.resume(MICROBATCHES):
+                train_on(stabilizer, model, batch)
+                seen += 1
+                if seen == stop:
+                    stabilizer.save()
+                    return model
+        assert stabilizer.steps == 4
+        return model
+
+    run(tmp_path / "stopped", stop)
+    whole, resumed = run(tmp_path / "whole", None), run(tmp_path / "stopped", None)
+    assert torch.equal(whole.weight, resumed.weight)
+
+
+def test_passes_that_are_chained_share_a_window_and_a_loop_that_is_left_early_keeps_it() -> None:
+    model, stabilizer = accumulated(None)
+    for batch in stabilizer.resume(MICROBATCHES, epochs=2):
+        train_on(stabilizer, model, batch)
+    assert stabilizer.steps == 3
+    for number, batch in enumerate(stabilizer.resume(MICROBATCHES)):
+        train_on(stabilizer, model, batch)
+        if number == 4:
+            break
+    assert stabilizer.steps == 4
+    assert stabilizer.flush() is not None
+
+
+def test_batches_that_were_drawn_ahead_are_not_cut_off_from_their_window() -> None:
+    model, stabilizer = accumulated(None)
+    batches = iter(stabilizer.resume(MICROBATCHES))
+    ahead = next(batches, None)
+    while ahead is not None:
+        batch, ahead = ahead, next(batches, None)
+        train_on(stabilizer, model, batch)
+    assert stabilizer.steps == 1
+    assert stabilizer.flush() is not None

@@ -3,7 +3,8 @@
 Without weights every microbatch counts the same: the loss is divided by the window's length before backward, as people
 write it by hand, bit for bit. With weights (rows, tokens) the loss is multiplied by its weight instead, and the sum of
 weights is divided out of the gradient at the step; that is the mean over everything in the window, however uneven. A
-window that ends early is corrected the same way.
+window that ends early is corrected the same way. A microbatch of weight 0 (padding alone) is left out, whatever its
+loss: the mean over nothing is NaN, and 0 x NaN is NaN too.
 
 A microbatch is what lies between two calls of `step`, however many losses it has: two losses that are run backward one
 after the other add up, as their gradients do.
@@ -24,8 +25,20 @@ if TYPE_CHECKING:
 
 
 def _or_one(weight: Scalar) -> Scalar:
-    """The weight, or 1 where it is 0: a microbatch of padding alone is no unit for the others."""
-    return torch.where(weight > 0, weight, 1) if isinstance(weight, Tensor) else weight
+    """The weight, or 1 where it is 0: padding alone is no unit for others, and nothing to divide by."""
+    return torch.where(weight != 0, weight, 1) if isinstance(weight, Tensor) else weight or 1.0
+
+
+def read_if_free(weight: Scalar | None) -> Scalar | None:
+    """A number instead of a tensor, unless reading it would wait for a device."""
+    return weight.item() if isinstance(weight, Tensor) and weight.device.type == "cpu" else weight
+
+
+def _times(loss: Tensor, relative: Scalar) -> Tensor:
+    """The loss times its weight; 0, with a gradient of 0, where the weight is."""
+    if isinstance(relative, Tensor):
+        return torch.where(relative != 0, loss * relative, 0.0)
+    return loss * relative if relative else torch.where(torch.zeros((), dtype=torch.bool, device=loss.device), loss, 0)
 
 
 class WindowValues(TypedDict):
@@ -59,18 +72,19 @@ class AccumulationWindow:
 
     def scaled(self, loss: Tensor, weight: Scalar | None) -> Tensor:
         """The loss to run backward on."""
+        weight = read_if_free(weight)
         self._check(weight)
-        if self.loss_sum is None:
+        if self.is_empty:
             self.weighted = weight is not None
             self.unit = 1.0 if weight is None or self.across_ranks else _or_one(weight)
         if not self.weighted:
             return loss if self.length == 1 else loss / self.length
-        return loss * self._relative(weight)
+        return _times(loss, self._relative(weight, loss))
 
     def add(self, loss: Tensor, weight: Scalar | None) -> None:
         """Take in a loss whose backward is done."""
-        relative = self._relative(weight)
-        seen = loss.detach().reshape(()).to(torch.float32) * relative
+        relative = self._relative(weight, loss)
+        seen = _times(loss.detach().reshape(()).to(torch.float32), relative)
         self.loss_sum = seen if self.loss_sum is None else self.loss_sum + seen
         if not self.open:
             self.weight_sum = self.weight_sum + relative
@@ -81,19 +95,31 @@ class AccumulationWindow:
         self.count += 1
         self.open = False
 
-    def _relative(self, weight: Scalar | None) -> Scalar:
-        return 1.0 if weight is None else weight / self.unit
+    def _relative(self, weight: Scalar | None, loss: Tensor) -> Scalar:
+        weight = read_if_free(weight)
+        if weight is None:
+            return 1.0
+        if isinstance(weight, Tensor) and loss.dtype is torch.float64:  # a quotient of counts would be of float32
+            weight = weight.to(torch.float64)
+        return weight / self.unit
 
     def _check(self, weight: Scalar | None) -> None:
-        if isinstance(weight, (int, float)) and not 0 < weight < float("inf"):
+        if isinstance(weight, (int, float)) and not 0 <= weight < float("inf"):
             raise UsageError(
-                f"`weight` must be positive; got {weight}. It is the number of rows or tokens the loss is a mean over; "
-                "leave a microbatch without any out of the window."
+                f"`weight` must be a finite number of at least 0; got {weight}. It is the number of rows or tokens the "
+                "loss is a mean over; a microbatch without any has weight 0."
             )
         if self.loss_sum is not None and self.weighted != (weight is not None):
             raise UsageError(
                 "one microbatch of this window has a `weight` and another has none; give it to all of them or to none."
             )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no loss yet, or only such of weight 0. Reads nothing off a device."""
+        return self.loss_sum is None or (
+            self.weighted and not isinstance(self.weight_sum, Tensor) and not self.weight_sum
+        )
 
     @property
     def full(self) -> bool:
@@ -103,13 +129,13 @@ class AccumulationWindow:
     @property
     def mean_loss(self) -> Tensor | None:
         """Weighted mean over the microbatches, on the device; `None` before any loss."""
-        return None if self.loss_sum is None else self.loss_sum / self.weight_sum
+        return None if self.loss_sum is None else self.loss_sum / _or_one(self.weight_sum)
 
     @property
     def divisor(self) -> Scalar:
         """What the accumulated gradient still has to be divided by."""
         if self.weighted:
-            return self.weight_sum
+            return _or_one(self.weight_sum)
         return self.count / self.length if self.count else 1.0
 
     def state_dict(self) -> WindowValues:

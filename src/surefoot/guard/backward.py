@@ -7,13 +7,14 @@ their gradients still have to be divided by, and whether other code has changed 
 from __future__ import annotations
 
 import logging
+import threading
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from surefoot.act.accumulate import AccumulationWindow
+from surefoot.act.accumulate import AccumulationWindow, read_if_free
 from surefoot.act.microbatches import Microbatches, RowLimit, Split, Weighing
 from surefoot.act.pieces import count_rows
 from surefoot.core.state_tree import pack
@@ -144,6 +145,9 @@ class GradientWindow:
         self.warnings, self._zero_grad = warnings, zero_grad
         self.step = 0
         """The optimizer step that is being gathered for."""
+        self.closed = 0
+        """Microbatches that were completed so far, in all windows."""
+        self._closed_in: int | None = None  # the thread that trains; none since a state was loaded
         self.sums = AccumulationWindow(accumulate, across_ranks=group is not None)
         self.pieces = BatchPieces(models, layout)
         self._changes: GradientChanges | None = None
@@ -155,8 +159,19 @@ class GradientWindow:
         """Run backward on one loss of a microbatch."""
         check_loss(loss)
         self._drop_stale_gradients()
-        self._scaled_backward(loss, weight, **options)
+        if self._counts(weight):
+            self._scaled_backward(loss, weight, **options)
+        else:
+            self.sums.scaled(loss, weight)
         self._take_in(loss, weight)
+
+    def _counts(self, weight: Scalar | None) -> bool:
+        """Whether a microbatch has to be run backward. One without any rows has no gradient, but ranks need theirs.
+
+        A weight on a device is not read: the gradient is multiplied by 0 there.
+        """
+        number = read_if_free(weight)
+        return number is None or self._group is not None or isinstance(number, Tensor) or number != 0
 
     def run_pieces(
         self, loss_fn: Callable[[Any], Tensor], batch: Any, weight: Callable[[Any], Scalar] | None
@@ -203,6 +218,7 @@ class GradientWindow:
     def close_microbatch(self) -> bool:
         """The microbatch is complete; returns whether the window is."""
         self.sums.close()
+        self.closed, self._closed_in = self.closed + 1, threading.get_ident()
         if not self.sums.full:
             self._announce_sync()
         return self.sums.full
@@ -214,6 +230,15 @@ class GradientWindow:
         if self.sums.count and not self.sums.full:
             average_gradients(dense_views(self._layout.with_gradient()[1]), self._group)
         return self.sums.count > 0
+
+    def ends_with(self, batches: int, before: int) -> bool:
+        """Whether the data that have ended leave a window that has fewer microbatches than it should.
+
+        Not if some of their batches are still to come: drawn ahead, in this thread or in another. `before` is what
+        `closed` was at their first batch. There is none if the run was stopped after the last one, and resumed.
+        """
+        all_used = batches <= self.closed - before and self._closed_in in (None, threading.get_ident())
+        return all_used and self.sums.count > 0 and not self.sums.open
 
     def check_unchanged(self) -> None:
         """Warn if other code has changed gradients that are still multiplied by the loss scale."""
@@ -237,21 +262,26 @@ class GradientWindow:
     def divisor(self) -> Scalar:
         """What accumulation left to divide the gradients by; weights are added up over the ranks."""
         divisor, home = self.sums.divisor, self._layout.home
+        dtype = torch.float64 if self._is_double() else torch.float32
+        if isinstance(divisor, Tensor) or (dtype is torch.float64 and divisor != 1):
+            divisor = torch.as_tensor(divisor, dtype=dtype, device=home)
         if not self.sums.weighted or (self._group is None and home.type == "cpu"):
             return divisor
-        if not isinstance(divisor, Tensor):  # a tensor on a device: a number would be part of what is recorded there
-            divisor = torch.full((), divisor, dtype=torch.float32, device=home)
+        # A tensor on a device: a number would be part of what is recorded there.
+        total = torch.as_tensor(divisor, dtype=dtype, device=home)
         if self._group is None:
-            return divisor
-        total = torch.as_tensor(divisor, dtype=torch.float32, device=home)
+            return total
         return add_up(total, self._group) / torch.distributed.get_world_size(self._group)
+
+    def _is_double(self) -> bool:
+        return any(parameter.dtype is torch.float64 for _, parameter in self._layout.parameters)
 
     def _drop_stale_gradients(self) -> None:
         """Before a microbatch: drop gradients that other code left, or notice that some are gone."""
         if self._zero_grad and self.sums.loss_sum is None:
             self._layout.drop_gradients()  # what another model's backward left, as in a GAN
         window = self.sums
-        if window.loss_sum is None or any(p.grad is not None for _, p in self._layout.parameters):
+        if window.is_empty or any(p.grad is not None for _, p in self._layout.parameters):
             return
         if window.length == 1:  # as after a batch that failed: thrown away, and on to the next
             self.sums = window.cleared()
@@ -273,6 +303,7 @@ class GradientWindow:
     def load_state_dict(self, state: GradientWindowState, step: int) -> None:
         """Continue a window that was under way, with the gradients it had so far."""
         self._layout.drop_gradients()
+        self._closed_in = None
         self.pieces.row_limit.load_state_dict(state["row_limit"])
         self.begin(step)
         if state["sums"] is None:

@@ -33,6 +33,7 @@ class DataLoop:
         several_ranks: bool,
         on_draw: Callable[[Any], None] | None,
         on_stop_point: Callable[[], None],
+        on_begin: Callable[[], Callable[[int], None]],
     ) -> None:
         """Follow loaders from here on.
 
@@ -43,6 +44,8 @@ class DataLoop:
             several_ranks: whether other processes train with this one, and stop only together.
             on_draw: called with each batch that was drawn.
             on_stop_point: called where the run can stop; saves and exits if it was asked to.
+            on_begin: called before the first batch of a loop; what it returns is called with the number of batches
+                when the data are at their end.
         """
         self._run_state, self._saver, self._several_ranks = run_state, saver, several_ranks
         self._quick_streams = QuickStreams() if checkpoints is not None else None
@@ -50,7 +53,7 @@ class DataLoop:
         self._drawer: int | None = None  # the thread that batches are drawn in
         self._stepper: int | None = None  # the one that trains
         self._drawn = False
-        self.on_draw, self._on_stop_point = on_draw, on_stop_point
+        self.on_draw, self._on_stop_point, self.on_begin = on_draw, on_stop_point, on_begin
 
     def follow(self, loader: Any, epochs: int) -> FollowedBatches:
         """The batches that are left, from where the run stopped."""
@@ -111,6 +114,11 @@ class DataLoop:
             return False
         return threading.current_thread() is threading.main_thread() and self._run_state.position.can_mark
 
+    @property
+    def is_passing_over(self) -> bool:
+        """Whether the place where the run stopped is still to come: this pass was complete by then."""
+        return self._run_state.position.pending
+
     def stop_here(self) -> None:
         """Save what is due, and stop if asked to, unless this is a thread that draws ahead of the one that trains."""
         if self._stepper in (None, threading.get_ident()):
@@ -149,6 +157,7 @@ class DrawnBatches:
 
     def __init__(self, batches: Iterator[Any], loop: DataLoop) -> None:
         self._batches, self._loop = batches, loop
+        self._drawn, self._on_end = 0, loop.on_begin()
 
     def __iter__(self) -> DrawnBatches:
         return self
@@ -158,11 +167,14 @@ class DrawnBatches:
         try:
             batch = self._loop.draw(self._batches, between)
         except StopIteration:
+            if not self._loop.is_passing_over:
+                self._on_end(self._drawn)
             self._loop.stop_here()  # at the end of the data there may be no step to come
             raise
         except Exception:
             self._loop.stop_here()  # the signal may have ended what loads the data
             raise
+        self._drawn += 1
         if self._loop.on_draw is not None:
             self._loop.on_draw(batch)
         return batch

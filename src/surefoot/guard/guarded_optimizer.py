@@ -326,6 +326,9 @@ class GuardedOptimizer:
         if self._shapers and outer.scale is not None:  # they have left gradients that are unscaled
             set_for_step(step.undo, optimizer, "grad_scale", torch.ones_like(outer.scale))
             outer = outer._replace(scale=None)
+        if self._folds and divide is not None and divide.dtype is torch.float64:  # the kernel takes a float32
+            scale_gradients(views, torch.where(torch.as_tensor(skip), 1.0, 1 / divide))
+            divide = None
         if self._folds and not (self._on_device and lacks_momentum(optimizer)):
             if factor is not None and factor.ndim:
                 scale_gradients(views, factor)

@@ -133,6 +133,7 @@ class RunPersistence:
         *,
         on_draw: Callable[[Any], None] | None,
         on_stop_point: Callable[[], None],
+        on_begin: Callable[[], Callable[[int], None]],
         on_resume: Callable[[int, Path], None] | None,
     ) -> None:
         """Look after the run from here on.
@@ -146,6 +147,7 @@ class RunPersistence:
             ranks: the processes that train together.
             on_draw: called with each batch that was drawn from `resume`.
             on_stop_point: called where the run can stop; saves and exits if it was asked to.
+            on_begin: called before the first batch of a loop; what it returns is called at the end of the data.
             on_resume: called with the step and the folder when the run continues from a checkpoint.
         """
         self.run_state, self.checkpoints, self._on_resume = run_state, checkpoints, on_resume
@@ -158,6 +160,7 @@ class RunPersistence:
             several_ranks=ranks.several,
             on_draw=on_draw,
             on_stop_point=on_stop_point,
+            on_begin=on_begin,
         )
         self._restored = False
 

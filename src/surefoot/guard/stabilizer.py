@@ -97,6 +97,7 @@ class StabilizedRun:
             ranks,
             on_draw=self.capture.notes.drew if self.capture else None,
             on_stop_point=lambda: self._actions.stop_if_asked(self.results),
+            on_begin=lambda: partial(self._close_last_window, self.window.closed),
             on_resume=rows.resumed if rows else None,
         )
         self._keeps_steps = checkpoints is not None or recovery is not None
@@ -132,6 +133,12 @@ class StabilizedRun:
         if self._zero_grad:
             self.guard.layout.drop_gradients()
         return self._close_step(numbers)
+
+    def _close_last_window(self, before: int, batches: int) -> None:
+        """The data are at their end: step on the microbatches that are left, unless one rank has none."""
+        if self.window.sums.length > 1 and not self.guard.ranks.any(not self.window.ends_with(batches, before)):
+            self.window.close_early()
+            self.finish_window()
 
     def closure_step(self, closure: Callable[[], Tensor]) -> Outcome:
         """A step of an optimizer that evaluates the loss itself."""
@@ -407,7 +414,10 @@ class TrainingStabilizer:
         return self._run.finish_window() if self._run.close_microbatch() else Outcome(self.steps, None)
 
     def flush(self) -> Outcome | None:
-        """Step on a window that ended early, at the end of an epoch; `None` if there is nothing to step on."""
+        """Step on a window that ended early, at the end of an epoch; `None` if there is nothing to step on.
+
+        The end of the batches of `resume` does it by itself.
+        """
         return self._run.finish_window() if self._run.window.close_early() else None
 
     # ---- what happened --------------------------------------------------------------------------------------------

@@ -275,7 +275,7 @@ class StepDecider:
         if scale is not None:
             return scale * divisor
         if isinstance(divisor, Tensor):
-            return divisor.to(self._home, torch.float32)
+            return divisor.to(self._home)  # in float64 for a model in float64
         return None if divisor == 1 else torch.full((), divisor, dtype=torch.float32, device=self._home)
 
     def _signals(self, given: StepInput, statistics: TensorStatistics) -> Signals:
