@@ -57,6 +57,8 @@ def adaptive(stream, clipper):
         if norm == 0:
             continue
         if warming:
+            if 0 < seen <= max(1, clipper.warmup_steps // 8):
+                mean = min(mean, 10 * clipped)
             clipped = min(clipped, 10 * mean) if seen else clipped
             mean = (seen * mean + clipped) / (seen + 1)
         else:
@@ -247,6 +249,29 @@ def test_an_explosion_raises_the_mean_by_at_most_max_growth_a_step(explosion, gr
         before = state.mean.item()
         state, _ = clipper.update(state, total(norm))
         assert state.mean.item() <= before * growth * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("first", [[1e6], [1e30], [1e6, 1e6], [1.0, 1e6, 1e6]])
+def test_an_explosion_at_the_very_first_steps_does_not_set_the_history(first):
+    clipper = sf.AdaptiveGradientClipper()
+    state = clipper.init(1)
+    for norm in [*first, *[1.0] * 30]:
+        state, factor = clipper.update(state, total(norm))
+    assert factor.item() == 1.0
+    assert 2.0 <= clipper.factor * state.mean.item() <= 10.0
+
+
+@pytest.mark.parametrize("place", range(20))
+@pytest.mark.parametrize("size", [1e-3, 1e-4])
+def test_a_tiny_norm_among_the_first_does_not_set_the_history_either(place, size):
+    clipper = sf.AdaptiveGradientClipper()
+    norms = [1.0] * 20
+    norms[place] = size
+    state = clipper.init(1)
+    for norm in norms:
+        state, _ = clipper.update(state, total(norm))
+    assert clipper.factor * state.mean.item() > 1.0
+    assert clipper.update(state, total(1.0))[1].item() == 1.0
 
 
 def test_a_lasting_new_level_is_followed():

@@ -56,7 +56,8 @@ class ClipByNorm:
 
 
 WARMUP_REACH = 10.0
-"""How many times its running mean a norm counts for at most, while `AdaptiveGradientClipper` warms up."""
+"""How many times its running mean a norm counts for at most, while `AdaptiveGradientClipper` warms up; and the other
+way round, at its first steps."""
 
 
 class AdaptiveState(NamedTuple):
@@ -109,10 +110,13 @@ class AdaptiveGradientClipper:
         if self.max_norm is not None:
             limit = limit.clamp(max=self.max_norm)
         clipped = torch.minimum(norm, limit)
-        # The first average is not to be made by one explosion either.
-        clipped = torch.where(warming & (seen > 0), torch.minimum(clipped, WARMUP_REACH * mean), clipped)
+        # The first average is not to be made by one explosion either, nor by one at the very first steps. At those
+        # alone: what one tiny norm takes from the mean then, the rest of the warm-up gives back.
+        first = warming & (seen > 0) & (seen <= max(1, self.warmup_steps // 8))
+        so_far = torch.where(first, torch.minimum(mean, WARMUP_REACH * clipped), mean)
+        clipped = torch.where(warming & (seen > 0), torch.minimum(clipped, WARMUP_REACH * so_far), clipped)
         weight = torch.where(warming, seen / (seen + 1), self.momentum)
-        moved = weight * mean + (1 - weight) * clipped
+        moved = weight * so_far + (1 - weight) * clipped
         moved = torch.where(warming, moved, torch.minimum(moved, self.max_growth * mean))
         usable = torch.isfinite(norm) & (norm > 0)  # a gradient of exactly 0 says nothing about the size of others
         state = AdaptiveState(torch.where(usable, moved, mean), seen + usable)
