@@ -55,6 +55,34 @@ def test_the_values_of_a_sparse_gradient_are_clamped():
     assert dense.max() == 1.0
 
 
+def sparse_and_dense(ids):
+    """Two embeddings with the same weights and gradient, one of them sparse, with entries that add up."""
+    torch.manual_seed(0)
+    sparse, dense = (torch.nn.Embedding(10, 3, sparse=kind) for kind in (True, False))
+    dense.load_state_dict(sparse.state_dict())
+    for embedding in (sparse, dense):
+        (embedding(torch.tensor(ids)) * torch.tensor([1.0, 20.0, -3.0])).sum().backward()
+    return sparse.weight, dense.weight
+
+
+@pytest.mark.parametrize("shaper", [sf.AdaptiveUnitClip(), sf.CentralizeGradients()], ids=repr)
+def test_sparse_gradients_are_shaped_row_by_row_as_dense_ones_are(shaper):
+    sparse, dense = sparse_and_dense([1, 4, 4, 7])
+    before = dense.grad.clone()
+    shaper.shape([("sparse", sparse), ("dense", dense)])
+    assert sparse.grad.is_sparse
+    torch.testing.assert_close(sparse.grad.to_dense(), dense.grad)
+    assert not torch.equal(dense.grad, before)
+
+
+@pytest.mark.parametrize("shaper", [sf.AdaptiveUnitClip(), sf.CentralizeGradients()], ids=repr)
+def test_a_gradient_without_units_is_refused_by_name(shaper):
+    parameter = torch.nn.Parameter(torch.ones(3, 3))
+    parameter.grad = torch.eye(3).to_sparse()
+    with pytest.raises(sf.UsageError, match=r"gradient of rows is of layout torch.sparse_coo.*make its gradient dense"):
+        shaper.shape([("rows", parameter)])
+
+
 # ---- AdaptiveUnitClip -----------------------------------------------------------------------------------------------
 
 

@@ -71,6 +71,16 @@ def test_a_gan_gets_two_stabilizers_that_do_not_judge_its_loss_curves():
     assert make.counts["applied"] == 300
 
 
+def test_a_deep_cnn_whose_head_is_found_logs_nothing_about_the_names_it_may_have(caplog):
+    net = nn.Sequential()
+    net.add_module("features", nn.Linear(4, 4))
+    net.add_module("fc", nn.Linear(4, 2))
+    sf.presets.for_deep_cnn(net, torch.optim.SGD(net.parameters(), lr=1.0))
+    assert caplog.records == []
+    sf.presets.for_deep_cnn(net, torch.optim.SGD(net.parameters(), lr=1.0), head=("last.*",))
+    assert "'last.*' matches no parameter" in caplog.text
+
+
 def test_the_head_of_a_deep_cnn_is_not_clipped():
     torch.manual_seed(0)
     net = nn.Sequential()

@@ -160,6 +160,23 @@ def test_a_model_gives_its_names_so_that_its_head_can_be_left_out():
     assert model["body"].weight.grad.max() < 0.1
 
 
+def test_patterns_that_leave_nothing_out_are_logged_once(caplog):
+    model = torch.nn.ModuleDict({"body": torch.nn.Linear(3, 3), "head": torch.nn.Linear(3, 1)})
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    model["body"].bias.grad = None
+    for _ in range(3):
+        sf.clip_gradients(model, sf.AdaptiveUnitClip(exclude=("head.*", "body.bias", "haed.*")))
+        sf.clip_gradients(model.parameters(), sf.AdaptiveUnitClip(exclude=("nameless.*",)))
+    sf.TrainingStabilizer(
+        model, torch.optim.SGD(model.parameters(), 0.1), clip=sf.AdaptiveUnitClip(exclude=("head.*", "layer9.*"))
+    )
+    messages = [record.getMessage() for record in caplog.records]
+    assert [message.split("'")[1] for message in messages] == ["haed.*", "nameless.*", "layer9.*"]
+    assert "give the model, or `model.named_parameters()`" in messages[1]
+    assert "without names" not in messages[0] + messages[2]
+
+
 def test_a_clipper_after_a_shaper_sees_what_the_shaper_left():
     (parameter,) = parameters_with(torch.tensor([[100.0, 101.0], [100.0, 99.0]]))
     norm = sf.clip_gradients([parameter], (sf.CentralizeGradients(), sf.ClipByNorm(2.0)))

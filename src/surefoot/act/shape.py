@@ -2,26 +2,67 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from surefoot.errors import require
+from surefoot.errors import UsageError, require
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
-    from surefoot.types import NamedParameter
+    from surefoot.types import NamedParameter, Shaper
+
+log = logging.getLogger("surefoot")
 
 
 def _gradients(parameters: Sequence[NamedParameter]) -> list[Tensor]:
     for _, parameter in parameters:
-        if parameter.grad is not None and parameter.grad.is_sparse:
-            parameter.grad = parameter.grad.coalesce()  # entries that add up are one entry
+        _add_up(parameter)
     return [p.grad._values() if p.grad.is_sparse else p.grad for _, p in parameters if p.grad is not None]
+
+
+def _add_up(parameter: Tensor) -> None:
+    """Entries of a sparse gradient that add up become one entry."""
+    if parameter.grad is not None and parameter.grad.is_sparse:
+        parameter.grad = parameter.grad.coalesce()
+
+
+def _units(name: str, parameter: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient and the weights of the same units; of a sparse gradient those that it has entries for."""
+    _add_up(parameter)
+    gradient = parameter.grad
+    assert gradient is not None
+    if gradient.layout is torch.strided:
+        return gradient, parameter.detach()
+    if gradient.layout is torch.sparse_coo and gradient.sparse_dim() == 1:  # rows, as of an embedding
+        return gradient._values(), parameter.detach()[gradient._indices()[0]]
+    raise UsageError(
+        f"the gradient of {name or 'a parameter'} is of layout {gradient.layout} and stored by single entries, not by "
+        "units; rules that work unit by unit take dense gradients, and the sparse ones of an embedding. Leave the "
+        "parameter out, or make its gradient dense."
+    )
+
+
+def warn_of_unmatched(shapers: Sequence[Shaper], names: Collection[str]) -> None:
+    """Log, once for each, the patterns of `exclude` that match none of these names."""
+    for shaper in shapers:
+        for pattern in getattr(shaper, "exclude", ()):
+            if not any(fnmatchcase(name, pattern) for name in names):
+                _warn_of(type(shaper).__name__, pattern, "" if any(names) else _NAMELESS)
+
+
+_NAMELESS = " Parameters were given without names: give the model, or `model.named_parameters()`."
+
+
+@cache
+def _warn_of(kind: str, pattern: str, hint: str) -> None:
+    log.warning("surefoot: %s(exclude=...): %r matches no parameter, so nothing is left out.%s", kind, pattern, hint)
 
 
 @dataclass(frozen=True)
@@ -47,7 +88,8 @@ class ClipByValue:
 class AdaptiveUnitClip:
     """AGC (Brock et al., 2021, NFNets): clip each unit's gradient relative to the norm of its own weights.
 
-    A unit is what makes one output: a row of a matrix, a filter of a convolution; a vector is one unit.
+    A unit is what makes one output: a row of a matrix, a filter of a convolution; a vector is one unit. Of a sparse
+    gradient (`nn.Embedding(sparse=True)`) only the rows that it has entries for are read and clipped.
     """
 
     factor: float = 0.01
@@ -57,7 +99,8 @@ class AdaptiveUnitClip:
     vectors: bool = True
     """Whether biases and gains (rank 0 and 1) are clipped too."""
     exclude: tuple[str, ...] = ()
-    """Names left out, as shell patterns: `("head.*",)`. The paper leaves the last linear layer out."""
+    """Names left out, as shell patterns: `("head.*",)`. The paper leaves the last linear layer out. A pattern that
+    matches nothing is logged."""
 
     def __post_init__(self) -> None:
         require(self.factor > 0, f"`factor` must be positive; got {self.factor}.")
@@ -67,12 +110,12 @@ class AdaptiveUnitClip:
     def shape(self, parameters: Sequence[NamedParameter]) -> None:
         """Scale units in place. A unit whose gradient is not finite is left as it is."""
         for name, parameter in parameters:
-            gradient = parameter.grad
-            if gradient is None or gradient.is_sparse or any(fnmatchcase(name, pattern) for pattern in self.exclude):
+            if parameter.grad is None or any(fnmatchcase(name, pattern) for pattern in self.exclude):
                 continue
-            if gradient.ndim <= 1 and not self.vectors:
+            if parameter.ndim <= 1 and not self.vectors:
                 continue
-            limit = self.factor * unit_norm(parameter.detach()).clamp(min=self.eps)
+            gradient, weights = _units(name, parameter)
+            limit = self.factor * unit_norm(weights).clamp(min=self.eps)
             norm = unit_norm(gradient)
             scale = torch.clamp(limit / norm, max=1.0)  # a gradient of 0 gives Inf, and so 1
             gradient.mul_(torch.where(torch.isfinite(norm), scale, 1.0))
@@ -97,7 +140,7 @@ class CentralizeGradients:
     @torch.no_grad()
     def shape(self, parameters: Sequence[NamedParameter]) -> None:
         """Centre in place."""
-        for _, parameter in parameters:
-            gradient = parameter.grad
-            if gradient is not None and not gradient.is_sparse and gradient.ndim > 1:
+        for name, parameter in parameters:
+            if parameter.grad is not None and parameter.ndim > 1:
+                gradient, _ = _units(name, parameter)
                 gradient.sub_(gradient.mean(dim=tuple(range(1, gradient.ndim)), keepdim=True))

@@ -10,6 +10,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from surefoot.act.shape import warn_of_unmatched
 from surefoot.decide.agreement import Ranks, find_group
 from surefoot.detect.checker import StabilityChecker
 from surefoot.detect.combine import Combined, tolerated
@@ -95,6 +96,7 @@ def build_guard(
     rows = None if run_log is None else LogRows(run_log, ModelSampler(models) if samples_model else None)
     checker = checker or StabilityChecker()
     shapers, clipper = split_clip(clip)
+    warn_of_unmatched(shapers, [name for name, _ in layout.parameters])
     loss_scaler = as_scaler(scaler, precision, home)
     policy = _policy(checker, recovery, clipper, loss_scaler, layout, on_device)
     decider = StepDecider(policy, group)

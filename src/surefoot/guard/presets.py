@@ -8,7 +8,10 @@ wins over the preset, so a preset is a first line to write, not a cage:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
 
 from surefoot.act.clip import ClipByNorm
 from surefoot.act.shape import AdaptiveUnitClip
@@ -17,9 +20,8 @@ from surefoot.detect.checker import StabilityChecker
 from surefoot.errors import require
 from surefoot.guard.stabilizer import TrainingStabilizer
 
-if TYPE_CHECKING:
-    from torch import nn
-
+_HEADS = ("fc.*", "head.*", "classifier.*")
+"""What the last layer is called in the models of torchvision and timm."""
 _CURVE_DETECTORS = ("spike", "loss", "oscillation", "plateau", "no_learning", "setback")
 CURVES_MEAN_LITTLE = dict.fromkeys(_CURVE_DETECTORS)
 """Detectors that read the loss curve, off: an adversarial or a policy loss does not measure progress."""
@@ -60,9 +62,12 @@ def for_rnn(model: nn.Module, optimizer: Any, **settings: Any) -> TrainingStabil
 
 
 def for_deep_cnn(
-    model: nn.Module, optimizer: Any, *, head: tuple[str, ...] = ("fc.*", "head.*", "classifier.*"), **settings: Any
+    model: nn.Module, optimizer: Any, *, head: tuple[str, ...] = _HEADS, **settings: Any
 ) -> TrainingStabilizer:
     """Clip each unit relative to its weights (AGC, Brock et al., 2021), the head left out."""
+    if head == _HEADS and isinstance(model, nn.Module):  # those that this model has; if it has none, each is logged
+        head = tuple(each for each in _HEADS if any(fnmatchcase(name, each) for name, _ in model.named_parameters()))
+        head = head or _HEADS
     settings.setdefault("clip", AdaptiveUnitClip(0.01, exclude=head))
     return TrainingStabilizer(model, optimizer, **settings)
 

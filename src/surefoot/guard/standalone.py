@@ -9,6 +9,7 @@ from torch import Tensor
 
 from surefoot.act.apply import scale_gradients
 from surefoot.act.clip import ClipByNorm
+from surefoot.act.shape import warn_of_unmatched
 from surefoot.core.state_tree import pack, unpack
 from surefoot.errors import SettingError, UsageError
 from surefoot.guard.validation import split_clip
@@ -100,6 +101,7 @@ def clip_gradients(
     running = clip if isinstance(clip, Stateful) else None
     rule = running.part if running else ClipByNorm(float(clip)) if isinstance(clip, (int, float)) else clip
     shapers, clipper = split_clip(rule)
+    warn_of_unmatched(shapers, [name for name, _ in named])
     for shaper in shapers:
         shaper.shape(with_gradient)
     if shapers:
