@@ -50,3 +50,20 @@ def test_an_output_that_depends_on_no_parameter_is_refused():
 @pytest.mark.parametrize("example", [torch.ones(2), (torch.ones(2),), {"input": torch.ones(2)}])
 def test_an_example_is_a_tensor_arguments_or_keywords(example):
     assert call(nn.Linear(2, 3), example).shape == (3,)
+
+
+@pytest.mark.parametrize("shape", [(7, 4), (2, 7, 4), (2, 1, 7, 4)], ids=["unbatched", "one head", "heads"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_is_seen_whatever_the_number_of_dimensions(shape, causal):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.out = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.out(F.scaled_dot_product_attention(self.query(x), x, x, is_causal=causal))
+
+    model = Model()
+    found = trace(model, torch.randn(shape))
+    assert found.attention
+    assert found.roles[model.query.weight].activation != "unknown"

@@ -41,7 +41,8 @@ _ACTIVATIONS = {
     "Threshold": "relu",
 }
 _PRODUCTS = ("Addmm", "Mm", "Convolution", "Linear", "Bmm", "Baddbmm", "MkldnnRnnLayer", "CudnnRnn", "Embedding")
-_ATTENTION = ("ScaledDotProduct", "Softmax")
+_ATTENTION = ("ScaledDotProduct", "SafeSoftmax", "Softmax")
+"""The first two come from `scaled_dot_product_attention` alone: with three dimensions it has no kernel of its own."""
 _NORMS = ("NativeLayerNorm", "NativeBatchNorm", "NativeGroupNorm", "CudnnBatchNorm", "FusedRmsNorm", "Rsqrt")
 _VIEWS = ("View", "UnsafeView", "Reshape", "Transpose", "T", "Permute", "Clone", "Squeeze", "Unsqueeze", "ToCopy")
 
@@ -94,7 +95,7 @@ def trace(model: nn.Module, example: Any) -> Trace:
             )
         residual = graph.residual_additions()
         found.branches = len(residual)
-        found.attention = any(_kind(node).startswith(_ATTENTION[0]) for node in graph.order) or graph.softmax_inside()
+        found.attention = any(_kind(node).startswith(_ATTENTION[:2]) for node in graph.order) or graph.softmax_inside()
         for node in graph.order:
             variable = getattr(node, "variable", None)
             if variable is not None and variable in weights:
