@@ -100,3 +100,11 @@ def test_a_parametrized_weight_is_judged_by_the_layer_it_belongs_to():
     names = {parameter: name for name, parameter in model.named_parameters()}
     decayed = {names[parameter] for parameter in decay_groups(model, 0.1)[0]["params"]}
     assert decayed == {"1.parametrizations.weight.original", "2.parametrizations.weight.original1"}
+
+
+@pytest.mark.parametrize("name", ["pos", "pos_emb", "position", "positional_encoding", "rel_pos", "pe", "Emb"])
+def test_positions_of_a_modules_own_are_spared_by_a_word_of_their_name(name):
+    model = nn.Module()
+    model.register_parameter(name, nn.Parameter(torch.zeros(1, 5, 8)))
+    model.register_parameter("composition", nn.Parameter(torch.zeros(1, 5, 8)))
+    assert names(model, decay_groups(model, 0.1)) == {"no_decay": {name}, "decay": {"composition"}}

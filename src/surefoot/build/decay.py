@@ -5,7 +5,8 @@ rows of an embedding that no batch touches would fade away. Each parameter goes 
 one parameter (tied to an embedding, it is not decayed), and frozen ones are in too, because an optimizer skips what has
 no gradient, and leaving them out would lose them on the day they are unfrozen.
 
-A parameter of a module's own is known by its name if that says `embed` (`pos_embed`), else by its shape.
+A parameter of a module's own is known by its name if that says embedding or position (`pos_embed`, `pos`, `emb`), else
+by its shape.
 
 Left out: per-layer rates. The groups are plain dicts: add keys as you like.
 """
@@ -20,6 +21,8 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 _MATRICES = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+_POSITIONS = frozenset({"pos", "position", "positions", "positional", "pe", "emb", "embs"})
+"""Words of a name that make a parameter of a module's own an embedding; `embed` does so anywhere in it."""
 _UNDECAYED = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
 
 
@@ -75,6 +78,8 @@ def _decays(module: nn.Module, attribute: str, parameter: Tensor) -> bool:
         return False
     if isinstance(module, _MATRICES) and attribute != "weight_g":
         return parameter.ndim > 1
+    if not _POSITIONS.isdisjoint(attribute.lower().split("_")):
+        return False
     # A vector in disguise is a gain: LayerScale as (C, 1, 1), the length under weight_norm as (out, 1).
     return parameter.ndim > 1 and parameter.numel() > max(parameter.shape)
 
