@@ -1,4 +1,5 @@
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -149,3 +150,18 @@ def test_a_strange_file_is_refused(tmp_path, content):
     (tmp_path / "scale.json").write_text(content)
     with pytest.raises(ValueError, match="not a saved Standardizer"):
         Standardizer.load(tmp_path / "scale.json")
+
+
+def test_fitted_statistics_cannot_be_changed_by_hand():
+    train = table()
+    standardize = Standardizer.fit(train)
+    expected = standardize(train)
+    for name in ("count", "mean", "spread", "lowest", "highest", "scale", "constant"):
+        getattr(standardize, name).zero_()
+    assert torch.equal(standardize(train), expected)
+    given = {name: getattr(standardize, name) for name in ("count", "mean", "spread", "lowest", "highest")}
+    again = Standardizer(**given, feature_axis=-1, nan="raise")
+    given["mean"] += 100.0
+    assert torch.equal(again(train), expected)
+    copied = pickle.loads(pickle.dumps(standardize))
+    assert torch.equal(copied(train), expected)

@@ -1,9 +1,9 @@
 """Bring features to mean 0 and variance 1 with statistics of the training data alone.
 
 `Standardizer.fit` reads the training data, whole or batch by batch, and returns an object that cannot be changed: there
-is no way to let validation data into it by calling it once too often. Batches are merged in float64 with the formula of
-Chan, Golub and LeVeque (1979), which does not subtract large squares from each other, so a feature around 1e8 keeps its
-digits. Partial results of several workers are joined with `merge`.
+is no way to let validation data into it by calling it once too often, and what is read of it are copies. Batches are
+merged in float64 with the formula of Chan, Golub and LeVeque (1979), which does not subtract large squares from each
+other, so a feature around 1e8 keeps its digits. Partial results of several workers are joined with `merge`.
 
 A column that never varies is only centred, so it becomes exactly 0, and `constant` names it. Integers are refused: see
 the message. Left out: robust statistics (median, quantiles) and whitening.
@@ -173,6 +173,24 @@ class Standardizer:
 
 
 _SAVED = ("count", "mean", "spread", "lowest", "highest")
+
+
+class _Copied:
+    """A tensor of an object, copied when it is set and when it is read: in-place changes do not reach it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: "Standardizer", owner: type) -> Tensor:
+        value: Tensor = vars(instance)[self._name]
+        return value.clone()
+
+    def __set__(self, instance: "Standardizer", value: Tensor) -> None:
+        vars(instance)[self._name] = value.clone()
+
+
+for _name in _SAVED:
+    setattr(Standardizer, _name, _Copied(_name))
 
 
 def _columns(values: Tensor, feature_axis: int) -> Tensor:
