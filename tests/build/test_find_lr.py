@@ -137,6 +137,36 @@ def test_the_suggested_rate_trains_and_the_rate_it_blew_up_at_does_not():
     assert not last < 0.5 * first
 
 
+def scaled_features(scales):
+    torch.manual_seed(0)
+    x = torch.randn(512, 8) * scales
+    y = (x / scales) @ torch.randn(8, 1) + 5
+    return nn.Linear(8, 1), list(zip(x.split(32), y.split(32), strict=True))
+
+
+def loss_after_training(scales, rate, steps=200):
+    model, batches = scaled_features(scales)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = squared_error(model, batches[step % len(batches)])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return sum(losses[-16:]) / 16
+
+
+@pytest.mark.parametrize("steps", [50, 100, 300])
+@pytest.mark.parametrize("scales", [torch.ones(8), torch.logspace(0, 1.5, 8)], ids=["even", "badly scaled"])
+def test_the_suggestion_is_not_timid_however_long_the_test_takes(scales, steps):
+    model, batches = scaled_features(scales)
+    found = find_lr(model, torch.optim.SGD(model.parameters(), 0.1), batches, squared_error, steps=steps, show=False)
+    rates = [10 ** (power / 2) for power in range(-12, 1)]
+    best = min(rates, key=lambda rate: np.nan_to_num(loss_after_training(scales, rate), nan=np.inf))
+    assert best / 10 < found.suggested < 3 * best
+
+
 def test_it_shows_a_plot_in_the_terminal_and_as_a_file(tmp_path, capsys):
     model, loader = problem()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,9 +1,11 @@
 """Learning-rate range test: train a little at ever larger rates, see where the loss falls fastest and where it jumps.
 
 Smith 2017 (arXiv:1506.01186). The rate grows by the same factor each step, and the test ends when the loss is no longer
-finite, or above its best by three times its size. The suggestion is the rate of steepest descent of the smoothed loss.
-The smoothing looks both ways: the usual running average lags by ten steps, in which the rate grows several-fold, and so
-suggests a rate that is several times too high.
+finite, or above its best by three times its size. The suggestion is the rate of steepest descent of the smoothed loss,
+or a fifth of the rate at which that loss is lowest, whichever is higher. The steepest descent alone can be a hundred
+times too timid: the longer the test takes, the more is learned at its low rates, and one easy direction of a badly
+scaled problem is learned at rates that are far too low for the others. The smoothing looks both ways: the usual running
+average lags by ten steps, in which the rate grows several-fold, and so suggests a rate that is several times too high.
 
 The test really trains, then model, optimizer, random streams and the loader's generators are put back bitwise.
 
@@ -27,6 +29,9 @@ Batch = TypeVar("Batch")
 _SMOOTHING = 0.8
 """Weight of a neighbour, per step of distance."""
 
+_BELOW_LOWEST = 5.0
+"""How far below the rate of the lowest loss a suggestion is at most; shortly after that rate the loss rises."""
+
 _BLOWN_UP = 3.0
 """How many times the size of the losses so far a jump must have to end the test."""
 
@@ -45,7 +50,7 @@ class LRRange:
     """The losses smoothed."""
 
     suggested: float | None
-    """The rate of steepest descent; `None` when the loss never fell."""
+    """The rate of steepest descent, or a fifth of that of the lowest loss if that is more; `None` if it never fell."""
 
     diverged_at: float | None
     """The rate at which the loss blew up; `None` when it never did."""
@@ -62,7 +67,7 @@ class LRRange:
         if self.suggested is None:
             verdict = "The loss never fell: check data, labels and loss first, or try lower rates."
         else:
-            verdict = f"Suggested learning rate: {self.suggested:.2g} (steepest descent)."
+            verdict = f"Suggested learning rate: {self.suggested:.2g}."
         if self.diverged_at is not None:
             verdict += f" Blew up at {self.diverged_at:.2g}."
         return f"{to_text(self.chart())}\n{verdict}"
@@ -103,7 +108,7 @@ def find_lr(
         losses, diverged_at = _train(model, optimizer, _again_and_again(batches), loss_of, planned)
     rates = planned[: len(losses)]
     smoothed = [_smooth(losses, at) for at in range(len(losses))]
-    result = LRRange(tuple(rates), tuple(losses), tuple(smoothed), _steepest(rates, smoothed), diverged_at)
+    result = LRRange(tuple(rates), tuple(losses), tuple(smoothed), _suggest(rates, smoothed), diverged_at)
     if show:
         print(result)
     if picture is not None and losses:
@@ -178,6 +183,14 @@ def _smooth(losses: list[float], at: int) -> float:
     """Average around one step, nearer steps counting more."""
     weights = [_SMOOTHING ** abs(step - at) for step in range(len(losses))]
     return sum(weight * loss for weight, loss in zip(weights, losses, strict=True)) / sum(weights)
+
+
+def _suggest(rates: list[float], smoothed: list[float]) -> float | None:
+    steepest = _steepest(rates, smoothed)
+    if steepest is None:
+        return None
+    lowest = min(range(len(smoothed)), key=smoothed.__getitem__)
+    return max(steepest, rates[lowest] / _BELOW_LOWEST)
 
 
 def _steepest(rates: list[float], smoothed: list[float]) -> float | None:
