@@ -77,7 +77,9 @@ def test_a_nan_now_and_a_healthy_verdict_next():
     assert flags(CHECKER, stream) == [i == 20 for i in range(40)]
 
 
-MONITORS = [each.name for each in fields(sf.StabilityChecker) if each.name != "setback"]  # which is for the recovery
+LIMITS = {"max_grad_norm": 10.0, "max_grad_ratio": 0.5, "max_loss": 3.0}
+APART = {"setback", *LIMITS}  # the first is for the recovery; limits are numbers, and off
+MONITORS = [each.name for each in fields(sf.StabilityChecker) if each.name not in APART]
 
 
 @pytest.mark.parametrize("name", MONITORS)
@@ -103,6 +105,46 @@ def test_thresholds_are_fields_with_documented_defaults():
     checker = sf.StabilityChecker(spike=sf.Spike(threshold=4.0))
     assert checker.spike.threshold == 4.0
     assert sf.StabilityChecker().spike == sf.Spike()
+
+
+@pytest.mark.parametrize("kind", [float, torch.tensor], ids=["host", "device"])
+@pytest.mark.parametrize(
+    ("name", "inside", "beyond"),
+    [
+        ("max_grad_norm", {"grad_norm": 10.0}, {"grad_norm": 10.5}),
+        ("max_grad_ratio", {"grad_norm": 2.0, "param_norm": 4.0}, {"grad_norm": 2.5, "param_norm": 4.0}),
+        ("max_loss", {"loss": 3.0}, {"loss": 3.5}),
+        ("max_loss", {"loss": -50.0}, {"loss": INF}),
+    ],
+)
+def test_a_limit_refuses_the_very_first_step_beyond_it(name, inside, beyond, kind):
+    off = dict.fromkeys([each.name for each in fields(sf.StabilityChecker)])
+    checker = sf.StabilityChecker(**off | {name: LIMITS[name]})
+    for values, expected in ((inside, False), (beyond, True), (inside, False), (dict.fromkeys(beyond, NAN), False)):
+        signals = Signals(0, **{each: kind(value) for each, value in values.items()})
+        _, verdict = checker.update(checker.init(), signals)
+        assert [(part.detector, bool(part.anomalous)) for part in verdict.parts] == [
+            (f"limit.{name.removeprefix('max_')}", expected)
+        ]
+
+
+def test_what_was_not_measured_is_within_every_limit():
+    checker = sf.StabilityChecker(**LIMITS)
+    for signals in (Signals(0), Signals(0, grad_norm=5.0, param_norm=0.0), Signals(0, grad_norm=5.0)):
+        assert not checker.update(checker.init(), signals)[1].anomalous
+
+
+def test_limits_are_off_by_default_and_only_those_that_are_set_are_shown():
+    assert repr(sf.StabilityChecker()).endswith(f", setback={sf.Setback()!r})")
+    assert repr(sf.StabilityChecker(max_loss=3.0)).endswith(", max_loss=3.0)")
+    assert len(sf.StabilityChecker(**LIMITS).step_rules) == len(CHECKER.step_rules) + 3
+
+
+@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("wrong", [NAN, INF, "10", 0.0, -1.0])
+def test_a_limit_that_is_no_number_is_refused_at_construction(name, wrong):
+    with pytest.raises(sf.SettingError, match=f"`{name}` must be a positive finite number, or None"):
+        sf.StabilityChecker(**{name: wrong})
 
 
 @pytest.mark.parametrize("wrong", [sf.Spike, "spike", 3.0])

@@ -690,3 +690,28 @@ def test_a_gradient_whose_square_overflows_never_reaches_the_second_moment():
         step(net, opt, stabilizer, batch, 1e22 if i == 2 else 1.0)
     assert stabilizer.counts["skipped"] == 1
     assert all(bool(torch.isfinite(state["exp_avg_sq"]).all()) for state in opt.state.values())
+
+
+@pytest.mark.parametrize("decide_on", ["host", "device"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_beyond_a_limit_is_left_out_with_the_limit_in_its_message(decide_on, fused):
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=fused)
+    checker = sf.StabilityChecker(max_grad_norm=50.0, max_grad_ratio=40.0, max_loss=500.0)
+    stabilizer = sf.TrainingStabilizer(model, optimizer, checker=checker, decide_on=decide_on)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+        model.bias.zero_()
+    before = model.weight.detach().clone()
+    stabilizer.backward(model(torch.full((2, 4), 6.0)).square().mean())  # a loss of 576
+    stabilizer.step()
+    assert torch.equal(model.weight, before)
+    stabilizer.backward(model(torch.full((2, 4), 0.5)).square().mean())
+    stabilizer.step()
+    assert not torch.equal(model.weight, before)
+    (incident,) = stabilizer.incidents
+    assert incident.kind == "limit.grad_norm"
+    assert "above the limit of 50; " in incident.summary
+    assert "above the limit of 40 times the norm of the parameters" in incident.summary
+    assert "the loss is 576, above the limit of 500" in incident.summary
+    assert [record.skipped for record in stabilizer.history] == [True, False]

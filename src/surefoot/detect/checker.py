@@ -1,14 +1,15 @@
 """`StabilityChecker`: one overall verdict from all monitors.
 
 Its first three detectors judge a single step with tensor operations; `TrainingStabilizer` lets them decide, on the
-device, whether the step is applied. The others look back over a stretch and only raise alarms, but for `setback`, which
-is for `TrainingRecovery` and says nothing without one.
+device, whether the step is applied. So do the limits, if any is set. The other detectors look back over a stretch and
+only raise alarms, but for `setback`, which is for `TrainingRecovery` and says nothing without one.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 from surefoot.detect.combine import Combined, require_detector
 from surefoot.detect.monitors import (
@@ -19,17 +20,24 @@ from surefoot.detect.monitors import (
     Plateau,
     Vanishing,
 )
-from surefoot.detect.step_rules import Explosion, NonFinite, Setback, Spike
+from surefoot.detect.step_rules import Explosion, Limit, NonFinite, Setback, Spike
+from surefoot.errors import require
 from surefoot.types import Detector, Signals, Verdict
 
 _STEP_RULES = ("nonfinite", "explosion", "spike")
+_LIMITS: dict[str, Literal["grad_norm", "grad_ratio", "loss"]] = {
+    "max_grad_norm": "grad_norm",
+    "max_grad_ratio": "grad_ratio",
+    "max_loss": "loss",
+}
 
 
 @dataclass(frozen=True)
 class StabilityChecker:
     """Every monitor's verdict, and one over all: anomalous when any monitor raises more than a remark.
 
-    Each field is a detector with its own documented thresholds; give another one, or `None` to leave it out.
+    Each field is a detector with its own documented thresholds; give another one, or `None` to leave it out. The last
+    three are limits in absolute numbers, beside the detectors, which compare a run with itself. None is set by default.
     """
 
     nonfinite: Detector | None = field(default_factory=NonFinite)
@@ -43,16 +51,42 @@ class StabilityChecker:
     clipping: Detector | None = field(default_factory=ClippingSaturated)
     setback: Detector | None = field(default_factory=Setback)
     """What `TrainingRecovery` counts beside refused steps; `None` for losses that do not measure progress."""
+    max_grad_norm: float | None = None
+    """A step with a larger gradient norm is refused, whatever the run has been like. `None`: no such limit."""
+    max_grad_ratio: float | None = None
+    """… and one whose gradient norm is more than so many times the norm of the parameters."""
+    max_loss: float | None = None
+    """… and one with a larger loss."""
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            if getattr(self, each.name) is not None:
-                require_detector(each.name, getattr(self, each.name))
+        for name in self._detectors():
+            if getattr(self, name) is not None:
+                require_detector(name, getattr(self, name))
+        for name in _LIMITS:
+            limit = getattr(self, name)
+            require(
+                limit is None or (isinstance(limit, (int, float)) and 0 < limit < math.inf),
+                f"`{name}` must be a positive finite number, or None for no limit; got {limit!r}.",
+            )
+
+    def _detectors(self) -> list[str]:
+        return [each.name for each in fields(self) if each.name not in _LIMITS]
+
+    def _limits(self) -> tuple[Limit, ...]:
+        values = {signal: getattr(self, name) for name, signal in _LIMITS.items()}
+        return tuple(Limit(signal, value) for signal, value in values.items() if value is not None)
+
+    def __repr__(self) -> str:
+        """The detectors, and the limits that are set."""
+        shown = [
+            name for name in (*self._detectors(), *_LIMITS) if name not in _LIMITS or getattr(self, name) is not None
+        ]
+        return f"StabilityChecker({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     @property
     def step_rules(self) -> tuple[Detector, ...]:
         """The detectors that are on and judge a single step, on the device."""
-        return self._those(lambda name: name in _STEP_RULES)
+        return (*self._those(lambda name: name in _STEP_RULES), *self._limits())
 
     @property
     def look_back(self) -> tuple[Detector, ...]:
@@ -60,7 +94,7 @@ class StabilityChecker:
         return self._those(lambda name: name not in (*_STEP_RULES, "setback"))
 
     def _those(self, wanted: Any) -> tuple[Detector, ...]:
-        found = (getattr(self, each.name) for each in fields(self) if wanted(each.name))
+        found = (getattr(self, name) for name in self._detectors() if wanted(name))
         return tuple(detector for detector in found if detector is not None)
 
     def init(self) -> tuple[Any, ...]:

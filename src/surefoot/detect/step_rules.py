@@ -1,4 +1,4 @@
-"""The rules that judge one step: `NonFinite`, `Explosion`, `Spike` and `Setback`.
+"""The rules that judge one step: `NonFinite`, `Explosion`, `Spike`, `Setback`, and `Limit` for limits of the user's.
 
 They use tensor operations alone (`detect/arrays.py`), so they can judge a step on the device before it is applied,
 without a host sync. Each keeps a baseline of fixed size that a rejected value never enters: a record that fades slowly
@@ -9,7 +9,7 @@ one (`forgive`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -143,6 +143,34 @@ class Explosion:
             xp.where(healthy, forgive(refused, beyond, EXPLOSION_FORGIVEN), refused + (anomalous & ~overflowing)),
         )
         return next_state, Verdict("explosion", anomalous, severity="error")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A number of the step is above a limit that somebody has set, whatever the run has been like before."""
+
+    signal: Literal["grad_norm", "grad_ratio", "loss"]
+    """`grad_ratio` is the gradient norm over the norm of the parameters, once that is known and not 0."""
+    highest: float
+
+    @property
+    def name(self) -> str:
+        """What its verdicts, and the steps that it refuses, are called by."""
+        return f"limit.{self.signal}"
+
+    def init(self) -> tuple[()]:
+        """There is nothing to remember."""
+        return ()
+
+    def update(self, state: tuple[()], signals: Signals) -> tuple[tuple[()], Verdict]:
+        """Judge one step. What nobody measured counts as healthy."""
+        xp = library_of(signals)
+        if self.signal == "grad_ratio":
+            weights = xp.scalar(signals.param_norm)
+            beyond = (xp.scalar(signals.grad_norm) > self.highest * weights) & (weights > 0)
+        else:
+            beyond = xp.scalar(signals.get(self.signal)) > self.highest
+        return state, Verdict(self.name, beyond, severity="error")
 
 
 IQR_OF_NORMAL = 1.349

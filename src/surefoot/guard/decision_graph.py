@@ -20,7 +20,7 @@ from surefoot.act.loss_scale import DynamicLossScaler
 from surefoot.core.device import can_record, recorded_graph
 from surefoot.core.state_tree import leaves
 from surefoot.detect.combine import Combined, Sustained
-from surefoot.detect.step_rules import Explosion, NonFinite, Setback, Spike
+from surefoot.detect.step_rules import Explosion, Limit, NonFinite, Setback, Spike
 from surefoot.observe.tensors import TensorStatistics
 
 if TYPE_CHECKING:
@@ -153,4 +153,4 @@ def _rule_is_ours(rule: Any) -> bool:
         return set(rule.signals) <= {"loss", "grad_norm", "nonfinite"}
     if isinstance(rule, Setback):
         return rule.signal in {"loss", "grad_norm", "nonfinite"}
-    return isinstance(rule, NonFinite | Explosion)
+    return isinstance(rule, NonFinite | Explosion | Limit)

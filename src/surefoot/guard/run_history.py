@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from surefoot.core.state_tree import pack, settings_of, unpack
 from surefoot.detect.combine import Combined, sustained, tolerated
-from surefoot.detect.step_rules import Spike
+from surefoot.detect.step_rules import Limit, Spike
 from surefoot.guard.step_decision import BROKEN_SETTING
 from surefoot.types import Action, Decision, Incident, Severity, StepRecord, format_number
 
@@ -302,6 +302,7 @@ class RunHistory:
             announce: whether each incident is logged as a warning.
         """
         self.alarms, self.budgets, self._first_of = Alarms(checker), budgets, first_of
+        self._limits = {rule.name: rule for rule in checker.step_rules if isinstance(rule, Limit)}
         self.history: deque[StepRecord] = deque(maxlen=HISTORY_STEPS)
         self.incidents: deque[Incident] = deque(maxlen=INCIDENTS_KEPT)
         self.counts: dict[str, int] = {
@@ -449,6 +450,10 @@ class RunHistory:
             return f"the loss is {loss}, though every gradient is finite", evidence
         typical = _typical_norm(self.history)
         evidence["typical_grad_norm"] = typical
+        beyond = [self._limits[reason] for reason in record.reasons if reason in self._limits]
+        if beyond:
+            evidence |= {f"limit_{limit.signal}": limit.highest for limit in beyond}
+            return "; ".join(_explain_limit(limit, signals) for limit in beyond), evidence
         compared = "" if typical is None else f", {_times(signals.grad_norm / typical)} its recent median"  # type: ignore[arg-type,operator]
         return f"gradient norm {format_number(signals.grad_norm)}{compared}; the loss is {loss}", evidence
 
@@ -486,6 +491,13 @@ class RunHistory:
 def _typical_norm(history: Iterable[StepRecord]) -> float | None:
     norms = sorted(r.signals.grad_norm for r in history if not r.skipped and r.signals.grad_norm)
     return norms[len(norms) // 2] if norms else None  # type: ignore[return-value]
+
+
+def _explain_limit(limit: Limit, signals: Signals) -> str:
+    if limit.signal == "loss":
+        return f"the loss is {format_number(signals.loss)}, above the limit of {limit.highest:g}"
+    unit = " times the norm of the parameters" if limit.signal == "grad_ratio" else ""
+    return f"gradient norm {format_number(signals.grad_norm)}, above the limit of {limit.highest:g}{unit}"
 
 
 def _explain_settings(record: StepRecord, evidence: Evidence) -> str:
