@@ -148,3 +148,26 @@ def test_a_gan_is_saved_and_loaded_whole_with_steps_still_on_their_way(decide_on
         for m, n in zip(models, again, strict=True)
         for a, b in zip(m.parameters(), n.parameters(), strict=True)
     )
+
+
+@pytest.mark.parametrize("with_checkpoints", [False, True])
+def test_a_gan_is_clipped_each_model_by_a_clipper_of_its_own(tmp_path, with_checkpoints):
+    def largest_step(**settings):
+        torch.manual_seed(0)
+        models = nn.Linear(4, 4), nn.Linear(4, 1)
+        optimizers = [torch.optim.SGD(m.parameters(), lr=1.0) for m in models]
+        if with_checkpoints:
+            settings["checkpoints"] = sf.CheckpointManager(tmp_path / str(len(list(tmp_path.iterdir()))))
+        pair = sf.presets.for_gan(models[0], optimizers[0], models[1], optimizers[1], **settings)
+        for step in range(31):
+            for model, stabilizer in zip(models, pair, strict=True):
+                scale = 30.0 if step == 30 else 1.0  # the same gradient at every step but the last
+                stabilizer.backward(scale * sum(p.sum() for p in model.parameters()))
+                stabilizer.step()
+        return [stabilizer.history[-1].signals.clip_factor for stabilizer in pair]
+
+    assert largest_step() == [pytest.approx(2 / 30, rel=1e-3)] * 2
+    assert largest_step(clip=None) == [1.0, 1.0]
+    assert largest_step(clip=sf.ClipByNorm(1e6), discriminator_clip=sf.ClipByNorm(1.0))[0] == 1.0
+    assert largest_step(clip=sf.ClipByNorm(1e6), discriminator_clip=sf.ClipByNorm(1.0))[1] < 0.02
+    assert largest_step(discriminator_clip=None) == [pytest.approx(2 / 30, rel=1e-3), 1.0]

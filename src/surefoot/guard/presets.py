@@ -9,16 +9,21 @@ wins over the preset, so a preset is a first line to write, not a cage:
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
-from surefoot.act.clip import ClipByNorm
+from surefoot.act.clip import AdaptiveGradientClipper, ClipByNorm
 from surefoot.act.shape import AdaptiveUnitClip
 from surefoot.build.schedules import warmup_cosine, warmup_linear
 from surefoot.detect.checker import StabilityChecker
 from surefoot.errors import require
 from surefoot.guard.stabilizer import TrainingStabilizer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from surefoot.types import Clipper, Shaper
 
 _HEADS = ("fc.*", "head.*", "classifier.*")
 """What the last layer is called in the models of torchvision and timm."""
@@ -77,23 +82,30 @@ def for_gan(
     generator_optimizer: Any,
     discriminator: nn.Module,
     discriminator_optimizer: Any,
+    *,
+    clip: Clipper | Shaper | Sequence[Clipper | Shaper] | None = AdaptiveGradientClipper(),  # noqa: B008 (frozen)
+    discriminator_clip: Clipper | Shaper | Sequence[Clipper | Shaper] | Literal["same"] | None = "same",
     **settings: Any,
 ) -> tuple[TrainingStabilizer, TrainingStabilizer]:
     """Two stabilizers, generator first. Broken and exploding steps are refused; no detector judges the loss curves.
+
+    Each model is clipped relative to the recent norms of its own gradients: the two have no scale in common, and it
+    changes during training. `discriminator_clip` gives the discriminator a clipper of its own.
 
     With `checkpoints` the generator's stabilizer saves and loads both, so that they are always of the same moment: draw
     the batches from its `resume`, and call its `save` and `restore`. What is in `also_save` is saved with it once.
     """
     settings.setdefault("checker", StabilityChecker(**CURVES_MEAN_LITTLE))
+    second_clip = clip if isinstance(discriminator_clip, str) else discriminator_clip
     if settings.get("checkpoints") is None:
         return (
-            TrainingStabilizer(generator, generator_optimizer, **settings),
-            TrainingStabilizer(discriminator, discriminator_optimizer, **settings),
+            TrainingStabilizer(generator, generator_optimizer, clip=clip, **settings),
+            TrainingStabilizer(discriminator, discriminator_optimizer, clip=second_clip, **settings),
         )
     checkpoints, also = settings.pop("checkpoints"), settings.pop("also_save", None) or {}
-    second = TrainingStabilizer(discriminator, discriminator_optimizer, **settings)
+    second = TrainingStabilizer(discriminator, discriminator_optimizer, clip=second_clip, **settings)
     settings |= {"checkpoints": checkpoints, "also_save": {**also, "discriminator": second}}
-    return TrainingStabilizer(generator, generator_optimizer, **settings), second
+    return TrainingStabilizer(generator, generator_optimizer, clip=clip, **settings), second
 
 
 def for_rl(model: nn.Module, optimizer: Any, **settings: Any) -> TrainingStabilizer:

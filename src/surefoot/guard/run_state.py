@@ -14,6 +14,7 @@ import torch
 
 from surefoot.core.random_state import RandomStreams, read_streams, set_streams
 from surefoot.errors import CheckpointError, SettingError
+from surefoot.guard.plain_values import as_plain, check_saved_with_run, has_state, warn_of_changes
 from surefoot.keep.buffers import infinite_buffers
 from surefoot.keep.position.data import DataPosition
 from surefoot.keep.replicated_state import ModelsAndOptimizer
@@ -119,7 +120,7 @@ class RunParts:
     optimizer: Any
     scheduler: Any
     also: Mapping[str, Any]
-    """Whatever else has `state_dict` and `load_state_dict`."""
+    """Whatever else has `state_dict` and `load_state_dict`, and plain values."""
     own: OwnState
 
 
@@ -127,6 +128,7 @@ class RunState:
     """Reads and loads the state of one run."""
 
     def __init__(self, parts: RunParts) -> None:
+        check_saved_with_run(parts.also)
         self.parts = parts
         self.position = DataPosition()
         """The place in the data."""
@@ -253,7 +255,7 @@ class RunState:
                 run_state_of(thing).load(tree["also"][name])
             elif name in tree["also"] and isinstance(thing, torch.optim.Optimizer):
                 load_optimizer(thing, tree["also"][name])
-            elif name in tree["also"]:
+            elif name in tree["also"] and has_state(thing):
                 thing.load_state_dict(tree["also"][name])
         parts.own.load(cast("StabilizerState", tree["stabilizer"]))
 
@@ -264,6 +266,8 @@ class RunState:
                 log.warning("surefoot: the checkpoint has no %r; it starts anew.", name)
             elif is_stabilizer(thing):
                 run_state_of(thing).find_place(tree["also"][name])
+            elif not has_state(thing):
+                warn_of_changes(name, thing, tree["also"][name])
         self.position.load_state_dict(tree["data"])
         self._streams = tree["streams"]
 
@@ -314,8 +318,10 @@ def run_state_of(stabilizer: Any) -> RunState:
 
 
 def full_state(thing: Any) -> Any:
-    """Everything of a thing: of another stabilizer its model and optimizer too."""
-    return run_state_of(thing).gather() if is_stabilizer(thing) else thing.state_dict()
+    """Everything of a thing: of another stabilizer its model and optimizer too; of a plain value, itself."""
+    if is_stabilizer(thing):
+        return run_state_of(thing).gather()
+    return thing.state_dict() if has_state(thing) else as_plain(thing)
 
 
 def _is_scheduler(thing: Any) -> bool:

@@ -276,7 +276,8 @@ class TrainingStabilizer:
         recovery: returns to earlier states when skipping does not help; `None` never returns.
         checkpoints: where and how often to save the run, and where `resume` finds it.
         also_save: whatever else belongs to the run and has `state_dict` and `load_state_dict`, by name: an average
-            of the weights, the other stabilizer of a GAN.
+            of the weights, the other stabilizer of a GAN. Plain values, such as a config, are saved too; they are not
+            loaded, and what differs from them in a resumed run is logged.
         incidents: a run folder, or a keeper with settings of its own: every step that is refused or undone is
             kept there with all that `surefoot replay` needs to run it again.
         log: the run folder that every step and event is written to, for `surefoot report`, `watch` and `serve`;
