@@ -31,6 +31,7 @@ from surefoot.detect.monitors import (
     Plateau,
     Vanishing,
 )
+from surefoot.detect.recorded_losses import judge_losses
 from surefoot.detect.step_rules import Explosion, NonFinite, Setback, Spike
 from surefoot.diagnose.engine import diagnose_folder as diagnose
 from surefoot.diagnose.findings import Diagnosis, Finding
@@ -142,6 +143,7 @@ __all__ = [
     "find_lr",
     "find_nonfinite",
     "init_for",
+    "judge_losses",
     "load_run",
     "parameter_report",
     "seed_everything",
