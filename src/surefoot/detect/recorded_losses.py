@@ -14,7 +14,7 @@ import math
 from collections import deque
 from itertools import groupby
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from surefoot.detect.monitors import LossStabilityMonitor
 from surefoot.detect.step_rules import Spike
@@ -102,7 +102,7 @@ class _RecordedLosses:
 
 def _incident(kind: str, steps: list[int], values: list[float], typical: float, before: int) -> Incident:
     first, loss = steps[0], values[steps[0]]
-    evidence: dict[str, Any] = {"loss": loss, "last_step": steps[-1]}
+    evidence: dict[str, object] = {"loss": loss, "last_step": steps[-1]}
     if kind == "nonfinite":
         lasts = ", and so is the next one" if len(steps) == 2 else f", and so are the next {len(steps) - 1}"
         summary = f"the loss is {loss}{lasts if len(steps) > 1 else ''}"

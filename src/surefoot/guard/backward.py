@@ -128,6 +128,27 @@ class GradientWindowState(TypedDict):
     row_limit: RowLimitState
 
 
+class ClosedMicrobatches:
+    """The microbatches that were completed so far, in all windows."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.thread: int | None = None
+        """The one that trains; `None` since a state was loaded."""
+
+    def add(self) -> None:
+        """One more is complete."""
+        self.count, self.thread = self.count + 1, threading.get_ident()
+
+    def have_used(self, batches: int, before: int) -> bool:
+        """Whether so many batches are all used, and none was drawn ahead, in this thread or in another.
+
+        `before` is what `count` was at the first of them. There is none if the run was stopped after the last one, and
+        resumed.
+        """
+        return batches <= self.count - before and self.thread in (None, threading.get_ident())
+
+
 class GradientWindow:
     """The microbatches since the last optimizer step, and their gradients."""
 
@@ -145,9 +166,7 @@ class GradientWindow:
         self.warnings, self._zero_grad = warnings, zero_grad
         self.step = 0
         """The optimizer step that is being gathered for."""
-        self.closed = 0
-        """Microbatches that were completed so far, in all windows."""
-        self._closed_in: int | None = None  # the thread that trains; none since a state was loaded
+        self.closed = ClosedMicrobatches()
         self.sums = AccumulationWindow(accumulate, across_ranks=group is not None)
         self.pieces = BatchPieces(models, layout)
         self._changes: GradientChanges | None = None
@@ -159,19 +178,11 @@ class GradientWindow:
         """Run backward on one loss of a microbatch."""
         check_loss(loss)
         self._drop_stale_gradients()
-        if self._counts(weight):
+        if _has_gradient(weight) or self._group is not None:  # ranks wait for each other in backward
             self._scaled_backward(loss, weight, **options)
         else:
             self.sums.scaled(loss, weight)
         self._take_in(loss, weight)
-
-    def _counts(self, weight: Scalar | None) -> bool:
-        """Whether a microbatch has to be run backward. One without any rows has no gradient, but ranks need theirs.
-
-        A weight on a device is not read: the gradient is multiplied by 0 there.
-        """
-        number = read_if_free(weight)
-        return number is None or self._group is not None or isinstance(number, Tensor) or number != 0
 
     def run_pieces(
         self, loss_fn: Callable[[Any], Tensor], batch: Any, weight: Callable[[Any], Scalar] | None
@@ -218,7 +229,7 @@ class GradientWindow:
     def close_microbatch(self) -> bool:
         """The microbatch is complete; returns whether the window is."""
         self.sums.close()
-        self.closed, self._closed_in = self.closed + 1, threading.get_ident()
+        self.closed.add()
         if not self.sums.full:
             self._announce_sync()
         return self.sums.full
@@ -230,15 +241,6 @@ class GradientWindow:
         if self.sums.count and not self.sums.full:
             average_gradients(dense_views(self._layout.with_gradient()[1]), self._group)
         return self.sums.count > 0
-
-    def ends_with(self, batches: int, before: int) -> bool:
-        """Whether the data that have ended leave a window that has fewer microbatches than it should.
-
-        Not if some of their batches are still to come: drawn ahead, in this thread or in another. `before` is what
-        `closed` was at their first batch. There is none if the run was stopped after the last one, and resumed.
-        """
-        all_used = batches <= self.closed - before and self._closed_in in (None, threading.get_ident())
-        return all_used and self.sums.count > 0 and not self.sums.open
 
     def check_unchanged(self) -> None:
         """Warn if other code has changed gradients that are still multiplied by the loss scale."""
@@ -262,7 +264,7 @@ class GradientWindow:
     def divisor(self) -> Scalar:
         """What accumulation left to divide the gradients by; weights are added up over the ranks."""
         divisor, home = self.sums.divisor, self._layout.home
-        dtype = torch.float64 if self._is_double() else torch.float32
+        dtype = torch.float64 if _is_double(self._layout) else torch.float32
         if isinstance(divisor, Tensor) or (dtype is torch.float64 and divisor != 1):
             divisor = torch.as_tensor(divisor, dtype=dtype, device=home)
         if not self.sums.weighted or (self._group is None and home.type == "cpu"):
@@ -272,9 +274,6 @@ class GradientWindow:
         if self._group is None:
             return total
         return add_up(total, self._group) / torch.distributed.get_world_size(self._group)
-
-    def _is_double(self) -> bool:
-        return any(parameter.dtype is torch.float64 for _, parameter in self._layout.parameters)
 
     def _drop_stale_gradients(self) -> None:
         """Before a microbatch: drop gradients that other code left, or notice that some are gone."""
@@ -303,7 +302,7 @@ class GradientWindow:
     def load_state_dict(self, state: GradientWindowState, step: int) -> None:
         """Continue a window that was under way, with the gradients it had so far."""
         self._layout.drop_gradients()
-        self._closed_in = None
+        self.closed.thread = None
         self.pieces.row_limit.load_state_dict(state["row_limit"])
         self.begin(step)
         if state["sums"] is None:
@@ -332,3 +331,16 @@ def check_loss(loss: object) -> None:
 
 def _is_last(window: AccumulationWindow) -> bool:
     return window.count == window.length - 1
+
+
+def _has_gradient(weight: Scalar | None) -> bool:
+    """Whether a microbatch of this weight has to be run backward: not one that is known to have no rows.
+
+    A weight on a device is not read: the gradient is multiplied by 0 there.
+    """
+    number = read_if_free(weight)
+    return number is None or isinstance(number, Tensor) or number != 0
+
+
+def _is_double(layout: Layout) -> bool:
+    return any(parameter.dtype is torch.float64 for _, parameter in layout.parameters)

@@ -97,7 +97,7 @@ class StabilizedRun:
             ranks,
             on_draw=self.capture.notes.drew if self.capture else None,
             on_stop_point=lambda: self._actions.stop_if_asked(self.results),
-            on_begin=lambda: partial(self._close_last_window, self.window.closed),
+            on_begin=lambda: partial(self._close_last_window, self.window.closed.count),
             on_resume=rows.resumed if rows else None,
         )
         self._keeps_steps = checkpoints is not None or recovery is not None
@@ -136,7 +136,9 @@ class StabilizedRun:
 
     def _close_last_window(self, before: int, batches: int) -> None:
         """The data are at their end: step on the microbatches that are left, unless one rank has none."""
-        if self.window.sums.length > 1 and not self.guard.ranks.any(not self.window.ends_with(batches, before)):
+        sums = self.window.sums
+        left = sums.count > 0 and not sums.open and self.window.closed.have_used(batches, before)
+        if sums.length > 1 and not self.guard.ranks.any(not left):
             self.window.close_early()
             self.finish_window()
 

@@ -232,7 +232,7 @@ class CheckpointManager:
     @property
     def has_next(self) -> bool:
         """Whether a state waits for the one that is being written; see `save(after_busy=True)`."""
-        return self._writer.has_next
+        return self._writer.following is not None
 
     def drop_next(self) -> None:
         """Forget the state that waits for the one that is being written."""
@@ -291,14 +291,12 @@ class CheckpointManager:
             blocking: wait for the disk.
             unchecked: keys of `tree` whose tensors may hold NaN and Inf, or paths in it as "models.0.mask".
             staged: a copy of the state that was taken already; then `tree` is not looked at.
-            after_busy: while another state is being written, write this one after it, in place of one that waits for
-                that already, instead of returning False.
+            after_busy: write it after one that is being written, in place of one that waits, and do not return False.
         """
         _check_save(step, self._process, self.every_minutes, self.world_size)
         self._claim.hold(self.rank)
         with self._lock:
-            queues = after_busy and self.busy
-            if not queues and not self._writer.is_ready(wait=blocking or self.world_size > 1):
+            if not (after_busy and self.busy) and not self._writer.is_ready(wait=blocking or self.world_size > 1):
                 self.postponed += 1
                 return False
             started, line = time.monotonic(), self._due.begin(step)
@@ -307,8 +305,7 @@ class CheckpointManager:
                 facts = _facts(quiet, reasons, metric, metric_given, self.rank, self.world_size)
                 # The first one is made here, so that a state that cannot be saved raises where it was handed in.
                 flattened = None if self._writer.has_saved else Flattened(staged.tree)
-                done = partial(self._due.end, step, line)
-                keep = self.keep_last, self.keep_evidence
+                keep, done = (self.keep_last, self.keep_evidence), partial(self._due.end, step, line)
                 job = SaveJob(step, staged, flattened, tuple(unchecked), facts, *keep, started, done)
             except BaseException as error:
                 self._due.end(step, line, good=False)

@@ -119,7 +119,8 @@ class CheckpointWriter:
         self.has_saved = False
         """Whether a state was flattened and handed to the disk before."""
         self._thread: threading.Thread | None = None
-        self._next: SaveJob | None = None
+        self.following: SaveJob | None = None
+        """The state that waits for the one that is being written."""
         self._takes_jobs = False
         self._taking = threading.Lock()  # the thread ends only if no job came meanwhile
         self._not_before = 0.0
@@ -148,11 +149,6 @@ class CheckpointWriter:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
-    @property
-    def has_next(self) -> bool:
-        """Whether a state waits for the one that is being written."""
-        return self._next is not None
-
     def drop_next(self) -> None:
         """Forget the state that waits: a newer one is about to be copied."""
         self._take(None)
@@ -176,19 +172,19 @@ class CheckpointWriter:
 
     def _write_later(self, job: SaveJob) -> None:
         time.sleep(HEAD_START_SECONDS)
-        following: SaveJob | None = job
-        while following is not None:
-            self._write(following)
+        present: SaveJob | None = job
+        while present is not None:
+            self._write(present)
             with self._taking:
-                following, self._next = self._next, None
-                self._takes_jobs = following is not None
+                present, self.following = self.following, None
+                self._takes_jobs = present is not None
 
     def _take(self, job: SaveJob | None) -> bool:
         """Let the thread that writes take this job next, in place of the one it had; False if none is writing."""
         with self._taking:
             if not self.is_busy:
                 return False
-            dropped, self._next = self._next, job
+            dropped, self.following = self.following, job
         if dropped is not None:
             dropped.done(False)
         return True
