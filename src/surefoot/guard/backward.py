@@ -265,13 +265,14 @@ class GradientWindow:
         """What accumulation left to divide the gradients by; weights are added up over the ranks."""
         divisor, home = self.sums.divisor, self._layout.home
         dtype = torch.float64 if _is_double(self._layout) else torch.float32
-        if isinstance(divisor, Tensor) or (dtype is torch.float64 and divisor != 1):
-            divisor = torch.as_tensor(divisor, dtype=dtype, device=home)
-        if not self.sums.weighted or (self._group is None and home.type == "cpu"):
-            return divisor
-        # A tensor on a device: a number would be part of what is recorded there.
-        total = torch.as_tensor(divisor, dtype=dtype, device=home)
-        if self._group is None:
+        on_host = not self.sums.weighted or (self._group is None and home.type == "cpu")
+        if not isinstance(divisor, Tensor):
+            if on_host and (dtype is torch.float32 or divisor == 1):
+                return divisor
+            # A number would be part of what is recorded on a device. A fill: `torch.tensor` would wait for it.
+            divisor = torch.full((), divisor, dtype=dtype, device=home)
+        total = divisor.to(home, dtype)
+        if on_host or self._group is None:
             return total
         return add_up(total, self._group) / torch.distributed.get_world_size(self._group)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
-from surefoot.act.clip import AdaptiveGradientClipper, ClipByNorm
+from surefoot.act.clip import ClipByNorm
 from surefoot.act.shape import AdaptiveUnitClip
 from surefoot.build.schedules import warmup_cosine, warmup_linear
 from surefoot.detect.checker import StabilityChecker
@@ -83,14 +83,15 @@ def for_gan(
     discriminator: nn.Module,
     discriminator_optimizer: Any,
     *,
-    clip: Clipper | Shaper | Sequence[Clipper | Shaper] | None = AdaptiveGradientClipper(),  # noqa: B008 (frozen)
+    clip: Clipper | Shaper | Sequence[Clipper | Shaper] | None = None,
     discriminator_clip: Clipper | Shaper | Sequence[Clipper | Shaper] | Literal["same"] | None = "same",
     **settings: Any,
 ) -> tuple[TrainingStabilizer, TrainingStabilizer]:
     """Two stabilizers, generator first. Broken and exploding steps are refused; no detector judges the loss curves.
 
-    Each model is clipped relative to the recent norms of its own gradients: the two have no scale in common, and it
-    changes during training. `discriminator_clip` gives the discriminator a clipper of its own.
+    With `clip` both models are clipped, each with a history of its own. `discriminator_clip` gives the discriminator
+    another clipper. The two have no scale in common, and it changes during training: `AdaptiveGradientClipper` follows
+    each, where one fixed limit would have to be found for each.
 
     With `checkpoints` the generator's stabilizer saves and loads both, so that they are always of the same moment: draw
     the batches from its `resume`, and call its `save` and `restore`. What is in `also_save` is saved with it once.
