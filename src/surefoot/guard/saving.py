@@ -7,7 +7,9 @@ Where batches are not drawn from `resume`, or one of them takes several steps, i
 On a GPU the result of a step is known a few steps later: by then the copy is complete and reading it waits for nothing.
 A loop that ends before has no further step: what is copied is written before a run is restored, and at exit.
 
-There are never more than two copies: one that is being written, and one that waits. A newer one takes its place.
+There are never more than two copies: one that is being written, and one that waits. Where batches are drawn from
+`resume`, it waits here, and is handed over at a later step or at the end of the loop. Elsewhere there may be no such
+moment: it waits in the writer, and a newer one takes its place.
 """
 
 from __future__ import annotations
@@ -55,6 +57,15 @@ class _Waiting:
 
     due: _DueSave
     staged: Staged
+    is_final: bool = False
+    """Whether the result is known, and the copy waits for the writer."""
+
+    def final(self) -> _Waiting:
+        """The same with the result as it is now, whatever comes later."""
+        if self.is_final:
+            return self
+        instability, metric = self.due.instability(), self.due.metric()
+        return _Waiting(_DueSave(self.due.step, lambda: instability, lambda: metric), self.staged, is_final=True)
 
 
 _ALONE: WeakSet[CheckpointSaver] = WeakSet()
@@ -92,6 +103,7 @@ class CheckpointSaver:
             and copies_of_first(run_state.parts.models, run_state.parts.optimizer)
         )
         self._waiting: deque[_Waiting] = deque()
+        self._followed = False  # whether the last step was on a batch from `resume`
         self._due: _DueSave | None = None
 
     def before_update(self) -> None:
@@ -114,6 +126,7 @@ class CheckpointSaver:
         """`step` optimizer steps are done: copy what is due, now or before the next batch is drawn."""
         if self._checkpoints is None:
             return
+        self._followed = waits_for_batch
         self._write_known(step)
         if not self._waiting and self._checkpoints.due(step):
             if self._checkpoints.has_next:
@@ -169,8 +182,16 @@ class CheckpointSaver:
             self._write_first()
 
     def _write_known(self, step: int) -> None:
-        """Write the copies whose steps' results are known."""
+        """Write the copies whose steps' results are known, or let them wait for the one that is being written.
+
+        The result of one that has to wait is fixed now. Later the run may be quiet again, and the copy would count as
+        good.
+        """
+        assert self._checkpoints is not None
         while self._waiting and self._waiting[0].due.step + self._lag <= step:
+            if self._followed and self._checkpoints.busy:
+                self._waiting[0] = self._waiting[0].final()
+                return
             self._write_first()
 
     def _write_first(self) -> None:
