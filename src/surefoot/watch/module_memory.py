@@ -27,7 +27,7 @@ Level = tuple[float, float]
 
 
 @dataclass(slots=True)
-class _Call:
+class _ModuleCall:
     """A module that is running."""
 
     module: int
@@ -55,7 +55,7 @@ class _Outermost:
     """The call of a model that is in progress."""
 
     devices: list[torch.device] = field(default_factory=list)
-    running: list[_Call] = field(default_factory=list)
+    running: list[_ModuleCall] = field(default_factory=list)
     """The modules that are running, the innermost last."""
     found: dict[tuple[str, str], _Memory] = field(default_factory=dict)
     """By device and path, what was found in the modules that are done."""
@@ -80,7 +80,7 @@ class ModuleMemoryNotes:
         if not call.running:
             call.devices = [device for device in self._devices_in_use() if self._level(device) is not None]
         if call.devices:
-            call.running.append(_Call(module, path, self._levels(call.devices), [0.0] * len(call.devices)))
+            call.running.append(_ModuleCall(module, path, self._levels(call.devices), [0.0] * len(call.devices)))
 
     def leave(self, module: int, step: int) -> None:
         """A module is left, by its end or by an error."""
@@ -96,7 +96,7 @@ class ModuleMemoryNotes:
         if not call.running:
             self._keep(step)
 
-    def _add(self, done: _Call, now: Sequence[Level]) -> None:
+    def _add(self, done: _ModuleCall, now: Sequence[Level]) -> None:
         call = self._call
         for place, device in enumerate(call.devices):
             (before, peak_before), (after, peak_after) = done.before[place], now[place]
