@@ -362,7 +362,7 @@ class RunSession:
         from surefoot.watch.crash import describe_end, find_bad_loss, without_frames
 
         watcher.probes.out_of_memory = type(ending.error).__name__ == "OutOfMemoryError"
-        crash = watcher.probes.safely("crash", describe_end, ending.error, watcher.index_ranges)
+        crash = watcher.probes.safely("crash", describe_end, ending.error, watcher.indexed_calls)
         if crash is None and ending.error is not None:
             crash = without_frames(ending.error)
         bad = watcher.probes.safely("autopsy", find_bad_loss, ending.error, ending.globals, watcher)

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from surefoot.record.facts import NonFiniteLoss, TensorSummary
-    from surefoot.watch.index_ranges import IndexRanges
+    from surefoot.watch.indexed_calls import IndexedCalls
     from surefoot.watch.watcher import Watcher
 
 _CALLS = {"cross_entropy", "nll_loss", "embedding", "binary_cross_entropy", "binary_cross_entropy_with_logits",
           "one_hot", "mse_loss", "nll_loss_nd", "embedding_bag"}  # fmt: skip
 
 
-def describe_end(error: BaseException | None, ranges: IndexRanges) -> CrashFacts | None:
+def describe_end(error: BaseException | None, ranges: IndexedCalls) -> CrashFacts | None:
     """What ended a script; `None` if nothing did.
 
     After an error of the device nothing can be read from it: then the ranges say which ids or labels were the reason.

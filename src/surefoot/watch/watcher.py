@@ -16,7 +16,7 @@ from surefoot.watch.device_memory import DeviceMemory
 from surefoot.watch.evaluation import Evaluations
 from surefoot.watch.facts_saver import FactsSaver
 from surefoot.watch.incidents import IncidentWriter
-from surefoot.watch.index_ranges import IndexRanges
+from surefoot.watch.indexed_calls import IndexedCalls
 from surefoot.watch.loss_scale import LossScale
 from surefoot.watch.step_observer import StepObserver
 from surefoot.watch.step_sampler import StepSampler
@@ -44,13 +44,13 @@ class Watcher:
         self.steps = StepObserver(context, self.sampler, self.incidents, self.backward, self.saver)
         self.evaluations = Evaluations(context)
         self.loss_scale = LossScale(context)
-        self.index_ranges = IndexRanges(context)
+        self.indexed_calls = IndexedCalls(context)
         self.memory = DeviceMemory(context.state)
 
     def before_swap(self, tensors: tuple[Tensor, ...]) -> Callable[[], None]:
         """Torch is about to swap tensors, which it refuses if a weak reference exists. Returns what to call after."""
         self.sampler.forget_tensors()
-        self.index_ranges.forget_tensors()
+        self.indexed_calls.forget_tensors()
         self.compiled_inputs.forget_tensors()
         held, by_hand = self.registry.let_go(tensors), self.backward.manual.let_go()
 

@@ -41,7 +41,7 @@ def wrap_indexing(watcher: Watcher, wrapping: Hooks) -> None:
 
 def begin(watcher: Watcher, wrapping: Hooks) -> None:
     """Observe the functions."""
-    here, safely, take = watcher.probes.here, watcher.probes.safely, watcher.index_ranges.take
+    here, safely, take = watcher.probes.here, watcher.probes.safely, watcher.indexed_calls.take
 
     def observe(name: str) -> None:
         def before_ids(args: Any, kwargs: Any) -> None:
@@ -70,7 +70,7 @@ def follow_compiled(watcher: Watcher, wrapping: Hooks, kind: type) -> None:
         model = getattr(args[0], "_orig_mod", None)
         for each in (*args[1:], *kwargs.values()):
             if _is_on_device(each) and isinstance(model, nn.Module):
-                watcher.index_ranges.take_input(each, model)
+                watcher.indexed_calls.take_input(each, model)
 
     wrapping.add(kind, "__call__", PROBE, "", before)
 

@@ -9,23 +9,23 @@ from torch import nn
 from surefoot.core import device
 from surefoot.diagnose.engine import diagnose
 from surefoot.record.facts import CrashFacts, RunFacts
-from surefoot.watch import index_ranges
+from surefoot.watch import indexed_calls
 from surefoot.watch.context import WatchContext, WatchOptions
 from surefoot.watch.crash import describe_end
-from surefoot.watch.index_ranges import IndexRanges
+from surefoot.watch.indexed_calls import IndexedCalls
 
 MESSAGE = "CUDA error: device-side assert triggered\nCUDA kernel errors might be reported at some other API call"
 
 
 @pytest.fixture
-def ranges(monkeypatch: pytest.MonkeyPatch) -> IndexRanges:
+def ranges(monkeypatch: pytest.MonkeyPatch) -> IndexedCalls:
     monkeypatch.setattr(device, "_failure", [])
     context = WatchContext(WatchOptions())
     context.state.steps = 7
-    return IndexRanges(context)
+    return IndexedCalls(context)
 
 
-def crashed(ranges: IndexRanges) -> CrashFacts:
+def crashed(ranges: IndexedCalls) -> CrashFacts:
     facts = describe_end(torch.AcceleratorError(MESSAGE), ranges)
     assert facts is not None
     assert RunFacts.from_json(RunFacts(crash=facts).to_json()).crash == facts
@@ -38,7 +38,7 @@ def first_finding(crash: CrashFacts) -> tuple[str, int | None, str]:
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-def test_an_id_beyond_the_table_is_named_with_its_table_step_and_line(ranges: IndexRanges, dtype: torch.dtype) -> None:
+def test_an_id_beyond_the_table_is_named_with_its_table_step_and_line(ranges: IndexedCalls, dtype: torch.dtype) -> None:
     table = nn.Embedding(10, 4).weight
     ranges._registry.add(table).name = "wte.weight"
     ranges.take("embedding", torch.tensor([[0, 9]], dtype=dtype), table, 0, None)
@@ -48,14 +48,14 @@ def test_an_id_beyond_the_table_is_named_with_its_table_step_and_line(ranges: In
     cause, step, summary = first_finding(crashed(ranges))
     assert (cause, step) == ("data.token-mismatch", 7)
     assert "Ids run from 1 to 10 at " in summary
-    assert "test_index_ranges.py:" in summary
+    assert "test_indexed_calls.py:" in summary
     assert "the embedding has 10 rows (ids 0 to 9)" in summary
     assert "It failed on the device at step 7 (`tokens` in `wte.weight`)." in summary
 
 
 @pytest.mark.parametrize(("labels", "low", "high"), [([0, 5], 0, 5), ([-1, 2, -100], -1, 2), ([-100, -100, 7], 7, 7)])
 def test_a_label_beyond_the_classes_is_named_and_the_ignored_one_does_not_count(
-    ranges: IndexRanges, labels: list[int], low: int, high: int
+    ranges: IndexedCalls, labels: list[int], low: int, high: int
 ) -> None:
     scores = torch.randn(len(labels), 5)
     ranges.take("cross_entropy", torch.tensor([0, 4, -100]), scores, 1, -100)
@@ -67,7 +67,7 @@ def test_a_label_beyond_the_classes_is_named_and_the_ignored_one_does_not_count(
     assert "5 outputs (labels 0 to 4)" in summary
 
 
-def test_where_everything_fits_the_finding_says_so_and_how_to_learn_more(ranges: IndexRanges) -> None:
+def test_where_everything_fits_the_finding_says_so_and_how_to_learn_more(ranges: IndexedCalls) -> None:
     for _ in range(3):
         ranges.take("nll_loss", torch.tensor([0, 4]), torch.randn(2, 5), 1, -100)
     crash = crashed(ranges)
@@ -79,18 +79,18 @@ def test_where_everything_fits_the_finding_says_so_and_how_to_learn_more(ranges:
     assert any("CUDA_LAUNCH_BLOCKING=1" in fix for fix in found.findings[0].fixes)
 
 
-def test_memory_is_bounded_and_only_the_last_calls_are_kept(ranges: IndexRanges) -> None:
+def test_memory_is_bounded_and_only_the_last_calls_are_kept(ranges: IndexedCalls) -> None:
     scores = torch.randn(1, 5)
-    for number in range(2 * index_ranges.SLOTS + 5):
-        ranges.take("cross_entropy", torch.tensor([9 if number == index_ranges.SLOTS + 9 else 1]), scores, 1, -100)
+    for number in range(2 * indexed_calls.SLOTS + 5):
+        ranges.take("cross_entropy", torch.tensor([9 if number == indexed_calls.SLOTS + 9 else 1]), scores, 1, -100)
     (ring,) = ranges._rings.values()
-    assert len(ring.calls) == len(ring._slots) == index_ranges.SLOTS
+    assert len(ring.calls) == len(ring._slots) == indexed_calls.SLOTS
     misfit = ranges.first_misfit()
     assert misfit is not None
     assert misfit[1:] == (9, 9)
 
 
-def test_indices_that_have_not_arrived_are_no_evidence(ranges: IndexRanges) -> None:
+def test_indices_that_have_not_arrived_are_no_evidence(ranges: IndexedCalls) -> None:
     scores = torch.randn(2, 5)
     for number in range(4):
         ranges.take("cross_entropy", torch.tensor([1, 9 if number == 2 else 1]), scores, 1, -100)
@@ -100,9 +100,9 @@ def test_indices_that_have_not_arrived_are_no_evidence(ranges: IndexRanges) -> N
     assert crashed(ranges).calls_checked == 3
 
 
-def test_memory_that_is_still_to_be_written_to_is_not_used_again(ranges: IndexRanges) -> None:
+def test_memory_that_is_still_to_be_written_to_is_not_used_again(ranges: IndexedCalls) -> None:
     scores = torch.randn(1, 5)
-    for _ in range(index_ranges.SLOTS):
+    for _ in range(indexed_calls.SLOTS):
         ranges.take("cross_entropy", torch.tensor([1]), scores, 1, -100)
     (ring,) = ranges._rings.values()
     first = ring.calls[0]
@@ -112,8 +112,8 @@ def test_memory_that_is_still_to_be_written_to_is_not_used_again(ranges: IndexRa
     assert ranges.first_misfit() is None
 
 
-@pytest.mark.parametrize("count", [1, 64, 65, index_ranges.MOST_COPIED, index_ranges.MOST_COPIED + 1])
-def test_few_indices_and_very_many_are_judged_alike(ranges: IndexRanges, count: int) -> None:
+@pytest.mark.parametrize("count", [1, 64, 65, indexed_calls.MOST_COPIED, indexed_calls.MOST_COPIED + 1])
+def test_few_indices_and_very_many_are_judged_alike(ranges: IndexedCalls, count: int) -> None:
     scores = torch.randn(1, 5).expand(2 * count, 5)
     fine = torch.full((2, count), 4)
     fine[0] = -100
@@ -126,7 +126,7 @@ def test_few_indices_and_very_many_are_judged_alike(ranges: IndexRanges, count: 
     assert misfit[2] == 5
 
 
-def test_of_several_misfits_in_rings_of_their_own_the_first_counts(ranges: IndexRanges) -> None:
+def test_of_several_misfits_in_rings_of_their_own_the_first_counts(ranges: IndexedCalls) -> None:
     scores = torch.randn(1, 5)
     ranges.take("cross_entropy", torch.tensor([7] * 100), scores.expand(100, 5), 1, -100)
     ranges.take("cross_entropy", torch.tensor([9]), scores, 1, -100)
@@ -135,7 +135,7 @@ def test_of_several_misfits_in_rings_of_their_own_the_first_counts(ranges: Index
     assert misfit[1:] == (7, 7)
 
 
-def test_the_same_indices_are_taken_once_in_a_step_unless_they_were_written_to(ranges: IndexRanges) -> None:
+def test_the_same_indices_are_taken_once_in_a_step_unless_they_were_written_to(ranges: IndexedCalls) -> None:
     scores, labels = torch.randn(2, 5), torch.tensor([1, 2])
     for _ in range(3):
         ranges.take("cross_entropy", labels, scores, 1, -100)
@@ -149,7 +149,7 @@ def test_the_same_indices_are_taken_once_in_a_step_unless_they_were_written_to(r
     assert len(ring.calls) == 4
 
 
-def test_it_works_in_inference_mode_and_for_what_was_made_there(ranges: IndexRanges) -> None:
+def test_it_works_in_inference_mode_and_for_what_was_made_there(ranges: IndexedCalls) -> None:
     with torch.inference_mode():
         labels = torch.tensor([1, 7])
         ranges.take("cross_entropy", labels, torch.randn(2, 5), 1, -100)
@@ -160,14 +160,14 @@ def test_it_works_in_inference_mode_and_for_what_was_made_there(ranges: IndexRan
     assert misfit[1:] == (1, 7)
 
 
-def test_other_indices_are_left_alone(ranges: IndexRanges) -> None:
+def test_other_indices_are_left_alone(ranges: IndexedCalls) -> None:
     ranges.take("cross_entropy", torch.rand(2, 5), torch.randn(2, 5), 1, -100)  # probabilities of classes
     ranges.take("cross_entropy", torch.empty(0, dtype=torch.int64), torch.randn(0, 5), 1, -100)
     ranges.take("embedding", torch.tensor([1], dtype=torch.uint8), torch.randn(5, 2), 0, None)
     assert not ranges._rings
 
 
-def test_an_error_of_the_script_s_own_is_described_as_ever(ranges: IndexRanges) -> None:
+def test_an_error_of_the_script_s_own_is_described_as_ever(ranges: IndexedCalls) -> None:
     ranges.take("cross_entropy", torch.tensor([9]), torch.randn(1, 5), 1, -100)
     facts = describe_end(ValueError("no such metric"), ranges)
     assert facts is not None
@@ -176,7 +176,7 @@ def test_an_error_of_the_script_s_own_is_described_as_ever(ranges: IndexRanges) 
     assert not device.has_failed()
 
 
-def test_an_error_that_the_script_caught_or_wrapped_is_still_what_ended_it(ranges: IndexRanges) -> None:
+def test_an_error_that_the_script_caught_or_wrapped_is_still_what_ended_it(ranges: IndexedCalls) -> None:
     ranges.take("cross_entropy", torch.tensor([9]), torch.randn(1, 5), 1, -100)
     try:
         try:
@@ -192,7 +192,7 @@ def test_an_error_that_the_script_caught_or_wrapped_is_still_what_ended_it(range
     assert (facts.type, facts.step) == ("AcceleratorError", 7)
 
 
-def test_what_a_compiled_model_is_given_is_compared_with_its_largest_table(ranges: IndexRanges) -> None:
+def test_what_a_compiled_model_is_given_is_compared_with_its_largest_table(ranges: IndexedCalls) -> None:
     model = nn.Sequential(nn.Embedding(3, 2), nn.ModuleList([nn.Embedding(50, 4)]))
     ranges._registry.add(model[1][0].weight).name = "1.0.weight"
     targets = torch.tensor([-1, 49])  # below 0: a label that is ignored

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -46,18 +46,19 @@ _LEAST_SIZE = 64
 """Rings are made for sizes that are powers of two, from this one on."""
 
 
-@dataclass(frozen=True)
-class IndexedCall:
+class IndexedCall(NamedTuple):
     """A call that picks rows or classes by index."""
 
+    number: int
+    """How many calls were noted before it."""
     function: str
     """`embedding`, `embedding_bag`, `cross_entropy` or `nll_loss`; or `COMPILED_MODEL`."""
     size: int
     """The rows of the table, or the number of classes."""
-    shape: tuple[int, ...]
+    shape: torch.Size
     """The shape of the indices."""
-    dtype: str
-    other_shape: tuple[int, ...]
+    dtype: torch.dtype
+    other_shape: torch.Size
     """The shape of the table, or of the scores."""
     ignore_index: int | None
     """The label that is left out; `None` for ids."""
@@ -70,7 +71,7 @@ class IndexedCall:
     """What the script calls the indices; empty if they have no name."""
 
 
-class IndexRanges:
+class IndexedCalls:
     """Copies the indices of each call, and finds the first call that they did not fit."""
 
     def __init__(self, context: WatchContext) -> None:
@@ -92,11 +93,12 @@ class IndexRanges:
         if not size or self._is_known(indices, size) or is_capturing(indices.device):
             return
         frame = user_frame()
-        call = _Taken(
+        call = IndexedCall(
             self._taken,
             function,
             size,
             indices.shape,
+            indices.dtype,
             other.shape,
             ignore_index,
             self._state.steps,
@@ -109,7 +111,7 @@ class IndexRanges:
         with WithoutHooks():
             self._copy(call, indices.detach())
 
-    def _copy(self, call: _Taken, indices: Tensor) -> None:
+    def _copy(self, call: IndexedCall, indices: Tensor) -> None:
         if indices.numel() > MOST_COPIED:
             if call.ignore_index is not None:
                 indices = indices.masked_fill(indices == call.ignore_index, 0)
@@ -162,10 +164,7 @@ class IndexRanges:
     def first_misfit(self) -> tuple[IndexedCall, int, int] | None:
         """The first call whose indices did not fit, with the lowest and the highest. Asks nothing of the device."""
         found = [misfit for ring in self._rings.values() if (misfit := ring.first_misfit()) is not None]
-        if not found:
-            return None
-        taken, dtype, low, high = min(found, key=lambda each: each[0].number)
-        return taken.described(dtype), low, high
+        return min(found, key=lambda each: each[0].number, default=None)
 
     def explain(self, crash: CrashFacts) -> CrashFacts:
         """The facts of an error of the device, with the call that was its reason if one is known."""
@@ -190,46 +189,15 @@ class IndexRanges:
 
 def _arguments(call: IndexedCall, low: int, high: int) -> CrashArguments:
     """The arguments of a call as a crash on a CPU would have them."""
-    indices = TensorSummary(shape=list(call.shape), dtype=call.dtype, requires_grad=False, min=low, max=high)
+    indices = TensorSummary(
+        shape=list(call.shape), dtype=str(call.dtype).removeprefix("torch."), requires_grad=False, min=low, max=high
+    )
     other = TensorSummary(shape=list(call.other_shape), dtype="float32", requires_grad=True)
     if call.function == COMPILED_MODEL:
         return CrashArguments(indices=indices, weight=other)
     if call.ignore_index is None:
         return CrashArguments(input=indices, weight=other)
     return CrashArguments(input=other, target=indices, ignore_index=call.ignore_index)
-
-
-class _Taken(NamedTuple):
-    """A call as it is noted: quickly."""
-
-    number: int
-    """How many were noted before."""
-    function: str
-    size: int
-    shape: torch.Size
-    other_shape: torch.Size
-    ignore_index: int | None
-    step: int
-    code: CodeType | None
-    line: int
-    parameter: int | None
-    name: str
-
-    def described(self, dtype: torch.dtype) -> IndexedCall:
-        """The call in full."""
-        return IndexedCall(
-            function=self.function,
-            size=self.size,
-            shape=tuple(self.shape),
-            dtype=str(dtype).removeprefix("torch."),
-            other_shape=tuple(self.other_shape),
-            ignore_index=self.ignore_index,
-            step=self.step,
-            code=self.code,
-            line=self.line,
-            parameter=self.parameter,
-            name=self.name,
-        )
 
 
 class _IndexMemory(NamedTuple):
@@ -247,11 +215,11 @@ class _Ring:
         self.length = min(SLOTS, max(FEWEST_SLOTS, RING_BYTES // (capacity * dtype.itemsize)))
         self._absent = _ABSENT[dtype]
         self._slots: list[_IndexMemory] = []
-        self.calls: deque[tuple[_IndexMemory, int, _Taken]] = deque(maxlen=self.length)
+        self.calls: deque[tuple[_IndexMemory, int, IndexedCall]] = deque(maxlen=self.length)
         """The last calls, oldest first, each with its memory and the number of its indices there."""
         self._next = 0
 
-    def take(self, call: _Taken, indices: Tensor) -> None:
+    def take(self, call: IndexedCall, indices: Tensor) -> None:
         """Launch what brings the indices to the host."""
         if len(self.calls) == self.length and not self._has_arrived(*self.calls[0][:2]):
             return  # the device is so far behind that the memory is still to be written to
@@ -265,7 +233,7 @@ class _Ring:
         slot.memory[:count].view(indices.shape).copy_(indices, non_blocking=True)
         self.calls.append((slot, count, call))
 
-    def first_misfit(self) -> tuple[_Taken, torch.dtype, int, int] | None:
+    def first_misfit(self) -> tuple[IndexedCall, int, int] | None:
         """The oldest call whose indices arrived and did not fit."""
         for slot, count, call in self.calls:
             if not self._has_arrived(slot, count):
@@ -275,7 +243,7 @@ class _Ring:
                 values = values[values != call.ignore_index]
             low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
             if not _fits(call, low, high):
-                return call, self._dtype, low, high
+                return call, low, high
         return None
 
     def _has_arrived(self, slot: _IndexMemory, count: int) -> bool:
@@ -286,6 +254,6 @@ class _Ring:
         return sum(self._has_arrived(slot, count) for slot, count, _ in self.calls)
 
 
-def _fits(call: _Taken, low: int, high: int) -> bool:
+def _fits(call: IndexedCall, low: int, high: int) -> bool:
     """Whether all indices pick something. Labels of a compiled model may be below 0, to be ignored."""
     return (low >= 0 or call.function == COMPILED_MODEL) and high < call.size
