@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
+_SYNC_IS_ERROR = 2
+"""What `get_sync_debug_mode` answers after `set_sync_debug_mode("error")`."""
+
 # ---- which device ---------------------------------------------------------------------------------------------------
 
 
@@ -124,9 +127,9 @@ def synchronize(device: torch.device) -> None:
 
 
 def forbids_waiting() -> bool:
-    """Whether the script wants to be told of everything that waits for the device (`set_sync_debug_mode`)."""
+    """Whether everything that waits for the device raises: `set_sync_debug_mode("error")`."""
     asked = getattr(_accelerator(), "get_sync_debug_mode", None)
-    return is_in_use() and asked is not None and bool(asked())
+    return is_in_use() and asked is not None and asked() == _SYNC_IS_ERROR
 
 
 def new_stream(device: torch.device) -> torch.Stream:
