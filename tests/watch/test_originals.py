@@ -1,11 +1,13 @@
 """Which changes of torch's classes are the script's, and which modules keep their names; see `test_replaced.py`."""
 
 import functools
+import gc
 import types
+import weakref
 
 from torch import nn
 
-from surefoot.watch.originals import _has_kernels, _is_torchs
+from surefoot.watch.originals import Originals, _has_kernels, _is_torchs
 
 
 def test_functions_are_torch_s_by_where_they_were_written():
@@ -24,3 +26,19 @@ def test_modules_with_kernels_keep_their_names():
     assert not _has_kernels(module)
     module.tl = types.ModuleType("triton.language")
     assert _has_kernels(module)
+
+
+def test_asking_for_other_threads_keeps_no_variable_of_the_script_alive():
+    class Activation:
+        pass
+
+    def forward():
+        held = Activation()
+        Originals()._has_threads()
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        assert forward()() is None
+    finally:
+        gc.enable()

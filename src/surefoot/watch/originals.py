@@ -175,10 +175,10 @@ class Originals:
 
     def _has_threads(self) -> bool:
         """Whether threads other than this one and surefoot's own are there."""
-        running, known = sys._current_frames().keys(), threading.enumerate()
-        if (set(running), known) != self._threads:
+        running, known = set(sys._current_frames()), threading.enumerate()  # the frames themselves must not be held
+        if (running, known) != self._threads:
             own = {each.ident or 0 for each in known if each.name.startswith("surefoot-")}
-            self._threads, self._others = (set(running), known), running - own
+            self._threads, self._others = (running, known), running - own
         return bool(self._others - {threading.get_ident()})
 
     def _are_same(self) -> bool:
