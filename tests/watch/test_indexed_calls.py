@@ -67,6 +67,28 @@ def test_a_label_beyond_the_classes_is_named_and_the_ignored_one_does_not_count(
     assert "5 outputs (labels 0 to 4)" in summary
 
 
+def test_scores_that_are_no_probabilities_are_named_with_their_range(ranges: IndexedCalls) -> None:
+    for _ in range(3):
+        ranges.take_probabilities(torch.rand(8, 1))
+    assert ranges.first_misfit() is None
+    ranges.take_probabilities(torch.tensor([0.5, -1.5, 2.25]))
+    cause, step, summary = first_finding(crashed(ranges))
+    assert (cause, step) == ("loss.logits-into-probability-loss", 7)
+    assert "was given values from -1.5 to 2.25; it takes probabilities" in summary
+    assert "It failed on the device at step 7" in summary
+
+
+def test_probabilities_that_are_nan_are_no_scores(ranges: IndexedCalls) -> None:
+    ranges.take_probabilities(torch.tensor([0.5, float("nan")]))
+    crash = crashed(ranges)
+    assert crash.arguments is not None
+    assert crash.arguments.input is not None
+    assert (crash.arguments.input.nonfinite, crash.arguments.input.min) == (1, None)
+    causes = [found.cause for found in diagnose(RunFacts(steps=9, crash=crash), strict=True).findings]
+    assert causes
+    assert "loss.logits-into-probability-loss" not in causes
+
+
 def test_where_everything_fits_the_finding_says_so_and_how_to_learn_more(ranges: IndexedCalls) -> None:
     for _ in range(3):
         ranges.take("nll_loss", torch.tensor([0, 4]), torch.randn(2, 5), 1, -100)

@@ -19,7 +19,7 @@ from surefoot.watch.nonfinite_origin import find_origin
 from surefoot.watch.optimizer_record import left_share
 from surefoot.watch.retained_graphs import RetainedGraphCounter
 from surefoot.watch.script_hooks import WithoutHooks
-from surefoot.watch.step_recording import BackwardPlace
+from surefoot.watch.step_recording import BackwardPlace, StepRecording
 from surefoot.watch.step_rows import StepRows
 from surefoot.watch.user_frames import site, user_frame
 
@@ -150,7 +150,6 @@ class BackwardObserver:
         if root.grad_fn is not None and is_due:
             self._safely("kept graphs", self.retained_graphs.add_token, root)
         if state.sampled is not None:
-            self._safely("left-over gradients", self._check_leftover)
             place = BackwardPlace(
                 site=site(4),
                 value=value,
@@ -158,6 +157,7 @@ class BackwardObserver:
                 step=state.steps,
             )
             self._safely("graph", state.sampled.before_backward, root, place)
+            self._safely("left-over gradients", self._check_leftover, state.sampled)
         if line is not None:
             self._context.data.roots_of_step.add(line)
             self._safely("data of steps", self._context.data.note, root, line, state.steps, state.backwards)
@@ -225,11 +225,16 @@ class BackwardObserver:
             )
         )
 
-    def _check_leftover(self) -> None:
-        """How many parameters still have a gradient that is not zero."""
+    def _check_leftover(self, sampled: StepRecording) -> None:
+        """How many of the parameters that the backward reaches still have a gradient that is not zero.
+
+        Others may well have one: that of a generator is not cleared before the discriminator's backward.
+        """
         if self.manual.is_known() and self.series.count > 1:
             self.series.rows[-1]["leftover"] = self.manual.left_share()
+        number_of = self._context.registry.id_of
+        reached = set(sampled.backward_calls[-1].parameters) if sampled.backward_calls else set()
         for record, optimizer in self._context.optimizers.alive():
-            if record.series.count:
-                tensors = [t for group in optimizer.param_groups for t in group["params"] if t.requires_grad]
+            tensors = [t for group in optimizer.param_groups for t in group["params"] if number_of(t) in reached]
+            if record.series.count and tensors:
                 record.leftover.append(left_share(tensors))

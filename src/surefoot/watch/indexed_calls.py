@@ -1,10 +1,11 @@
-"""Ids and labels on a device, on the host before the kernel that may fail because of them.
+"""Ids, labels and probabilities on a device, on the host before the kernel that may fail because of them.
 
 An id beyond its table, or a label beyond the classes, ends in a device-side assert: an error that comes later, from
 another line, after which no value can be read from the device any more. So before such a call one asynchronous copy
 brings the indices to pinned memory; of very many, only the lowest and the highest. Work on a stream is done in order:
 whenever the kernel that fails has run, its indices lie on the host. Nothing waits for the device, and nobody looks at
-the indices unless it fails. That they have arrived is told by their memory alone, which held `_ABSENT` before.
+the indices unless it fails. That they have arrived is told by their memory alone, which held `_ABSENT` before. Of the
+values that `binary_cross_entropy` takes for probabilities, the lowest and the highest are copied in the same way.
 
 Only calls of `torch.nn.functional` are known (`patches/indexing.py`). Indexing by `table[ids]`, `gather`, `scatter` and
 `one_hot` is written in C and not seen, nor is what happens inside a compiled function or a CUDA graph. Of a compiled
@@ -13,6 +14,7 @@ model, whole numbers that go in are compared with its largest table: what is bey
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from dataclasses import replace
@@ -39,7 +41,8 @@ SLOTS, FEWEST_SLOTS, RING_BYTES = 128, 32, 4 << 20
 """Calls whose indices are kept, for each size: a device is behind by about a thousand launches, at least 30 a step."""
 MOST_COPIED = 1 << 15
 """Of more indices than these only the range is copied."""
-_ABSENT = {torch.int64: -(2**62) - 1, torch.int32: -(2**31) + 1}
+_ABSENT = {torch.int64: -(2**62) - 1, torch.int32: -(2**31) + 1, torch.float32: -(2.0**126)}
+PROBABILITIES = "binary_cross_entropy"
 COMPILED_MODEL = "compiled model"
 _INTEGERS = (torch.int64, torch.int32)
 _LEAST_SIZE = 64
@@ -47,14 +50,14 @@ _LEAST_SIZE = 64
 
 
 class IndexedCall(NamedTuple):
-    """A call that picks rows or classes by index."""
+    """A call that picks rows or classes by index, or takes values for probabilities."""
 
     number: int
     """How many calls were noted before it."""
     function: str
-    """`embedding`, `embedding_bag`, `cross_entropy` or `nll_loss`; or `COMPILED_MODEL`."""
+    """`embedding`, `embedding_bag`, `cross_entropy` or `nll_loss`; or `COMPILED_MODEL`; or `PROBABILITIES`."""
     size: int
-    """The rows of the table, or the number of classes."""
+    """The rows of the table, or the number of classes; 1 for probabilities."""
     shape: torch.Size
     """The shape of the indices."""
     dtype: torch.dtype
@@ -92,9 +95,23 @@ class IndexedCalls:
         size = other.shape[dim] if other.dim() > dim else other.numel()
         if not size or self._is_known(indices, size) or is_capturing(indices.device):
             return
+        call = self._noted(function, size, indices, other, ignore_index)
+        with WithoutHooks():
+            self._copy(call, indices.detach())
+
+    def take_probabilities(self, values: Tensor) -> None:
+        """`binary_cross_entropy` is about to be called with values that must lie between 0 and 1."""
+        if not values.is_floating_point() or not values.numel() or has_failed() or is_capturing(values.device):
+            return
+        call = self._noted(PROBABILITIES, 1, values, values, None)
+        with WithoutHooks():
+            self._copy(call, torch.stack(torch.aminmax(values.detach())).float())
+
+    def _noted(self, function: str, size: int, indices: Tensor, other: Tensor, ignore_index: int | None) -> IndexedCall:
         frame = user_frame()
-        call = IndexedCall(
-            self._taken,
+        self._taken += 1
+        return IndexedCall(
+            self._taken - 1,
             function,
             size,
             indices.shape,
@@ -107,9 +124,6 @@ class IndexedCalls:
             self._registry.id_of(other),
             self._name(indices, frame),
         )
-        self._taken += 1
-        with WithoutHooks():
-            self._copy(call, indices.detach())
 
     def _copy(self, call: IndexedCall, indices: Tensor) -> None:
         if indices.numel() > MOST_COPIED:
@@ -161,7 +175,7 @@ class IndexedCalls:
         """Drop weak references to tensors."""
         self._known = {}
 
-    def first_misfit(self) -> tuple[IndexedCall, int, int] | None:
+    def first_misfit(self) -> tuple[IndexedCall, float, float] | None:
         """The first call whose indices did not fit, with the lowest and the highest. Asks nothing of the device."""
         found = [misfit for ring in self._rings.values() if (misfit := ring.first_misfit()) is not None]
         return min(found, key=lambda each: each[0].number, default=None)
@@ -187,11 +201,20 @@ class IndexedCalls:
         )
 
 
-def _arguments(call: IndexedCall, low: int, high: int) -> CrashArguments:
+def _arguments(call: IndexedCall, low: float, high: float) -> CrashArguments:
     """The arguments of a call as a crash on a CPU would have them."""
+    is_probability = call.function == PROBABILITIES
+    is_finite = math.isfinite(low) and math.isfinite(high)
     indices = TensorSummary(
-        shape=list(call.shape), dtype=str(call.dtype).removeprefix("torch."), requires_grad=False, min=low, max=high
+        shape=list(call.shape),
+        dtype=str(call.dtype).removeprefix("torch."),
+        requires_grad=is_probability,
+        nonfinite=int(not is_finite) if is_probability else None,
+        min=low if is_finite else None,
+        max=high if is_finite else None,
     )
+    if is_probability:
+        return CrashArguments(input=indices)
     other = TensorSummary(shape=list(call.other_shape), dtype="float32", requires_grad=True)
     if call.function == COMPILED_MODEL:
         return CrashArguments(indices=indices, weight=other)
@@ -208,7 +231,7 @@ class _IndexMemory(NamedTuple):
 
 
 class _Ring:
-    """The indices of the last calls of one device, type and size, in memory that is used in turn."""
+    """The indices, or ranges, of the last calls of one device, type and size, in memory that is used in turn."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, capacity: int) -> None:
         self._device, self._dtype, self._capacity = device, dtype, capacity
@@ -233,7 +256,7 @@ class _Ring:
         slot.memory[:count].view(indices.shape).copy_(indices, non_blocking=True)
         self.calls.append((slot, count, call))
 
-    def first_misfit(self) -> tuple[IndexedCall, int, int] | None:
+    def first_misfit(self) -> tuple[IndexedCall, float, float] | None:
         """The oldest call whose indices arrived and did not fit."""
         for slot, count, call in self.calls:
             if not self._has_arrived(slot, count):
@@ -241,7 +264,7 @@ class _Ring:
             values = slot.seen[:count]
             if call.ignore_index is not None:
                 values = values[values != call.ignore_index]
-            low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+            low, high = (values.min().item(), values.max().item()) if len(values) else (0, 0)
             if not _fits(call, low, high):
                 return call, low, high
         return None
@@ -254,6 +277,8 @@ class _Ring:
         return sum(self._has_arrived(slot, count) for slot, count, _ in self.calls)
 
 
-def _fits(call: IndexedCall, low: int, high: int) -> bool:
+def _fits(call: IndexedCall, low: float, high: float) -> bool:
     """Whether all indices pick something. Labels of a compiled model may be below 0, to be ignored."""
+    if call.function == PROBABILITIES:
+        return low >= 0 and high <= 1
     return (low >= 0 or call.function == COMPILED_MODEL) and high < call.size

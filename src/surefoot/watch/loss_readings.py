@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from surefoot.core.device_copies import ArrivingNumber, KnownNumber
 
-FIRST_STEPS = 16
+FIRST_STEPS = 64
 """Losses of so many steps are waited for."""
 STEPS_AFTER_TROUBLE = 64
 """And of so many steps after a loss that was not finite."""

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 FIRST_STEPS = 8
 """So many steps are sampled at the beginning."""
 SPACING = 1.35
+LONGEST_WAIT = 2
+"""Whatever it costs, a step is sampled before there are so many times as many steps as at the last one …"""
+FEWEST_BETWEEN = 16
+"""… but not within so many: what happens after the beginning is seen in short runs on slow machines, too."""
 THOROUGH_STEPS = (1, 13, 144)
 """Sampled steps that also compute the gradient of each term and test causality: an extra backward each …"""
 THOROUGH_COST = 4.0
@@ -62,6 +66,7 @@ class StepSampler:
         self._data_origins: list[DataOrigin] = []
         """How data entered the graph in the last sampled step."""
         self._next_step = 0
+        self._latest_step = FEWEST_BETWEEN
         self._extra_steps = 0
         self._first_backward = 0
         self._evaluations = 0
@@ -120,6 +125,7 @@ class StepSampler:
         if sampled.recorder is not None:
             sampled.recorder.forget()
         self._budget.pay(sampled.seconds)
+        self._latest_step = max(sampled.step + FEWEST_BETWEEN, LONGEST_WAIT * sampled.step)
         if self._arriving.count < FIRST_STEPS or self._extra_steps > 0:
             self._extra_steps -= 1
             # A step that evaluates a closure many times is as good as many steps: every other one is enough.
@@ -195,7 +201,8 @@ class StepSampler:
         if state.sampled is None:
             remove_leftover_recorders()
             is_rare = self._order.is_rare_next(record, self._context.optimizers.all)
-            if (is_rare or state.steps >= self._next_step) and self._budget.allows():
+            is_due = is_rare or state.steps >= self._next_step
+            if (is_due and self._budget.allows()) or state.steps >= self._latest_step:
                 self.begin()
             return
         with WithoutHooks():

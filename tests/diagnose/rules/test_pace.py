@@ -251,6 +251,16 @@ def test_moments_emptied_while_their_age_goes_on_are_stale(watch: Nursery) -> No
     assert found.evidence["share_of_least"] < 0.3
 
 
+def test_moments_emptied_and_half_refilled_when_they_are_seen_are_stale(watch: Nursery) -> None:
+    """Nothing lowers a second moment below what its decay leaves of it, so a fall by half is proof enough."""
+    emptied = LOOP.replace("range(60)", "range(400)") + (
+        "    if step == 300:\n        for held in optimizer.state.values(): held['exp_avg_sq'].mul_(0.2)\n"
+    )
+    run = watch(START, NET.replace("lr=1e-2", "lr=1e-2, betas=(0.9, 0.9999)"), emptied)
+    assert "optim.stale-state" in run.causes
+    assert 0.3 < run.finding("optim.stale-state").evidence["share_of_least"] < 0.7
+
+
 def test_moments_loaded_with_their_weights_are_fine(watch: Nursery) -> None:
     same = "model.load_state_dict(model.state_dict())"
     run = watch(START, NET, LOOP, STATE.replace("FRESH", same), LOOP)

@@ -76,6 +76,17 @@ def test_a_policy_that_becomes_certain_as_the_returns_rise_is_only_remarked_on()
     assert claim.severity == "info"
 
 
+def test_a_policy_whose_returns_were_not_seen_once_it_was_certain_is_only_remarked_on() -> None:
+    early = [look(step, notes={"products": [weighted(0.3, 0.3)]}) for step in range(7)]
+    claim = policy.entropy_collapse(run(policy=entropies([1.0] * 40 + [0.01] * 60), sampled_steps=early))
+    assert claim is not None
+    assert claim.severity == "info"
+    late = [look(step, notes={"products": [weighted(0.3, 0.3)]}) for step in (*range(7), 60, 90)]
+    claim = policy.entropy_collapse(run(policy=entropies([1.0] * 40 + [0.01] * 60), sampled_steps=late))
+    assert claim is not None
+    assert claim.severity == "error"
+
+
 def test_a_policy_certain_from_the_start_never_explores() -> None:
     claim = policy.entropy_collapse(run(policy=entropies([0.0] * 100)))
     assert claim is not None

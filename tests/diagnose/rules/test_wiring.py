@@ -69,6 +69,28 @@ def test_gradients_cleared_are_fine(watch: Nursery, name: str) -> None:
     assert watch(START, *CLEARED[name]).causes == []
 
 
+def test_gradients_of_a_model_that_a_backward_does_not_reach_may_stay(watch: Nursery) -> None:
+    """Each optimizer clears its own gradients right before its own backward; the first steps far more often."""
+    run = watch(
+        START,
+        """
+        first, second = (nn.Linear(8, 3) for _ in range(2))
+        often, seldom = (torch.optim.Adam(each.parameters(), lr=1e-2) for each in (first, second))
+        for step in range(160):
+            rows = torch.randint(len(x), (32,))
+            model, optimizer = (second, seldom) if step % 16 == 15 else (first, often)
+            loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        """,
+    )
+    assert "optim.missing-zero-grad" not in run.causes
+    left = [v for each in run.facts["optimizers"] for v in each["series"]["leftover"] if v is not None]
+    assert left
+    assert set(left) == {0.0}
+
+
 def test_a_loop_without_an_optimizer_that_clears_its_gradients_is_fine(watch: Nursery) -> None:
     run = watch(
         VALUES,

@@ -99,16 +99,34 @@ _WORTH_NAMING = 2**20
 def failed_assertion(run: RecordedRun) -> Claim | None:
     """A kernel's assertion failed, and it was none of the calls whose ids and labels were noted."""
     crash = run.facts.crash
-    if crash is None or _ASSERTED not in crash.message or crash.step is not None:
+    if crash is None or _ASSERTED not in crash.message:
         return None
+    if crash.step is not None:
+        return _nan_probability(crash)
     return Claim(
         0.6,
         f"A kernel failed an assertion on the device, which {_reported(run, crash)}. {_fitted(crash)}: an index that "
         "does not fit elsewhere (`table[ids]`, `gather`, `scatter`, `index_select`, `one_hot`, a compiled function), "
-        "or a value outside the domain of `binary_cross_entropy` or `multinomial`.",
+        "or a value outside the domain of `multinomial`.",
         where=(crash.site or "",),
         evidence={"message": crash.message[:300], "calls_checked": crash.calls_checked or 0},
     )
+
+
+def _nan_probability(crash: CrashFacts) -> Claim | None:
+    """`binary_cross_entropy` was given values that are not finite: why they are not, other rules may know."""
+    given = crash.arguments.input if crash.arguments is not None else None
+    if crash.call != "binary_cross_entropy" or given is None or not given.nonfinite:
+        return None
+    return Claim(
+        0.6,
+        f"binary_cross_entropy at {crash.site} was given values that are not finite; on a device that ends in an "
+        "assertion, where a loss on the CPU raises an error.",
+        where=(crash.site or "",),
+        evidence={"message": crash.message[:300]},
+        fixes=("Look for where the first value that is not finite comes from: the data, the learning rate, a square "
+               "root or a logarithm of 0. `surefoot run --guard` keeps such steps away from the weights.",),
+    )  # fmt: skip
 
 
 def illegal_access(run: RecordedRun) -> Claim | None:
@@ -138,10 +156,10 @@ def _fitted(crash: CrashFacts) -> str:
     """What is known of the ids and labels of the calls before."""
     seen = crash.calls_checked or 0
     if not seen:
-        return "No call of embedding, cross_entropy or nll_loss was seen on the device"
+        return "No call of embedding, cross_entropy, nll_loss or binary_cross_entropy was seen on the device"
     return (
-        f"The ids and labels of the last {seen:,} calls of embedding, cross_entropy and nll_loss that reached the host "
-        "all fit"
+        f"The ids and labels of the last {seen:,} calls of embedding, cross_entropy and nll_loss that reached the "
+        "host, and the values that binary_cross_entropy took, all fit"
     )
 
 

@@ -136,21 +136,27 @@ def sigmoid_before_bce_logits(run: RecordedRun) -> Claim | None:
     return None
 
 
+def scores_crash(run: RecordedRun) -> Claim | None:
+    """`binary_cross_entropy` raised, or failed on a device, because of what it was given for probabilities."""
+    crash = run.facts.crash
+    if crash is None or crash.call != "binary_cross_entropy" or crash.arguments is None:
+        return None
+    given = crash.arguments.input
+    failed_later = crash.step is not None  # on a device, whose message names no reason
+    if given is None or given.nonfinite or not (failed_later or "between 0 and 1" in crash.message):
+        return None
+    return Claim(
+        0.97,
+        f"binary_cross_entropy at {crash.site} was given values from {given.min or 0:.3g} to {given.max or 0:.3g}; it "
+        "takes probabilities.",
+        where=(str(crash.site),),
+        evidence={"lowest": given.min, "highest": given.max},
+        fixes=("Use binary_cross_entropy_with_logits, or put a sigmoid before it.",),
+    )
+
+
 def logits_into_probability_loss(run: RecordedRun) -> Claim | None:
     """A loss for (log-)probabilities is given something else."""
-    crash = run.facts.crash
-    if crash is not None and crash.call == "binary_cross_entropy" and "between 0 and 1" in crash.message:
-        given = crash.arguments.input if crash.arguments is not None else None
-        if given is not None and not given.nonfinite:
-            return Claim(
-                0.97,
-                f"binary_cross_entropy at {crash.site} was given values from {given.min or 0:.3g} to "
-                f"{given.max or 0:.3g}; it takes probabilities.",
-                step=run.steps,
-                where=(str(crash.site),),
-                evidence={"lowest": given.min, "highest": given.max},
-                fixes=("Use binary_cross_entropy_with_logits, or put a sigmoid before it.",),
-            )
     for site, notes in _by_site(run.sampled.training_losses("nll_loss", "nll_loss2d")).items():
         seen = [n.distribution for n in notes if n.distribution and n.distribution.classes > 1]
         if seen and all(d.log_sum_error > 0.05 for d in seen):
@@ -667,6 +673,8 @@ RULES = (
          explains=("lr.*", "model.*", "data.labels-uninformative", "data.class-collapse", "optim.weight-decay")),
     Rule("loss.sigmoid-before-bce-logits", "wiring", sigmoid_before_bce_logits,
          explains=("lr.*", "model.*", "data.labels-uninformative", "data.class-collapse")),
+    Rule("loss.logits-into-probability-loss", "crash", scores_crash,
+         explains=("lr.*", "loss.sign-flipped", "model.*", "init.*", "data.class-collapse")),
     Rule("loss.logits-into-probability-loss", "wiring", logits_into_probability_loss,
          explains=("lr.*", "loss.sign-flipped", "model.*", "init.*", "data.class-collapse")),
     Rule("loss.sign-flipped", "wiring", sign_flipped,

@@ -58,12 +58,12 @@ def _value_errors(run: RecordedRun) -> list[DifferenceCall]:
 
 
 def gain(run: RecordedRun) -> float | None:
-    """How far the returns rose, in units of their early spread; `None` if they are not known."""
+    """How far the returns rose, in units of their early spread; `None` if those of the second half are not known."""
     known = returns(run)
-    if len(known) < 6:
-        return None
     third = max(2, len(known) // 3)
-    early, late = known[:third], known[-third:]
+    early, late = known[:third], [each for each in known[third:] if each[0] >= run.steps / 2]
+    if len(known) < 6 or not late:
+        return None
     spread = mean(s for _, _, s in early) + abs(mean(m for _, m, _ in early)) * 0.1
     return (mean(m for _, m, _ in late) - mean(m for _, m, _ in early)) / spread if spread > 0 else None
 
@@ -191,8 +191,10 @@ def entropy_collapse(run: RecordedRun) -> Claim | None:
     rise = gain(run)
     solved = rise is not None and rise > 1.0
     slow = share > 0.5
+    known = returns(run)
+    is_harmless = solved or slow or (bool(known) and known[-1][0] < last_high)  # what it led to was not seen
     return Claim(
-        0.88 if not (solved or slow) else 0.5,
+        0.88 if not is_harmless else 0.5,
         f"The entropy of the policy falls from {start:.0%} of its largest value to {end:.1%} and stays under 10% "
         f"after step {last_high} of {run.steps}"
         + (
@@ -202,7 +204,7 @@ def entropy_collapse(run: RecordedRun) -> Claim | None:
         ),
         step=last_high,
         evidence={"start": start, "end": end, "collapsed_at": last_high, "gain_of_returns": rise},
-        severity="info" if solved or slow else "error",
+        severity="info" if is_harmless else "error",
     )
 
 

@@ -1,4 +1,4 @@
-"""Functions that pick rows of a table, or classes, by index: on a device, the indices are copied to the host before.
+"""Functions that fail on a device because of a value: ids, labels and probabilities are copied to the host before.
 
 They are observed from the moment there is an optimizer of parameters on a device. On the CPU torch names the index.
 """
@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from surefoot.core.device import has_streams
+from surefoot.watch.indexed_calls import PROBABILITIES
 from surefoot.watch.script_hooks import without_torch_function
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ PROBE = "ids and labels"
 _WHY = "the {}, before a device fails because of them; observed once parameters on a device are trained"
 IDS = ("embedding", "embedding_bag")
 LABELS = ("cross_entropy", "nll_loss")
+_TAKEN = {**dict.fromkeys(IDS, "ids"), **dict.fromkeys(LABELS, "labels"), PROBABILITIES: "probabilities"}
 _is_in_mode = torch._C._is_torch_function_mode_enabled
 
 
@@ -34,8 +36,8 @@ def wrap_indexing(watcher: Watcher, wrapping: Hooks) -> None:
         if waiting and any(has_streams(each.device) for group in args[0].param_groups for each in group["params"]):
             begin(watcher, waiting.pop())
 
-    for name in (*IDS, *LABELS):
-        wrapping.announce(f"torch.nn.functional.{name}", _WHY.format("ids" if name in IDS else "labels"))
+    for name, taken in _TAKEN.items():
+        wrapping.announce(f"torch.nn.functional.{name}", _WHY.format(taken))
     wrapping.after(Optimizer, "__init__", PROBE, made, "")
 
 
@@ -52,9 +54,14 @@ def begin(watcher: Watcher, wrapping: Hooks) -> None:
             if _is_on_device(args[1]) and isinstance(args[0], Tensor) and here():
                 safely(PROBE, take, name, args[1], args[0], 1, args[4])
 
-        wrapping.add(functional, name, PROBE, "", before_ids if name in IDS else before_labels)
+        def before_probabilities(args: Any, kwargs: Any) -> None:
+            if _is_on_device(args[0]) and here():
+                safely(PROBE, watcher.indexed_calls.take_probabilities, args[0])
 
-    for name in (*IDS, *LABELS):
+        before = {"ids": before_ids, "labels": before_labels, "probabilities": before_probabilities}
+        wrapping.add(functional, name, PROBE, "", before[_TAKEN[name]])
+
+    for name in _TAKEN:
         observe(name)
 
 
