@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recorded import falling, look, moves, run
+from recorded import SITE, falling, look, moves, run
 from surefoot.diagnose.rules import pace
+from surefoot.diagnose.rules.scale import attention_logit_growth
 from watched import CLASSES, FIT, LOOP, NET, VALUES
 
 if TYPE_CHECKING:
@@ -82,6 +83,25 @@ def test_small_steps_through_noise_that_lead_down_are_no_rate_too_high() -> None
     assert pace.too_high(run(falls, sampled_steps=looks)) is None
     flat = [0.6 + (0.5 if step % 2 else 0.0) for step in range(240)]
     assert pace.too_high(run(flat, sampled_steps=looks)) is not None
+
+
+def test_attention_logits_that_climb_under_very_large_steps_are_the_work_of_the_rate() -> None:
+    def sharpened(ratio: float) -> Any:
+        sharp = [(step, 2.0 * 1.5**step, 3.4 * 0.8**step) for step in range(16)]
+        notes = [
+            {"op": "softmax", "site": SITE, "shape": [4, 8, 8], "fully_masked_rows": 0, "attends": True}
+            | {"largest": largest, "entropy": entropy}
+            for _, largest, entropy in sharp
+        ]
+        looks = [
+            look(10 * step, steps=moves(ratio), notes={"softmaxes": [note]})
+            for (step, _, _), note in zip(sharp, notes, strict=True)
+        ]
+        return run(falling(160, 4.6, 2.7), sampled_steps=looks)
+
+    assert attention_logit_growth(sharpened(0.29)) is not None
+    assert pace.too_high(sharpened(0.29)) is not None
+    assert pace.too_high(sharpened(0.01)) is None
 
 
 def test_a_rate_that_drives_the_loss_up_until_it_breaks_is_too_high(watch: Nursery) -> None:

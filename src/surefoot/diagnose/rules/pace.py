@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.diagnose.curves import present, present_finite
 from surefoot.diagnose.rule import Claim, Rule
+from surefoot.diagnose.rules.scale import attention_logit_growth
 from surefoot.record.facts import STEPS_ONLY, ModelLoadedEvent, OptimizerLoadedEvent
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def too_high(run: RecordedRun) -> Claim | None:
     noisy = early < 0.1 and before.fell_through_noise  # small steps, and the jumps are those of the batches
     stalled = not before.learned and not noisy and shaken and before.count >= 8
     thrown = early > 0.3 and curve.blew_up  # it came back, but from far away
-    if not (blown or stalled or thrown) or early < 0.02:
+    saturated = early > 0.1 and attention_logit_growth(run) is not None  # steps that large drive the logits up
+    if not (blown or stalled or thrown or saturated) or early < 0.02:
         return None
     rate = run.lr[0] if run.lr else math.nan
     confidence = 0.9 if early > 0.3 else 0.8 if early > 0.1 else 0.65
