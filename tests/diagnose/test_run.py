@@ -28,6 +28,14 @@ def test_chance_is_not_known_for_losses_on_another_scale(more: dict[str, Any]) -
     assert run(sampled_steps=[classified(step, 1.0, **more) for step in range(4)]).chance is None
 
 
+def test_chance_is_known_for_a_sum_that_is_divided_by_its_number_of_targets() -> None:
+    looks = [classified(step, 32.0, reduction="sum", valid=32) for step in range(4)]
+    assert run(sampled_steps=looks).chance is None
+    for each in looks:
+        each["roots"][0]["sign"]["factor"] = 1 / 32
+    assert run(sampled_steps=looks).chance == pytest.approx(math.log(2))
+
+
 def test_a_second_phase_on_trained_weights_is_continued_and_a_fresh_model_is_not() -> None:
     phases = [optimizer(falling(60), 0), optimizer([0.2] * 60, 1, created_at_step=60)]
     trained = parameter(0, optimizers=(0, 1)) | {"loaded": False}

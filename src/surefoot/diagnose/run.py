@@ -133,7 +133,7 @@ class RecordedRun:
         if len(names) != 1 or names == {None} or {root.factor for root in roots} != {1.0}:
             return None
         losses = self.sampled.training_losses(*(name for name in names if name))
-        if not losses or any(call.reduction != "mean" or call.weighted or call.smoothing for call in losses):
+        if not losses or any(call.weighted or call.smoothing or not self.sampled.is_mean(call) for call in losses):
             return None
         if losses[0].op in ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"):
             return _entropy(losses)

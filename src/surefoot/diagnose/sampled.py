@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from surefoot.record.facts import (
         BackwardCall,
         LossCall,
+        LossSign,
         ModelCall,
         OptimizerUpdate,
         ParameterFacts,
@@ -46,6 +47,12 @@ class SampledData:
         return [call for step in self.steps for call in step.backward_calls]
 
     @cached_property
+    def signs(self) -> dict[tuple[int, int], LossSign]:
+        """What each loss function was multiplied by on its way to a `backward`: by its step and its place in it."""
+        calls = [(step.step, call.sign) for step in self.steps for call in step.backward_calls]
+        return {(step, sign.index): sign for step, sign in calls if sign is not None}
+
+    @cached_property
     def model_calls(self) -> list[ModelCall]:
         """All calls of models."""
         return [call for step in self.steps for call in step.model_calls]
@@ -58,6 +65,15 @@ class SampledData:
     def training_losses(self, *names: str) -> list[LossCall]:
         """Calls of loss functions whose result was trained on."""
         return [call for call in self.calls.losses if call.trained_on and (not names or call.op in names)]
+
+    def is_mean(self, loss: LossCall) -> bool:
+        """Whether a loss is a mean over its targets, or a sum over them that is divided by their number."""
+        if loss.reduction == "mean":
+            return True
+        sign = self.signs.get((loss.step, loss.index))
+        if loss.reduction != "sum" or sign is None or sign.factor is None or loss.valid is None:
+            return False
+        return abs(sign.factor * loss.valid - 1) < 1e-3
 
     def is_matrix(self, parameter: int) -> bool:
         """Whether a parameter has two dimensions or more."""

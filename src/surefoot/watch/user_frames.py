@@ -80,6 +80,11 @@ def is_library(filename: str) -> bool:
     return (packaged and not inside) or filename.startswith(_HERE + os.sep)
 
 
+def is_other_library(filename: str) -> bool:
+    """Whether a file belongs to a library other than Python, torch, NumPy and this one."""
+    return is_library(filename) and not filename.startswith(_HERE + os.sep)
+
+
 def site(depth: int = 1) -> str:
     """Where the user's code is right now, as `train.py:14`; empty if no frame is theirs."""
     frame = user_frame(depth + 1)
