@@ -80,3 +80,15 @@ def test_a_loop_without_an_optimizer_is_read_by_its_backwards() -> None:
 def test_a_loss_that_is_maximized_is_turned_round() -> None:
     held = run(optimizers=[optimizer([-2.0, -1.0], settings=[{"maximize": True}])])
     assert held.curve.values == [2.0, 1.0]
+
+
+def test_a_model_that_begins_far_below_chance_was_trained_before() -> None:
+    def begins(value: float, **more: Any) -> bool:
+        shape = {"distribution": {"classes": 65}, "labels": None, "valid": 32} | more
+        looks = [classified(step, value, **shape) for step in range(4)]
+        return run(sampled_steps=looks, optimizers=[optimizer([value] * 60, 0)]).curve.continued
+
+    assert begins(1.9)
+    assert not begins(4.2)
+    assert not begins(1.9, reduction="sum")
+    assert not begins(0.5, labels={"0": 28, "1": 4}), "what most rows are can be said without training"

@@ -99,7 +99,9 @@ class RecordedRun:
         return LossCurve(
             [sign * value for _, value in pairs],
             [step for step, _ in pairs],
-            continued=_can_learn(self.facts) or (optimizer is not None and self._continues(optimizer)),
+            continued=_can_learn(self.facts)
+            or (optimizer is not None and self._continues(optimizer))
+            or self.sampled.begins_trained(self.chance),
             blind=self.blind,
             chance=self.chance,
         )

@@ -75,6 +75,20 @@ class SampledData:
             return False
         return abs(sign.factor * loss.valid - 1) < 1e-3
 
+    def begins_trained(self, chance: float | None) -> bool:
+        """Whether the first loss is one that no new model has: far below that of the best constant answer.
+
+        Where that is not known, it is far below that of an even guess, which is what a new model makes.
+        """
+        losses = [call for call in self.steps[0].calls.losses if call.trained_on] if self.steps else []
+        if len(losses) != 1 or self.steps[0].step > 1 or losses[0].op != "cross_entropy" or losses[0].weighted:
+            return False
+        first, classes = losses[0], losses[0].distribution.classes if losses[0].distribution is not None else 0
+        if first.value is None or classes < 2 or first.smoothing or not self.is_mean(first):
+            return False
+        value = first.value if first.reduction == "mean" else first.value / max(1, first.valid or 0)
+        return value < 0.5 * min(math.log(classes), math.inf if chance is None else chance)
+
     def is_matrix(self, parameter: int) -> bool:
         """Whether a parameter has two dimensions or more."""
         return len(self._parameters[parameter].shape) >= 2

@@ -47,13 +47,13 @@ def too_high(run: RecordedRun) -> Claim | None:
     thrown = early > 0.3 and curve.blew_up  # it came back, but from far away
     if not (blown or stalled or thrown) or early < 0.02:
         return None
-    rate = run.lr[0] if run.lr else math.nan
+    rate = max(run.lr, default=math.nan)  # a warmup begins at 0
     confidence = 0.9 if early > 0.3 else 0.8 if early > 0.1 else 0.65
     ends = "is not finite" if curve.first_bad is not None else f"ends at {curve.end:.3g}"
     moved = f"{early:.0%} of" if early < 10 else f"{early:.2g} times"
     return Claim(
         confidence,
-        f"At a learning rate of {max(run.lr or [rate]):.3g} one step of {run.main.type} changes the weights by up "
+        f"At a learning rate of {rate:.3g} one step of {run.main.type} changes the weights by up "
         f"to {moved} their norm in the first sampled steps (1% is large), and the loss, {curve.start:.3g} at first, "
         f"peaks at {curve.peak:.3g} and {ends}.",
         step=curve.first_bad if curve.first_bad is not None else 0,
