@@ -34,6 +34,9 @@ def test_chance_is_known_for_a_sum_that_is_divided_by_its_number_of_targets() ->
     for each in looks:
         each["roots"][0]["sign"]["factor"] = 1 / 32
     assert run(sampled_steps=looks).chance == pytest.approx(math.log(2))
+    for each in looks:  # two were counted that the model leaves out
+        each["roots"][0]["sign"]["factor"] = 1 / 34
+    assert run(sampled_steps=looks).chance == pytest.approx(math.log(2) * 32 / 34)
 
 
 def test_a_second_phase_on_trained_weights_is_continued_and_a_fresh_model_is_not() -> None:

@@ -147,6 +147,8 @@ def no_warmup(run: RecordedRun) -> Claim | None:
     jumped = max(early) > 1.3 * abs(curve.start) + 0.2 or (curve.first_bad is not None and curve.first_bad < 100)
     if not ratios or max(ratios) < 0.03 or curve.learned or not (jumped or max(ratios) > 0.1):
         return None
+    if max(ratios) > 1:
+        return None  # a step that is larger than the weights is too large at any time
     decays = run.lr[-1] < 0.5 * run.lr[0]
     if not decays and max(run.lr) > (2e-2 if run.main.type.startswith(ADAPTIVE) else 0.5):
         return None  # too high for later steps as well
