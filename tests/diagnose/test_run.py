@@ -28,6 +28,17 @@ def test_chance_is_not_known_for_losses_on_another_scale(more: dict[str, Any]) -
     assert run(sampled_steps=[classified(step, 1.0, **more) for step in range(4)]).chance is None
 
 
+def test_chance_is_known_for_a_sum_that_is_divided_by_its_number_of_targets() -> None:
+    looks = [classified(step, 32.0, reduction="sum", valid=32) for step in range(4)]
+    assert run(sampled_steps=looks).chance is None
+    for each in looks:
+        each["roots"][0]["sign"]["factor"] = 1 / 32
+    assert run(sampled_steps=looks).chance == pytest.approx(math.log(2))
+    for each in looks:  # two were counted that the model leaves out
+        each["roots"][0]["sign"]["factor"] = 1 / 34
+    assert run(sampled_steps=looks).chance == pytest.approx(math.log(2) * 32 / 34)
+
+
 def test_a_second_phase_on_trained_weights_is_continued_and_a_fresh_model_is_not() -> None:
     phases = [optimizer(falling(60), 0), optimizer([0.2] * 60, 1, created_at_step=60)]
     trained = parameter(0, optimizers=(0, 1)) | {"loaded": False}
@@ -72,3 +83,15 @@ def test_a_loop_without_an_optimizer_is_read_by_its_backwards() -> None:
 def test_a_loss_that_is_maximized_is_turned_round() -> None:
     held = run(optimizers=[optimizer([-2.0, -1.0], settings=[{"maximize": True}])])
     assert held.curve.values == [2.0, 1.0]
+
+
+def test_a_model_that_begins_far_below_chance_was_trained_before() -> None:
+    def begins(value: float, **more: Any) -> bool:
+        shape = {"distribution": {"classes": 65}, "labels": None, "valid": 32} | more
+        looks = [classified(step, value, **shape) for step in range(4)]
+        return run(sampled_steps=looks, optimizers=[optimizer([value] * 60, 0)]).curve.continued
+
+    assert begins(1.9)
+    assert not begins(4.2)
+    assert not begins(1.9, reduction="sum")
+    assert not begins(0.5, labels={"0": 28, "1": 4}), "what most rows are can be said without training"

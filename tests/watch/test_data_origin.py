@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from surefoot.record.facts import NonFiniteLoss, UngraphedCall
-from surefoot.watch.data_origin import DataOrigin, is_finite, origin_of_data, place_of
+from surefoot.record.facts import DrawnBatch, NonFiniteLoss, UngraphedCall
+from surefoot.watch.data_origin import DataOrigin, draws_ahead, is_finite, origin_of_data, place_of
 
 LOSS = NonFiniteLoss(value=math.nan, kind="data", shape=[8, 3], site="train.py:9", module="net", call="linear", nan=2)
 CONSUMER = ("train.py:9", "net", "linear")
@@ -163,3 +163,46 @@ for x in rows:
 
 def test_data_made_while_the_first_step_was_sampled_is_still_data_in_a_later_one(watch):
     watch(MADE_AFTER_THE_OPTIMIZER).names_first("data.nonfinite-input", step=30, at="|model(x)", evidence=set())
+
+
+DRAWN_AHEAD = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+rows = torch.randn(640, 8)
+rows[500, 5] = float("nan")
+
+
+def one_ahead(loader):
+    batches = iter(loader)
+    batch = next(batches)
+    for following in batches:
+        yield batch
+        batch = following
+    yield batch
+
+
+for x in one_ahead(DataLoader(rows, 16)):
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_batch_that_was_drawn_ahead_is_not_taken_for_that_of_the_step(watch):
+    watch(DRAWN_AHEAD).names_first("data.nonfinite-input", step=31, at="|model(x)", evidence=set())
+
+
+def test_a_loop_that_looks_at_all_the_data_first_does_not_draw_ahead():
+    def drawn(*backwards, iteration=1):
+        given = {"loader": 0, "step": 0, "size": 4, "fingerprint": 0, "grad_mode": True}
+        return [DrawnBatch(iteration=iteration, backward=backward, **given) for backward in backwards]
+
+    assert draws_ahead(drawn(0, 0, 1, 2))
+    assert not draws_ahead(drawn(0, 1, 2))
+    assert not draws_ahead(drawn(0, 0, 0, 0) + drawn(0, 1, 2, iteration=2))
+    assert not draws_ahead(drawn(0) + drawn(0, 1, iteration=2))

@@ -3,6 +3,7 @@
 import torch
 
 from surefoot.watch.optimizer_record import least, left_share
+from watched import CLASSES, LOOP
 
 
 def test_the_share_of_parameters_that_still_have_a_gradient():
@@ -12,3 +13,35 @@ def test_the_share_of_parameters_that_still_have_a_gradient():
     assert left_share(tensors) == 0.25
     assert least([0.5, 0.25]) == 0.25
     assert least([torch.tensor(0.5), 0.25]).item() == 0.25
+
+
+WRAPPED = """
+class Wrapper(torch.optim.Optimizer):
+    def __init__(self, inner):
+        self.inner = inner
+        inner.load_state_dict(inner.state_dict())
+
+    param_groups = property(lambda self: self.inner.param_groups)
+    state = property(lambda self: self.inner.state)
+    defaults = property(lambda self: self.inner.defaults)
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+    def zero_grad(self, set_to_none=True):
+        self.inner.zero_grad(set_to_none)
+
+
+model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
+inner = torch.optim.Adam(model.parameters(), lr=1e-2)
+optimizer = Wrapper(inner)
+schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=60)
+"""
+SCHEDULED = LOOP.replace("    optimizer.step()", "    optimizer.step()\n    schedule.step()")
+
+
+def test_an_optimizer_that_wraps_another_is_not_a_second_one(watch):
+    run = watch(CLASSES, "loss_of = F.cross_entropy", WRAPPED, SCHEDULED)
+    assert [(each["type"], each["steps"]) for each in run.facts["optimizers"]] == [("Adam", 60)]
+    assert [each["optimizer"] for each in run.facts["schedulers"]] == [0]
+    assert run.causes == []

@@ -25,6 +25,7 @@ from surefoot.diagnose.catalogue import CATALOGUE
 from surefoot.diagnose.findings import Diagnosis, Finding
 from surefoot.diagnose.insufficient import why_unknown, why_unknown_by_steps
 from surefoot.diagnose.run import RecordedRun
+from surefoot.diagnose.trainer_fixes import trainer_fixes
 from surefoot.errors import UsageError
 from surefoot.record.facts import STEPS_ONLY, RunDescription, RunFacts
 
@@ -211,7 +212,9 @@ def _judge(run: RecordedRun, found: list[tuple[Rule, Claim]]) -> tuple[Outlook, 
         if rule.code in explained and explained[rule.code] in codes:
             severity, confidence = "info", confidence * 0.5
         rank = (severity != "info", severity == "error", _RANK[rule.kind], confidence)
-        ranked.append((rank, _finding(rule.code, replace(claim, severity=severity, confidence=confidence))))
+        fixes = (*trainer_fixes(run, rule.code), *claim.fixes)
+        judged = replace(claim, severity=severity, confidence=confidence, fixes=fixes)
+        ranked.append((rank, _finding(rule.code, judged)))
     ranked.sort(key=lambda item: item[0], reverse=True)
     findings = tuple(finding for _, finding in ranked)
     worst = {finding.severity for finding in findings}

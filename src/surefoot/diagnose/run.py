@@ -99,7 +99,9 @@ class RecordedRun:
         return LossCurve(
             [sign * value for _, value in pairs],
             [step for step, _ in pairs],
-            continued=_can_learn(self.facts) or (optimizer is not None and self._continues(optimizer)),
+            continued=_can_learn(self.facts)
+            or (optimizer is not None and self._continues(optimizer))
+            or self.sampled.begins_trained(self.chance),
             blind=self.blind,
             chance=self.chance,
         )
@@ -133,10 +135,12 @@ class RecordedRun:
         if len(names) != 1 or names == {None} or {root.factor for root in roots} != {1.0}:
             return None
         losses = self.sampled.training_losses(*(name for name in names if name))
-        if not losses or any(call.reduction != "mean" or call.weighted or call.smoothing for call in losses):
+        shares = present(self.sampled.share_of_mean(call) for call in losses)
+        if not losses or len(shares) < len(losses) or any(call.weighted or call.smoothing for call in losses):
             return None
         if losses[0].op in ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"):
-            return _entropy(losses)
+            entropy = _entropy(losses)
+            return None if entropy is None else entropy * median(shares)
         if losses[0].op == "mse_loss":
             spreads = present(call.target_variance for call in losses)
             return median(spreads) if len(spreads) >= 3 else None

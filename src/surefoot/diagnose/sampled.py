@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from surefoot.record.facts import (
         BackwardCall,
         LossCall,
+        LossSign,
         ModelCall,
         OptimizerUpdate,
         ParameterFacts,
@@ -46,6 +47,12 @@ class SampledData:
         return [call for step in self.steps for call in step.backward_calls]
 
     @cached_property
+    def signs(self) -> dict[tuple[int, int], LossSign]:
+        """What each loss function was multiplied by on its way to a `backward`: by its step and its place in it."""
+        calls = [(step.step, call.sign) for step in self.steps for call in step.backward_calls]
+        return {(step, sign.index): sign for step, sign in calls if sign is not None}
+
+    @cached_property
     def model_calls(self) -> list[ModelCall]:
         """All calls of models."""
         return [call for step in self.steps for call in step.model_calls]
@@ -58,6 +65,38 @@ class SampledData:
     def training_losses(self, *names: str) -> list[LossCall]:
         """Calls of loss functions whose result was trained on."""
         return [call for call in self.calls.losses if call.trained_on and (not names or call.op in names)]
+
+    def share_of_mean(self, loss: LossCall) -> float | None:
+        """Which part of the mean over its targets a loss is: 1, or a little less for a sum over a number of targets.
+
+        A trainer may count targets that the model leaves out, the first token of each row for instance. `None` if the
+        loss is not a mean.
+        """
+        if loss.reduction == "mean":
+            return 1.0
+        sign = self.signs.get((loss.step, loss.index))
+        if loss.reduction != "sum" or sign is None or sign.factor is None or loss.valid is None:
+            return None
+        share = sign.factor * loss.valid
+        return share if 0.8 < share < 1.001 else None
+
+    def begins_trained(self, chance: float | None) -> bool:
+        """Whether the first loss is one that no new model has: far below that of the best constant answer.
+
+        A new model makes an even guess; where the best constant answer is not known, that stands for it. Where one
+        label is far more frequent than the others nothing is concluded: an output that starts from these shares, and a
+        first batch without the rare ones, look the same.
+        """
+        losses = [call for call in self.steps[0].calls.losses if call.trained_on] if self.steps else []
+        if len(losses) != 1 or self.steps[0].step > 1 or losses[0].op != "cross_entropy" or losses[0].weighted:
+            return False
+        first, classes = losses[0], losses[0].distribution.classes if losses[0].distribution is not None else 0
+        if first.value is None or classes < 2 or first.smoothing or self.share_of_mean(first) is None:
+            return False
+        value = first.value if first.reduction == "mean" else first.value / max(1, first.valid or 0)
+        even = math.log(classes)
+        is_uneven = chance is not None and chance < 0.5 * even
+        return not is_uneven and value < 0.7 * (even if chance is None else min(even, chance))
 
     def is_matrix(self, parameter: int) -> bool:
         """Whether a parameter has two dimensions or more."""

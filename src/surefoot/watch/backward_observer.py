@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.observe.readable import has_company, readable
 from surefoot.record.facts import NonFiniteLoss, NonFiniteLossEvent, SpikeEvent
 from surefoot.watch.accumulated_loss import share_of
+from surefoot.watch.data_origin import draws_ahead
 from surefoot.watch.loss_level import LossLevels, data_under
 from surefoot.watch.loss_readings import LossPlace, LossReadings
 from surefoot.watch.manual_loop import ManualLoop
@@ -197,7 +198,8 @@ class BackwardObserver:
 
         def follow(facts: NonFiniteLoss, tensor: Tensor | None) -> NonFiniteLoss:
             """Add through which operations data that is not finite came, and whether it was finite before."""
-            drawn = self._incidents.drawn() if self._incidents is not None else []
+            is_known = self._incidents is not None and not draws_ahead(self._context.calls.batches)
+            drawn = self._incidents.drawn() if self._incidents is not None and is_known else []
             return self._sampler.data_origin(facts, tensor, drawn)
 
         found = find_origin(root, value, self._context.registry, origins, follow)

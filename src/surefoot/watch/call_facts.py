@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from surefoot.observe.readable import is_readable
 from surefoot.record.facts import SampledCalls
 from surefoot.watch.call_history import CallHistory
+from surefoot.watch.deferred import number, own
 from surefoot.watch.layer_calls import LayerCalls
 from surefoot.watch.loss_calls import LossCalls
 from surefoot.watch.numeric_calls import NumericCalls
@@ -60,9 +62,7 @@ class CallFacts:
         """Record what matters about one call."""
         name = entry.name
         if name in ("mul", "div") and len(args) > 1:
-            number = next((value for value in args if isinstance(value, (int, float))), None)
-            if number:
-                entry.notes.constant = float(number) if name == "mul" else 1.0 / number
+            _note_factor(entry, args)
         with WithoutHooks():
             if name in LOSSES:
                 self.losses.loss(entry, args, kwargs, out)
@@ -94,3 +94,15 @@ class CallFacts:
                 self.numbers.domain(entry, args, kwargs, out)
             if name in RISKY and entry.out_grad and isinstance(out, Tensor) and out.is_floating_point():
                 self.numbers.risk(entry, args, out)
+
+
+def _note_factor(entry: RecordedCall, args: tuple[Any, ...]) -> None:
+    """What a call multiplied or divided by, if that is one number."""
+    constant = next((value for value in args if isinstance(value, (int, float))), None)
+    if constant:
+        entry.notes.constant = float(constant) if entry.name == "mul" else 1.0 / constant
+    elif entry.name == "div" and isinstance(args[1], Tensor):
+        with WithoutHooks():
+            divisor = args[1]
+            if divisor.numel() == 1 and not divisor.requires_grad and is_readable(divisor):
+                entry.notes.divisor = number(own(divisor))

@@ -44,6 +44,7 @@ def assemble(watcher: Watcher) -> RunFacts:
         held_memory=watcher.memory.held,
         module_memory=watcher.context.module_memory.as_facts(),
         compiled=state.compiled,
+        trainer=state.trainer,
         eager_looks=watcher.context.options.eager_looks,
         problems=watcher.probes.problems,
         guard=watcher.steps.guard.as_facts(),

@@ -24,7 +24,7 @@ from surefoot.watch.operation_names import RECURRENT, WEIGHT_LAYERS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from surefoot.record.facts import NonFiniteLoss
+    from surefoot.record.facts import DrawnBatch, NonFiniteLoss
     from surefoot.watch.function_recorder import DomainFacts, FunctionRecorder, RecordedCall
 
 MOST_WAYS = 64
@@ -174,6 +174,20 @@ def _were_finite(facts: NonFiniteLoss, way: DataOrigin | None, drawn: list[Any])
     if whole and not sources:  # made of nothing, perhaps in an earlier step: the batch was asked first
         return True
     return True if any(_can_be_from(facts.shape or [0], tensor) for tensor in batch) else None
+
+
+def draws_ahead(batches: Iterable[DrawnBatch]) -> bool:
+    """Whether a loader is asked for the next batch before the last one is used, as trainers do to know the end.
+
+    Then the batch that was drawn last is not the one of the step. A loop that does so draws two before its first
+    backward, and then one before each.
+    """
+    begins: dict[tuple[int, int], list[int]] = {}
+    for batch in batches:
+        begin = begins.setdefault((batch.loader, batch.iteration), [])
+        if len(begin) < 3 and batch.grad_mode:
+            begin.append(batch.backward)
+    return any(len(begin) == 3 and begin[0] == begin[1] < begin[2] for begin in begins.values())
 
 
 def _can_be_from(shape: list[int], batch: Tensor) -> bool:

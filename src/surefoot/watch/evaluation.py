@@ -16,7 +16,7 @@ MOST_CALLS = 400
 
 
 class Evaluations:
-    """Opened when the user's code turns gradients off or calls `eval()`, closed when that is over."""
+    """Opened when the user's code, or a trainer that it calls, turns gradients off; closed when that is over."""
 
     def __init__(self, context: WatchContext) -> None:
         self._context, self._state = context, context.state
@@ -39,11 +39,18 @@ class Evaluations:
         )
         self._sampled.begin()
 
-    def close(self) -> None:
-        """The block is over."""
+    def close(self) -> bool | None:
+        """The block is over; returns whether a model was called in it, or `None` if it was not watched or goes on."""
         self._depth = max(0, self._depth - 1)
-        if self._depth == 0:
-            self.drop()
+        if self._depth or self._sampled is None:
+            return None
+        has_calls = bool(self._sampled.model_calls.calls)
+        self.drop()
+        return has_calls
+
+    def forget_empty(self) -> None:
+        """The last block, a library's, was no evaluation: it does not count."""
+        self.blocks -= 1
 
     def drop(self) -> None:
         """Stop watching and keep the calls."""

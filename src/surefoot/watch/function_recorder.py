@@ -75,6 +75,8 @@ class CallNotes:
     """The indices that an embedding looked up."""
     constant: float | None = None
     """The constant that the call multiplied by."""
+    divisor: Any = None
+    """What the call divided by, if it is a tensor of one element without a gradient; perhaps to be read later."""
     domain: DomainFacts | None = None
     """Of a call without a graph that is not defined everywhere."""
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from surefoot.record.facts import ActivationCall, EmbeddingCall, LayerCall, NormalizationCall, SoftmaxCall
 from surefoot.watch.deferred import later, number
-from surefoot.watch.operation_names import RECURRENT
+from surefoot.watch.operation_names import ADDED_PRODUCTS, PRODUCTS, RECURRENT
 from surefoot.watch.tensor_summary import SAMPLE, finite_or_none, rows_of, sampled
 
 if TYPE_CHECKING:
@@ -34,11 +34,10 @@ class LayerCalls:
 
     def layer(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """A layer with weights: the scale of what goes in and of what comes out."""
-        first = next((value for value in [*args, *kwargs.values()] if isinstance(value, Tensor)), None)
         made = out[0] if isinstance(out, tuple) and out else out
-        if first is None or not isinstance(made, Tensor) or not made.is_floating_point():
+        given = _factors(entry.name, args, kwargs)
+        if not given or not isinstance(made, Tensor) or not made.is_floating_point():
             return
-        given = [value for value in [*args, *kwargs.values()] if isinstance(value, Tensor)]
         parameter = next(
             (
                 n
@@ -49,6 +48,7 @@ class LayerCalls:
         )
         if parameter is None and entry.name not in RECURRENT:
             return  # a product of activations, as in attention
+        first = self._input(entry.name, given)
         values = sampled(first).float() if first.is_floating_point() else None
         results = sampled(made).float()
         self.layers.append(
@@ -56,7 +56,7 @@ class LayerCalls:
                 **self._history.place(entry),
                 parameter=parameter,
                 in_std=_spread(values) if values is not None else None,
-                fan_in=_fan_in(entry.name, first, given),
+                fan_in=_fan_in(entry.name, given),
                 in_mean=number(values.mean()) if values is not None else None,
                 out_std=_spread(results),
                 out_largest=number(results.abs().max()) if made.numel() else 0.0,
@@ -66,6 +66,12 @@ class LayerCalls:
                 trained_on=entry.out_grad,
             )
         )
+
+    def _input(self, name: str, given: list[Tensor]) -> Tensor:
+        """What goes into a layer: the first operand, or the second of a product whose first one is the weight."""
+        if name not in PRODUCTS:
+            return given[0]
+        return next((value for value in given if self._history.parameter_of(value) is None), given[0])
 
     def activation(self, entry: RecordedCall, out: Tensor) -> None:
         """An activation function: which share of its units is saturated or dead."""
@@ -179,11 +185,18 @@ class LayerCalls:
         ]
 
 
-def _fan_in(name: str, first: Tensor, given: list[Tensor]) -> int | None:
+def _factors(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that a layer multiplies, in their order. What `addmm` and its kin add to the product is left out."""
+    if name in ADDED_PRODUCTS:
+        args, kwargs = args[1:], {key: value for key, value in kwargs.items() if key != "input"}
+    return [value for value in [*args, *kwargs.values()] if isinstance(value, Tensor)]
+
+
+def _fan_in(name: str, given: list[Tensor]) -> int | None:
     """How many inputs each output of a layer adds up."""
     if name.startswith("conv") and len(given) > 1:
         return math.prod(given[1].shape[1:])
-    return first.shape[-1] if first.dim() else None
+    return given[0].shape[-1] if given[0].dim() else None
 
 
 def _std(tensor: Tensor) -> float | None:

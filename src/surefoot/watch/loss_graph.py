@@ -6,6 +6,7 @@ graph itself; hooks on its nodes only add up what passes. Graphs of more than 4,
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -54,19 +55,24 @@ def made_from(recorder: FunctionRecorder, entry: int) -> list[HistoryCall]:
 
 
 def sign(recorder: FunctionRecorder, entry: int) -> LossSign | None:
-    """Follow the loss back to the loss function it came from, counting changes of sign and constant factors."""
-    factor: float | None = 1.0
+    """Follow the loss back to the loss function it came from, counting changes of sign and constant factors.
+
+    A tensor that it is divided by, as a number of targets is, counts as a constant factor.
+    """
+    factor = 1.0
+    counts: list[Any] = []
     index = entry
     for _ in range(12):
         e = recorder.entries[index]
         if e.name in LOSSES:
-            return LossSign(function=e.name, site=e.site, factor=factor, index=e.index)
-        if e.name == "neg":
-            factor = -factor if factor is not None else None
-        elif e.name in ("mul", "div") and e.notes.constant is not None and factor is not None:
+            known = later(partial(_divided, factor), *counts)
+            return LossSign(function=e.name, site=e.site, factor=known, index=e.index)
+        if e.name in ("neg", "rsub"):
+            factor = -factor
+        elif e.name in ("mul", "div") and e.notes.constant is not None:
             factor *= e.notes.constant
-        elif e.name == "rsub":
-            factor = -factor if factor is not None else None
+        elif e.name == "div" and e.notes.divisor is not None:
+            counts.append(e.notes.divisor)
         elif e.name not in ("mean", "sum", "add", "sub", "mul", "div", *VIEWS):
             return None
         ahead = [i for i in e.inputs if recorder.entries[i].out_grad]
@@ -74,6 +80,12 @@ def sign(recorder: FunctionRecorder, entry: int) -> LossSign | None:
             return None
         index = ahead[0]
     return None
+
+
+def _divided(factor: float, *counts: float) -> float | None:
+    """The factor over all of the counts; `None` for counts of 0. Their sign, which may differ by step, is not used."""
+    product = abs(math.prod(counts))
+    return factor / product if product and math.isfinite(product) else None
 
 
 def factor_of(recorder: FunctionRecorder, entry: int) -> float:

@@ -12,9 +12,11 @@ OTHER_LOSSES = {
 }  # fmt: skip
 LOSSES = CLASS_LOSSES | BINARY_LOSSES | DISTANCE_LOSSES | OTHER_LOSSES
 
-WEIGHT_LAYERS = {
-    "linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "matmul", "bilinear", "mm", "addmm",
-    "bmm", "einsum", "__rmatmul__",
+ADDED_PRODUCTS = {"addmm", "addmv", "baddbmm", "addbmm"}
+"""Products of the second and third argument, to which the first is added."""
+PRODUCTS = {"matmul", "mm", "mv", "bmm", "einsum", "__rmatmul__"} | ADDED_PRODUCTS
+WEIGHT_LAYERS = PRODUCTS | {
+    "linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "bilinear",
 }  # fmt: skip
 ARITHMETIC = WEIGHT_LAYERS | {"mul", "add", "sub", "div", "pow", "exp", "sum", "square", "prod", "cumsum", "norm"}
 ACTIVATIONS = {

@@ -92,8 +92,12 @@ class OptimizerRecords:
         self._round: set[int] = set()
 
     def find(self, optimizer: torch.optim.Optimizer) -> OptimizerRecord | None:
-        """The record of an optimizer, if it has one."""
-        return next((record for record in self.all if record.ref() is optimizer), None)
+        """The record of an optimizer, or of the one that it only wraps: they share their groups."""
+        found = next((record for record in self.all if record.ref() is optimizer), None)
+        if found is not None:
+            return found
+        groups = optimizer.param_groups
+        return next((record for record, held in self.alive() if held.param_groups is groups), None)
 
     def alive(self) -> list[tuple[OptimizerRecord, torch.optim.Optimizer]]:
         """The optimizers that still exist, with their records."""

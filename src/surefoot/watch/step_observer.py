@@ -7,6 +7,7 @@ that a scaler or the guard skips are observed too.
 from __future__ import annotations
 
 import math
+import sys
 from threading import get_ident
 from typing import TYPE_CHECKING, cast
 
@@ -21,7 +22,7 @@ from surefoot.watch.guard import OptimizerGuard
 from surefoot.watch.optimizer_order import follow
 from surefoot.watch.optimizer_record import OptimizerRecord, least
 from surefoot.watch.unmeasured_steps import UnmeasuredSteps
-from surefoot.watch.user_frames import name_of, site, user_frame
+from surefoot.watch.user_frames import name_of, site, trainer_of, user_frame
 
 if TYPE_CHECKING:
     from surefoot.types import StepRecord
@@ -101,6 +102,8 @@ class StepObserver:
         state = self._state
         record = self.record_of(optimizer)
         record.backwards_at_start = state.backwards
+        if not record.series.count:
+            state.trainer = state.trainer or trainer_of(sys._getframe())
         state.backwards_at_closure = state.backwards if has_closure else None
         self._sampler.before_step(record, optimizer, has_closure)
         if self._backwards_at_zero == state.backwards and self._context.losses.values and not has_closure:

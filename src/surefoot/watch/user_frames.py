@@ -80,6 +80,34 @@ def is_library(filename: str) -> bool:
     return (packaged and not inside) or filename.startswith(_HERE + os.sep)
 
 
+def is_other_library(filename: str) -> bool:
+    """Whether a file belongs to a library other than Python, torch, NumPy and this one."""
+    return is_library(filename) and not filename.startswith(_HERE + os.sep)
+
+
+_TRAINERS = {
+    os.path.join(os.sep, "transformers", ""): "transformers",
+    os.path.join(os.sep, "trl", ""): "transformers",  # its trainers are derived from that one
+    os.path.join(os.sep, "lightning", "pytorch", ""): "lightning",
+    os.path.join(os.sep, "pytorch_lightning", ""): "lightning",
+    os.path.join(os.sep, "accelerate", ""): "accelerate",
+}
+"""Folders of libraries, inside of that of all packages, and the library whose settings their loops have."""
+
+
+def trainer_of(frame: FrameType | None) -> str | None:
+    """The library whose training loop is running: the outermost one that is known, as trainers call each other."""
+    found = None
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if is_other_library(filename):
+            packages = next(folder for folder in _PACKAGES if folder in filename)
+            inside = os.sep + filename.rpartition(packages + os.sep)[2]
+            found = next((name for folder, name in _TRAINERS.items() if inside.startswith(folder)), found)
+        frame = frame.f_back
+    return found
+
+
 def site(depth: int = 1) -> str:
     """Where the user's code is right now, as `train.py:14`; empty if no frame is theirs."""
     frame = user_frame(depth + 1)

@@ -44,6 +44,8 @@ class WatchState:
         """False in a forked child, such as a data loader's worker."""
         self.thread: int | None = None
         """The thread that trains, once an optimizer was made."""
+        self.trainer: str | None = None
+        """The library whose training loop runs, as the first step showed it."""
         self.compiled = False
         """Whether the script has compiled something. From then on no hooks and no modes are used."""
         self.steps = 0

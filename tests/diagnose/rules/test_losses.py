@@ -452,6 +452,27 @@ def test_a_rate_too_high_on_a_mean_is_not_a_sum(watch: Nursery) -> None:
     assert "loss.sum-reduction" not in run.causes
 
 
+@pytest.mark.parametrize("divisor", ["torch.tensor(len(target))", "(target >= 0).sum()", "len(target)"])
+def test_a_sum_that_is_divided_by_the_number_of_targets_is_a_mean(watch: Nursery, divisor: str) -> None:
+    loss = f"""
+    def loss_of(given, target):
+        return F.cross_entropy(given, target, reduction="sum") / {divisor}
+    """
+    model = NET.replace("optim.Adam", "optim.SGD").replace("1e-2", "60.0")
+    run = watch(CLASSES, loss, model, LOOP)
+    assert run.first.cause == "lr.too-high"
+    assert "loss.sum-reduction" not in run.causes
+
+
+def test_a_summed_loss_of_another_call_on_the_same_line_is_not_the_one_that_is_minimised(watch: Nursery) -> None:
+    loss = """
+    def loss_of(given, target):
+        return F.cross_entropy(given, target) + 0 * len([F.cross_entropy(given, target, reduction="sum")])
+    """
+    model = NET.replace("optim.Adam", "optim.SGD").replace("1e-2", "60.0")
+    assert "loss.sum-reduction" not in watch(CLASSES, loss, model, LOOP).causes
+
+
 TWO_HEADS = """
 class Net(nn.Module):
     def __init__(self):

@@ -156,6 +156,17 @@ def test_a_transformer_thrown_off_course_in_its_first_steps_lacks_a_warm_up(watc
     assert found.evidence["lr"][0] == pytest.approx(6e-2)
 
 
+def test_steps_that_are_larger_than_the_weights_are_too_large_after_a_warm_up_as_well(watch: Nursery) -> None:
+    run = watch(TRANSFORMER.replace("RATE", "3.0").replace("SHAPE", "1 - step / 60"), SCHEDULED)
+    assert run.first.cause == "lr.too-high"
+    assert "lr.no-warmup" not in run.causes
+
+
+def test_the_rate_to_try_is_a_part_of_the_highest_one_though_a_warm_up_begins_at_0(watch: Nursery) -> None:
+    run = watch(TRANSFORMER.replace("RATE", "3.0").replace("SHAPE", "min(step / 5, 1)"), SCHEDULED)
+    assert run.finding("lr.too-high").fixes[0] == "Divide the learning rate by 3 to 10: 0.3 to 1."
+
+
 def test_the_same_transformer_warmed_up_is_fine(watch: Nursery) -> None:
     shape = "min(1, (step + 1) / 30) * (1 - step / 60)"
     assert watch(TRANSFORMER.replace("RATE", "6e-2").replace("SHAPE", shape), SCHEDULED).causes == []

@@ -6,9 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from recorded import look, parameter
+from recorded import run as recorded
+from surefoot.diagnose.rules.scale import vanishing_gradient
 from watched import CLASSES, LOOP, NET, VALUES
 
 if TYPE_CHECKING:
+    from surefoot.diagnose.run import RecordedRun
     from watched import Nursery
 
 START = CLASSES + "loss_of = F.cross_entropy\n"
@@ -154,6 +158,22 @@ def test_a_sigmoid_at_the_output_may_be_certain(watch: Nursery) -> None:
 
 
 # Gradients through depth and time
+
+
+def profile_of(*sizes: float) -> RecordedRun:
+    """A run whose layers, first to last, get gradients of these sizes per weight."""
+    layers = [{"op": "linear", "parameter": number, "out_std": 1.0} for number in range(len(sizes))]
+    rows = [{"id": number, "grad": 8 * size, "ratio": 0.01} for number, size in enumerate(sizes)]
+    looks = [look(step, notes={"layers": layers}, steps=[{"optimizer": 0, "rows": rows}]) for step in range(4)]
+    return recorded([0.7] * 60, sampled_steps=looks, parameters=[parameter(n) for n in range(len(sizes))])
+
+
+def test_small_gradients_of_queries_and_keys_are_not_lost_on_the_way_back() -> None:
+    block = (5e-7, 5e-7, 4.6e-5, 4.1e-5, 4.5e-5, 4.3e-5)  # query, key, value, output, up, down: at every depth
+    assert vanishing_gradient(profile_of(*block, 3e-3, 2e-2)) is None
+    assert vanishing_gradient(profile_of(*block, *block, 3e-3, 2e-2)) is None
+    assert vanishing_gradient(profile_of(*[1e-8 * 10**n for n in range(8)])) is not None
+    assert vanishing_gradient(profile_of(1e-9, 1e-9, 1e-9, 1e-9, 1e-3, 1e-3, 1e-3, 1e-3)) is not None
 
 
 def test_a_gradient_that_dies_on_its_way_back_is_named_with_both_ends(watch: Nursery) -> None:

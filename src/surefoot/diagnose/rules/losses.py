@@ -509,9 +509,9 @@ def sum_reduction(run: RecordedRun) -> Claim | None:
 
 
 def _is_root(run: RecordedRun, note: LossCall) -> bool:
-    """Whether a loss goes into backward undivided."""
-    signs = [root.sign for root in run.sampled.backward_calls if root.sign is not None]
-    return any(sign.site == note.site and (sign.factor or 0) == 1 for sign in signs)
+    """Whether a loss goes into backward undivided. One line, which calls a trainer, may make many losses."""
+    sign = run.sampled.signs.get((note.step, note.index))
+    return sign is not None and sign.factor == 1
 
 
 def _summed(run: RecordedRun, site: str, op: str, count: int, step: int) -> Claim | None:

@@ -49,13 +49,13 @@ def too_high(run: RecordedRun) -> Claim | None:
     saturated = early > 0.1 and attention_logit_growth(run) is not None  # steps that large drive the logits up
     if not (blown or stalled or thrown or saturated) or early < 0.02:
         return None
-    rate = run.lr[0] if run.lr else math.nan
+    rate = max(run.lr, default=math.nan)  # a warmup begins at 0
     confidence = 0.9 if early > 0.3 else 0.8 if early > 0.1 else 0.65
     ends = "is not finite" if curve.first_bad is not None else f"ends at {curve.end:.3g}"
     moved = f"{early:.0%} of" if early < 10 else f"{early:.2g} times"
     return Claim(
         confidence,
-        f"At a learning rate of {max(run.lr or [rate]):.3g} one step of {run.main.type} changes the weights by up "
+        f"At a learning rate of {rate:.3g} one step of {run.main.type} changes the weights by up "
         f"to {moved} their norm in the first sampled steps (1% is large), and the loss, {curve.start:.3g} at first, "
         f"peaks at {curve.peak:.3g} and {ends}.",
         step=curve.first_bad if curve.first_bad is not None else 0,
@@ -149,6 +149,8 @@ def no_warmup(run: RecordedRun) -> Claim | None:
     jumped = max(early) > 1.3 * abs(curve.start) + 0.2 or (curve.first_bad is not None and curve.first_bad < 100)
     if not ratios or max(ratios) < 0.03 or curve.learned or not (jumped or max(ratios) > 0.1):
         return None
+    if max(ratios) > 1:
+        return None  # a step that is larger than the weights is too large at any time
     decays = run.lr[-1] < 0.5 * run.lr[0]
     if not decays and max(run.lr) > (2e-2 if run.main.type.startswith(ADAPTIVE) else 0.5):
         return None  # too high for later steps as well

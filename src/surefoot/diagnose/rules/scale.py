@@ -285,9 +285,10 @@ def vanishing_gradient(run: RecordedRun) -> Claim | None:
     profile = _depth_profile(run, early)
     if len(profile) < 4:
         return None
-    first = median(size for _, size in profile[: max(1, len(profile) // 4)])
-    last = median(size for _, size in profile[-max(1, len(profile) // 4) :])
-    if last <= 0 or first / last > 1e-3:
+    sizes = [size for _, size in profile]
+    first = median(sizes[: max(1, len(profile) // 4)])
+    last = median(sizes[-max(1, len(profile) // 4) :])
+    if last <= 0 or first / last > 1e-3 or _recovers(sizes, last):
         return None
     slow = run.curve.flat or not run.curve.before_bad.learned
     return Claim(
@@ -300,6 +301,16 @@ def vanishing_gradient(run: RecordedRun) -> Claim | None:
         evidence={"ratio": first / last, "layers": len(profile), "profile": [s for _, s in profile][:40]},
         severity="error" if slow else "info",
     )
+
+
+def _recovers(sizes: list[float], last: float) -> bool:
+    """Whether one of the first three layers gets what the middle ones get: then no gradient is lost on the way back.
+
+    Queries and keys have far smaller gradients than their neighbours while attention is even, and a last layer far
+    larger ones than all before it if its own weights are small: both are so at any depth.
+    """
+    middle = median(sizes[len(sizes) // 4 : -max(1, len(sizes) // 4)])
+    return max(sizes[:3]) > 0.1 * middle and max(sizes[:3]) > 1e-3 * last
 
 
 def exploding_gradient(run: RecordedRun) -> Claim | None:

@@ -740,6 +740,8 @@ class RunFacts(Facts):
     """How many steps were made; where optimizers take turns, one for each round."""
     backwards: int = 0
     """How many backwards there were."""
+    trainer: str | None = None
+    """The library whose training loop the script calls: `transformers`, `lightning` or `accelerate`."""
     models: list[ModelFacts] = item(factory=list, always=True)
     """The models that were called."""
     parameters: list[ParameterFacts] = item(factory=list, always=True)

@@ -1,12 +1,14 @@
 """Blocks without gradients, which are how scripts evaluate, and compilation.
 
-A block counts when the script's own code opens it, or a function of the script's that is decorated with it. A compiled
+A block counts when the script's own code opens it, or a function of the script's that is decorated with it; or when a
+library does, a trainer for instance, and calls a model in it. A compiled
 function guards on the modes and hooks that are on, so from the first compilation on neither is used again. What goes
 into compiled models and functions is observed at each call (`compiled_inputs`).
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import types
@@ -21,7 +23,7 @@ from surefoot.watch.compiled_inputs import may_hold_data
 from surefoot.watch.eager_stance import EAGER_LOOKS
 from surefoot.watch.module_hooks import COMPILED
 from surefoot.watch.patches.indexing import follow_compiled
-from surefoot.watch.user_frames import is_users
+from surefoot.watch.user_frames import is_other_library, is_users
 
 if TYPE_CHECKING:
     from surefoot.watch.patches.hooks import Hooks
@@ -29,45 +31,92 @@ if TYPE_CHECKING:
 
 INPUTS = "inputs of compiled models"
 """The probe."""
+MOST_EMPTY = 3
+"""After so many blocks without a call of a model, the code of a library is left alone."""
 
 
 def wrap_modes(watcher: Watcher, wrapping: Hooks) -> None:
     """The blocks in which the script turns gradients off."""
     decorator = os.path.join("torch", "utils", "_contextlib.py")
-    libraries: set[Any] = set()
-    """Code that was found not to be the script's."""
-    open_now: list[int] = []
-    """The blocks that the script is in."""
+    blocks = _GradientFreeBlocks(watcher)
 
     def entered(args: Any, kwargs: Any) -> None:
         frame = sys._getframe(2)
         code: Any = frame.f_code
         if code.co_filename.endswith(decorator):  # whose function is it that was decorated?
             code = getattr(frame.f_locals.get("func"), "__code__", None)
-        if code is not None and code not in libraries and watcher.probes.here():
-            watcher.probes.safely("evaluation", opened, args[0], code)
-
-    def opened(context: Any, code: Any) -> None:
-        if isinstance(context, torch.set_grad_enabled) and context.mode:
-            return
-        if is_users(code.co_filename):
-            open_now.append(id(context))
-            watcher.evaluations.open()
-        else:
-            libraries.add(code)
+        if code is not None and code not in blocks.ignored and watcher.probes.here():
+            watcher.probes.safely("evaluation", blocks.entered, args[0], code, frame)
 
     def left(args: Any, kwargs: Any) -> Any:
-        return id(args[0]) if open_now and id(args[0]) in open_now and watcher.probes.here() else None
+        return id(args[0]) if blocks.is_open(args[0]) and watcher.probes.here() else None
 
     def closed(number: int, result: Any) -> None:
-        open_now.remove(number)
-        watcher.probes.safely("evaluation", watcher.evaluations.close)
+        watcher.probes.safely("evaluation", blocks.left, number)
 
     for context in (torch.no_grad, torch.inference_mode, torch.set_grad_enabled):
         why = "where the script evaluates: a block without gradients begins"
         wrapping.add(context, "__enter__", "evaluation", why, entered)
         why = "where the script evaluates: a block without gradients ends"
         wrapping.add(context, "__exit__", "evaluation", why, left, closed)
+
+
+class _GradientFreeBlocks:
+    """The blocks without gradients that are open, and whose code is not worth looking at."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._evaluations = watcher.evaluations
+        self.ignored: set[types.CodeType] = set()
+        """Code whose blocks are not evaluations: of torch, of surefoot, and of libraries that call no model there."""
+        self._open: list[tuple[int, types.CodeType | None]] = []
+        """The blocks that the script is in: the identity of the context, and the code of the library that opened it."""
+        self._empty: dict[types.CodeType, float] = {}
+        """How many blocks of a library's code were watched in which no model was called."""
+
+    def entered(self, context: Any, code: types.CodeType, frame: types.FrameType) -> None:
+        if _turns_gradients_on(context):
+            return
+        if is_users(code.co_filename):
+            self._open.append((id(context), None))
+        elif not is_other_library(code.co_filename) or _is_inside_model(frame):
+            self.ignored.add(code)
+            return
+        elif self._open:
+            return  # a part of a block that is known already
+        else:
+            self._open.append((id(context), code))
+        self._evaluations.open()
+
+    def is_open(self, context: Any) -> bool:
+        return any(number == id(context) for number, _ in self._open)
+
+    def left(self, number: int) -> None:
+        place = next(place for place, (other, _) in enumerate(self._open) if other == number)
+        code = self._open.pop(place)[1]
+        has_calls = self._evaluations.close()
+        if code is None or has_calls is None:
+            return
+        if has_calls:
+            self._empty[code] = -math.inf
+        else:
+            self._evaluations.forget_empty()
+            self._empty[code] = self._empty.get(code, 0) + 1
+            if self._empty[code] >= MOST_EMPTY:
+                self.ignored.add(code)
+
+
+def _turns_gradients_on(context: Any) -> bool:
+    if isinstance(context, torch.set_grad_enabled):
+        return bool(context.mode)
+    return isinstance(context, torch.inference_mode) and not context.mode
+
+
+def _is_inside_model(frame: types.FrameType | None) -> bool:
+    """Whether a module is being called: what it does without gradients is a part of it, as rotary embeddings are."""
+    calling = nn.Module._call_impl.__code__
+    while frame is not None and frame.f_code is not calling:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _follow_inputs(watcher: Watcher, function: types.FunctionType) -> None:
