@@ -54,6 +54,8 @@ class OptimizerRecord:
         """The number of backwards when its step began: a closure makes more inside."""
         self.row: SeriesRow = {}
         """The row of the step it is in."""
+        self.may_be_healthy = False
+        """Whether that step is measured in full only if its gradient norm is not finite."""
         self.in_flight: dict[int, tuple[SeriesRow, float]] = {}
         """Rows that the guard has not completed yet, and what their gradient norms still have to be divided by.
 

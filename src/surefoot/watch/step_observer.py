@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from threading import get_ident
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from surefoot.watch.unmeasured_steps import UnmeasuredSteps
 from surefoot.watch.user_frames import name_of, site, user_frame
 
 if TYPE_CHECKING:
+    from surefoot.guard.attach import Attachment
     from surefoot.types import StepRecord
     from surefoot.watch.backward_observer import BackwardObserver
     from surefoot.watch.context import WatchContext
@@ -55,7 +56,7 @@ class StepObserver:
         self._backwards_at_zero = -1
         self._zero_site = ""
         self._unmeasured = UnmeasuredSteps(context)
-        self.guard = OptimizerGuard(context, self._found_nonfinite, self._step_arrived)
+        self.guard = OptimizerGuard(context, self._found_nonfinite, self._step_arrived, self._give_loss)
 
     # Optimizers
 
@@ -92,7 +93,7 @@ class StepObserver:
         """`zero_grad` was called on an optimizer or a model."""
         self._backwards_at_zero = self._state.backwards
         if self._state.sampled is not None:
-            self._zero_site = site(4)
+            self._zero_site = self._safely("zero_grad", site, 4) or ""
 
     # A step
 
@@ -110,15 +111,31 @@ class StepObserver:
         self._safely(self.guard.probe, self._give_to_guard, record, optimizer, has_closure)
 
     def _give_to_guard(self, record: OptimizerRecord, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
-        """Attach the guard if it is not yet, and hand it the loss of the step that begins."""
+        """Attach the guard if it is not yet, and hand it the loss of the step that begins, if it needs one."""
+        record.may_be_healthy = False
         attachment = self.guard.attachment(record, optimizer)
         if attachment is None or not attachment.attached:
             return
-        if not self.guard.measures(record.number):
+        if not self.guard.measured.measures(record.number):
             if not has_closure:
                 self._unmeasured.begin(record.row, optimizer)
             return
         loss = None if has_closure else self._context.losses.loss_so_far()
+        if not has_closure and self.guard.measured.may_be_healthy(record.number, loss):
+            record.may_be_healthy = True
+            return
+        self._await_numbers(record, optimizer, attachment, loss)
+
+    def _give_loss(self, record: OptimizerRecord, optimizer: torch.optim.Optimizer) -> None:
+        """A step that might have been healthy is measured by the guard."""
+        attachment = self.guard.attachment(record, optimizer)
+        if attachment is not None:
+            self._await_numbers(record, optimizer, attachment, self._context.losses.loss_so_far())
+
+    def _await_numbers(
+        self, record: OptimizerRecord, optimizer: torch.optim.Optimizer, attachment: Attachment, loss: Any
+    ) -> None:
+        """Give the guard the loss of the step under way; its numbers complete the row."""
         if loss is not None:
             attachment.observe(loss=loss)
         found_inf = getattr(optimizer, "found_inf", None)
