@@ -62,6 +62,14 @@ class OptimizerRecord:
         The key is the number that the guard gives the step.
         """
 
+    def is_in_flight(self, row: SeriesRow, taken: int) -> bool:
+        """Whether the guard, having taken in so many steps, will report that of a row; else nobody waits for it."""
+        index = next((number for number, (each, _) in self.in_flight.items() if each is row), None)
+        if index is None or taken > index:
+            return index is not None
+        del self.in_flight[index]
+        return False
+
     def give_up_waiting(self) -> None:
         """The guard reports no more steps: rows that wait for its numbers are written without them."""
         for row, _ in self.in_flight.values():

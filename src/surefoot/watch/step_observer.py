@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,6 @@ from surefoot.watch.unmeasured_steps import UnmeasuredSteps
 from surefoot.watch.user_frames import name_of, site, user_frame
 
 if TYPE_CHECKING:
-    from surefoot.guard.attach import Attachment
     from surefoot.types import StepRecord
     from surefoot.watch.backward_observer import BackwardObserver
     from surefoot.watch.context import WatchContext
@@ -56,7 +55,7 @@ class StepObserver:
         self._backwards_at_zero = -1
         self._zero_site = ""
         self._unmeasured = UnmeasuredSteps(context)
-        self.guard = OptimizerGuard(context, self._found_nonfinite, self._step_arrived, self._give_loss)
+        self.guard = OptimizerGuard(context, self._found_nonfinite, self._step_arrived, self._await_numbers)
 
     # Optimizers
 
@@ -120,22 +119,19 @@ class StepObserver:
             if not has_closure:
                 self._unmeasured.begin(record.row, optimizer)
             return
-        loss = None if has_closure else self._context.losses.loss_so_far()
-        if not has_closure and self.guard.measured.may_be_healthy(record.number, loss):
+        if not has_closure and self.guard.measured.may_be_healthy(record.number, self._context.losses.loss_so_far()):
             record.may_be_healthy = True
             return
-        self._await_numbers(record, optimizer, attachment, loss)
-
-    def _give_loss(self, record: OptimizerRecord, optimizer: torch.optim.Optimizer) -> None:
-        """A step that might have been healthy is measured by the guard."""
-        attachment = self.guard.attachment(record, optimizer)
-        if attachment is not None:
-            self._await_numbers(record, optimizer, attachment, self._context.losses.loss_so_far())
+        self._await_numbers(record, optimizer, has_closure)
 
     def _await_numbers(
-        self, record: OptimizerRecord, optimizer: torch.optim.Optimizer, attachment: Attachment, loss: Any
+        self, record: OptimizerRecord, optimizer: torch.optim.Optimizer, has_closure: bool = False
     ) -> None:
-        """Give the guard the loss of the step under way; its numbers complete the row."""
+        """The guard measures the step under way: give it the loss, and have its numbers complete the row."""
+        attachment = self.guard.attachment(record, optimizer)
+        if attachment is None:
+            return
+        loss = None if has_closure else self._context.losses.loss_so_far()
         if loss is not None:
             attachment.observe(loss=loss)
         found_inf = getattr(optimizer, "found_inf", None)
@@ -161,7 +157,9 @@ class StepObserver:
         row.setdefault("grad_norm", None)
         if record.in_flight and not self.guard.reports:
             record.give_up_waiting()
-        record.series.append(row, waits_for_guard=self._is_in_flight(record, optimizer, row))
+        attachment = self.guard.attachment(record, optimizer) if record.in_flight else None
+        taken = 0 if attachment is None else attachment.steps
+        record.series.append(row, waits_for_guard=record.is_in_flight(row, taken))
         step = state.steps
         if self._context.optimizers.stepped(record):
             state.steps += 1
@@ -175,17 +173,6 @@ class StepObserver:
         self._saver.save_if_due()
         if state.steps % RETAINED_EVERY == 0:
             self._safely("kept graphs", self._backward.retained_graphs.count, state.steps)
-
-    def _is_in_flight(self, record: OptimizerRecord, optimizer: torch.optim.Optimizer, row: SeriesRow) -> bool:
-        """Whether the guard has taken the step in and will report it later. A row that it has not is dropped there."""
-        index = next((number for number, (each, _) in record.in_flight.items() if each is row), None)
-        if index is None:
-            return False
-        attachment = self.guard.attachment(record, optimizer)
-        if attachment is not None and attachment.steps > index:
-            return True
-        del record.in_flight[index]
-        return False
 
     def _complete(
         self, row: SeriesRow, record: OptimizerRecord, optimizer: torch.optim.Optimizer, evaluations: int
