@@ -104,6 +104,8 @@ _OPTION = re.compile(r"(?<![\w-])--(?P<name>[A-Za-z][\w.-]*)(?P<said>\s+)(?P<val
 _PATH = re.compile(r"(?<![\w.:/\\])(?:~|[A-Za-z]:)?(?:[/\\]{1,2}[^\s/\\:*?\"'<>|,;()\[\]{}]+){2,}[/\\]?")
 _MEMORY = re.compile(r" at 0x[0-9a-fA-F]+")
 _IS_NAME = re.compile(r"[-+]*[\w.-]+")
+_NO_TEXT = frozenset((float, int, bool, type(None)))
+"""Types of values that hold no text: nearly all of what a run leaves."""
 _SHORTEST_NAME = 3
 _LONGEST_CACHED = 400
 
@@ -157,9 +159,11 @@ class Redactor:
         if isinstance(value, str):
             return self(value)
         if isinstance(value, Mapping):
-            return {self._key(key): self._held(key, item) for key, item in value.items()}
+            return {
+                self._key(key): item if type(item) in _NO_TEXT else self._held(key, item) for key, item in value.items()
+            }
         if isinstance(value, (list, tuple)):
-            return [self.inside(item) for item in value]
+            return [item if type(item) in _NO_TEXT else self.inside(item) for item in value]
         return str(self(os.fspath(value))) if isinstance(value, Path) else value
 
     def _key(self, key: Any) -> Any:

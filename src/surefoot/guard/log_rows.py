@@ -114,19 +114,16 @@ class LogRows:
     def step(self, record: StepRecord) -> None:
         """A step's numbers have arrived."""
         signals: Any = record.signals
-        self.log.take(
-            StepRow(
-                signals.step,
-                time.time(),
-                loss=signals.loss,
-                grad_norm=signals.grad_norm,
-                clip_factor=signals.clip_factor,
-                lr=signals.lr,
-                loss_scale=signals.loss_scale,
-                nonfinite=signals.nonfinite,
-                skipped=record.skipped,
-                signals=signals.extra,
-            )
+        self.numbers(
+            signals.step,
+            loss=signals.loss,
+            grad_norm=signals.grad_norm,
+            clip_factor=signals.clip_factor,
+            lr=signals.lr,
+            loss_scale=signals.loss_scale,
+            nonfinite=signals.nonfinite,
+            skipped=record.skipped,
+            signals=signals.extra,
         )
         if record.overflow:
             scale = f"{signals.loss_scale:g}"
@@ -136,6 +133,10 @@ class LogRows:
         if self.sampler is not None:
             for message in self.sampler.arrived(signals.step):
                 self.log.take(message)
+
+    def numbers(self, step: int, **columns: Any) -> None:
+        """A row of a step's numbers and nothing else; the columns are those of `StepRow`."""
+        self.log.take(StepRow(step, time.time(), **columns))
 
     def _take_layers(self, signals: Signals) -> None:
         at_once = signals.step < self._all_until or signals.step % LAYERS_EVERY == 0

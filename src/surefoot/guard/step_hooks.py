@@ -184,6 +184,11 @@ class StepHooks:
         if optimizer is not None:
             _HOOKS.set(optimizer, [hooks for hooks in hooks_of(optimizer) if hooks is not self])
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a step was prepared that has not been taken in yet: otherwise `after` does nothing."""
+        return self._call is not None
+
     # ---- around a step ----------------------------------------------------------------------------------------------
 
     def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -89,6 +89,19 @@ def total_norm(norms: Tensor) -> Tensor:
     return torch.where(torch.isinf(total), wide, total)
 
 
+def finite_norm(tensors: list[Tensor]) -> float | None:
+    """The global norm of tensors on the CPU, the same number as `total_norm` of what `TensorMeter` measures.
+
+    Takes a fraction of its time. `None` if they must be measured one by one: something is not finite, squares overflow,
+    or a tensor is sparse, sharded, complex or on a device.
+    """
+    for each in tensors:
+        if not is_plain(each) or not each.is_cpu:
+            return None
+    total = float(torch.linalg.vector_norm(_norms(tensors, _measure_dtype(tensors))))
+    return total if math.isfinite(total) else None
+
+
 class TensorMeter:
     """Measures a list of tensors. Keeps the launch tables of the CUDA pass between steps."""
 
@@ -140,12 +153,12 @@ def _load_triton_pass() -> TritonPass | None:
 
 
 def _measure_dtype(views: Sequence[Tensor]) -> torch.dtype:
-    return torch.float64 if any(view.dtype == torch.float64 for view in views) else torch.float32
+    return torch.float64 if torch.float64 in {view.dtype for view in views} else torch.float32
 
 
 def _norms(views: list[Tensor], dtype: torch.dtype) -> Tensor:
     """L2 norms in at least fp32. fp32 tensors take the very call `clip_grad_norm_` takes, for the same bits."""
-    if all(view.dtype == dtype for view in views):
+    if {view.dtype for view in views} == {dtype}:
         return torch.stack(torch._foreach_norm(views, 2))
     return torch.stack(torch._foreach_norm(views, 2, dtype=dtype))
 

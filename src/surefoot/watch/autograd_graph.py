@@ -6,6 +6,7 @@ is held: one that is to be found again gets a number (`mark`), which lives and d
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -60,7 +61,11 @@ def leaves(root: Any) -> list[Tensor]:
 
 def op(node: Any) -> str:
     """The operation of a node as people know it: `log` for `LogBackward0`."""
-    name = str(node.name()) if hasattr(node, "name") else type(node).__name__
+    return _short_name(str(node.name()) if hasattr(node, "name") else type(node).__name__)
+
+
+@cache
+def _short_name(name: str) -> str:
     name = name.rsplit("::", 1)[-1]
     for ending in ("Backward0", "Backward1", "Backward2", "Backward3", "Backward"):
         if name.endswith(ending):

@@ -29,11 +29,16 @@ class DeviceMemory:
         self._devices: list[torch.device] = []
         self.held: list[HeldMemory] = []
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the counters are to be noted after the step that is over."""
+        return self._state.steps >= self._next
+
     def after_step(self) -> None:
         """A step is over."""
-        step = self._state.steps
-        if step < self._next:
+        if not self.is_due:
             return
+        step = self._state.steps
         self._next = step + 1 if step < FIRST_STEPS else int(GROWTH * step) + 1
         self._devices = self._devices or devices_in_use()
         counters = [(device, memory_counters(device)) for device in self._devices]

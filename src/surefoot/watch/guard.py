@@ -14,7 +14,6 @@ must be skipped on every rank or on none; steps inside a CUDA graph capture or a
 from __future__ import annotations
 
 import os
-import time
 import weakref
 from dataclasses import replace
 from functools import partial
@@ -25,13 +24,14 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
-from surefoot.core.device import has_streams, note_failure
+from surefoot.core.device import note_failure
 from surefoot.core.weak_reference import IdentityMap
 from surefoot.detect.checker import StabilityChecker
 from surefoot.detect.step_rules import NonFinite
 from surefoot.guard.attach import AttachSettings, attach_with
-from surefoot.guard.step_hooks import StepHooks, keep_hook_order
+from surefoot.guard.step_hooks import keep_hook_order
 from surefoot.record.facts import GuardFacts, StepSkippedEvent
+from surefoot.watch.measured_steps import MeasuredSteps
 from surefoot.watch.messages import say
 
 if TYPE_CHECKING:
@@ -126,24 +126,25 @@ class OptimizerGuard:
         context: WatchContext,
         on_nonfinite: Callable[[OptimizerRecord], None],
         on_step: Callable[[OptimizerRecord, StepRecord], None],
+        on_measure: Callable[[OptimizerRecord, Optimizer], None],
     ) -> None:
-        """`on_nonfinite` is called before a bad step is applied or skipped, `on_step` once its numbers are known."""
+        """`on_nonfinite` is called before a bad step is applied or skipped, `on_step` once its numbers are known.
+
+        `on_measure` is called before a step is measured in full that might have been healthy.
+        """
         self._state, self._probes, self._registry = context.state, context.probes, context.registry
         self._on_nonfinite, self._on_step = on_nonfinite, on_step
-        self._measuring = context.measuring
         self.acts = context.options.guard
         self.probe = "skipped steps" if self.acts else "gradient norms"
         """The name under which a failure is reported."""
+        self.measured = MeasuredSteps(context, self.probe, on_measure)
         self._attachments: IdentityMap[Attachment] = IdentityMap()
         self._outlived: list[Attachment] = []
         """Attachments whose optimizer is gone, with steps that may not have been read yet."""
-        self._changes: list[Callable[[Optimizer, StepDecision], None]] = []
         self._replicas: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         self._checked = 0
         self.skipped = SkippedSteps(context.registry)
         self._not_guarded: dict[str, str] = {}
-        self._on_device: set[int] = set()
-        """The numbers of optimizers on a device whose steps are not skipped: they need not all be measured."""
         self._ended: set[int] = set()
         """The numbers of optimizers whose guard has failed."""
 
@@ -167,8 +168,8 @@ class OptimizerGuard:
         if len(self._outlived) > MOST_OUTLIVED:  # their steps are long past
             self._settle_outlived()
         acts = self.acts and not self._why_not(record, optimizer)
-        if not acts and any(has_streams(each.device) for group in optimizer.param_groups for each in group["params"]):
-            self._on_device.add(record.number)
+        if not acts:
+            self.measured.add(record.number, optimizer)
         settings = AttachSettings(
             mode="guard" if acts else "watch",
             checker=RULES if _world_size() == 1 else RULES_OF_RANKS,
@@ -179,7 +180,7 @@ class OptimizerGuard:
             name_of=lambda parameter: str(self._registry.add(parameter).id),
             announce=False,
             on_decision=partial(self._decided, weakref.ref(record)),
-            run_hook=partial(self._protect, weakref.ref(record)) if acts else partial(self._run, record.number),
+            run_hook=partial(self._protect if acts else self._run, weakref.ref(record)),
         )
         made = attach_with(None, optimizer, settings)
         self._attachments.set(optimizer, made)
@@ -210,23 +211,12 @@ class OptimizerGuard:
             say(f"  reach the weights {at}.")
             return None
 
-    def _run(self, number: int, hook: Callable[..., Any], *args: Any) -> Any:
-        """Run a hook of an attachment as probes are run: a hook that fails never ends the script."""
-        if is_compiling() or not self._state.active:
+    def _run(self, ref: weakref.ref[OptimizerRecord], hook: Callable[..., Any], *args: Any) -> Any:
+        """Run a hook of an attachment that only watches."""
+        record = ref()
+        if is_compiling() or not self._state.active or record is None:
             return None
-        if getattr(hook, "__func__", None) is StepHooks.before and not self.measures(number):
-            return None  # the hook after the step then does nothing
-        began = time.perf_counter()
-        result = self._probes.safely(self.probe, hook, *args)
-        if number in self._on_device:
-            self._measuring.spend(time.perf_counter() - began)
-        return result
-
-    def measures(self, number: int) -> bool:
-        """Whether the gradients of the step under way are measured, by the number of its optimizer."""
-        if self._measuring.measures or number not in self._on_device:
-            return True
-        return self._state.sampled is not None or bool(self._changes)
+        return self.measured.run(record, hook, *args)
 
     @property
     def reports(self) -> bool:
@@ -235,7 +225,7 @@ class OptimizerGuard:
 
     def add_change(self, change: Callable[[Optimizer, StepDecision], None]) -> None:
         """Have something done to each step once its gradients are measured, before it is applied: an experiment."""
-        self._changes.append(change)
+        self.measured.changes.append(change)
 
     def _decided(self, ref: weakref.ref[OptimizerRecord], decision: StepDecision, refused: bool) -> None:
         """The step under way is decided; `refused` if the host knows that it is not to be applied."""
@@ -245,7 +235,7 @@ class OptimizerGuard:
             return
         if refused or (not isinstance(decision.nonfinite, Tensor) and decision.nonfinite):
             self._on_nonfinite(record)
-        for change in self._changes:
+        for change in self.measured.changes:
             change(optimizer, decision)
 
     def _arrived(self, ref: weakref.ref[OptimizerRecord], acts: bool, step: StepRecord) -> None:

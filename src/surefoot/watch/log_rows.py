@@ -19,7 +19,7 @@ from surefoot.record.facts import (
     StepSkippedEvent,
 )
 from surefoot.record.messages import LayerRows
-from surefoot.types import NamedParameter, Signals, StepRecord
+from surefoot.types import NamedParameter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,14 +64,19 @@ class WatchLog:
         log = self.log
         if log is None:
             return
-        measured: dict[str, Any] = {"loss": row.get("loss"), "lr": row.get("lr"), "loss_scale": row.get("scale")}
         clipping = _clipping(row, self._clips.get(optimizer, False))
         if row.get("grad_norm") is not None:
             self._clips[optimizer] = clipping["clip_factor"] is not None
-        signals = Signals(self._step(row, optimizer), **measured, **clipping)
         if optimizer not in self._writers:
             self._writers[optimizer] = LogRows(log.part(self._part(optimizer)), None)
-        self._writers[optimizer].step(StepRecord(signals, skipped=bool(row.get("skipped"))))
+        self._writers[optimizer].numbers(
+            self._step(row, optimizer),
+            loss=row.get("loss"),
+            lr=row.get("lr"),
+            loss_scale=row.get("scale"),
+            skipped=bool(row.get("skipped")),
+            **clipping,
+        )
 
     def _step(self, row: dict[str, Any], optimizer: int) -> int:
         """The step of the run. An optimizer made late may step twice in what counts as one; its rows are still two."""

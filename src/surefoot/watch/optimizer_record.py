@@ -54,11 +54,21 @@ class OptimizerRecord:
         """The number of backwards when its step began: a closure makes more inside."""
         self.row: SeriesRow = {}
         """The row of the step it is in."""
+        self.may_be_healthy = False
+        """Whether that step is measured in full only if its gradient norm is not finite."""
         self.in_flight: dict[int, tuple[SeriesRow, float]] = {}
         """Rows that the guard has not completed yet, and what their gradient norms still have to be divided by.
 
         The key is the number that the guard gives the step.
         """
+
+    def is_in_flight(self, row: SeriesRow, taken: int) -> bool:
+        """Whether the guard, having taken in so many steps, will report that of a row; else nobody waits for it."""
+        index = next((number for number, (each, _) in self.in_flight.items() if each is row), None)
+        if index is None or taken > index:
+            return index is not None
+        del self.in_flight[index]
+        return False
 
     def give_up_waiting(self) -> None:
         """The guard reports no more steps: rows that wait for its numbers are written without them."""

@@ -56,7 +56,7 @@ class StepObserver:
         self._backwards_at_zero = -1
         self._zero_site = ""
         self._unmeasured = UnmeasuredSteps(context)
-        self.guard = OptimizerGuard(context, self._found_nonfinite, self._step_arrived)
+        self.guard = OptimizerGuard(context, self._found_nonfinite, self._step_arrived, self._await_numbers)
 
     # Optimizers
 
@@ -93,7 +93,7 @@ class StepObserver:
         """`zero_grad` was called on an optimizer or a model."""
         self._backwards_at_zero = self._state.backwards
         if self._state.sampled is not None:
-            self._zero_site = site(4)
+            self._zero_site = self._safely("zero_grad", site, 4) or ""
 
     # A step
 
@@ -113,13 +113,26 @@ class StepObserver:
         self._safely(self.guard.probe, self._give_to_guard, record, optimizer, has_closure)
 
     def _give_to_guard(self, record: OptimizerRecord, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
-        """Attach the guard if it is not yet, and hand it the loss of the step that begins."""
+        """Attach the guard if it is not yet, and hand it the loss of the step that begins, if it needs one."""
+        record.may_be_healthy = False
         attachment = self.guard.attachment(record, optimizer)
         if attachment is None or not attachment.attached:
             return
-        if not self.guard.measures(record.number):
+        if not self.guard.measured.measures(record.number):
             if not has_closure:
                 self._unmeasured.begin(record.row, optimizer)
+            return
+        if not has_closure and self.guard.measured.may_be_healthy(record.number, self._context.losses.loss_so_far()):
+            record.may_be_healthy = True
+            return
+        self._await_numbers(record, optimizer, has_closure)
+
+    def _await_numbers(
+        self, record: OptimizerRecord, optimizer: torch.optim.Optimizer, has_closure: bool = False
+    ) -> None:
+        """The guard measures the step under way: give it the loss, and have its numbers complete the row."""
+        attachment = self.guard.attachment(record, optimizer)
+        if attachment is None:
             return
         loss = None if has_closure else self._context.losses.loss_so_far()
         if loss is not None:
@@ -147,7 +160,9 @@ class StepObserver:
         row.setdefault("grad_norm", None)
         if record.in_flight and not self.guard.reports:
             record.give_up_waiting()
-        record.series.append(row, waits_for_guard=self._is_in_flight(record, optimizer, row))
+        attachment = self.guard.attachment(record, optimizer) if record.in_flight else None
+        taken = 0 if attachment is None else attachment.steps
+        record.series.append(row, waits_for_guard=record.is_in_flight(row, taken))
         step = state.steps
         if self._context.optimizers.stepped(record):
             state.steps += 1
@@ -161,17 +176,6 @@ class StepObserver:
         self._saver.save_if_due()
         if state.steps % RETAINED_EVERY == 0:
             self._safely("kept graphs", self._backward.retained_graphs.count, state.steps)
-
-    def _is_in_flight(self, record: OptimizerRecord, optimizer: torch.optim.Optimizer, row: SeriesRow) -> bool:
-        """Whether the guard has taken the step in and will report it later. A row that it has not is dropped there."""
-        index = next((number for number, (each, _) in record.in_flight.items() if each is row), None)
-        if index is None:
-            return False
-        attachment = self.guard.attachment(record, optimizer)
-        if attachment is not None and attachment.steps > index:
-            return True
-        del record.in_flight[index]
-        return False
 
     def _complete(
         self, row: SeriesRow, record: OptimizerRecord, optimizer: torch.optim.Optimizer, evaluations: int

@@ -91,8 +91,11 @@ class StepRows:
         row["step"] = self.count
         self.count += 1
         self.rows.append(row)
-        self._waiting.append(_IncompleteRow(row, numbers, waits_for_guard))
-        self._write_complete()
+        if numbers or waits_for_guard or self._waiting:
+            self._waiting.append(_IncompleteRow(row, numbers, waits_for_guard))
+            self._write_complete()
+        else:
+            self._write_row(row)
         if len(self.rows) > MOST:
             self.rows = self.rows[:HEAD] + self.rows[HEAD:-TAIL:2] + self.rows[-TAIL:]
 

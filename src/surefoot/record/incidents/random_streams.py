@@ -78,6 +78,7 @@ class QuickStreams:
     def __init__(self, devices: Iterable[torch.device] = ()) -> None:
         self._generators = generators_of(devices)
         self._python, self._numpy = _python_block(), _numpy_block()
+        self._own: Any = getattr(random, "_inst", None)
 
     @property
     def quick(self) -> bool:
@@ -90,8 +91,7 @@ class QuickStreams:
         own = torch.get_rng_state()
         if self._python is None or self._numpy is None:
             return StreamNote(None, None, None, own, devices, read_streams())
-        gauss = random._inst.gauss_next  # type: ignore[attr-defined]
-        return StreamNote(self._python.copy(), gauss, self._numpy.copy(), own, devices, None)
+        return StreamNote(self._python.copy(), self._own.gauss_next, self._numpy.copy(), own, devices, None)
 
     def note_or(self, earlier: StreamNote | None) -> StreamNote | None:
         """`note()`; `earlier` while a graph is being recorded, when generators must not be read."""

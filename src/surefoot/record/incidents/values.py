@@ -13,7 +13,7 @@ first value lies within 64 bytes, come back as they were.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypedDict
 
 import numpy as np
@@ -116,26 +116,35 @@ class TensorMirror:
         return _Part("requires grad", _kind(value), alias)
 
     def _container(self, value: Any, around: list[int], room: _Room) -> Any:
-        def each(items: Iterable[Any]) -> Iterator[Any]:
-            for item in items:
-                room.left -= 1
-                if room.left < 0:
-                    yield _TOO_MANY
-                    return
-                yield self._value(item, around, room)
-
+        if type(value) is tuple:  # as the arguments of every call are
+            return tuple(self._each(value, around, room))
+        if type(value) is dict:
+            return dict(zip(value, self._each(value.values(), around, room), strict=False))
         match kind_of(value, objects=True):
             case "mapping":
-                entries = dict(zip(value, each(value.values()), strict=False))
-                return entries if type(value) is dict else _Part("mapping", _kind(value), entries)
+                entries = dict(zip(value, self._each(value.values(), around, room), strict=False))
+                return _Part("mapping", _kind(value), entries)
             case "fields":
-                return _Part("fields", _kind(value), dict(zip(value._fields, each(value), strict=False)))
+                fields = dict(zip(value._fields, self._each(value, around, room), strict=False))
+                return _Part("fields", _kind(value), fields)
             case "sequence":
-                return tuple(each(value)) if isinstance(value, tuple) else list(each(value))
+                found = self._each(value, around, room)
+                return tuple(found) if isinstance(value, tuple) else found
             case "object":
                 own = attributes_of(value)
-                return _Part("object", _kind(value), dict(zip(own, each(own.values()), strict=False)))
+                entries = dict(zip(own, self._each(own.values(), around, room), strict=False))
+                return _Part("object", _kind(value), entries)
         return None
+
+    def _each(self, items: Iterable[Any], around: list[int], room: _Room) -> list[Any]:
+        found: list[Any] = []
+        for item in items:
+            room.left -= 1
+            if room.left < 0:
+                found.append(_TOO_MANY)
+                break
+            found.append(self._value(item, around, room))
+        return found
 
 
 class _Part(NamedTuple):

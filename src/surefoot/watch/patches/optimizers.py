@@ -44,17 +44,19 @@ def wrap_optimizers(watcher: Watcher, wrapping: Hooks) -> None:
             return
         if watcher.probes.here():
             watcher.probes.safely("steps", watcher.steps.after, optimizer)
-            watcher.probes.safely("memory", watcher.memory.after_step)
+            if watcher.memory.is_due:
+                watcher.probes.safely("memory", watcher.memory.after_step)
 
     register_optimizer_step_pre_hook(before_step)
     register_optimizer_step_post_hook(after_step)
 
-    def zeroed(_: Any, args: Any, kwargs: Any) -> None:
-        watcher.steps.gradients_zeroed()
+    def zeroed(args: Any, kwargs: Any) -> None:
+        if watcher.probes.here():  # nothing but a number is noted, with no call of torch's that would need `safely`
+            watcher.steps.gradients_zeroed()
 
     why = "whether gradients are zeroed, and whether between backward and step"
-    wrapping.after(Optimizer, "zero_grad", "zero_grad", zeroed, why)
-    wrapping.after(nn.Module, "zero_grad", "zero_grad", zeroed, why)
+    wrapping.add(Optimizer, "zero_grad", "zero_grad", why, zeroed)
+    wrapping.add(nn.Module, "zero_grad", "zero_grad", why, zeroed)
 
     def scheduled(_: Any, args: Any, kwargs: Any) -> None:
         scheduler = args[0]

@@ -1,0 +1,118 @@
+"""How much of a step is measured: everything, its gradient norm alone, or nothing.
+
+On a device `measuring_budget` decides which steps are measured. On a CPU every step is, and the norm of its gradients
+is known before it is applied. If that is finite, and so are the loss and the settings, the step is healthy: what else
+the guard would measure and decide changes nothing that is recorded, and is left out. Otherwise the step is measured and
+decided as every guarded step is, in time for an incident. So are the first steps, sampled ones, and those of an
+experiment, of a closure, or with a gradient scaler.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from surefoot.act.apply import NOTHING_FOUND, look_at_settings
+from surefoot.core.device import has_streams
+from surefoot.guard.step_hooks import StepHooks
+from surefoot.observe.tensors import finite_norm
+from surefoot.observe.without_hooks import runs_eagerly
+from surefoot.watch.script_hooks import WithoutHooks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.optim import Optimizer
+
+    from surefoot.guard.step_decision import StepDecision
+    from surefoot.watch.context import WatchContext
+    from surefoot.watch.optimizer_record import OptimizerRecord
+
+
+FIRST_STEPS = 128
+"""So many steps go through the guard in any case: what it cannot do for an optimizer shows early."""
+
+
+class MeasuredSteps:
+    """Decides how much of each step is measured, for the optimizers whose steps are watched and not skipped."""
+
+    def __init__(
+        self, context: WatchContext, probe: str, on_measure: Callable[[OptimizerRecord, Optimizer], None]
+    ) -> None:
+        """`on_measure` is called before a step is measured that might have been healthy."""
+        self._state, self._probes, self._budget = context.state, context.probes, context.measuring
+        self._probe, self._on_measure = probe, on_measure
+        self._on_device: set[int] = set()
+        """The numbers of optimizers on a device: not all of their steps are measured."""
+        self._on_host: set[int] = set()
+        """The numbers of optimizers on the CPU alone."""
+        self.changes: list[Callable[[Optimizer, StepDecision], None]] = []
+        """What an experiment does to each step once its gradients are measured, before it is applied."""
+
+    def add(self, number: int, optimizer: Optimizer) -> None:
+        """The steps of an optimizer are watched from here on."""
+        devices = {each.device for group in optimizer.param_groups for each in group["params"]}
+        if any(map(has_streams, devices)):
+            self._on_device.add(number)
+        elif {device.type for device in devices} == {"cpu"}:
+            self._on_host.add(number)
+
+    def measures(self, number: int) -> bool:
+        """Whether the gradients of the step under way are measured at all, by the number of its optimizer."""
+        if self._budget.measures or number not in self._on_device:
+            return True
+        return self._state.sampled is not None or bool(self.changes)
+
+    def may_be_healthy(self, number: int, loss: Any) -> bool:
+        """Whether the step under way needs no more than its gradient norm, if that is finite."""
+        state = self._state
+        if number not in self._on_host or state.steps < FIRST_STEPS or state.sampled is not None:
+            return False
+        if self.changes or state.scaler.enabled:
+            return False
+        return loss is None or (isinstance(loss, float) and math.isfinite(loss))
+
+    def run(self, record: OptimizerRecord, hook: Callable[..., Any], *args: Any) -> Any:
+        """Run a hook of an attachment as far as its step is measured. One that fails never ends the script."""
+        which = getattr(hook, "__func__", None)
+        if which is StepHooks.before:
+            if not self.measures(record.number):
+                return None
+            if record.may_be_healthy:
+                return self._probes.safely(self._probe, self._run_unless_healthy, record, hook, *args)
+        elif which is StepHooks.after and not hook.__self__.is_under_way:  # type: ignore[attr-defined]
+            return None
+        began = time.perf_counter()
+        result = self._probes.safely(self._probe, hook, *args)
+        if record.number in self._on_device:
+            self._budget.spend(time.perf_counter() - began)
+        return result
+
+    def _run_unless_healthy(
+        self, record: OptimizerRecord, hook: Callable[..., Any], optimizer: Optimizer, *args: Any
+    ) -> Any:
+        """Run the hook before a step, unless the step is healthy. Then the hook after it does nothing."""
+        record.may_be_healthy = False
+        norm = healthy_norm(optimizer) if runs_eagerly() else None
+        if norm is None:
+            self._on_measure(record, optimizer)
+            return hook(optimizer, *args)
+        record.row["grad_norm"] = norm
+        return None
+
+
+def healthy_norm(optimizer: Optimizer) -> float | None:
+    """The norm of the gradients that a step on the CPU is about to apply; `None` if it must be measured in full."""
+    if getattr(optimizer, "found_inf", None) is not None or getattr(optimizer, "grad_scale", None) is not None:
+        return None
+    with WithoutHooks():
+        gradients = [
+            gradient
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if (gradient := parameter.grad) is not None
+        ]
+        if not gradients or look_at_settings(optimizer, gradients[0].device, on_device=False) is not NOTHING_FOUND:
+            return None
+        return finite_norm(gradients)
