@@ -1,7 +1,7 @@
 """Step 10: is the label a part of the input? Then the model learns to copy it, and everything looks too good.
 
 Said of values that are equal: a column of an input that is the target itself or stands for it one to one, or columns
-that together are its one-hot code. The model must take that input: outputs change when rows of the columns are exchanged.
+that together are its one-hot code. The model must take that input: its outputs change when the columns do.
 
 Left out: columns that only correlate with the label, and targets with several values per row, which an autoencoder or a
 language model shares with its input on purpose.
