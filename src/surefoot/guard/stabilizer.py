@@ -27,7 +27,8 @@ from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.detect.checker import StabilityChecker
 from surefoot.errors import SettingError, UsageError
 from surefoot.guard.backward import GradientWarnings, GradientWindow
-from surefoot.guard.context import GuardContext, build_guard
+from surefoot.guard.context import GuardContext, build_guard, call_each
+from surefoot.guard.dead_layers import DeadLayers
 from surefoot.guard.guarded_optimizer import ClosureStep, StepFacts
 from surefoot.guard.incident_capture import IncidentCapture, RunToCapture, keeper_for
 from surefoot.guard.persistence import RunPersistence
@@ -106,11 +107,12 @@ class StabilizedRun:
         )
         self._keeps_steps = checkpoints is not None or recovery is not None
         self._actions = RunActions(guard.guarded.measurer, history, self.persistence, self.capture, ranks)
-        self.results = StepResults(models, history, lag, respond=self._actions.respond, on_step=guard.on_step)
+        self._dead_layers = DeadLayers(models, history)
+        on_step = call_each(guard.on_step, self._dead_layers.take)
+        self.results = StepResults(models, history, lag, respond=self._actions.respond, on_step=on_step)
         if guard.log is not None and rows is not None:
             guard.log.before_close(self.results.report_rest)
-            if rows is not None:
-                guard.log.before_close(rows.release)
+            guard.log.before_close(rows.release)
             if checkpoints is not None:
                 checkpoints.events.on_saved, checkpoints.events.on_failing = rows.saved, rows.failing
 
