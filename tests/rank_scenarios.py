@@ -279,3 +279,21 @@ def keep_incident(rank: int, folder: Path) -> dict[str, Any]:
         stabilizer.backward((model(x) - y).square().mean())
         stabilizer.step()
     return {"counts": stabilizer.counts}
+
+
+def fail_collective(rank: int, folder: Path) -> dict[str, Any]:
+    """One rank leaves after two steps: the collective of the other one fails, and its script goes on."""
+    model = DistributedDataParallel(nn.Linear(6, 1))  # without buffers: no collective in the forward
+    stabilizer = sf.TrainingStabilizer(model, torch.optim.SGD(model.parameters(), lr=0.01), log=folder / "run")
+    raised = ""
+    for step, (_, x, y) in enumerate(DataLoader(rows(), batch_size=8)):
+        if (rank, step) == (1, 2):
+            os._exit(0)
+        try:
+            stabilizer.backward((model(x) - y).square().mean())
+            stabilizer.step()
+        except RuntimeError as error:
+            raised = type(error).__name__
+            break
+    stabilizer.log.close()
+    return {"raised": raised}

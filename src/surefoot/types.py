@@ -346,11 +346,11 @@ def format_number(value: object) -> str:
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Align rows of equal keys under their names."""
+    """Align rows of equal keys under their names; `None` is shown as "none"."""
     if not rows:
         return "(nothing)"
     head = list(rows[0])
-    cells = [[format_number(row[key]) for key in head] for row in rows]
+    cells = [["none" if row[key] is None else format_number(row[key]) for key in head] for row in rows]
     widths = [max(len(line[i]) for line in [head, *cells]) for i in range(len(head))]
     lines = [
         "  ".join(

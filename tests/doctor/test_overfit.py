@@ -34,6 +34,46 @@ def test_a_model_that_ignores_its_input_does_not():
     assert context.preflight.overfits is False
 
 
+class Deaf(nn.Module):
+    """Ignores its input, and can still learn how frequent the labels are."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x * 0)
+
+
+def test_learning_how_frequent_the_labels_are_is_not_overfitting():
+    few, context = check(Deaf(nn.Linear(4, 3)), torch.arange(16) % 3)
+    assert (few.status, context.preflight.overfits) == ("warn", False)
+    assert few.expected == "a loss below 1.082, that of an answer that ignores the inputs"
+    far = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 3))
+    far[2].bias.data = torch.tensor([0.0, 0.0, 40.0])  # the first loss is so high that most of it goes away at once
+    many, context = check(Deaf(far), torch.arange(16) % 3)
+    assert (many.status, context.preflight.overfits) == ("fail", False)
+    assert many.summary.endswith("an answer that ignores the inputs reaches 1.082")
+    numbers, _ = check(Deaf(nn.Linear(4, 1)), torch.randn(16, 1), nn.MSELoss())
+    assert numbers.status == "warn"
+
+
+def test_a_model_of_few_weights_has_to_use_its_input_only():
+    found, context = check(nn.Linear(4, 3), torch.arange(16) % 3)
+    assert (found.status, context.preflight.overfits) == ("pass", True)
+    assert found.number < 1.0
+    assert found.expected == "a loss below 1.082, that of an answer that ignores the inputs"
+
+
+def test_an_unknown_loss_that_falls_a_little_proves_nothing():
+    def loss_fn(output, target):
+        return nn.functional.mse_loss(output, target) + output.square().mean()
+
+    found, context = check(Deaf(nn.Linear(4, 1)), torch.randn(16, 1), loss_fn)
+    assert (found.status, context.preflight.overfits) == ("skipped", None)
+    assert found.summary.startswith("nothing follows from this: the loss goes from ")
+
+
 def test_a_second_step_that_raises_is_reported():
     class Carries(nn.Linear):
         state = None

@@ -39,6 +39,71 @@ def test_a_model_that_outlives_its_stabilizer_carries_no_hook(tmp_path):
     assert not model._forward_pre_hooks
 
 
+class Sink:
+    """Keeps the events that reach it."""
+
+    def __init__(self):
+        self.events = []
+
+    def write(self, batch):
+        self.events += batch.events
+
+    def close(self):
+        pass
+
+
+def logged(folder, run):
+    sink = Sink()
+    with sf.RunLog(folder, sinks=[sink], device_seconds=None) as log:
+        run(log)
+    return sink.events
+
+
+def test_the_event_of_a_kept_step_names_its_folder_and_the_command_that_runs_it_again(tmp_path):
+    def stabilized(log):
+        model = nn.Linear(4, 1)
+        stabilizer = sf.TrainingStabilizer(
+            model, torch.optim.SGD(model.parameters(), lr=0.01), incidents=tmp_path / "run", log=log
+        )
+        for step in range(6):
+            stabilizer.backward(model(torch.full((2, 4), torch.nan if step in (2, 3) else 1.0)).sum())
+            stabilizer.step()
+
+    def attached(log):
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        attachment = sf.attach(model, optimizer, incidents=tmp_path / "loop", log=log)
+        for step in range(6):
+            model(torch.full((2, 4), torch.nan if step in (2, 3) else 1.0)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        attachment.detach()
+
+    for name, run in (("run", stabilized), ("loop", attached)):
+        first, second = (event for event in logged(tmp_path / name, run) if event.event == "skip")
+        place = tmp_path / name / "incidents" / "000000002"
+        assert (first.step, second.step) == (2, 3)
+        assert first.evidence["incident"] == str(place)
+        assert place.is_dir()
+        assert first.evidence["replay"].startswith(f"surefoot replay {place}")
+        assert "incident" not in second.evidence  # only the first of several consecutive ones is kept
+
+
+def test_an_event_is_logged_also_if_the_step_cannot_be_kept(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    def run(log):
+        model = nn.Linear(4, 1)
+        stabilizer = sf.TrainingStabilizer(
+            model, torch.optim.SGD(model.parameters(), lr=0.01), incidents=tmp_path / "file", log=log
+        )
+        stabilizer.backward(model(torch.full((2, 4), torch.nan)).sum())
+        stabilizer.step()
+
+    (event,) = (event for event in logged(tmp_path / "run", run) if event.event == "skip")
+    assert "incident" not in event.evidence
+
+
 def test_a_folder_becomes_a_keeper_and_a_keeper_stays():
     keeper = sf.IncidentKeeper("runs", most=2)
     assert keeper_for("runs") == sf.IncidentKeeper("runs")

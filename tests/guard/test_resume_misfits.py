@@ -266,6 +266,26 @@ def test_a_checkpoint_that_does_not_fit_is_not_returned_to(tmp_path: Path, caplo
     assert "cannot be returned to: its 'exp_avg' of parameter 0" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("then", "now", "words"),
+    [
+        ("fp16", None, "it was saved with loss scaling (DynamicLossScaler("),
+        ("fp16", "bf16", "and the run has none"),
+        (None, "fp16", "it was saved without loss scaling, and the run has DynamicLossScaler("),
+        ("fp16", "fp16", None),
+    ],
+)
+def test_loss_scaling_that_was_added_or_dropped_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, then: Any, now: Any, words: str | None
+) -> None:
+    saved_run(tmp_path, precision=then)
+    model = Net()
+    stabilizer = build(tmp_path, model, optim.AdamW(model.parameters()), precision=now)
+    assert stabilizer.restore() == 3
+    assert words is None or words in caplog.text
+    assert ("loss scaling" in caplog.text) == (words is not None)
+
+
 # ---- what may differ ----------------------------------------------------------------------------------------------
 
 

@@ -56,6 +56,28 @@ def test_the_total_is_what_clipping_would_see():
     assert str(report).startswith("total gradient norm ")
 
 
+def test_parameter_norm_and_ratio_are_reported_in_total_too():
+    net = model()
+    net[0].requires_grad_(False)
+    backward(net)
+    report = sf.GradientMonitor(net).observe()
+    weights = norm(torch.cat([p.flatten() for p in net[2].parameters()]))
+    assert report.total_param_norm == pytest.approx(weights, rel=1e-6)
+    assert report.total_ratio == pytest.approx(report.total_norm / weights, rel=1e-6)
+    head = str(report).splitlines()[0]
+    assert head == f"total gradient norm {report.total_norm:.4g}, parameter norm {weights:.4g}, their ratio " + (
+        f"{report.total_ratio:.4g}"
+    )
+
+
+def test_the_ratio_to_parameters_that_are_all_zero_is_infinite():
+    net = torch.nn.Linear(2, 1)
+    torch.nn.init.zeros_(net.weight)
+    torch.nn.init.zeros_(net.bias)
+    net(torch.ones(1, 2)).sum().backward()
+    assert sf.GradientMonitor(net).observe().total_ratio == np.inf
+
+
 def test_observing_reads_nothing_value_by_value():
     net = model()
     backward(net)
@@ -99,6 +121,8 @@ def test_update_to_weight_is_what_the_step_did_over_what_was_there(learning_rate
     assert list(ratios) == ["0.weight", "0.bias", "2.weight", "2.bias"]
     expected = [norm(p - old) / norm(old) for p, old in zip(net.parameters(), before, strict=True)]
     np.testing.assert_allclose(list(ratios.values()), expected, rtol=1e-5)
+    flat, old = (torch.cat([p.flatten() for p in each]) for each in (net.parameters(), before))
+    assert ratios.total == pytest.approx(norm(flat - old) / norm(old), rel=1e-5)
 
 
 def test_an_update_without_a_copy_from_before_is_refused_with_the_way_out():
@@ -145,7 +169,7 @@ def test_the_parameter_report_is_that_of_float64():
     backward(net)
     rows = sf.parameter_report(net).rows
     assert [row["name"] for row in rows] == ["0.weight", "0.bias", "2.weight", "2.bias"]
-    assert [row["shape"] for row in rows] == ["8x5", "8", "3x8", "3"]
+    assert [row["shape"] for row in rows] == [(8, 5), (8,), (3, 8), (3,)]
     for row, parameter in zip(rows, net.parameters(), strict=True):
         data = parameter.detach().double().numpy()
         found = [row[key] for key in ("mean", "std", "norm", "grad_norm")]
@@ -153,8 +177,18 @@ def test_the_parameter_report_is_that_of_float64():
 
 
 def test_a_parameter_without_a_gradient_has_none_to_report():
-    rows = sf.parameter_report(model()).rows
-    assert all(np.isnan(row["grad_norm"]) for row in rows)
+    report = sf.parameter_report(model())
+    assert [row["grad_norm"] for row in report.rows] == [None] * 4
+    assert all(line.endswith(" none") for line in str(report).splitlines()[1:])
+
+
+def test_a_gradient_that_is_nan_is_not_shown_as_missing():
+    net = model()
+    backward(net)
+    net[0].bias.grad[0] = NAN
+    report = sf.parameter_report(net)
+    assert np.isnan(report.rows[1]["grad_norm"])
+    assert str(report).splitlines()[2].endswith(" nan")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64], ids=str)
@@ -172,8 +206,8 @@ def test_scalars_and_empty_parameters_are_reported_too():
     net.gain = torch.nn.Parameter(torch.tensor(3.0))
     net.nothing = torch.nn.Parameter(torch.empty(0, 4))
     gain, nothing = sf.parameter_report(net).rows
-    assert (gain["shape"], gain["mean"], gain["std"], gain["norm"]) == ("scalar", 3.0, 0.0, 3.0)
-    assert (nothing["shape"], nothing["norm"]) == ("0x4", 0.0)
+    assert (gain["shape"], gain["mean"], gain["std"], gain["norm"]) == ((), 3.0, 0.0, 3.0)
+    assert (nothing["shape"], nothing["norm"]) == ((0, 4), 0.0)
 
 
 def test_a_report_prints_as_a_table_of_equal_columns():

@@ -10,6 +10,7 @@ from torch import nn
 
 from captured import incidents_in
 from surefoot.record.incidents.reading import read_incident
+from surefoot.record.reading import load_run
 from surefoot.replay.processes import Order, run_pass
 from surefoot.watch.context import WatchOptions
 from surefoot.watch.watcher import Watcher
@@ -50,6 +51,9 @@ def test_the_first_bad_step_is_kept_and_can_be_run_again(tmp_path, ended):
     watched = surefoot(tmp_path, "train.py")
     (folder,) = incidents_in(tmp_path / "run")
     assert f"surefoot replay {folder}" in watched.stderr
+    (kept,) = (event for event in load_run(tmp_path / "run").events if event.cause == "incident")
+    assert (kept.step, kept.evidence["incident"]) == (12, str(folder))
+    assert kept.evidence["replay"].startswith(f"surefoot replay {folder}")
     facts = read_incident(folder).facts
     assert (facts["step"], facts["exact"], facts["configuration"]["ended"]) == (12, True, ended)
     assert facts["script"]["path"] == "train.py"

@@ -205,12 +205,14 @@ _CAUSES = (
     ),
     _cause(
         "data.leakage",
-        "the same rows in train and eval",
+        "the same rows in train and eval, or the label among the inputs",
         "Evaluation is too good to be true, and the model disappoints in use.",
-        "Rows of the evaluation split are found, value for value, in the training split.",
+        "Rows of the evaluation split are found, value for value, in the training split. `surefoot doctor` also names "
+        "columns of an input that stand for the label one to one, or are its one-hot code.",
         "data.repeated-batches data.split-mismatch",
         "Remove the shared rows from the training split.",
         "Split by group (user, patient, document) before augmenting, not by row after it.",
+        "Take columns that are made from the label, or known only after it, out of the inputs.",
         "Remove near-duplicates as well.",
     ),
     # ── loss ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from surefoot.doctor.batches import leaves
+from surefoot.doctor.batches import leaves, map_leaves
 
 if TYPE_CHECKING:
     from surefoot.doctor.context import CheckContext
@@ -45,6 +45,12 @@ def token_parts(context: CheckContext) -> list[tuple[Part, Lookup]]:
         if part is not None:
             found.append((part, lookup))
     return found
+
+
+def replaced(batch: Any, part: Part, new: Tensor) -> Any:
+    """The same batch with another tensor as one of its parts."""
+    old = dict(leaves(batch))[part.path]
+    return map_leaves(batch, lambda tensor: new if tensor is old else tensor)
 
 
 def _part_equal_to(batch: Any, value: Tensor) -> Part | None:

@@ -25,6 +25,7 @@ from surefoot.doctor.checks import STEPS, Check, Examination, skipped
 from surefoot.doctor.clipping import check_clipping
 from surefoot.doctor.context import CheckContext
 from surefoot.doctor.data import check_data
+from surefoot.doctor.label_among_inputs import check_label_among_inputs
 from surefoot.doctor.learning_rates import check_rates
 from surefoot.doctor.loss_inputs import check_agreement
 from surefoot.doctor.overfit import check_overfit
@@ -105,7 +106,11 @@ def _steps(loss_of: LossOf | None) -> list[tuple[int, str, Callable[[CheckContex
         9: check_graphs,
         10: check_data,
     }
-    return [*((step, STEPS[step], check) for step, check in checks.items()), (10, "shuffled labels", check_control)]
+    return [
+        *((step, STEPS[step], check) for step, check in checks.items()),
+        (10, "label among the inputs", check_label_among_inputs),
+        (10, "shuffled labels", check_control),
+    ]
 
 
 def _safely(context: CheckContext, step: int, name: str, check: Callable[[CheckContext], list[Check]]) -> list[Check]:

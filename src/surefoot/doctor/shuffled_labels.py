@@ -1,7 +1,8 @@
 """Step 10, last part: the control with shuffled labels. Do the labels say anything about the inputs at all?
 
 Two copies learn the same rows, one with the labels shuffled. Both can learn them by heart; only with true labels should
-that help on rows held out. Said only when it can be said: enough rows, both learnt, and no better on held-out rows.
+that help on rows held out. Said only when it can be said: enough rows, no better on held-out rows, and either both
+learnt or the true labels as hard to learn as shuffled ones, while the nearest rows do not foretell them either.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from surefoot.doctor.batch_parts import Part, target_part
-from surefoot.doctor.batches import leaves, map_leaves, row_count, to_device
+from surefoot.diagnose.rules.data import predictability
+from surefoot.doctor.batch_parts import Part, replaced, target_part
+from surefoot.doctor.batches import leaves, row_count, to_device
 from surefoot.doctor.checks import Check, passed, skipped
 from surefoot.record.facts import LabelControl
 
@@ -29,6 +30,10 @@ _SHARE = 0.1
 _FEWEST_ROWS = 256
 _BY_HEART = 0.6
 """Fall of the training loss from which rows are learnt well enough to stop."""
+_GAIN = 0.02
+"""Share of the held-out loss that true labels must save: less is no difference."""
+_MOST_PAIRS, _MOST_FEATURES = 600, 512
+"""Rows and values of a row that are compared with each other."""
 
 
 def check_control(context: CheckContext) -> list[Check]:
@@ -55,6 +60,8 @@ def check_control(context: CheckContext) -> list[Check]:
         shuffled_fall=shuffled_fall,
         true_held_out=true_held,
         shuffled_held_out=shuffled_held,
+        passes=steps / len(train),
+        neighbour_score=_neighbour_score(train, found[0]),
     )
     context.measured(label_control=control)
     story = (
@@ -62,7 +69,7 @@ def check_control(context: CheckContext) -> list[Check]:
         "shuffled"
     )
     otherwise = passed(STEP, _NAME, story, control.gain, "lower with the true labels")
-    if not control.gain > 0:  # not proof enough that the labels say nothing, and none that they say something
+    if not control.gain > _GAIN:  # not proof enough that the labels say nothing, and none that they say something
         otherwise = replace(otherwise, status="skipped", summary=f"nothing follows from this: {story}")
     return [context.judged(("data.labels-uninformative",), otherwise)]
 
@@ -104,9 +111,31 @@ def _shuffled(batches: list[Any], part: Part) -> list[Any] | None:
     pool = torch.cat(rows)
     order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(0))
     dealt = torch.split(pool[order], [len(row) for row in rows])
-    return [_replaced(batch, part, new) for batch, new in zip(batches, dealt, strict=True)]
+    return [replaced(batch, part, new) for batch, new in zip(batches, dealt, strict=True)]
 
 
-def _replaced(batch: Any, part: Part, new: Tensor) -> Any:
-    old = dict(leaves(batch))[part.path]
-    return map_leaves(batch, lambda tensor: new if tensor is old else tensor)
+def _neighbour_score(batches: list[Any], target: Part) -> float | None:
+    """How well the nearest rows foretell a label; `None` where rows are not numbers with one label each."""
+    values, labels = [], []
+    for batch in batches:
+        parts = dict(leaves(batch))
+        label = parts.pop(target.path)
+        rows = [part.flatten(1) for part in parts.values() if part.is_floating_point() and part.dim() > 1]
+        if (
+            len(rows) != len(parts)
+            or not rows
+            or label.numel() != len(label)
+            or any(len(r) != len(label) for r in rows)
+        ):
+            return None
+        values.append(torch.cat(rows, 1).double())
+        labels.append(label.flatten().double())
+    if len({rows.shape[1] for rows in values}) != 1:
+        return None
+    x, y = torch.cat(values)[:_MOST_PAIRS], torch.cat(labels)[:_MOST_PAIRS]
+    x = x[:, :: -(-x.shape[1] // _MOST_FEATURES)]
+    if not bool(x.isfinite().all()) or not bool(y.isfinite().all()):
+        return None
+    is_continuous = bool((y != y.round()).any())
+    found = predictability(list(zip(x.tolist(), y.tolist(), strict=True)), is_continuous)
+    return None if found is None else found.score

@@ -153,7 +153,7 @@ def attach_with(model: nn.Module | Sequence[nn.Module] | None, optimizer: Any, s
             "shapers": guard.shapers,
         }
         run = RunToCapture(models, optimizer, None, guard, facts, is_bare=True)
-        capture = IncidentCapture(keeper, run, guard.lag_steps)
+        capture = IncidentCapture(keeper, run, guard.lag_steps, guard.rows)
         follower = LoopCapture(capture, run)
     results = StepResults(
         models if settings.acts else (),
@@ -165,6 +165,8 @@ def attach_with(model: nn.Module | Sequence[nn.Module] | None, optimizer: Any, s
     )
     if guard.log is not None:
         guard.log.before_close(results.report_rest)
+        if guard.rows is not None:
+            guard.log.before_close(guard.rows.release)
     account = StepAccount(guard.guarded, results, guard.order, follower)
     hooks = StepHooks(
         optimizer, guard.guarded, account, follower, settings.on_decision, settings.run_hook, acts=settings.acts
@@ -193,6 +195,7 @@ def _built(models: Sequence[nn.Module], optimizer: Any, settings: AttachSettings
         decide_on=settings.decide_on,
         lag_steps=settings.lag_steps,
         log=settings.log,
+        keeps_incidents=settings.incidents is not None,
         samples_model=False,
         # Whoever runs the hooks handles the errors of its own functions too.
         on_step=_safe(settings.on_step, "on_step") if runs_directly else settings.on_step,

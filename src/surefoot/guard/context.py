@@ -77,6 +77,7 @@ def build_guard(
     decide_on: DecideOn = "auto",
     lag_steps: int = 4,
     log: Any = None,
+    keeps_incidents: bool = False,
     samples_model: bool = True,
     on_step: Callable[[StepRecord], None] | None = None,
     on_event: Callable[[Incident], None] | None = None,
@@ -93,15 +94,15 @@ def build_guard(
     group = find_group(models) if acts else None
     ranks = Ranks(group, home)
     run_log = open_log(log, ranks, setup_of(optimizer, scheduler) if log is not None else None)
-    rows = None if run_log is None else LogRows(run_log, ModelSampler(models) if samples_model else None)
+    model_sampler = ModelSampler(models) if run_log is not None and samples_model else None
+    rows = None if run_log is None else LogRows(run_log, model_sampler, keeps_incidents=keeps_incidents)
     checker = checker or StabilityChecker()
     shapers, clipper = split_clip(clip)
     warn_of_unmatched(shapers, [name for name, _ in layout.parameters])
     loss_scaler = as_scaler(scaler, precision, home)
     policy = _policy(checker, recovery, clipper, loss_scaler, layout, on_device)
     decider = StepDecider(policy, group)
-    sampler = rows.sampler if rows else None
-    guarded = GuardedOptimizer(optimizer, layout, decider, shapers, watch, on_device, acts=acts, sampler=sampler)
+    guarded = GuardedOptimizer(optimizer, layout, decider, shapers, watch, on_device, acts=acts, sampler=model_sampler)
     order = BackwardOrder(layout.parameters if acts else [])
     budgets = _budgets(escalation if acts else None, recovery, loss_scaler, guarded, ranks)
     on_event = call_each(rows.incident if rows else None, on_event)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from surefoot.guard.context import GuardContext
+    from surefoot.guard.log_rows import LogRows
     from surefoot.guard.step_decision import StepNumbers
     from surefoot.keep.buffers import BufferKeeper
     from surefoot.record.incidents.step_capture import Window
@@ -259,8 +260,12 @@ class RefusedSteps:
 class IncidentCapture:
     """Captures the refused steps of a run, and keeps what that needs until the host has learned of them."""
 
-    def __init__(self, keeper: IncidentKeeper, run: RunToCapture, lag_steps: int) -> None:
-        """Capture incidents of a run for `keeper`. The host learns of a refused step `lag_steps` later."""
+    def __init__(self, keeper: IncidentKeeper, run: RunToCapture, lag_steps: int, rows: LogRows | None = None) -> None:
+        """Capture incidents of a run for `keeper`. The host learns of a refused step `lag_steps` later.
+
+        `rows` writes the log of the run, where the events of kept steps name their folders.
+        """
+        self._rows = rows
         self._writer, self._run, self._lag = RunIncidentWriter(keeper, run), run, lag_steps
         self._scaler_before: Any = None
         self._held: _PendingStep | None = None
@@ -342,12 +347,19 @@ class IncidentCapture:
 
     # ---- when there is something to capture -----------------------------------------------------------------------
 
-    @quietly
     def refused(self, record: StepRecord, later: Sequence[StepNumbers]) -> None:
         """The host has taken in a refused step, and nothing has been done about it yet.
 
         `later` are the steps since, whose numbers may still be on their way.
         """
+        try:
+            self._keep_refused(record, later)
+        finally:
+            if self._rows is not None:
+                self._rows.release()
+
+    @quietly
+    def _keep_refused(self, record: StepRecord, later: Sequence[StepNumbers]) -> None:
         held = self._held
         if held is not None and held.step <= record.signals.step:
             self._held = None
@@ -392,6 +404,8 @@ class IncidentCapture:
     def _write(self, record: StepRecord, what: dict[str, Any], applied: int, held: _PendingStep | None) -> None:
         place = self._writer.write(record, what, applied, held, self.notes.window(record.signals.step))
         self.notes.pauses.written()
+        if self._rows is not None:
+            self._rows.kept(record.signals.step, place)
         log.warning("surefoot: the step is kept in %s; `%s` runs it again", place, replay_command(place))
 
 

@@ -22,6 +22,8 @@ import torch
 from surefoot.core.version import VERSION
 from surefoot.errors import SettingError
 from surefoot.record.facts import GroupSettings, OptimizerSetup
+from surefoot.record.failed_collectives import collective_event, failed_collective
+from surefoot.record.incidents.environment import replay_command
 from surefoot.record.log import RunLog, part_of
 from surefoot.record.messages import LayerRows, StepRow
 from surefoot.record.run_folder import describe_run, write_json
@@ -105,8 +107,14 @@ def _describe(log: RunLog, ranks: Ranks, setup: OptimizerSetup | None) -> None:
 class LogRows:
     """Writes one stabilizer's run into a log."""
 
-    def __init__(self, log: RunLog, sampler: ModelSampler | None) -> None:
+    def __init__(self, log: RunLog, sampler: ModelSampler | None, *, keeps_incidents: bool = False) -> None:
+        """Write into `log`. With `keeps_incidents` a refused step is logged when `release` is called."""
         self.log, self.sampler = log, sampler
+        self._keeps_incidents = keeps_incidents
+        self._held: Incident | None = None
+        """A refused step, until it is known whether it is kept in a folder."""
+        self._kept: tuple[int, dict[str, str]] | None = None
+        """The step that was kept last, with its folder and the command that runs it again."""
         self._recent: deque[Signals] = deque(maxlen=NEAR_STEPS)
         """The last steps whose layers were not written."""
         self._all_until = LAYERS_AT_FIRST
@@ -147,6 +155,28 @@ class LogRows:
 
     def incident(self, incident: Incident) -> None:
         """Something happened that a person should know about."""
+        self.release()
+        if self._keeps_incidents and incident.severity == "error" and incident.action != "none":
+            self._held = incident
+        else:
+            self._write_event(incident)
+        while self._recent:
+            self._write_layers(self._recent.popleft())
+        self._all_until = max(self._all_until, incident.step + NEAR_STEPS)
+
+    def kept(self, step: int, place: Path) -> None:
+        """A step is kept in a folder: the event of the same step that is held, or comes next, names it."""
+        self._kept = step, {"incident": str(place), "replay": replay_command(place)}
+
+    def release(self) -> None:
+        """Log what is held: by now a step that is to be kept is kept."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._write_event(held)
+
+    def _write_event(self, incident: Incident) -> None:
+        kept = self._kept[1] if self._kept is not None and self._kept[0] == incident.step else {}
+        self._kept = None if kept else self._kept
         name = _EVENTS.get(incident.action) or ("spike" if "spike" in incident.kind else "alarm")
         self.log.event(
             name,
@@ -155,11 +185,14 @@ class LogRows:
             severity=incident.severity,
             cause=incident.kind,
             action="" if incident.action == "none" else incident.action,
-            evidence=incident.evidence,
+            evidence={**incident.evidence, **kept},
         )
-        while self._recent:
-            self._write_layers(self._recent.popleft())
-        self._all_until = max(self._all_until, incident.step + NEAR_STEPS)
+
+    def failed(self, error: BaseException, step: int) -> None:
+        """A step raised an error, which is an event if a collective of several ranks failed."""
+        failed = failed_collective(error)
+        if failed is not None:
+            self.log.take(collective_event(failed, step))
 
     def saved(self, step: int, folder: Path, facts: SaveFacts) -> None:
         """A checkpoint is on the disk. Called by the thread that wrote it."""

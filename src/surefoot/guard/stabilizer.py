@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import fields
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,8 @@ from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.detect.checker import StabilityChecker
 from surefoot.errors import SettingError, UsageError
 from surefoot.guard.backward import GradientWarnings, GradientWindow
-from surefoot.guard.context import GuardContext, build_guard
+from surefoot.guard.context import GuardContext, build_guard, call_each
+from surefoot.guard.dead_layers import DeadLayers
 from surefoot.guard.guarded_optimizer import ClosureStep, StepFacts
 from surefoot.guard.incident_capture import IncidentCapture, RunToCapture, keeper_for
 from surefoot.guard.persistence import RunPersistence
@@ -53,6 +54,9 @@ if TYPE_CHECKING:
     from surefoot.guard.validation import Precision
     from surefoot.record.log import RunLog
     from surefoot.types import Clipper, LossScaler, Shaper
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 
 _OUR_SIGNALS = frozenset(each.name for each in fields(Signals))
 _AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -85,7 +89,8 @@ class StabilizedRun:
         self.window = GradientWindow(models, guard.layout, policy, warnings, ranks.group, accumulate, zero_grad)
         self.capture: IncidentCapture | None = None
         if keeper is not None:
-            self.capture = IncidentCapture(keeper, RunToCapture(models, optimizer, scheduler, guard, settings), lag)
+            run = RunToCapture(models, optimizer, scheduler, guard, settings)
+            self.capture = IncidentCapture(keeper, run, lag, rows)
         own = OwnState(partial(self.own_state, live=True), settled_own, self.load_own_state, self._load_rules)
         self.run_state = RunState(RunParts(models, optimizer, scheduler, dict(also_save or {}), own))
         self.persistence = RunPersistence(
@@ -102,9 +107,12 @@ class StabilizedRun:
         )
         self._keeps_steps = checkpoints is not None or recovery is not None
         self._actions = RunActions(guard.guarded.measurer, history, self.persistence, self.capture, ranks)
-        self.results = StepResults(models, history, lag, respond=self._actions.respond, on_step=guard.on_step)
+        self._dead_layers = DeadLayers(models, history)
+        on_step = call_each(guard.on_step, self._dead_layers.take)
+        self.results = StepResults(models, history, lag, respond=self._actions.respond, on_step=on_step)
         if guard.log is not None and rows is not None:
             guard.log.before_close(self.results.report_rest)
+            guard.log.before_close(rows.release)
             if checkpoints is not None:
                 checkpoints.events.on_saved, checkpoints.events.on_failing = rows.saved, rows.failing
 
@@ -252,6 +260,22 @@ class StabilizedRun:
         policy.scaler.scale_of(policy.scale_state).fill_(used)
 
 
+def _reports_failed_collectives(method: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """A method of the stabilizer. If a collective of several ranks fails in it, the log has an event of that."""
+
+    @wraps(method)
+    def reporting(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+        try:
+            return method(*args, **kwargs)
+        except RuntimeError as error:
+            run: StabilizedRun = args[0]._run  # type: ignore[attr-defined]
+            if run.guard.rows is not None:
+                run.guard.rows.failed(error, run.results.steps)
+            raise
+
+    return reporting
+
+
 class TrainingStabilizer:
     """Watches and protects a training loop: clip, skip, scale, accumulate, and report what happened.
 
@@ -330,7 +354,7 @@ class TrainingStabilizer:
         guard = build_guard(
             models, optimizer, layout, clip=clip, precision=precision, scaler=scaler, checker=checker,
             escalation=escalation, recovery=recovery, watch=watch, decide_on=decide_on, lag_steps=lag_steps, log=log,
-            scheduler=scheduler,
+            scheduler=scheduler, keeps_incidents=keeper is not None,
         )  # fmt: skip
         where = "device" if guard.decides_on_device else "host"
         settings: dict[str, object] = {
@@ -354,6 +378,7 @@ class TrainingStabilizer:
         dtype = _AUTOCAST.get(self._precision or "")
         return nullcontext() if dtype is None else torch.autocast(self._run.guard.layout.home.type, dtype=dtype)
 
+    @_reports_failed_collectives
     def backward(self, loss: Tensor, *, weight: Scalar | None = None, **options: Any) -> None:
         """Run backward on one microbatch, scaled for precision and accumulation.
 
@@ -366,6 +391,7 @@ class TrainingStabilizer:
         if self._run.capture is not None:
             self._run.capture.notes.ran_backward(loss, weight)
 
+    @_reports_failed_collectives
     def run_microbatches(
         self, loss_fn: Callable[[Any], Tensor], batch: Any, *, weight: Callable[[Any], Scalar] | None = None
     ) -> Tensor:
@@ -397,6 +423,7 @@ class TrainingStabilizer:
                 raise UsageError(f"signal {name!r} must be one number; got a tensor of shape {tuple(value.shape)}.")
             self._run.own_signals[name] = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
 
+    @_reports_failed_collectives
     def step(self, closure: Callable[[], Tensor] | None = None) -> Outcome:
         """Close a microbatch; with the last one of a window, decide on the gradients and apply them or not.
 

@@ -8,6 +8,7 @@ become a `StepRecord`.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from surefoot.core.state_tree import Packed
     from surefoot.detect.combine import Combined
     from surefoot.types import Clipper, Detector, LossScaler, NamedParameter, OptimizerSetting
+
+log = logging.getLogger("surefoot")
 
 _HEAD = ("loss", "grad_norm", "nonfinite", "clip_factor", "loss_scale")
 BROKEN_SETTING = "nonfinite-setting"
@@ -206,6 +209,7 @@ class StepPolicy:
     def load_state_dict(self, state: StepPolicyState) -> None:
         """Continue from a saved state. A part whose settings have changed starts anew."""
         same = {part: state["settings"].get(part) == now for part, now in self.settings().items()}
+        _warn_of_other_scaling(state["settings"].get("scaler"), self.settings()["scaler"])
         if self.rules and same["rules"]:
             self.rules_state = self._placed(unpack(self.rules.init(), state["rules"]))
         if self.setback and same["setback"]:
@@ -219,6 +223,20 @@ class StepPolicy:
             self.scale_state = to_device(unpack(self.scaler.init(), state["scaler"]), self.home)
         if isinstance(self.scaler, TorchLossScaler) and state["grad_scaler"] is not None:
             self.scaler.load(state["grad_scaler"])
+
+
+def _warn_of_other_scaling(then: str | None, now: str) -> None:
+    """Log that a run continues with other loss scaling than it was saved with."""
+    none = settings_of(None)
+    if then is None or then == now:
+        return
+    if now == none:
+        what = f'it was saved with loss scaling ({then}), and the run has none: fp16 needs `precision="fp16"`'
+    elif then == none:
+        what = f"it was saved without loss scaling, and the run has {now}: the scale starts at its first value"
+    else:
+        what = f"its loss scaling is {then}, and the run's is {now}: the scale starts at its first value"
+    log.warning("surefoot: the checkpoint is loaded, but %s.", what)
 
 
 class StepDecider:

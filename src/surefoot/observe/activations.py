@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +72,7 @@ class ActivationWatch:
         self.end()
         self._thread = get_ident()
         for name, module in list(watched_modules(self._models))[:MOST_MODULES]:
-            self._handles.append(module.register_forward_hook(_Hook(self, name)))
+            self._handles.append(module.register_forward_hook(ForwardHook(self, name)))
 
     def end(self) -> list[LayerOutput]:
         """Take the hooks off; what they have seen, in the order of the calls."""
@@ -84,7 +84,7 @@ class ActivationWatch:
 
     def look(self, name: str, module: nn.Module, output: Any) -> None:
         """A module was called. Whatever happens here stays here."""
-        if get_ident() != self._thread or not runs_eagerly() or self._in_evaluation() or _in_backward():
+        if get_ident() != self._thread or not runs_eagerly() or self._in_evaluation() or in_backward():
             return
         try:
             with WithoutHooks():
@@ -126,15 +126,23 @@ class ActivationWatch:
         return not torch.is_grad_enabled() and not any(model.training for model in self._models)
 
 
-class _Hook:
+class OutputObserver(Protocol):
+    """Looks at what a module put out."""
+
+    def look(self, name: str, module: nn.Module, output: Any) -> None:
+        """The module was called."""
+
+
+class ForwardHook:
     """A forward hook. A copy of a model gets one that does nothing, and that a file needs no surefoot for."""
 
     __slots__ = ("_name", "_watch")
 
-    def __init__(self, watch: ActivationWatch, name: str) -> None:
+    def __init__(self, watch: OutputObserver, name: str) -> None:
         self._watch, self._name = watch, name
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        """The module was called."""
         if torch.compiler.is_compiling():  # known when it is compiled, so that nothing of this is
             return
         self._watch.look(self._name, module, output)
@@ -206,7 +214,7 @@ def _first_tensor(output: Any) -> Tensor | None:
     return next(leaves(output, deepest=1), None)
 
 
-def _in_backward() -> bool:
+def in_backward() -> bool:
     """Whether autograd is at work: then a forward is the second run of a checkpointed part."""
     return torch._C._current_graph_task_id() != -1
 

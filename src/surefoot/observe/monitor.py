@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,8 +38,35 @@ class GradientReport:
         """Global gradient norm; NaN if any entry is not finite."""
         return float(total_norm(self.layers.grad_norm))
 
+    @property
+    def total_param_norm(self) -> float:
+        """Norm of all parameters that have a gradient."""
+        param_norm = self.layers.param_norm
+        assert param_norm is not None
+        return float(total_norm(param_norm))
+
+    @property
+    def total_ratio(self) -> float:
+        """Global gradient norm over the norm of the parameters that have a gradient; Inf if all of these are zero."""
+        return _ratio(self.total_norm, self.total_param_norm)
+
     def __str__(self) -> str:
-        return f"total gradient norm {format_number(self.total_norm)}\n{self.layers}"
+        totals = {
+            "gradient norm": self.total_norm,
+            "parameter norm": self.total_param_norm,
+            "their ratio": self.total_ratio,
+        }
+        head = ", ".join(f"{name} {format_number(value)}" for name, value in totals.items())
+        return f"total {head}\n{self.layers}"
+
+
+class UpdateRatios(dict[str, float]):
+    """Update-to-weight ratio of each parameter, by name: how far the step moved it, relative to its norm before."""
+
+    def __init__(self, ratios: dict[str, float], total: float) -> None:
+        super().__init__(ratios)
+        self.total = total
+        """The ratio of all parameters together."""
 
 
 class GradientMonitor:
@@ -74,16 +102,20 @@ class GradientMonitor:
         self._before = [parameter.detach().clone() for _, parameter in self._named]
 
     @torch.no_grad()
-    def observe_update(self) -> dict[str, float]:
-        """Update-to-weight ratio per parameter, after the step. Call `before_step()` before it."""
+    def observe_update(self) -> UpdateRatios:
+        """Update-to-weight ratio per parameter and in total, after the step. Call `before_step()` before it."""
         if self._before is None:
             raise UsageError("`observe_update()` came without `before_step()`: there is nothing to compare with.")
         before, self._before = self._before, None
         now = dense_views([parameter.detach() for _, parameter in self._named])
         moved = [after - old for after, old in zip(now, dense_views(before), strict=True)]
         weight = TensorMeter().measure(before).norm
-        ratio = TensorMeter().measure(moved).norm / weight
-        return dict(zip((name for name, _ in self._named), ratio.tolist(), strict=True))
+        update = TensorMeter().measure(moved).norm
+        *ratios, moved_total, weight_total = torch.cat(
+            [update / weight, total_norm(update)[None], total_norm(weight)[None]]
+        ).tolist()
+        names = [name for name, _ in self._named]
+        return UpdateRatios(dict(zip(names, ratios, strict=True)), _ratio(moved_total, weight_total))
 
     def _with_gradient(self) -> list[NamedParameter]:
         found = []
@@ -105,3 +137,10 @@ class GradientMonitor:
             tuple(columns),
             begin_reading(vector),
         )
+
+
+def _ratio(part: float, whole: float) -> float:
+    """The quotient as a tensor has it: Inf or NaN where the divisor is zero."""
+    if whole:
+        return part / whole
+    return math.inf if part > 0 else math.nan

@@ -179,7 +179,10 @@ class BackwardOrder:
 
 @dataclass(frozen=True)
 class ParameterReport:
-    """Shape, mean, standard deviation, norm and gradient norm of every parameter."""
+    """Shape, mean, standard deviation, norm and gradient norm of every parameter.
+
+    `shape` is a tuple, and `grad_norm` is `None` for a parameter that has no gradient.
+    """
 
     rows: tuple[dict[str, Any], ...]
 
@@ -197,9 +200,9 @@ def parameter_report(model: nn.Module) -> ParameterReport:
     table = torch.stack([_describe(parameter).to(home) for _, parameter in parameters]).tolist()
     return ParameterReport(
         tuple(
-            {"name": name, "shape": "x".join(map(str, parameter.shape)) or "scalar"}
-            | dict(zip(("mean", "std", "norm", "grad_norm"), values, strict=True))
-            for (name, parameter), values in zip(parameters, table, strict=True)
+            {"name": name, "shape": tuple(parameter.shape), "mean": mean, "std": std, "norm": norm}
+            | {"grad_norm": None if parameter.grad is None else grad_norm}
+            for (name, parameter), (mean, std, norm, grad_norm) in zip(parameters, table, strict=True)
         )
     )
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.core.redaction import Redactor
 from surefoot.record.derived_events import Derived
+from surefoot.record.failed_collectives import COLLECTIVE_FAILED, collective_event, failed_collective
 from surefoot.record.messages import Batch, DeviceRow, Event, Histogram, LayerRows, StepRow
 from surefoot.record.sinks.batch_queue import size_of
 from surefoot.record.sinks.runner import SinkRunner, close_all
@@ -230,7 +231,7 @@ class BatchBuilder:
     def __init__(self) -> None:
         self._step: int | None = None
         """The step the run is at."""
-        self._has_end = False
+        self._has_end = self._has_failed_collective = False
         self._derived: defaultdict[str, Derived] = defaultdict(Derived)
         self._reported, self._report_at, self._report_pause = 0, 0.0, DROPS_SECONDS
 
@@ -250,6 +251,7 @@ class BatchBuilder:
         self._step = steps[-1].step if steps else self._step
         found[Event] = [*map(self._with_step, found[Event]), *self._derive(steps)]
         self._has_end = self._has_end or any(event.event in ("end", "halt") for event in found[Event])
+        self._has_failed_collective |= any(event.cause == COLLECTIVE_FAILED for event in found[Event])
         found[DeviceRow] = [row if row.step is not None else replace(row, step=self._step) for row in devices]
         return Batch(*found.values()), unknown
 
@@ -268,11 +270,18 @@ class BatchBuilder:
         if self._step is None or self._has_end:
             return batch
         summary, severity = "the log was closed", "info"
+        events = [*batch.events]
         if error is not None:
             what = f"{type(error).__name__}: {error}"
             summary, severity = f"the program ended with {what}"[:500], "error"
-        event = Event("end", self._step, summary, time.time(), severity)  # type: ignore[arg-type]
-        return replace(batch, events=[*batch.events, event])
+            events += self._failed_collective(error)
+        events.append(Event("end", self._step, summary, time.time(), severity))  # type: ignore[arg-type]
+        return replace(batch, events=events)
+
+    def _failed_collective(self, error: BaseException) -> list[Event]:
+        """What the program ended with, if that is a collective that failed and it is not in the log yet."""
+        failed = None if self._has_failed_collective else failed_collective(error)
+        return [] if failed is None else [collective_event(failed, self._step)]
 
     def with_drops(self, batch: Batch, dropped: int, closing: bool) -> Batch:
         """Add an event if messages were dropped since the last one, of `dropped` in all; at growing intervals."""

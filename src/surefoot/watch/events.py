@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from surefoot.record.facts import Event, SampledStep, StepSkippedEvent
     from surefoot.watch.log_rows import WatchLog
@@ -38,6 +39,11 @@ class EventRecorder:
     def _log_event(self, event: Event) -> None:
         if self.log is not None:
             self._probes.safely("run log", self.log.event, event)
+
+    def log_kept(self, step: int, folder: Path, command: str) -> None:
+        """Write to the log that a bad step is kept, and the command that runs it again."""
+        if self.log is not None:
+            self._probes.safely("run log", self.log.kept, step, folder, command)
 
     def log_overflow(self, step: int, scale: float | None) -> None:
         """Write to the log that a gradient scaler has skipped a step."""

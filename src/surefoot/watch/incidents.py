@@ -209,6 +209,7 @@ class IncidentWriter:
         if folder is not None:
             self._kept = folder, self._state.steps, record.number
             self.replay_command = replay_command(folder)
+            self._context.events.log_kept(self._state.steps, folder, self.replay_command)
         return True
 
 

@@ -23,6 +23,7 @@ from surefoot.types import NamedParameter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from surefoot.diagnose.findings import Diagnosis
     from surefoot.record.facts import Event, ParameterUpdate, SampledStep
@@ -143,6 +144,13 @@ class WatchLog:
         shown = _shown(event)
         if shown is not None:
             self._write(event.step, event.TAG[1], *shown)
+
+    def kept(self, step: int, folder: Path, command: str) -> None:
+        """A bad step is kept in a folder; `command` runs it again."""
+        log = self.log
+        if log is not None:
+            evidence = {"incident": str(folder), "replay": command}
+            log.event("alarm", step, "the first bad step is kept", cause="incident", evidence=evidence)
 
     def overflow(self, step: int, scale: float | None) -> None:
         """A gradient scaler has skipped a step."""

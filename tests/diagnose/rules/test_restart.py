@@ -6,6 +6,7 @@ from typing import Any
 
 from recorded import falling, optimizer, parameter, run
 from surefoot.diagnose.rules import restart
+from watched import CLASSES
 
 LOADED = "train.py:40"
 
@@ -87,3 +88,99 @@ def test_a_run_without_a_seed_is_remarked_on() -> None:
     assert claim is not None
     assert claim.severity == "info"
     assert restart.unseeded(run(seeds={"torch": [0]})) is None
+
+
+# ---- the gradient scaler, and moments of another step ---------------------------------------------------------------
+
+SCALED = {"enabled": True, "attempts": 130, "skip_steps": [61, 63], "trace": [1.0]}
+
+
+def test_a_saved_scaler_that_is_never_loaded_is_missing() -> None:
+    held = ("model", "optimizer", "scaler")
+    claim = restart.state_missing(twice(events("optimizer-loaded", holds=held), scaler=SCALED))
+    assert claim is not None
+    assert (claim.severity, claim.evidence["not_loaded"]) == ("warning", ["scaler"])
+    assert "the loss scale starts over" in claim.summary
+    loaded = events("optimizer-loaded", "scaler-loaded", holds=held)
+    assert restart.state_missing(twice(loaded, scaler=SCALED)) is None
+    assert restart.state_missing(twice(events("optimizer-loaded", holds=held))) is None  # no scaler is in use
+
+
+def test_a_scaler_that_was_not_saved_matters_if_steps_are_skipped_for_it() -> None:
+    happened = events("optimizer-loaded", holds=("model", "optimizer", "progress"))
+    happened[1]["scaler_attempts"] = 60
+    claim = restart.state_missing(twice(happened, scaler=SCALED))
+    assert claim is not None
+    assert (claim.severity, claim.evidence["skipped"]) == ("warning", 2)
+    assert restart.state_missing(twice(happened, scaler=SCALED | {"skip_steps": [5]})) is None
+
+
+TWO_FILES = """
+import os, tempfile
+os.chdir(tempfile.mkdtemp())
+def made():
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
+    return model, torch.optim.Adam(model.parameters(), lr=1e-2)
+
+def train(model, optimizer, steps):
+    for step in steps:
+        rows = torch.randint(len(x), (32,))
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[rows]), y[rows]).backward()
+        optimizer.step()
+        if step in (20, 120):
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save(state, f"{step}.pt")
+
+model, optimizer = made()
+train(model, optimizer, range(1, 121))
+model, optimizer = made()
+first, second = torch.load("120.pt"), torch.load("FILE.pt")
+model.load_state_dict(first["model"])
+optimizer.load_state_dict(second["optimizer"])
+train(model, optimizer, range(121, 160))
+"""
+
+
+def test_moments_of_an_earlier_file_do_not_belong_to_later_weights(watch) -> None:  # type: ignore[no-untyped-def]
+    run = watch(CLASSES, TWO_FILES.replace("FILE", "20"))
+    assert run.causes == ["optim.stale-state"]
+    found = run.finding("optim.stale-state")
+    assert "are of step 120" in found.summary
+    assert found.evidence == {"step_of_weights": 120, "step_of_moments": 20}
+    assert watch(CLASSES, TWO_FILES.replace("FILE", "120")).causes == []
+
+
+SCALER = """
+import os, tempfile
+os.chdir(tempfile.mkdtemp())
+def made():
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
+    return model, torch.optim.Adam(model.parameters(), lr=1e-2), torch.amp.GradScaler("cpu", init_scale=4.0)
+
+def train(model, optimizer, scaler, steps):
+    for step in range(steps):
+        rows = torch.randint(len(x), (32,))
+        optimizer.zero_grad()
+        scaler.scale(F.cross_entropy(model(x[rows]), y[rows])).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+names = "model optimizer scaler".split()
+run = made()
+train(*run, 60)
+torch.save(dict(zip(names, [part.state_dict() for part in run])) | {"step": 60}, "run.pt")
+run = made()
+state = torch.load("run.pt")
+for name, part in zip(names[:COUNT], run):
+    part.load_state_dict(state[name])
+train(*run, 60)
+"""
+
+
+def test_a_restart_without_the_state_of_the_scaler_is_named(watch) -> None:  # type: ignore[no-untyped-def]
+    found = watch(CLASSES, SCALER.replace("COUNT", "2")).names_first(
+        "resume.state-missing", step=60, at="|torch.load", evidence={"not_loaded"}
+    )
+    assert found.evidence["not_loaded"] == ["scaler"]
+    assert watch(CLASSES, SCALER.replace("COUNT", "3")).causes == []

@@ -37,6 +37,19 @@ def test_an_alert_says_what_happened_where_and_what_was_done(server):
     assert headers["X-Token"] == "abc"
 
 
+def test_an_alert_has_the_command_that_runs_the_step_again(server):
+    hook = sf.WebhookSink(server.url, run="exp1")
+    evidence = {
+        "incident": "runs/exp1/incidents/7",
+        "replay": "surefoot replay runs/exp1/incidents/7 --script train.py",
+    }
+    hook.write(of(alarm(evidence=evidence)))
+    hook.close()
+    (body,) = server.bodies
+    assert body["replay"] == body["alerts"][0]["replay"] == evidence["replay"]
+    assert body["text"].endswith(f"; incident: runs/exp1/incidents/7; replay: {evidence['replay']})")
+
+
 def test_without_an_incident_the_checkpoint_is_named(server):
     hook = sf.WebhookSink(server.url)
     hook.write(of(alarm(evidence={"checkpoint": "runs/exp1/checkpoints/900"})))

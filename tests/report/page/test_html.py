@@ -283,6 +283,18 @@ def test_events_can_be_narrowed_to_some_kinds(page):
     assert page.locator("#events tbody tr").count() == 5
 
 
+def test_an_event_names_the_folder_that_its_step_is_kept_in(open_page, tmp_path):
+    evidence = {"incident": "runs/a/incidents/000000003", "replay": "surefoot replay runs/a/incidents/000000003"}
+    with surefoot.RunLog(tmp_path) as log:
+        for step in range(5):
+            log.take(StepRow(step=step, time=0.0, loss=1.0))
+        log.event("skip", 3, "left out", severity="error", evidence=evidence)
+        log.event("skip", 4, "left out", severity="error")
+    page = open_page(write_report(tmp_path)).page
+    (kept,) = page.locator("#events .kept").all_inner_texts()
+    assert kept == f"kept in {evidence['incident']} · run it again: {evidence['replay']}"
+
+
 def test_a_healthy_run_says_so_and_has_no_empty_sections(open_page, tmp_path):
     page = open_page(write_report(report_runs.quiet(tmp_path / "run"))).page
     assert page.locator("h1").inner_text() == "Healthy: nothing to worry about"

@@ -489,8 +489,16 @@ def labels_uninformative(run: RecordedRun) -> Claim | None:
 
 
 def _no_better_than_shuffled(control: LabelControl | None) -> Claim | None:
-    """Both copies learned their rows by heart, and the true labels were of no use for other rows."""
-    if control is None or min(control.true_fall, control.shuffled_fall) < 0.3 or not control.gain <= 0.02:
+    """The true labels were of no use for other rows, although both copies learned theirs by heart.
+
+    The same holds where the true labels were as hard to learn as shuffled ones, and other rows do not foretell them.
+    """
+    if control is None or not control.gain <= 0.02:
+        return None
+    by_heart = min(control.true_fall, control.shuffled_fall) >= 0.3
+    as_hard = control.passes >= 10 and control.true_fall <= 1.5 * control.shuffled_fall
+    unforetold = control.neighbour_score is not None and control.neighbour_score <= 2.0
+    if not by_heart and not (as_hard and unforetold):
         return None
     return Claim(
         0.7,

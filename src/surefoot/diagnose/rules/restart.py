@@ -15,6 +15,7 @@ from surefoot.record.facts import (
     FileSavedEvent,
     ModelLoadedEvent,
     OptimizerLoadedEvent,
+    ScalerLoadedEvent,
     SchedulerLoadedEvent,
 )
 
@@ -36,7 +37,7 @@ class Restart:
     position: int
     """Where reading the file stands among the events."""
 
-    def loads(self, kind: type[OptimizerLoadedEvent | SchedulerLoadedEvent]) -> bool:
+    def loads(self, kind: type[OptimizerLoadedEvent | SchedulerLoadedEvent | ScalerLoadedEvent]) -> bool:
         """Whether a state of this kind was loaded."""
         return any(isinstance(event, kind) for event in self.events)
 
@@ -112,6 +113,8 @@ def state_missing(run: RecordedRun) -> Claim | None:
             forgotten.append("optimizer")
         if "scheduler" in holds and not kept and run.facts.schedulers:
             forgotten.append("scheduler")
+        if "scaler" in holds and _loses_scale(run, restart):
+            forgotten.append("scaler")
         if forgotten:
             return _claim_forgotten(run, restart, forgotten)
         before = _before(run, restart)
@@ -120,6 +123,50 @@ def state_missing(run: RecordedRun) -> Claim | None:
             return _claim_unsaved(run, restart, before, saved)
         if before is not None and restored and not kept and (jump := _rate_jump(run, before, restart)):
             return _claim_rate(restart, jump)
+        if resumed and restored and _loses_scale(run, restart) and (skipped := _skips_after(run, restart)):
+            return _claim_scale(restart, skipped)
+    return None
+
+
+def _loses_scale(run: RecordedRun, restart: Restart) -> bool:
+    """Whether a gradient scaler is used after the restart, and was given no state."""
+    used = run.facts.loss_scaler.attempts > restart.file.scaler_attempts
+    return used and not restart.loads(ScalerLoadedEvent)
+
+
+def _skips_after(run: RecordedRun, restart: Restart) -> int:
+    """How many of the first 20 steps after the restart the gradient scaler skipped."""
+    first = restart.file.scaler_attempts
+    return sum(first <= attempt < first + 20 for attempt in run.facts.loss_scaler.skip_steps)
+
+
+def moments_of_another_step(run: RecordedRun) -> Claim | None:
+    """Weights and moments were read from two files that were written at different steps."""
+    files = [event for event in run.facts.events if isinstance(event, FileLoadedEvent)]
+    for restart in reversed(restarts(run)):
+        weights = [e.file for e in restart.events if isinstance(e, ModelLoadedEvent) and e.file is not None]
+        moments = [e for e in restart.events if isinstance(e, OptimizerLoadedEvent) and e.file is not None]
+        if not weights or not moments or weights[-1] == moments[-1].file:
+            continue
+        later = [o for o in restart.optimizers if o.number == moments[-1].optimizer and has_memory(o)]
+        one, other = files[weights[-1]], files[moments[-1].file or 0]
+        steps = _steps_of(run, one, other, moments[-1])
+        if later and steps is not None and abs(steps[0] - steps[1]) > 0.1 * max(steps):
+            return _claim_apart(restart, later[-1], other, steps)
+    return None
+
+
+def _steps_of(
+    run: RecordedRun, weights: FileLoadedEvent, moments: FileLoadedEvent, loaded: OptimizerLoadedEvent
+) -> tuple[int, int] | None:
+    """The steps that weights and moments are of, counted alike; `None` if that cannot be told."""
+    if weights.saved_at_step is not None and moments.saved_at_step is not None:
+        return weights.saved_at_step, moments.saved_at_step
+    if weights.progress is not None and moments.progress is not None:
+        return weights.progress, moments.progress
+    counts_alike = run.facts.backwards <= 1.05 * max(1, run.steps)  # else the file may count microbatches
+    if weights.progress is not None and loaded.age is not None and counts_alike and weights.progress > loaded.age:
+        return weights.progress, int(loaded.age)
     return None
 
 
@@ -172,15 +219,18 @@ def _rate_jump(run: RecordedRun, old: OptimizerFacts, restart: Restart) -> tuple
 def _claim_forgotten(run: RecordedRun, restart: Restart, forgotten: list[str]) -> Claim:
     file, jump = restart.file, _jump(run, restart)
     kind = restart.optimizers[-1].type
-    lost = " and ".join({"optimizer": f"the moments of {kind}", "scheduler": "the schedule"}[f] for f in forgotten)
+    parts = {"optimizer": f"the moments of {kind}", "scheduler": "the schedule", "scaler": "the loss scale"}
+    lost = " and ".join(parts[f] for f in forgotten)
+    start = "start" if "optimizer" in forgotten or len(forgotten) > 1 else "starts"
     return Claim(
         0.95,
         f"The checkpoint read at {file.site} holds {', '.join(file.holds)}, but its {' and '.join(forgotten)} "
-        f"state is never loaded: the parameters continue, {lost} start{'s' * (forgotten == ['scheduler'])} over"
+        f"state is never loaded: the parameters continue, {lost} {start} over"
         f"{jump.words}.",
         step=file.step,
         where=where_of(file.site, restart.optimizers[-1].site),
         evidence={"holds": file.holds, "not_loaded": forgotten} | jump.evidence,
+        severity="warning" if forgotten == ["scaler"] else "error",
         fixes=tuple(f"Call `{name}.load_state_dict(...)` right after the model's." for name in forgotten),
     )
 
@@ -200,6 +250,32 @@ def _claim_unsaved(
         evidence={"holds": file.holds, "optimizer": new.type} | jump.evidence,
         severity="error" if before is not None else "warning",
         fixes=("Save `optimizer.state_dict()` (and the scheduler's and scaler's) beside the model's, and load them.",),
+    )
+
+
+def _claim_scale(restart: Restart, skipped: int) -> Claim:
+    file = restart.file
+    return Claim(
+        0.75,
+        f"The checkpoint read at {file.site} holds {', '.join(file.holds)}, but no state of the gradient scaler: the "
+        f"loss scale starts over, and {skipped} of the next 20 steps {'is' if skipped == 1 else 'are'} skipped.",
+        step=file.step,
+        where=where_of(file.site),
+        evidence={"holds": file.holds, "skipped": skipped},
+        severity="warning" if skipped > 1 else "info",
+        fixes=("Save `scaler.state_dict()` beside the optimizer's, and load it after a restart.",),
+    )
+
+
+def _claim_apart(restart: Restart, held: OptimizerFacts, moments: FileLoadedEvent, steps: tuple[int, int]) -> Claim:
+    return Claim(
+        0.85,
+        f"The weights read at {restart.file.site} are of step {steps[0]}, and the moments of {held.type}, read from "
+        f"another file at {moments.site}, of step {steps[1]}: they belong to other weights.",
+        step=restart.file.step,
+        where=where_of(restart.file.site, moments.site),
+        evidence={"step_of_weights": steps[0], "step_of_moments": steps[1]},
+        severity="warning",
     )
 
 
@@ -304,6 +380,7 @@ RULES: tuple[Rule, ...] = (
         state_missing,
         explains=("optim.stale-state", "lr.schedule-broken", "lr.too-high", "data.bad-batch"),
     ),
+    Rule("optim.stale-state", "wiring", moments_of_another_step, explains=("lr.too-high", "data.bad-batch")),
     Rule("resume.data-replayed", "wiring", data_replayed, explains=("data.repeated-batches",)),
     Rule("repro.unseeded", "remark", unseeded),
 )

@@ -197,6 +197,8 @@ class ModelLoadedEvent(Facts):
     """The step."""
     site: str
     """The line of the script."""
+    file: int | None = None
+    """Which of the files that were read the state came from, counted from 0; `None` if that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,6 +212,21 @@ class OptimizerLoadedEvent(Facts):
     """The line of the script."""
     optimizer: int
     """The number of the optimizer."""
+    file: int | None = None
+    """Which of the files that were read the state came from, counted from 0; `None` if that is not known."""
+    age: float | None = None
+    """How many steps old its moments are; `None` if they do not say."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScalerLoadedEvent(Facts):
+    """A state was loaded into a gradient scaler."""
+
+    TAG: ClassVar[tuple[str, str]] = ("event", "scaler-loaded")
+    step: int
+    """The step."""
+    site: str
+    """The line of the script."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,6 +253,12 @@ class FileLoadedEvent(Facts):
     """The kinds of state in it: `model`, `optimizer`, `scheduler`, `scaler`, `progress`."""
     backward: int
     """How many backwards there had been."""
+    progress: int | None = None
+    """The step that is written in it, if there is one."""
+    saved_at_step: int | None = None
+    """The step at which this run wrote the file, if it did."""
+    scaler_attempts: int = item(default=0)
+    """How many steps a gradient scaler had been asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -291,6 +314,7 @@ Event: TypeAlias = (
     | SpikeEvent
     | ModelLoadedEvent
     | OptimizerLoadedEvent
+    | ScalerLoadedEvent
     | SchedulerLoadedEvent
     | FileLoadedEvent
     | FileSavedEvent

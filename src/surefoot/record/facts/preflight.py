@@ -51,6 +51,10 @@ class LabelControl(Facts):
     """The lowest loss on other rows with the true labels."""
     shuffled_held_out: float
     """The same with the shuffled labels."""
+    passes: float = 0.0
+    """How many times they went through the rows."""
+    neighbour_score: float | None = item(null=True)
+    """How much better other rows foretell a label than with the labels shuffled, in standard deviations."""
 
     @property
     def gain(self) -> float:

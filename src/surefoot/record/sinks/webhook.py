@@ -185,6 +185,9 @@ class WebhookSink:
 
 class _AlertOptions(TypedDict, total=False):
     incident: str
+    """The folder that the step is kept in, or the checkpoint that the event is about."""
+    replay: str
+    """The command that runs the step again."""
 
 
 class AlertFields(_AlertOptions):
@@ -214,6 +217,8 @@ def _fields(event: Event) -> AlertFields:
     path = _incident(event)
     if path is not None:
         fields["incident"] = path
+    if (command := _replay(event)) is not None:
+        fields["replay"] = command
     return fields
 
 
@@ -222,7 +227,12 @@ def _line(event: Event) -> str:
     at = "" if event.step is None else f" at step {event.step}"
     part = f" of {_escaped(event.part)}" if event.part else ""
     path = _incident(event)
-    extras = [("cause", event.cause), ("action", event.action), ("incident", path or "")]
+    extras = [
+        ("cause", event.cause),
+        ("action", event.action),
+        ("incident", path or ""),
+        ("replay", _replay(event) or ""),
+    ]
     more = "; ".join(f"{name}: {_escaped(text)}" for name, text in extras if text)
     return f"[{event.severity}] {event.event}{at}{part}: {_escaped(event.summary)}" + (f" ({more})" if more else "")
 
@@ -230,6 +240,11 @@ def _line(event: Event) -> str:
 def _incident(event: Event) -> str | None:
     path = event.evidence.get("incident") or event.evidence.get("checkpoint")
     return None if path is None else _clean(path)
+
+
+def _replay(event: Event) -> str | None:
+    command = event.evidence.get("replay")
+    return None if command is None else _clean(command)
 
 
 def _escaped(text: object) -> str:

@@ -40,9 +40,17 @@ function eventRow(event, acted) {
     { class: event.severity },
     make("td", { class: "value" }, event.step === null || event.step === undefined ? "" : stepButton(event.step, whole(event.step))),
     make("td", {}, make("span", { class: `kind ${event.severity}` }, event.event), event.part ? make("span", { class: "soft" }, ` ${event.part}`) : ""),
-    make("td", {}, prose(event.summary), event.cause ? make("code", { class: "cause" }, event.cause) : ""),
+    make("td", {}, prose(event.summary), event.cause ? make("code", { class: "cause" }, event.cause) : "", keptStep(event)),
     acted ? make("td", { class: "done" }, event.action || "") : null,
   );
+}
+
+// The folder that the step is kept in, and the command that runs it again.
+function keptStep(event) {
+  const { incident, replay } = event.evidence || {};
+  if (!incident) return "";
+  const command = replay ? [" · run it again: ", make("code", {}, replay)] : [];
+  return make("div", { class: "soft kept" }, "kept in ", make("code", {}, incident), ...command);
 }
 
 function kindButton(data, [kind, count]) {

@@ -1,14 +1,19 @@
 """Checkpoints: what is loaded into models, optimizers and schedules, what is saved, and what the files hold.
 
-Only the kinds of state in a file are noted, by their keys; no value is read.
+The kinds of state in a file are noted, by their keys, and the step that is written in it; no other value is read. A
+state that is loaded is matched with its file by the identity of its dictionary; nothing is kept alive for that.
 """
 
 from __future__ import annotations
 
+import os
+from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -19,6 +24,7 @@ from surefoot.record.facts import (
     FileSavedEvent,
     ModelLoadedEvent,
     OptimizerLoadedEvent,
+    ScalerLoadedEvent,
     SchedulerLoadedEvent,
 )
 from surefoot.watch.user_frames import caller, is_library, is_users, site
@@ -27,6 +33,9 @@ if TYPE_CHECKING:
     from surefoot.watch.patches.hooks import Hooks
     from surefoot.watch.watcher import Watcher
 
+
+_STEP_NAMES = frozenset(("step", "steps", "global_step", "iteration", "iter"))
+_MOST_STATES, _MOST_PATHS = 64, 64
 
 _WHY_LOADED = "a checkpoint is resumed: which states are loaded"
 _WHY_FILE = "which states a checkpoint holds"
@@ -43,6 +52,7 @@ def wrap_states(watcher: Watcher, wrapping: Hooks) -> None:
     watcher.probes.safely("states", add_hook, load_models, resumed)
     wrapping.after(Optimizer, "load_state_dict", "states", states.optimizer_loaded, _WHY_LOADED)
     wrapping.after(LRScheduler, "load_state_dict", "states", states.scheduler_loaded, _WHY_LOADED)
+    wrapping.after(GradScaler, "load_state_dict", "states", states.scaler_loaded, _WHY_LOADED)
     wrapping.after(torch.serialization, "load", "states", states.file_loaded, _WHY_FILE)
     wrapping.after(torch.serialization, "save", "states", states.file_saved, _WHY_FILE)
 
@@ -53,6 +63,7 @@ class _StateCalls:
     def __init__(self, watcher: Watcher) -> None:
         self._watcher, self._state, self._probes = watcher, watcher.state, watcher.probes
         self._events = watcher.events
+        self._files = _Files()
 
     def module_loaded(self, result: Any, args: Any, kwargs: Any) -> None:
         frame = caller()
@@ -61,7 +72,8 @@ class _StateCalls:
         for tensor in args[0].parameters():
             self._watcher.registry.add(tensor).loaded = True
         if is_users(frame.f_code.co_filename):
-            self._events.add(ModelLoadedEvent(step=self._state.steps, site=site(4)))
+            file = self._files.of(_given_state(args, kwargs))
+            self._events.add(ModelLoadedEvent(step=self._state.steps, site=site(4), file=file))
 
     def models_restored(self, call: Any, _: Any) -> None:
         if self._probes.here():
@@ -82,17 +94,36 @@ class _StateCalls:
         self._watcher.sampler.sample_soon()
         ages = [float(state["step"]) for state in args[0].state.values() if "step" in state]
         record.loaded_age = max(ages) if ages else None
-        self._events.add(OptimizerLoadedEvent(step=self._state.steps, site=site(4), optimizer=record.number))
+        file = self._files.of(_given_state(args, kwargs))
+        self._events.add(
+            OptimizerLoadedEvent(
+                step=self._state.steps, site=site(4), optimizer=record.number, file=file, age=record.loaded_age
+            )
+        )
+
+    def scaler_loaded(self, result: Any, args: Any, kwargs: Any) -> None:
+        self._events.add(ScalerLoadedEvent(step=self._state.steps, site=site(4)))
 
     def scheduler_loaded(self, result: Any, args: Any, kwargs: Any) -> None:
         self._events.add(SchedulerLoadedEvent(step=self._state.steps, site=site(4)))
 
     def file_loaded(self, result: Any, args: Any, kwargs: Any) -> None:
-        holds, backward = _states_in(result), self._state.backwards
-        self._events.add(FileLoadedEvent(step=self._state.steps, site=site(4), holds=holds, backward=backward))
+        self._files.note_loaded(result)
+        self._events.add(
+            FileLoadedEvent(
+                step=self._state.steps,
+                site=site(4),
+                holds=_states_in(result),
+                backward=self._state.backwards,
+                progress=_step_in(result),
+                saved_at_step=self._files.saved_at(args[0] if args else kwargs.get("f")),
+                scaler_attempts=self._state.scaler.attempts,
+            )
+        )
 
     def file_saved(self, result: Any, args: Any, kwargs: Any) -> None:
         given = args[0] if args else kwargs.get("obj")
+        self._files.note_saved(args[1] if len(args) > 1 else kwargs.get("f"), self._state.steps)
         self._events.add(FileSavedEvent(step=self._state.steps, site=site(4), holds=_states_in(given)))
 
     def before_swap(self, args: Any, kwargs: Any) -> Any:
@@ -101,6 +132,55 @@ class _StateCalls:
 
     def after_swap(self, swapped: Any) -> None:
         self._probes.safely("states", swapped)
+
+
+class _Files:
+    """Which dictionaries came out of which file, and when this run wrote which file."""
+
+    def __init__(self) -> None:
+        self._loaded = 0
+        self._states: deque[tuple[int, int]] = deque(maxlen=_MOST_STATES)
+        """Identities of dictionaries with the number of their file, newest last."""
+        self._saved: dict[str, int] = {}
+        """The step at which each path was last written."""
+
+    def note_loaded(self, value: Any) -> None:
+        """A file was read."""
+        inner = list(value.values())[:64] if isinstance(value, dict) else []
+        self._states.extend((id(item), self._loaded) for item in (*inner, value) if isinstance(item, dict))
+        self._loaded += 1
+
+    def note_saved(self, file: Any, step: int) -> None:
+        """A file was written."""
+        if (path := _path_of(file)) is not None:
+            self._saved.pop(path, None)
+            self._saved[path] = step
+            if len(self._saved) > _MOST_PATHS:
+                del self._saved[next(iter(self._saved))]
+
+    def of(self, state: Any) -> int | None:
+        """The number of the file that a state came from."""
+        return next((file for known, file in reversed(self._states) if known == id(state)), None)
+
+    def saved_at(self, file: Any) -> int | None:
+        """The step at which this run wrote a file."""
+        path = _path_of(file)
+        return None if path is None else self._saved.get(path)
+
+
+def _path_of(file: Any) -> str | None:
+    return os.path.abspath(file) if isinstance(file, (str, Path)) else None
+
+
+def _given_state(args: Any, kwargs: Any) -> Any:
+    return args[1] if len(args) > 1 else kwargs.get("state_dict")
+
+
+def _step_in(value: Any) -> int | None:
+    """The step that a checkpoint says it is of."""
+    values = value if isinstance(value, dict) else {}
+    found = [item for key, item in values.items() if str(key).lower() in _STEP_NAMES and type(item) is int]
+    return found[0] if found else None
 
 
 def _states_in(value: Any) -> list[str]:

@@ -1,0 +1,167 @@
+"""An alarm for a layer whose units are all dead: nothing of it passes the ReLU behind it, so nothing can bring it back.
+
+Two signals are needed, and the second is looked for only where the first one is there:
+
+1. For `STEPS` applied steps the gradient of a layer is exactly 0, and so is that of the weight behind it, while the
+   bias behind it still gets a gradient: what reaches that weight is 0, whatever the batch.
+2. Everything that the layer puts out in the next `LOOKS` batches is 0 or less.
+
+So it is silent about a layer that is frozen or has no gradient, that has no part in the loss of this phase (no bias
+behind it gets a gradient), or whose output a mask, a gate or a dropout sets to 0 (it still puts out positive values).
+Left out: layers without a bias behind them, units that die one by one (the log has their share), and models whose
+modules take no hook, such as compiled ones.
+"""
+
+from __future__ import annotations
+
+import weakref
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.core.device import is_capturing
+from surefoot.core.device_copies import begin_reading_number
+from surefoot.observe.activations import ForwardHook, in_backward, watched_modules
+from surefoot.observe.without_hooks import WithoutHooks, runs_eagerly
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.utils.hooks import RemovableHandle
+
+    from surefoot.core.device_copies import ArrivingNumber, KnownNumber
+    from surefoot.guard.run_history import RunHistory
+    from surefoot.types import LayerStats, StepRecord
+
+STEPS = 50
+"""Applied steps in a row with a gradient of exactly 0 before a layer is looked at."""
+LOOKS = 3
+"""Batches whose outputs are looked at."""
+
+
+class _Layer(NamedTuple):
+    """Where the weight and the bias of a module stand among the gradients of a step."""
+
+    name: str
+    weight: int
+    bias: int | None
+
+
+class DeadLayers:
+    """Follows the gradients of a run, and looks at the outputs of a layer that has had none for long."""
+
+    def __init__(self, models: Sequence[nn.Module], history: RunHistory) -> None:
+        self._models, self._history = models, history
+        self._names: tuple[str, ...] = ()
+        self._layers: list[_Layer] = []
+        self._counts: dict[str, int] = {}
+        """For how many steps in a row each layer has passed nothing on."""
+        self._done: set[str] = set()
+        """Layers that were looked at: once is enough."""
+        self._look: _Look | None = None
+        self._handles: list[RemovableHandle] = []
+        weakref.finalize(self, _remove, self._handles).atexit = False  # a hook must not outlive this object
+
+    def take(self, record: StepRecord) -> None:
+        """The numbers of a step have arrived."""
+        layers = record.signals.layers
+        if layers is None or record.skipped:
+            return
+        silent = self._silent(layers)
+        self._counts = {name: self._counts.get(name, 0) + 1 for name in silent}
+        if self._look is not None:
+            self._conclude(self._look, record)
+        elif name := next((each for each, count in self._counts.items() if self._is_due(each, count)), None):
+            self._look = self._begin(name, silent[name])
+
+    def _is_due(self, name: str, count: int) -> bool:
+        return count >= STEPS and name not in self._done
+
+    def _silent(self, layers: LayerStats) -> dict[str, str]:
+        """The layers without any gradient whose successor gets nothing but zeros, with that successor."""
+        without = layers.grad_largest == 0
+        if not bool(without.any()) or bool(layers.nonfinite.any()):
+            return {}
+        if layers.names is not self._names and layers.names != self._names:
+            self._names, self._layers = layers.names, _layers_of(layers.names)
+        zero = without.tolist()
+        found = {}
+        for layer, behind in zip(self._layers, self._layers[1:], strict=False):
+            blocked = zero[layer.weight] and (layer.bias is None or zero[layer.bias])
+            if blocked and zero[behind.weight] and behind.bias is not None and not zero[behind.bias]:
+                found[layer.name] = behind.name
+        return found
+
+    def _begin(self, name: str, behind: str) -> _Look | None:
+        self._done.add(name)
+        module = next((module for each, module in watched_modules(self._models) if each == name), None)
+        if module is None:
+            return None
+        look = _Look(name, behind)
+        self._handles.append(module.register_forward_hook(ForwardHook(look, name)))
+        return look
+
+    def _conclude(self, look: _Look, record: StepRecord) -> None:
+        passed = True if look.name not in self._counts else look.passed_anything()  # it may have a gradient again
+        if passed is None:
+            return
+        self._look = None
+        _remove(self._handles)
+        if not passed:
+            self._alarm(look, record)
+
+    def _alarm(self, look: _Look, record: StepRecord) -> None:
+        count = self._counts[look.name]
+        self._history.note(
+            record.signals,
+            "dead-layer",
+            "warning",
+            f"{look.name} is dead: its gradient has been exactly 0 for {count} steps, all that it put out in {LOOKS} "
+            f"batches is 0 or less, and {look.behind} gets nothing but zeros. Initialise its bias with 0, lower the "
+            "learning rate, or use an activation with a slope below 0, such as GELU or LeakyReLU",
+            evidence={"layer": look.name, "behind": look.behind, "steps": count},
+        )
+
+
+def _layers_of(names: Sequence[str]) -> list[_Layer]:
+    """The modules that have a parameter called `weight`, in order."""
+    places = {name: i for i, name in enumerate(names)}
+    modules = [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
+    return [_Layer(module, places[f"{module}.weight"], places.get(f"{module}.bias")) for module in modules]
+
+
+class _Look:
+    """Notes whether anything that a module puts out in a few forward passes is above 0."""
+
+    def __init__(self, name: str, behind: str) -> None:
+        self.name, self.behind = name, behind
+        self._thread = get_ident()
+        self._positive: list[ArrivingNumber | KnownNumber] = []
+        self._failed = False
+
+    def look(self, name: str, module: nn.Module, output: Any) -> None:
+        """The module was called. Whatever happens here stays here."""
+        trains = torch.is_grad_enabled() and module.training and not in_backward()
+        if len(self._positive) >= LOOKS or get_ident() != self._thread or not trains or not runs_eagerly():
+            return
+        try:
+            with WithoutHooks():
+                if type(output) is not Tensor or not output.is_floating_point() or is_capturing(output.device):
+                    self._failed = True
+                else:
+                    self._positive.append(begin_reading_number((output.detach() > 0).any()))
+        except Exception:  # watching never ends a run
+            self._failed = True
+
+    def passed_anything(self) -> bool | None:
+        """Whether an output was above 0, or could not be looked at; `None` while too few were seen."""
+        if not self._failed and len(self._positive) < LOOKS:
+            return None
+        return self._failed or any(number.wait() for number in self._positive)
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    while handles:
+        handles.pop().remove()
