@@ -35,8 +35,8 @@ def busy():
 def test_a_loss_behind_long_work_comes_late_and_in_order():
     readings = LossReadings()
     loss = torch.tensor(3.0, device="cuda")
-    assert readings.read(loss, place(FIRST_STEPS - 1)) == 3.0, "the first steps are waited for"
-    torch.cuda.synchronize()
+    assert readings.read(loss + 1, place(FIRST_STEPS - 1)) == 4.0, "the first steps are waited for"
+    torch.cuda.synchronize()  # and the kernel is loaded, which may wait for the device
     torch.cuda.set_sync_debug_mode("error")
     try:
         busy()
@@ -44,7 +44,10 @@ def test_a_loss_behind_long_work_comes_late_and_in_order():
         assert readings.read(loss + 2, place(FIRST_STEPS + 1)) is None
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert [(p.step, value) for p, value in readings.late(wait=True)] == [(16, 4.0), (17, 5.0)]
+    assert [(p.step, value) for p, value in readings.late(wait=True)] == [
+        (FIRST_STEPS, 4.0),
+        (FIRST_STEPS + 1, 5.0),
+    ]
 
 
 def test_after_a_bad_loss_the_next_are_waited_for():

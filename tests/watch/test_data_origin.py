@@ -54,6 +54,10 @@ def test_finite_data_and_a_bad_tensor_that_is_held_mean_an_unknown_operation_on_
     assert (made.kind, made.exact, made.made_by) == ("operation", False, None)
 
 
+def test_random_numbers_that_hold_a_nan_in_a_later_step_are_data():
+    assert found(way(sources=[]), tensor=torch.full((8, 3), math.nan), here=False).kind == "data"
+
+
 def test_without_the_tensor_an_overflow_would_look_the_same_and_nothing_is_claimed():
     assert found(way()) == LOSS
 

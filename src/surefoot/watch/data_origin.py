@@ -135,8 +135,10 @@ def origin_of_data(
         return replace(found, came_in_finite=False)
     if way is not None and way.from_model:
         return replace(found, kind="unknown", from_model=True)
-    if came_in and not risky and tensor is None:
-        return found  # that it was data is an inference itself: an overflow looks the same
+    if came_in and not risky and (tensor is None or (way is not None and not way.sources and not here)):
+        # That it was data is an inference itself: an overflow looks the same. And of what was made of nothing, random
+        # numbers for instance, the last sampled step does not know what was written into it since.
+        return found
     if came_in:
         likely = risky[0 if here else -1] if risky else None
         found = replace(found, kind="operation", without_graph=True, exact=False, made_by=likely)
