@@ -35,6 +35,7 @@ from surefoot.doctor.scale import check_scale
 from surefoot.doctor.shapes import check_shapes
 from surefoot.doctor.shuffled_labels import check_control
 from surefoot.doctor.statistics import check_statistics
+from surefoot.doctor.trial_run import check_trial_run
 from surefoot.errors import SettingError, UsageError, require
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def debug_training_stability(
     loss_of: LossOf | None = None,
     clip: float | None = None,
     seconds: float = 60.0,
+    num_steps: int = 0,
     show: bool = True,
 ) -> Examination:
     """Run the ten-step preflight, print its table and return it. Nothing is changed.
@@ -66,9 +68,12 @@ def debug_training_stability(
         loss_of: `loss_of(model, batch)` gives the loss, for loops whose way to call the model cannot be guessed.
         clip: The limit on the gradient norm that the loop uses, if it clips.
         seconds: Time that all probes share, roughly.
+        num_steps: Then train a copy for so many steps, or until a detector raises an alarm, and say when and where.
+            It may take `seconds` once more.
         show: Print the table.
     """
     _refuse_what_cannot_be_examined(model, loader, optimizer, seconds)
+    require(num_steps >= 0, f"`num_steps` must not be negative; got {num_steps}. 0 leaves the trial run out.")
     start = time.monotonic()
     inner = _unwrapped(model)
     generators = [*generators_of(loader), *generators_of(eval_loader)]
@@ -82,6 +87,9 @@ def debug_training_stability(
         context.notes = _notes(model, inner, loader, len(context.batches))
         for step, name, check in _steps(loss_of):
             context.checks += _safely(context, step, name, check)
+        if num_steps:
+            run = partial(check_trial_run, num_steps=num_steps)
+            context.checks += _safely(context, 11, "trial run", run)
     context.checks.sort(key=lambda check: check.step)
     examination = Examination(tuple(context.checks), time.monotonic() - start, tuple(context.notes))
     if show:
