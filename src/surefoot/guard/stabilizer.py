@@ -273,6 +273,11 @@ def _shown(value: Any) -> str:
     return repr(value)
 
 
+def _repr_of_settings(stabilizer: TrainingStabilizer) -> str:
+    """Every setting that a stabilizer was given, by name."""
+    return f"TrainingStabilizer({', '.join(f'{name}={_shown(value)}' for name, value in stabilizer._given.items())})"
+
+
 def _reports_failed_collectives(method: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
     """A method of the stabilizer. If a collective of several ranks fails in it, the log has an event of that."""
 
@@ -370,11 +375,10 @@ class TrainingStabilizer:
             escalation=escalation, recovery=recovery, watch=watch, decide_on=decide_on, lag_steps=lag_steps, log=log,
             scheduler=scheduler, keeps_incidents=keeper is not None,
         )  # fmt: skip
-        where = "device" if guard.decides_on_device else "host"
         settings: dict[str, object] = {
             "precision": precision,
             "accumulate": accumulate,
-            "decide_on": where,
+            "decide_on": "device" if guard.decides_on_device else "host",
             "shapers": guard.shapers,
         }
         self.optimizer, self.scheduler, self._precision = optimizer, scheduler, precision
@@ -385,8 +389,7 @@ class TrainingStabilizer:
             checkpoints=checkpoints, also_save=also_save, keeper=keeper, settings=settings,
         )  # fmt: skip
 
-    def __repr__(self) -> str:
-        return f"TrainingStabilizer({', '.join(f'{name}={_shown(value)}' for name, value in self._given.items())})"
+    __repr__ = _repr_of_settings
 
     # ---- the loop -------------------------------------------------------------------------------------------------
 
