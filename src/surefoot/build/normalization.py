@@ -150,12 +150,10 @@ def _missing(model: nn.Module, batch_size: int) -> Iterator[NormAdvice]:
     linear = [(name, module) for name, module in named if isinstance(module, nn.Linear)]
     if len(convolutions) >= DEEP_WITHOUT_NORM["convolutions"]:
         name, first = convolutions[0]
-        problem = f"{len(convolutions)} convolutions and no norm layer: the scale of the signal is left to the initialisation."
+        problem = f"{len(convolutions)} convolutions and no norm layer: only the initialisation keeps the scale."
         yield NormAdvice(name, "info", problem, _for_convolutions(first, batch_size))
     elif len(linear) >= DEEP_WITHOUT_NORM["linear layers"]:
-        problem = (
-            f"{len(linear)} linear layers and no norm layer: the scale of the signal is left to the initialisation."
-        )
+        problem = f"{len(linear)} linear layers and no norm layer: only the initialisation keeps the scale."
         advice = "Use `surefoot.build.PreNormMLP` blocks, or put `nn.LayerNorm` before each layer."
         yield NormAdvice(linear[0][0], "info", problem, advice)
 
