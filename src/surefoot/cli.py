@@ -69,6 +69,10 @@ def run(
     out: Path | None = typer.Option(None, help="Where the run folder goes (default: runs/SCRIPT-DATE-TIME)."),
     guard: bool = typer.Option(False, "--guard", help="Also protect: a step with non-finite gradients is not applied."),
     progress: bool = typer.Option(False, "--progress", help="Show on stderr how training goes."),
+    tensorboard: Path | None = typer.Option(None, help="Write the curves for TensorBoard into this folder too."),
+    webhook_env: str | None = typer.Option(
+        None, metavar="NAME", help="Send alerts to the address that this environment variable holds."
+    ),
     eager_looks: bool = typer.Option(
         False,
         "--eager-looks",
@@ -84,6 +88,8 @@ def run(
         *(["--out", str(out)] if out else []),
         *(["--guard"] if guard else []),
         *(["--progress"] if progress else []),
+        *(["--tensorboard", str(tensorboard)] if tensorboard else []),
+        *(["--webhook-env", webhook_env] if webhook_env else []),
         *(["--eager-looks"] if eager_looks else []),
         *(["-m"] if module else []),
     ]

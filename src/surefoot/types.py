@@ -324,6 +324,11 @@ class Outcome:
         return self.record.signals.grad_norm  # type: ignore[return-value]
 
     @property
+    def loss_scale(self) -> float:
+        """What the loss of this step was multiplied by; 1 without loss scaling."""
+        return float(self.record.signals.loss_scale)
+
+    @property
     def layers(self) -> LayerStats | None:
         """Per-layer statistics."""
         return self.record.signals.layers

@@ -152,3 +152,12 @@ def test_scaling_by_a_power_of_two_leaves_the_update_bitwise():
     runs = [[outcome.loss for outcome, _ in training(scaler)[1]] for scaler in (None, sf.DynamicLossScaler(2.0**10))]
     assert runs[0] == runs[1]
     assert all(a > b for a, b in itertools.pairwise(runs[0]))
+
+
+def test_a_loop_of_ones_own_may_give_a_plain_bool():
+    scaler = sf.DynamicLossScaler(initial_scale=8.0, growth_interval=2)
+    state, scales = scaler.init(), []
+    for overflow in (False, False, True, False):
+        state = scaler.update(state, overflow)
+        scales.append(float(scaler.scale_of(state)))
+    assert scales == [8.0, 16.0, 8.0, 8.0]

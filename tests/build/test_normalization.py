@@ -58,3 +58,43 @@ def test_a_frozen_batch_norm_in_eval_mode_is_good_at_any_batch_size():
     norm = nn.BatchNorm2d(8).requires_grad_(False).eval()
     assert advise_normalization(nn.Sequential(norm), batch_size=1) == []
     assert advise_normalization(nn.Sequential(norm.train()), batch_size=1) != []
+
+
+def convolutions(count, norm=None):
+    layers = []
+    for _ in range(count):
+        layers += [nn.Conv2d(16, 16, 3, padding=1, bias=norm is None), *([norm()] if norm else []), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def test_a_deep_cnn_without_a_norm_gets_one_that_suits_its_batches():
+    (large,) = advise_normalization(convolutions(8), batch_size=64)
+    assert (large.where, large.severity) == ("0", "info")
+    assert "8 convolutions and no norm layer" in large.problem
+    assert "`nn.BatchNorm2d(16)`" in large.advice
+    (small,) = advise_normalization(convolutions(8), batch_size=4)
+    assert "`nn.GroupNorm(8, 16)`" in small.advice
+    assert "too few for BatchNorm" in small.advice
+    assert advise_normalization(convolutions(3), 64) == []
+    assert advise_normalization(convolutions(8, lambda: nn.BatchNorm2d(16)), 64) == []
+
+
+def test_a_recurrent_model_and_a_deep_mlp_without_a_norm_are_named():
+    (lstm,) = advise_normalization(nn.ModuleDict({"body": nn.LSTM(8, 32), "head": nn.Linear(32, 2)}), 64)
+    assert (lstm.where, lstm.severity) == ("body", "info")
+    assert "`nn.LayerNorm(32)`" in lstm.advice
+    assert advise_normalization(nn.Sequential(nn.LSTM(8, 32), nn.LayerNorm(32)), 64) == []
+    (mlp,) = advise_normalization(nn.Sequential(*(nn.Linear(8, 8) for _ in range(9))), 64)
+    assert "9 linear layers" in mlp.problem
+    assert advise_normalization(nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))), 64) == []
+
+
+def test_style_transfer_keeps_the_contrast_of_each_image():
+    model = convolutions(2, lambda: nn.BatchNorm2d(16))
+    assert advise_normalization(model, 64) == []
+    found = advise_normalization(model, 64, task="style-transfer")
+    assert [advice.where for advice in found] == ["1", "4"]
+    assert all("`nn.InstanceNorm2d(16, affine=True)`" in advice.advice for advice in found)
+    assert advise_normalization(convolutions(2, lambda: nn.InstanceNorm2d(16)), 64, task="style-transfer") == []
+    with pytest.raises(ValueError, match="'style-transfer' or None; got 'gan'"):
+        advise_normalization(model, 64, task="gan")

@@ -24,7 +24,7 @@ def test_the_worst_status_counts_and_failures_name_their_causes_first():
     assert not examination.ok
     assert examination.causes == (CAUSE, "data.unshuffled")
     assert examination.counts() == {"fail": 1, "warn": 1, "pass": 1, "skipped": 1}
-    assert examination.verdict() == "1 fail, 1 warn, 1 pass, 1 skipped · 1.2 s"
+    assert examination.verdict == "1 fail, 1 warn, 1 pass, 1 skipped · 1.2 s"
     assert examination["three"].fix == CATALOGUE[CAUSE].fixes[0]
     assert "A note." in str(examination)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import math
 from typing import Any
@@ -715,3 +716,22 @@ def test_a_step_beyond_a_limit_is_left_out_with_the_limit_in_its_message(decide_
     assert "above the limit of 40 times the norm of the parameters" in incident.summary
     assert "the loss is 576, above the limit of 500" in incident.summary
     assert [record.skipped for record in stabilizer.history] == [True, False]
+
+
+def test_the_repr_shows_every_setting_also_after_a_preset():
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    shown = repr(sf.TrainingStabilizer(model, optimizer, clip=sf.ClipByNorm(2.0), accumulate=3))
+    assert shown.startswith("TrainingStabilizer(model=Linear, optimizer=SGD, scheduler=None, clip=ClipByNorm(max_norm")
+    assert all(f"{name}=" in shown for name in inspect.signature(sf.TrainingStabilizer).parameters)
+    assert "accumulate=3" in shown
+    preset = repr(sf.presets.for_transformer(model, torch.optim.SGD(model.parameters(), lr=0.1), total_steps=100))
+    assert "scheduler=LambdaLR, clip=ClipByNorm(max_norm=1.0)" in preset
+
+
+def test_the_loss_scale_of_a_step_is_readable_from_its_outcome():
+    for precision, scale in ((None, 1.0), ("fp16", 2.0**16)):
+        model = torch.nn.Linear(2, 1)
+        stabilizer = sf.TrainingStabilizer(model, torch.optim.SGD(model.parameters(), lr=0.1), precision=precision)
+        stabilizer.backward(model(torch.ones(2, 2)).mean())
+        assert stabilizer.step().loss_scale == scale

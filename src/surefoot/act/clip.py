@@ -42,6 +42,7 @@ class ClipByNorm:
     """Scale all gradients together so that their global norm is at most `max_norm`."""
 
     max_norm: float
+    """The largest norm of all gradients together."""
 
     def __post_init__(self) -> None:
         _require_limit("max_norm", self.max_norm)
@@ -140,8 +141,11 @@ class ClipByZScore:
     """
 
     threshold: float = 2.5
+    """How many standard deviations above the mean of the recent norms are accepted."""
     momentum: float = 0.97
+    """The weight of the past in the mean and the deviation."""
     warmup_steps: int = 25
+    """How many norms are taken in before anything is clipped."""
 
     def __post_init__(self) -> None:
         require(self.threshold > 0, f"`threshold` must be positive; got {self.threshold}.")
@@ -193,7 +197,9 @@ class ClipByQuantile:
     """
 
     quantile: float = 0.9
+    """Which quantile of the recent norms is the limit, between 0 and 1."""
     window_steps: int = 1_000
+    """How many norms are remembered."""
     warmup_steps: int = 20
     """Steps before the first clip."""
 
@@ -237,9 +243,13 @@ class ClipPerTensor:
     """
 
     factor: float = 1.05
+    """How many times its average norm a gradient may have."""
     momentum: float = 0.98
+    """The weight of the past in the average norm."""
     warmup_steps: int = 100
+    """How many steps are clipped by the global norm first."""
     warmup_max_norm: float = 1.0
+    """The largest global norm in these steps."""
 
     def __post_init__(self) -> None:
         require(self.factor >= 1, f"`factor` must be at least 1; got {self.factor}. Every gradient would shrink to 0.")

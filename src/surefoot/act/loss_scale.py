@@ -26,17 +26,36 @@ class LossScaleState(NamedTuple):
 
 @dataclass(frozen=True)
 class DynamicLossScaler:
-    """Double the scale after a full window of clean steps, halve it on overflow."""
+    """Double the scale after a full window of clean steps, halve it on overflow.
+
+    `TrainingStabilizer(..., precision="fp16")` uses it. In a loop of your own, scale the loss, divide the gradients,
+    and skip the step when one of them is not finite:
+
+    >>> scaler = DynamicLossScaler(initial_scale=1024.0)
+    >>> state = scaler.init()
+    >>> parameter = torch.nn.Parameter(torch.ones(2))
+    >>> (parameter.sum() * scaler.scale_of(state)).backward()
+    >>> parameter.grad /= scaler.scale_of(state)
+    >>> overflow = not parameter.grad.isfinite().all()
+    >>> state = scaler.update(state, overflow)
+    >>> parameter.grad, float(scaler.scale_of(state))
+    (tensor([1., 1.]), 1024.0)
+    """
 
     initial_scale: float = 2.0**16
+    """The scale of the first step."""
     growth_factor: float = 2.0
+    """What the scale is multiplied by when it grows."""
     backoff_factor: float = 0.5
+    """What the scale is multiplied by when gradients overflow."""
     growth_interval: int = 2_000
     """Clean steps in a row before the scale grows."""
     hysteresis: int = 1
     """Overflows tolerated before the scale backs off; refilled when it grows."""
     floor: float = 1.0
+    """The smallest scale."""
     ceiling: float = 2.0**24
+    """The largest scale."""
 
     def __post_init__(self) -> None:
         require(self.growth_factor > 1, f"`growth_factor` must be above 1; got {self.growth_factor}.")
@@ -59,8 +78,9 @@ class DynamicLossScaler:
         """What the loss is multiplied by."""
         return state.scale
 
-    def update(self, state: LossScaleState, overflow: Tensor) -> LossScaleState:
-        """Back off or grow."""
+    def update(self, state: LossScaleState, overflow: Tensor | bool) -> LossScaleState:
+        """Back off or grow, after a step whose gradients did or did not overflow."""
+        overflow = torch.as_tensor(overflow)
         scale, clean, patience = (part.to(overflow.device) for part in state)
         patience = torch.where(overflow, (patience - 1).clamp(min=0), patience)
         clean = torch.where(overflow, 0, clean + 1)

@@ -1,11 +1,15 @@
-"""Which norm layers are a risk in this model at this batch size, and what to use instead.
+"""Which norm layers are a risk in this model at this batch size, which are missing, and what to use instead.
 
 BatchNorm estimates each channel's mean and variance from the batch. The error of that estimate goes with one over the
 square root of the number of values, and at evaluation other numbers, the running averages, take its place: with few
 samples the two disagree, and training looks fine while validation does not (Wu and He 2018, arXiv:1803.08494, measure
 it from batch 32 down to 2). The other norms do not look at the batch at all.
 
-Left out: what only a forward could show, such as a feature map that shrinks to 1×1 before an InstanceNorm.
+A deep network without any norm is a remark only: it can be on purpose (NFNets, Fixup), and then its initialisation has
+to do the work.
+
+Left out: what only a forward could show, such as a feature map that shrinks to 1×1 before an InstanceNorm, and norms
+that are called as functions.
 """
 
 from collections.abc import Iterator
@@ -15,6 +19,7 @@ from typing import Literal
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from surefoot.build.blocks import groups_for
@@ -24,6 +29,12 @@ BATCH_NORM_WANTS = 16
 
 POST_NORM_LAYERS = 6
 """Post-norm transformer layers from which warm-up is needed, the depth of the original model."""
+
+
+DEEP_WITHOUT_NORM = {"convolutions": 6, "linear layers": 8}
+"""Layers of a kind from which a model without any norm is named."""
+
+_NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
 
 
 @dataclass(frozen=True)
@@ -46,10 +57,18 @@ class NormAdvice:
         return f"{self.severity}: {self.where}: {self.problem} {self.advice}"
 
 
-def advise_normalization(model: nn.Module, batch_size: int) -> list[NormAdvice]:
-    """Name the norms that are risky at `batch_size` samples per device and micro-batch; an empty list is good news."""
+def advise_normalization(
+    model: nn.Module, batch_size: int, *, task: Literal["style-transfer"] | None = None
+) -> list[NormAdvice]:
+    """Name the norms that are risky at `batch_size` samples per device and micro-batch, and those that are missing.
+
+    An empty list is good news. `task="style-transfer"`: each image keeps a contrast of its own, so that norms which mix
+    images or channels are named too.
+    """
     if batch_size < 1:
         raise ValueError(f"`batch_size` must be at least 1, the samples one forward sees; got {batch_size}.")
+    if task not in (None, "style-transfer"):
+        raise ValueError(f"`task` must be 'style-transfer' or None; got {task!r}.")
     found: list[NormAdvice] = []
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm):
@@ -58,7 +77,8 @@ def advise_normalization(model: nn.Module, batch_size: int) -> list[NormAdvice]:
             found.append(_one_channel_each(name, module.num_channels))
         elif isinstance(module, nn.Sequential):
             found.extend(_neighbours(name, module))
-    return found + list(_post_norm(model))
+    found += [*_post_norm(model), *_missing(model, batch_size)]
+    return found + (list(_of_style_transfer(model)) if task == "style-transfer" else [])
 
 
 def _batch_norm(name: str, module: _BatchNorm, batch_size: int) -> Iterator[NormAdvice]:
@@ -112,3 +132,46 @@ def _post_norm(model: nn.Module) -> Iterator[NormAdvice]:
         problem = f"{len(layers)} post-norm transformer layers: gradients near the output are large at the start."
         advice = "Make them with `norm_first=True`, or warm the learning rate up (arXiv:2002.04745)."
         yield NormAdvice(layers[0], "warning", problem, advice)
+
+
+def _missing(model: nn.Module, batch_size: int) -> Iterator[NormAdvice]:
+    """A deep or recurrent model without any norm layer."""
+    named = list(model.named_modules())
+    if any(isinstance(module, _NORMS) or "norm" in type(module).__name__.lower() for _, module in named):
+        return
+    recurrent = [(name, module) for name, module in named if isinstance(module, nn.RNNBase)]
+    if recurrent:
+        name, module = recurrent[0]
+        problem = f"{type(module).__name__} without a norm layer: its inputs and outputs drift in scale over time."
+        advice = f"Put `nn.LayerNorm({module.hidden_size})` behind it; BatchNorm does not suit sequences."
+        yield NormAdvice(name or "the model", "info", problem, advice)
+        return
+    convolutions = [(name, module) for name, module in named if isinstance(module, _ConvNd)]
+    linear = [(name, module) for name, module in named if isinstance(module, nn.Linear)]
+    if len(convolutions) >= DEEP_WITHOUT_NORM["convolutions"]:
+        name, first = convolutions[0]
+        problem = f"{len(convolutions)} convolutions and no norm layer: only the initialisation keeps the scale."
+        yield NormAdvice(name, "info", problem, _for_convolutions(first, batch_size))
+    elif len(linear) >= DEEP_WITHOUT_NORM["linear layers"]:
+        problem = f"{len(linear)} linear layers and no norm layer: only the initialisation keeps the scale."
+        advice = "Use `surefoot.build.PreNormMLP` blocks, or put `nn.LayerNorm` before each layer."
+        yield NormAdvice(linear[0][0], "info", problem, advice)
+
+
+def _for_convolutions(first: _ConvNd, batch_size: int) -> str:
+    channels = first.out_channels
+    group = f"`nn.GroupNorm({groups_for(channels)}, {channels})`"
+    if batch_size < BATCH_NORM_WANTS:
+        return f"Put {group} behind each convolution: {batch_size} samples are too few for BatchNorm."
+    batch = f"`nn.BatchNorm{len(first.kernel_size)}d({channels})`"
+    return f"Put {batch} behind each convolution, made with `bias=False`; {group} if batches get small."
+
+
+def _of_style_transfer(model: nn.Module) -> Iterator[NormAdvice]:
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)):
+            kind = type(module).__name__
+            channels = getattr(module, "num_features", None) or getattr(module, "num_channels", "channels")
+            problem = f"{kind} takes its statistics over several {'images' if 'Batch' in kind else 'channels'}."
+            advice = f"Use `nn.InstanceNorm2d({channels}, affine=True)` (arXiv:1607.08022)."
+            yield NormAdvice(name or "the model", "warning", problem, advice)

@@ -26,12 +26,21 @@ if TYPE_CHECKING:
     from surefoot.watch.watcher import Watcher
 
 USAGE = (
-    "usage: surefoot run [--out DIR] [--guard] [--progress] [--eager-looks] SCRIPT [ARGS...]   "
+    "usage: surefoot run [--out DIR] [--guard] [--progress] [--tensorboard DIR] [--webhook-env NAME] [--eager-looks] "
+    "SCRIPT [ARGS...]   "
     "or: surefoot run [...] -m MODULE [ARGS...]"
 )
 
-OPTIONS = {"--out": "DIR", "--guard": "", "--progress": "", "--eager-looks": ""}
+OPTIONS = {
+    "--out": "DIR",
+    "--guard": "",
+    "--progress": "",
+    "--tensorboard": "DIR",
+    "--webhook-env": "NAME",
+    "--eager-looks": "",
+}
 """Our options that few scripts have, in the order of the usage, and what each takes. `-m` is common in scripts."""
+_WANTED = {"DIR": "a folder", "NAME": "the name of an environment variable"}
 
 
 class Request:
@@ -44,48 +53,62 @@ class Request:
         guard: bool = False,
         progress: bool = False,
         eager_looks: bool = False,
+        tensorboard: str | None = None,
+        webhook_env: str | None = None,
     ) -> None:
         self.target, self.out, self.guard, self.progress = target, out, guard, progress
-        self.eager_looks = eager_looks
+        self.eager_looks, self.tensorboard, self.webhook_env = eager_looks, tensorboard, webhook_env
 
 
 def parse(arguments: list[str]) -> Request | str | None:
     """The request, or what is wrong with it; `None` asks for help. What follows the script belongs to the script."""
-    out: str | None = None
-    guard = progress = eager = False
+    given: dict[str, str] = {}
     waiting = list(arguments)
     while waiting:
         word = waiting.pop(0)
-        if word == "--guard":
-            guard = True
-        elif word == "--progress":
-            progress = True
-        elif word == "--eager-looks":
-            eager = True
-        elif word == "--out":
-            if not waiting:
-                return "--out needs a folder: surefoot run --out DIR SCRIPT"
-            out = waiting.pop(0)
-        elif word.startswith("--out="):
-            out = word.removeprefix("--out=")
+        name, equals, value = word.partition("=")
+        if OPTIONS.get(name) and (equals or waiting):
+            given[name] = value if equals else waiting.pop(0)
+        elif OPTIONS.get(word):
+            return f"{word} needs {_WANTED[OPTIONS[word]]}: surefoot run {word} {OPTIONS[word]} SCRIPT"
+        elif word in OPTIONS:
+            given[word] = "yes"
         elif word == "-m":
             if not waiting:
                 return "-m needs a module: surefoot run -m MODULE"
-            return Request(Target(waiting[0], tuple(waiting[1:]), is_module=True), out, guard, progress, eager)
+            return _request(Target(waiting[0], tuple(waiting[1:]), is_module=True), given)
         elif word in ("-h", "--help"):
             return None
         elif word == "--" and waiting:
-            return Request(Target(waiting[0], tuple(waiting[1:])), out, guard, progress, eager)
+            return _request(Target(waiting[0], tuple(waiting[1:])), given)
         elif word.startswith("-") and word != "-":
             return f"unknown option {word}; options come before the script. {USAGE}"
         else:
-            return Request(Target(word, tuple(waiting)), out, guard, progress, eager)
+            return _request(Target(word, tuple(waiting)), given)
     return f"no script given. {USAGE}"
+
+
+def _request(target: Target, given: dict[str, str]) -> Request | str:
+    variable = given.get("--webhook-env")
+    if variable is not None and not os.environ.get(variable):
+        return (
+            f"--webhook-env {variable}: there is no such environment variable, or it is empty. It must hold the "
+            "address that alerts are sent to."
+        )
+    return Request(
+        target,
+        given.get("--out"),
+        guard="--guard" in given,
+        progress="--progress" in given,
+        eager_looks="--eager-looks" in given,
+        tensorboard=given.get("--tensorboard"),
+        webhook_env=variable,
+    )
 
 
 def misplaced(target: Target) -> str:
     """What to say of options of ours that stand behind the script, where they belong to the script."""
-    given = [word for word in target.arguments if word in OPTIONS or word.startswith("--out=")]
+    given = [word for word in target.arguments if word in OPTIONS or OPTIONS.get(word.partition("=")[0])]
     if not given:
         return ""
     found = list(dict.fromkeys(word.partition("=")[0] for word in given))
@@ -178,7 +201,10 @@ class RunSession:
         self._closed = False
         self._experiment: Experiment | None = None
         self._rank, self._world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+        self._of_rank = f"rank{self._rank}" if self._world_size > 1 else ""
         self._folder = OutputFolder(request, self._began, self._rank, self._world_size)
+        self._here = os.getcwd()
+        self._address = os.environ.get(request.webhook_env or "")
 
     def run(self) -> None:
         """Run the script. However it ends, the diagnosis comes last: after its threads and its `atexit` functions."""
@@ -314,13 +340,33 @@ class RunSession:
             write_json(folder / "run.json", self._describe(None))
         except OSError:
             return None  # the end of the run says so
-        sinks = []
-        if self.request.progress:
-            from surefoot.report.terminal.progress import ProgressSink
-            from surefoot.watch.messages import stream
-
-            sinks = [ProgressSink(stream=stream())]
+        sinks = [sink for make in (self._progress, self._tensorboard, self._webhook) if (sink := make()) is not None]
         return RunLog(folder, sinks=sinks, close_at_exit=False)  # the diagnosis, which comes last, belongs into it
+
+    def _progress(self) -> Any:
+        if not self.request.progress:
+            return None
+        from surefoot.report.terminal.progress import ProgressSink
+        from surefoot.watch.messages import stream
+
+        return ProgressSink(stream=stream())
+
+    def _tensorboard(self) -> Any:
+        if self.request.tensorboard is None:
+            return None
+        from surefoot.record.sinks.tensorboard import TensorBoardSink
+
+        folder = os.path.join(self._here, self.request.tensorboard)
+        return _made("--tensorboard", TensorBoardSink, os.path.join(folder, self._of_rank) if self._of_rank else folder)
+
+    def _webhook(self) -> Any:
+        if self.request.webhook_env is None:
+            return None
+        from surefoot.record.sinks.webhook import WebhookSink
+
+        script = os.path.splitext(os.path.basename(self.request.target.name))[0]
+        run = f"{script} {self._of_rank}".rstrip()
+        return _made("--webhook-env", WebhookSink, self._address or "", run=run)
 
     def _write(self, ending: Ending) -> None:
         facts = self._facts(self.watcher, ending) if self.watcher is not None else None
@@ -367,6 +413,17 @@ class RunSession:
             crash = without_frames(ending.error)
         bad = watcher.probes.safely("autopsy", find_bad_loss, ending.error, ending.globals, watcher)
         return replace(self._with_experiment(watcher.as_facts()), crash=crash, discarded_loss=bad)
+
+
+def _made(option: str, sink: Any, *arguments: Any, **settings: Any) -> Any:
+    """A sink; `None`, and a line on stderr, if it cannot be made: the script goes on without it."""
+    from surefoot.errors import SurefootError
+
+    try:
+        return sink(*arguments, **settings)
+    except (SurefootError, OSError, ImportError, ValueError) as error:
+        say(f"surefoot: {option} is left out: {' '.join(str(error).split())}")
+        return None
 
 
 def _die_of_interrupt() -> None:

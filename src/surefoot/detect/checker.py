@@ -41,14 +41,23 @@ class StabilityChecker:
     """
 
     nonfinite: Detector | None = field(default_factory=NonFinite)
+    """Refuses a step whose loss or gradient is NaN or Inf."""
     explosion: Detector | None = field(default_factory=Explosion)
+    """Refuses a step whose gradient is far beyond all before it."""
     spike: Detector | None = field(default_factory=Spike)
+    """Refuses a step at which loss and gradient norm are outliers together."""
     loss: Detector | None = field(default_factory=LossStabilityMonitor)
+    """Reports a loss that has risen well beyond its own noise."""
     vanishing: Detector | None = field(default_factory=Vanishing)
+    """Reports first layers that get next to no gradient."""
     oscillation: Detector | None = field(default_factory=Oscillation)
+    """Reports a loss that alternates from step to step."""
     plateau: Detector | None = field(default_factory=Plateau)
+    """Remarks that the loss no longer falls."""
     no_learning: Detector | None = field(default_factory=NoLearning)
+    """Remarks that the loss has never fallen."""
     clipping: Detector | None = field(default_factory=ClippingSaturated)
+    """Remarks that most steps are clipped."""
     setback: Detector | None = field(default_factory=Setback)
     """What `TrainingRecovery` counts beside refused steps; `None` for losses that do not measure progress."""
     max_grad_norm: float | None = None

@@ -99,6 +99,7 @@ class LossStabilityMonitor:
     """
 
     window_steps: int = 100
+    """How many losses are looked at."""
     threshold: float = 6.0
     """How many noise widths the recent level must lie above the earlier one."""
     lost_share: float = 0.5
@@ -110,6 +111,7 @@ class LossStabilityMonitor:
     every_steps: int = 8
     """How often the window is judged; in between the last verdict stands."""
     signal: str = "loss"
+    """Which number of the step is judged."""
 
     def __post_init__(self) -> None:
         require(
@@ -198,6 +200,7 @@ class Oscillation:
     """
 
     window_steps: int = 64
+    """How many losses are looked at."""
     correlation: float = -0.7
     """Correlation of successive losses below which they alternate. White noise gives about 0 +- 0.13."""
     share: float = 0.5
@@ -263,6 +266,7 @@ class Plateau:
     """The loss of the second half of the window is not below that of the first half."""
 
     window_steps: int = 500
+    """How many losses are looked at."""
     min_gain: float = 0.05
     """How many noise widths the loss must fall over half a window not to be on a plateau."""
 
@@ -308,7 +312,9 @@ class NoLearning:
     """After `after_steps` steps the loss has never left the level it started at."""
 
     after_steps: int = 1_000
+    """How many steps a run has to leave its first level."""
     window_steps: int = 100
+    """How many losses make up the first level, and the present one."""
 
     def __post_init__(self) -> None:
         require(self.window_steps >= 8, f"`window_steps` must be at least 8; got {self.window_steps}.")
@@ -360,6 +366,7 @@ class Vanishing:
     ratio: float = 1e-6
     """First to last gradient norm below which the gradient has vanished."""
     steps: int = 50
+    """How many steps in a row it takes."""
 
     def __post_init__(self) -> None:
         require(0 < self.ratio < 1, f"`ratio` must lie between 0 and 1; got {self.ratio}.")
@@ -407,7 +414,9 @@ class ClippingSaturated:
     """
 
     window_steps: int = 200
+    """How many steps are looked at."""
     share: float = 0.5
+    """The share of clipped steps above which it is reported."""
 
     def __post_init__(self) -> None:
         require(self.window_steps >= 2, f"`window_steps` must be at least 2; got {self.window_steps}.")

@@ -107,6 +107,7 @@ class Explosion:
     patience: int = 10
     """After so many refusals in a row, or nearly so, the norm is taken for a new level and accepted."""
     signal: str = "grad_norm"
+    """Which number of the step is judged."""
 
     def __post_init__(self) -> None:
         require(self.factor > 1, f"`factor` must be above 1; got {self.factor}. Every step would be anomalous.")
@@ -152,6 +153,7 @@ class Limit:
     signal: Literal["grad_norm", "grad_ratio", "loss"]
     """`grad_ratio` is the gradient norm over the norm of the parameters, once that is known and not 0."""
     highest: float
+    """The largest value that is accepted."""
 
     @property
     def name(self) -> str:
@@ -220,7 +222,9 @@ class Spike:
     """
 
     signals: tuple[str, ...] = ("loss", "grad_norm")
+    """Which numbers of the step are judged; all of them must be outliers."""
     window_steps: int = 128
+    """How many accepted steps make up the recent past."""
     threshold: float = 10.0
     """Robust z-score beyond which a value is an outlier."""
     factor: float = 5.0
@@ -330,6 +334,7 @@ class Setback:
     """
 
     window_steps: int = 64
+    """How many accepted steps the loss is compared with."""
     threshold: float = 3.0
     """How many spreads above the median of the window."""
     share: float = 0.3
@@ -339,6 +344,7 @@ class Setback:
     accept_after: int = 100
     """After so many in a row, the level is the run's new one."""
     signal: str = "loss"
+    """Which number of the step is judged."""
 
     def __post_init__(self) -> None:
         require(

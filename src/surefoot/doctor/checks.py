@@ -170,6 +170,7 @@ class Examination:
         """How many checks ended in each status."""
         return {status: sum(check.status == status for check in self.checks) for status in _WORST_FIRST}
 
+    @property
     def verdict(self) -> str:
         """One line: how many of each, and how long it took."""
         counts = ", ".join(f"{count} {status}" for status, count in self.counts().items() if count)
@@ -200,7 +201,7 @@ class Examination:
         }
 
     def __repr__(self) -> str:
-        return f"Examination({self.verdict()})"
+        return f"Examination({self.verdict})"
 
     def __str__(self) -> str:
         width = max((len(check.name) for check in self.checks), default=0)
@@ -212,7 +213,7 @@ class Examination:
                 text += textwrap.wrap(f"-> {cause}{check.fix}", _WIDTH, subsequent_indent="   ")
             lines.append(f"{check.step:>2}  {check.name:<{width}}  {check.status:<7}  {text[0]}")
             lines += [f"{'':>2}  {'':<{width}}  {'':<7}  {more}" for more in text[1:]]
-        return "\n".join([*lines, "", *self.notes, self.verdict()])
+        return "\n".join([*lines, "", *self.notes, self.verdict])
 
 
 def _plain(number: float | None) -> float | str | None:

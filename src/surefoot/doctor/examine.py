@@ -35,6 +35,7 @@ from surefoot.doctor.scale import check_scale
 from surefoot.doctor.shapes import check_shapes
 from surefoot.doctor.shuffled_labels import check_control
 from surefoot.doctor.statistics import check_statistics
+from surefoot.doctor.trial_run import check_trial_run
 from surefoot.errors import SettingError, UsageError, require
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def debug_training_stability(
     loss_of: LossOf | None = None,
     clip: float | None = None,
     seconds: float = 60.0,
+    num_steps: int = 0,
     show: bool = True,
 ) -> Examination:
     """Run the ten-step preflight, print its table and return it. Nothing is changed.
@@ -66,9 +68,11 @@ def debug_training_stability(
         loss_of: `loss_of(model, batch)` gives the loss, for loops whose way to call the model cannot be guessed.
         clip: The limit on the gradient norm that the loop uses, if it clips.
         seconds: Time that all probes share, roughly.
+        num_steps: Then train a copy for so many steps, or until a detector raises an alarm, and say when and where.
+            It may take `seconds` once more.
         show: Print the table.
     """
-    _refuse_what_cannot_be_examined(model, loader, optimizer, seconds)
+    _refuse_what_cannot_be_examined(model, loader, optimizer, seconds, num_steps)
     start = time.monotonic()
     inner = _unwrapped(model)
     generators = [*generators_of(loader), *generators_of(eval_loader)]
@@ -80,7 +84,7 @@ def debug_training_stability(
         )
         context.eval_batches = [] if eval_loader is None else _take(eval_loader, "eval_loader")
         context.notes = _notes(model, inner, loader, len(context.batches))
-        for step, name, check in _steps(loss_of):
+        for step, name, check in _steps(loss_of, num_steps):
             context.checks += _safely(context, step, name, check)
     context.checks.sort(key=lambda check: check.step)
     examination = Examination(tuple(context.checks), time.monotonic() - start, tuple(context.notes))
@@ -93,7 +97,7 @@ examine = partial(debug_training_stability, show=False)
 """The same for programs: nothing is printed."""
 
 
-def _steps(loss_of: LossOf | None) -> list[tuple[int, str, Callable[[CheckContext], list[Check]]]]:
+def _steps(loss_of: LossOf | None, num_steps: int) -> list[tuple[int, str, Callable[[CheckContext], list[Check]]]]:
     checks: dict[int, Callable[[CheckContext], list[Check]]] = {
         1: lambda context: check_shapes(context, loss_of),
         2: check_agreement,
@@ -110,6 +114,7 @@ def _steps(loss_of: LossOf | None) -> list[tuple[int, str, Callable[[CheckContex
         *((step, STEPS[step], check) for step, check in checks.items()),
         (10, "label among the inputs", check_label_among_inputs),
         (10, "shuffled labels", check_control),
+        *([(11, "trial run", partial(check_trial_run, num_steps=num_steps))] if num_steps else []),
     ]
 
 
@@ -126,7 +131,7 @@ def _safely(context: CheckContext, step: int, name: str, check: Callable[[CheckC
         return [skipped(step, name, f"this step could not run: {type(error).__name__}: {line}")]
 
 
-def _refuse_what_cannot_be_examined(model: Any, loader: Any, optimizer: Any, seconds: float) -> None:
+def _refuse_what_cannot_be_examined(model: Any, loader: Any, optimizer: Any, seconds: float, num_steps: int) -> None:
     if not isinstance(model, nn.Module):
         raise UsageError(f"`model` must be a torch.nn.Module; got {type(model).__name__}.")
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
@@ -134,6 +139,7 @@ def _refuse_what_cannot_be_examined(model: Any, loader: Any, optimizer: Any, sec
     if optimizer is not None and not hasattr(optimizer, "param_groups"):
         raise UsageError(f"`optimizer` must be a torch optimizer; got {type(optimizer).__name__}.")
     require(seconds > 0, f"`seconds` must be more than 0; got {seconds}. The default is 60.")
+    require(num_steps >= 0, f"`num_steps` must not be negative; got {num_steps}. 0 leaves the trial run out.")
 
 
 def _take(loader: Iterable[Any], name: str) -> list[Any]:

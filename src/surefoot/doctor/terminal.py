@@ -32,7 +32,7 @@ def show(examination: Examination, console: Console) -> None:
     console.print()
     for note in examination.notes:
         console.print(note, markup=False, highlight=False)
-    console.print(examination.verdict(), highlight=False)
+    console.print(examination.verdict, highlight=False)
     if examination.causes:
         console.print(f"More: surefoot explain {examination.causes[0]}", highlight=False)
 

@@ -89,20 +89,19 @@ def build_guard(
     The arguments are those of `TrainingStabilizer` and `attach`. With `acts=False` steps are measured and decided, and
     nothing is changed. `samples_model` adds histograms and dead units of sampled steps to the log.
     """
-    home = layout.home
+    home, group = layout.home, find_group(models) if acts else None
     on_device = decide_on == "device" or (decide_on == "auto" and home.type != "cpu")
-    group = find_group(models) if acts else None
     ranks = Ranks(group, home)
     run_log = open_log(log, ranks, setup_of(optimizer, scheduler) if log is not None else None)
-    model_sampler = ModelSampler(models) if run_log is not None and samples_model else None
-    rows = None if run_log is None else LogRows(run_log, model_sampler, keeps_incidents=keeps_incidents)
+    sampler = ModelSampler(models) if run_log is not None and samples_model else None
+    rows = None if run_log is None else LogRows(run_log, sampler, keeps_incidents=keeps_incidents)
     checker = checker or StabilityChecker()
     shapers, clipper = split_clip(clip)
     warn_of_unmatched(shapers, [name for name, _ in layout.parameters])
     loss_scaler = as_scaler(scaler, precision, home)
     policy = _policy(checker, recovery, clipper, loss_scaler, layout, on_device)
     decider = StepDecider(policy, group)
-    guarded = GuardedOptimizer(optimizer, layout, decider, shapers, watch, on_device, acts=acts, sampler=model_sampler)
+    guarded = GuardedOptimizer(optimizer, layout, decider, shapers, watch, on_device, acts=acts, sampler=sampler)
     order = BackwardOrder(layout.parameters if acts else [])
     budgets = _budgets(escalation if acts else None, recovery, loss_scaler, guarded, ranks)
     on_event = call_each(rows.incident if rows else None, on_event)

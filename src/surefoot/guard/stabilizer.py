@@ -41,6 +41,7 @@ from surefoot.keep.checkpoint.manager import CheckpointManager
 from surefoot.keep.snapshots import TrainedState
 from surefoot.observe.tensors import LayerMetrics
 from surefoot.record.incidents.retention import IncidentKeeper
+from surefoot.record.log import RunLog
 from surefoot.types import Incident, Outcome, Scalar, Signals, StepRecord, format_table
 
 if TYPE_CHECKING:
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from surefoot.guard.data_loop import FollowedBatches
     from surefoot.guard.run_state import LiveStabilizerState, StabilizerState
     from surefoot.guard.validation import Precision
-    from surefoot.record.log import RunLog
     from surefoot.types import Clipper, LossScaler, Shaper
 
 _Given = ParamSpec("_Given")
@@ -260,6 +260,24 @@ class StabilizedRun:
         policy.scaler.scale_of(policy.scale_state).fill_(used)
 
 
+def _shown(value: Any) -> str:
+    """A setting in words: large objects by their class, a folder by its path."""
+    if isinstance(value, (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)):
+        return type(value).__name__
+    if isinstance(value, (CheckpointManager, RunLog)):
+        return f"{type(value).__name__}({str(value.folder)!r})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key!r}: {_shown(part)}' for key, part in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_shown, value))}]"
+    return repr(value)
+
+
+def _repr_of_settings(stabilizer: TrainingStabilizer) -> str:
+    """Every setting that a stabilizer was given, by name."""
+    return f"TrainingStabilizer({', '.join(f'{name}={_shown(value)}' for name, value in stabilizer._given.items())})"
+
+
 def _reports_failed_collectives(method: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
     """A method of the stabilizer. If a collective of several ranks fails in it, the log has an event of that."""
 
@@ -338,6 +356,7 @@ class TrainingStabilizer:
         lag_steps: int = 4,
         zero_grad: bool = True,
     ) -> None:
+        self._given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         models = [model] if isinstance(model, nn.Module) else list(model)
         kinds = {
             "checker": (checker, StabilityChecker),
@@ -356,11 +375,10 @@ class TrainingStabilizer:
             escalation=escalation, recovery=recovery, watch=watch, decide_on=decide_on, lag_steps=lag_steps, log=log,
             scheduler=scheduler, keeps_incidents=keeper is not None,
         )  # fmt: skip
-        where = "device" if guard.decides_on_device else "host"
         settings: dict[str, object] = {
             "precision": precision,
             "accumulate": accumulate,
-            "decide_on": where,
+            "decide_on": "device" if guard.decides_on_device else "host",
             "shapers": guard.shapers,
         }
         self.optimizer, self.scheduler, self._precision = optimizer, scheduler, precision
@@ -370,6 +388,8 @@ class TrainingStabilizer:
             models, optimizer, scheduler, guard, accumulate=accumulate, zero_grad=zero_grad, recovery=recovery,
             checkpoints=checkpoints, also_save=also_save, keeper=keeper, settings=settings,
         )  # fmt: skip
+
+    __repr__ = _repr_of_settings
 
     # ---- the loop -------------------------------------------------------------------------------------------------
 

@@ -151,6 +151,27 @@ def test_moments_of_an_earlier_file_do_not_belong_to_later_weights(watch) -> Non
     assert watch(CLASSES, TWO_FILES.replace("FILE", "120")).causes == []
 
 
+def test_another_model_from_another_file_is_no_restart_with_old_moments() -> None:
+    happened = events("optimizer-loaded")
+    happened[1] |= {"saved_at_step": 120}
+    happened[2] |= {"file": 0}
+    happened[3] |= {"file": 0, "optimizer": 1, "age": 60.0}
+    other = {
+        "event": "file-loaded",
+        "step": 60,
+        "backward": 60,
+        "site": LOADED,
+        "holds": ["model"],
+        "saved_at_step": 20,
+    }
+    average = {"event": "model-loaded", "step": 60, "site": LOADED, "file": 1}
+    assert restart.moments_of_another_step(twice([*happened, other, average])) is None
+    happened[2] |= {"file": 1}
+    claim = restart.moments_of_another_step(twice([happened[0], happened[1], other, *happened[2:]]))
+    assert claim is not None
+    assert claim.evidence == {"step_of_weights": 20, "step_of_moments": 120}
+
+
 SCALER = """
 import os, tempfile
 os.chdir(tempfile.mkdtemp())

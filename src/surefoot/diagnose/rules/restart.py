@@ -141,18 +141,22 @@ def _skips_after(run: RecordedRun, restart: Restart) -> int:
 
 
 def moments_of_another_step(run: RecordedRun) -> Claim | None:
-    """Weights and moments were read from two files that were written at different steps."""
+    """Weights and moments were read from two files that were written at different steps.
+
+    Said only if the file of every state is known, and no weights came from the file of the moments: a script may load
+    other models beside, such as an average of the weights.
+    """
     files = [event for event in run.facts.events if isinstance(event, FileLoadedEvent)]
     for restart in reversed(restarts(run)):
-        weights = [e.file for e in restart.events if isinstance(e, ModelLoadedEvent) and e.file is not None]
-        moments = [e for e in restart.events if isinstance(e, OptimizerLoadedEvent) and e.file is not None]
-        if not weights or not moments or weights[-1] == moments[-1].file:
+        weights = [event.file for event in restart.events if isinstance(event, ModelLoadedEvent)]
+        moments = [event for event in restart.events if isinstance(event, OptimizerLoadedEvent)]
+        file, source = (moments[-1].file, weights[-1]) if moments and weights else (None, None)
+        if file is None or source is None or None in weights or file in weights:
             continue
         later = [o for o in restart.optimizers if o.number == moments[-1].optimizer and has_memory(o)]
-        one, other = files[weights[-1]], files[moments[-1].file or 0]
-        steps = _steps_of(run, one, other, moments[-1])
+        steps = _steps_of(run, files[source], files[file], moments[-1])
         if later and steps is not None and abs(steps[0] - steps[1]) > 0.1 * max(steps):
-            return _claim_apart(restart, later[-1], other, steps)
+            return _claim_apart(restart, later[-1], files[file], steps)
     return None
 
 

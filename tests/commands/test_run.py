@@ -1,0 +1,79 @@
+"""The options of `surefoot run`, and the sinks that they ask for."""
+
+import json
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
+import pytest
+
+import forked
+from surefoot.commands.run import Request, misplaced, parse
+
+SCRIPT = """
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(30):
+    x = torch.full((8, 4), float("nan") if step == 20 else 1.0)
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_options_take_their_value_in_both_ways(monkeypatch):
+    monkeypatch.setenv("HOOK", "http://localhost")
+    for words in (
+        ["--out", "a", "--tensorboard", "b", "--webhook-env", "HOOK", "--guard", "train.py", "--out", "c"],
+        ["--out=a", "--tensorboard=b", "--webhook-env=HOOK", "--guard", "train.py", "--out", "c"],
+    ):
+        request = parse(words)
+        assert isinstance(request, Request)
+        assert (request.out, request.tensorboard, request.webhook_env) == ("a", "b", "HOOK")
+        assert (request.guard, request.progress, request.eager_looks) == (True, False, False)
+        assert (request.target.name, request.target.arguments) == ("train.py", ("--out", "c"))
+        assert "--out behind train.py was passed to it" in misplaced(request.target)
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["--out"], "--out needs a folder: surefoot run --out DIR SCRIPT"),
+        (["--webhook-env"], "--webhook-env needs the name of an environment variable"),
+        (["--webhook-env", "NOT_SET", "train.py"], "--webhook-env NOT_SET: there is no such environment variable"),
+        (["--unknown", "train.py"], "unknown option --unknown"),
+        ([], "no script given"),
+    ],
+)
+def test_wrong_use_is_answered(words, answer, monkeypatch):
+    monkeypatch.delenv("NOT_SET", raising=False)
+    assert str(parse(words)).startswith(answer)
+
+
+def test_alerts_and_curves_of_a_watched_script_go_where_they_are_wanted(tmp_path):
+    pytest.importorskip("tensorboard")
+    bodies = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self):
+            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Hook)
+    Thread(target=server.serve_forever, daemon=True).start()
+    (tmp_path / "train.py").write_text(SCRIPT)
+    address = f"http://127.0.0.1:{server.server_port}/hook"
+    options = ["--out", "run", "--tensorboard", "curves", "--webhook-env", "HOOK"]
+    environment = forked.environment(HOOK=address, no_proxy="*")
+    ran = forked.run(["-m", "surefoot", "run", *options, "train.py"], cwd=tmp_path, env=environment)
+    server.shutdown()
+    server.server_close()
+    assert ran.returncode == 0, ran.stderr
+    assert list((tmp_path / "curves").glob("events.out.tfevents.*"))
+    assert bodies[0]["run"] == "train"
+    assert bodies[0]["severity"] == "error"
+    assert address not in (tmp_path / "run" / "run.json").read_text()
