@@ -3,7 +3,7 @@
 import torch
 
 from surefoot.watch.optimizer_record import least, left_share
-from watched import CLASSES, LOOP
+from watched import CLASSES, LOOP, NET
 
 
 def test_the_share_of_parameters_that_still_have_a_gradient():
@@ -45,3 +45,28 @@ def test_an_optimizer_that_wraps_another_is_not_a_second_one(watch):
     assert [(each["type"], each["steps"]) for each in run.facts["optimizers"]] == [("Adam", 60)]
     assert [each["optimizer"] for each in run.facts["schedulers"]] == [0]
     assert run.causes == []
+
+
+PREPARED = """
+import sys
+from pathlib import Path
+
+folder = Path("site-packages/lib_of_test")
+folder.mkdir(parents=True)
+(folder / "__init__.py").write_text('''
+def prepare(optimizer):
+    optimizer.load_state_dict(optimizer.state_dict())  # to move it to its device
+''')
+sys.path.insert(0, "site-packages")
+import lib_of_test
+
+lib_of_test.prepare(optimizer)
+"""
+
+
+def test_a_new_optimizer_that_a_library_loads_with_its_own_state_was_not_resumed(watch):
+    run = watch(CLASSES, "loss_of = F.cross_entropy", NET, PREPARED, LOOP)
+    assert [each["state_loaded_at_step"] for each in run.facts["optimizers"]] == [None]
+    assert [each["event"] for each in run.facts["events"]] == []
+    ours = watch(CLASSES, "loss_of = F.cross_entropy", NET, "optimizer.load_state_dict(optimizer.state_dict())", LOOP)
+    assert [each["state_loaded_at_step"] for each in ours.facts["optimizers"]] == [0]
