@@ -314,6 +314,16 @@ class Attachment:
         """Steps, applied, skipped, clipped, overflows, alarms."""
         return dict(self._results.seen().counts)
 
+    @property
+    def arrived_counts(self) -> dict[str, int]:
+        """The same of the steps whose numbers have arrived: reading them waits for nothing."""
+        return dict(self._results.history.counts)
+
+    @property
+    def lr_factor(self) -> float:
+        """What the learning rates are multiplied by for the next step."""
+        return self._results.lr_factor
+
 
 # ---- construction --------------------------------------------------------------------------------------------------
 
