@@ -62,18 +62,18 @@ def train_transformers(folder: Path, stepped: Callable[[], None]) -> dict[str, A
 
 
 def train_lightning(folder: Path, stepped: Callable[[], None]) -> dict[str, Any]:
-    import lightning as L  # noqa: N812 (as its users write it)
+    import lightning as L
     import torch
     from lightning.pytorch.callbacks import Callback, ModelCheckpoint
     from torch.utils.data import DataLoader
 
     import surefoot as sf
-    from trainers.small_training import LR, Classifier, Rows
+    from trainers.small_training import LR, Linear, Rows
 
     class Module(L.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.model = Classifier()
+            self.model = Linear()  # without dropout: Lightning does not save the random streams
 
         def training_step(self, batch: Any, index: int) -> Any:
             return self.model(**batch)["loss"]
@@ -84,9 +84,6 @@ def train_lightning(folder: Path, stepped: Callable[[], None]) -> dict[str, Any]
     class Stepped(Callback):
         def on_train_batch_end(self, *_: Any) -> None:
             stepped()
-
-        def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
-            torch.manual_seed(trainer.current_epoch)  # Lightning does not save the random streams
 
     callback = sf.trainers.lightning.StabilizerCallback(folder / "run", diagnose=False)
     saving = ModelCheckpoint(folder, filename="{epoch}", save_top_k=1, monitor="step", mode="max")
@@ -106,6 +103,71 @@ def train_lightning(folder: Path, stepped: Callable[[], None]) -> dict[str, Any]
     return _ended(module.model, callback.training.attachments[0])
 
 
+def train_accelerate(folder: Path, stepped: Callable[[], None]) -> dict[str, Any]:
+    import torch
+    from accelerate import Accelerator
+    from torch.utils.data import DataLoader
+
+    import surefoot as sf
+    from trainers.small_training import LR, Linear, Rows
+
+    adapter, accelerator = sf.trainers.accelerate, Accelerator(cpu=True)
+    model = Linear()  # without dropout: a loader that begins again draws a number from the stream that was restored
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    loader = DataLoader(Rows(BATCH * STEPS, FAULTS), batch_size=BATCH)
+    log = folder / "run"
+    model, optimizer, loader = adapter.prepare(accelerator, model, optimizer, loader, log=log, diagnose=False)
+    saved = sorted(folder.glob("step-*"), key=lambda each: int(each.name.rpartition("-")[2]))
+    begin = 0
+    if saved:
+        accelerator.load_state(saved[-1])
+        begin = int(saved[-1].name.rpartition("-")[2])
+    for step, batch in enumerate(accelerator.skip_first_batches(loader, begin), begin + 1):
+        accelerator.backward(model(**batch)["loss"])
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % SAVE_EVERY == 0:
+            accelerator.save_state(folder / "saving")
+            (folder / "saving").rename(folder / f"step-{step}")
+        stepped()
+    return _ended(model, adapter.training_of(accelerator).attachments[0])
+
+
+def train_ignite(folder: Path, stepped: Callable[[], None]) -> dict[str, Any]:
+    import torch
+    from ignite.engine import Events, create_supervised_trainer
+    from ignite.handlers import Checkpoint, DiskSaver
+    from torch.nn import functional as F
+    from torch.utils.data import DataLoader, TensorDataset
+
+    import surefoot as sf
+    from trainers.small_training import CLASSES, LR, WIDTH, Rows
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(WIDTH, 16), torch.nn.Tanh(), torch.nn.Linear(16, CLASSES))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    log = folder / "run"
+    handler = sf.trainers.ignite.StabilizerHandler(model, optimizer, log, diagnose=False)
+    trainer = create_supervised_trainer(model, optimizer, handler.watched(F.cross_entropy))
+    handler.attach(trainer)
+    things = {"model": model, "optimizer": optimizer, "trainer": trainer, "surefoot": handler}
+    trainer.add_event_handler(Events.EPOCH_COMPLETED, Checkpoint(things, DiskSaver(folder, require_empty=False)))
+    trainer.add_event_handler(Events.ITERATION_COMPLETED, stepped)
+    if saved := sorted(folder.glob("checkpoint_*.pt"), key=lambda each: int(each.stem.rpartition("_")[2])):
+        Checkpoint.load_objects(things, torch.load(saved[-1]))
+    rows = Rows(BATCH * STEPS, FAULTS)
+
+    @trainer.on(Events.EPOCH_STARTED)
+    def next_rows(engine: Any) -> None:
+        part = PASSES[engine.state.epoch - 1]
+        engine.set_data(DataLoader(TensorDataset(rows.x[part], rows.labels[part]), batch_size=BATCH))
+
+    first = DataLoader(TensorDataset(rows.x[PASSES[0]], rows.labels[PASSES[0]]), batch_size=BATCH)
+    trainer.run(first, max_epochs=len(PASSES))
+    return _ended(model, handler.training.attachments[0])
+
+
 PASSES = [range(i, min(i + BATCH * SAVE_EVERY, BATCH * STEPS)) for i in range(0, BATCH * STEPS, BATCH * SAVE_EVERY)]
 """The rows of each epoch, where a framework saves after epochs."""
 
@@ -120,11 +182,29 @@ def _preload_transformers() -> None:
 
 
 def _preload_lightning() -> None:
-    import lightning.pytorch
+    import lightning.pytorch  # noqa: F401
 
 
-FRAMEWORKS = {"transformers": train_transformers, "lightning": train_lightning}
-PRELOAD = {"transformers": _preload_transformers, "lightning": _preload_lightning}
+def _preload_accelerate() -> None:
+    import accelerate  # noqa: F401
+
+
+def _preload_ignite() -> None:
+    import ignite.handlers  # noqa: F401
+
+
+FRAMEWORKS = {
+    "transformers": train_transformers,
+    "lightning": train_lightning,
+    "accelerate": train_accelerate,
+    "ignite": train_ignite,
+}
+PRELOAD = {
+    "transformers": _preload_transformers,
+    "lightning": _preload_lightning,
+    "accelerate": _preload_accelerate,
+    "ignite": _preload_ignite,
+}
 
 
 def attempt(train: Callable[..., Any], folder: Path, kill_after: int | None) -> bool:

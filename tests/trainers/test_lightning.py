@@ -209,11 +209,13 @@ def test_a_resumed_run_is_the_uninterrupted_one_with_the_rules_that_it_had(tmp_p
         return ModelCheckpoint(tmp_path / "saved", filename="{epoch}", save_top_k=-1)
 
     settings = {"accumulate_grad_batches": 2, "enable_checkpointing": True, "faults": {16 * 12: float("nan")}}
+    settings["epochs"] = 3
     whole, callback = Copies(), StabilizerCallback(tmp_path / "run")
-    train(tmp_path, whole, callback, checkpoints(), epochs=3, **settings)
+    train(tmp_path, whole, callback, checkpoints(), module=Module(Linear()), **settings)  # Linear has no dropout
     later, resumed = Copies(), StabilizerCallback(tmp_path / "resumed")
     later.states = whole.states[:20]
-    train(tmp_path, later, resumed, epochs=3, resume=tmp_path / "saved" / "epoch=0.ckpt", **settings)
+    first = tmp_path / "saved" / "epoch=0.ckpt"
+    train(tmp_path, later, resumed, module=Module(Linear()), resume=first, **settings)
     assert same(whole.states, later.states)
     assert guard_of(resumed).counts == guard_of(callback).counts
     assert guard_of(resumed).counts["skipped"] == 3

@@ -21,6 +21,7 @@ from torch import Tensor
 from surefoot.act.torch_clip import clip_grad_norm, clip_grad_value
 from surefoot.core import end_of_run
 from surefoot.core.device import total_bytes
+from surefoot.core.weak_reference import weak_reference
 from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.errors import CheckpointError, SettingError, UsageError
 from surefoot.guard.attach import AttachSettings, attach_with
@@ -81,21 +82,22 @@ class GuardOptions:
 
 
 class Replacements:
-    """Methods that are replaced on single objects, and put back."""
+    """Methods that are replaced on single objects, which are not kept alive, and put back."""
 
     def __init__(self) -> None:
-        self._done: list[tuple[Any, str, Any, Any]] = []
+        self._done: list[tuple[Callable[[], Any], str, Callable[[], Any], Any]] = []
 
     def put(self, thing: Any, name: str, function: Callable[..., Any]) -> None:
         """Replace a method of one object."""
-        self._done.append((thing, name, function, vars(thing).get(name)))
+        self._done.append((weak_reference(thing), name, weak_reference(function), vars(thing).get(name)))
         setattr(thing, name, function)
 
     def undo(self) -> None:
         """Put back what was there, unless somebody else has replaced it since."""
         while self._done:
-            thing, name, function, before = self._done.pop()
-            if vars(thing).get(name) is not function:
+            thing_now, name, function_now, before = self._done.pop()
+            thing, function = thing_now(), function_now()
+            if thing is None or function is None or vars(thing).get(name) is not function:
                 continue
             if before is None:
                 delattr(thing, name)
