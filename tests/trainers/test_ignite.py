@@ -42,7 +42,9 @@ class Run:
         layers = (torch.nn.Linear(WIDTH, 16), torch.nn.Tanh(), torch.nn.Linear(16, CLASSES))
         self.model = torch.nn.Sequential(*layers)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, fused=fused or None)
-        loss_fn: Any = F.cross_entropy
+        loss_fn: Any = (
+            F.cross_entropy if scaler is None else lambda logits, labels: 100 * F.cross_entropy(logits, labels)
+        )
         self.handler = StabilizerHandler(self.model, self.optimizer, scaler=scaler, **more) if guarded else None
         if self.handler is not None:
             loss_fn = self.handler.watched(loss_fn)
