@@ -161,7 +161,8 @@ def attach_with(model: nn.Module | Sequence[nn.Module] | None, optimizer: Any, s
         run = RunToCapture(models, optimizer, None, guard, facts, is_bare=True)
         capture = IncidentCapture(keeper, run, guard.lag_steps)
         follower = LoopCapture(capture, run)
-    respond, recovery = _respond, None
+    respond: Respond = _respond
+    recovery = None
     if settings.recovery is not None:
         recovery = AttachedRecovery(models, optimizer, guard, settings.recovery)
         respond = recovering(recovery, _respond)

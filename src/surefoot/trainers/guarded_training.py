@@ -29,7 +29,7 @@ from surefoot.keep.checkpoint import storage
 from surefoot.keep.snapshots import SHARE_OF_DEVICE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from os import PathLike
     from pathlib import Path
 
@@ -156,7 +156,7 @@ class GuardedTraining:
         for attachment in self.attachments:
             attachment.observe(loss=whole)
 
-    def observe(self, signals: dict[str, Scalar]) -> None:
+    def observe(self, signals: Mapping[str, Scalar]) -> None:
         """Watch signals of the framework's with the next step."""
         for attachment in self.attachments:
             attachment.observe(**signals)
@@ -342,4 +342,4 @@ def _copies_fit(models: Sequence[nn.Module], optimizer: Optimizer, keep: int) ->
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):  # not on every system
         return True
-    return keep * size <= SHARE_OF_HOST * free
+    return bool(keep * size <= SHARE_OF_HOST * free)

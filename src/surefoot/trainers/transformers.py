@@ -78,7 +78,7 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
         self.training, self._trainer = training, trainer
         follow_losses(training, trainer.accelerator, is_share=True)
         follow_clipping(training, trainer.accelerator)
-        self._follow_log(training, trainer)
+        self._add_to_logs(training, trainer)
         if state.global_step:
             training.load_from(Path(resumed_from) if resumed_from else self._checkpoint(args, state))
 
@@ -121,12 +121,23 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
 
     # ---- logs -------------------------------------------------------------------------------------------------------
 
-    def _follow_log(self, training: GuardedTraining, trainer: Trainer) -> None:
-        """Add our numbers to what the trainer logs, and read what TRL logs about a policy."""
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Watch what TRL logs about a policy, with the next step."""
+        if isinstance(self.training, GuardedTraining):
+            self.training.observe(policy_signals(logs or {}))
+
+    def _add_to_logs(self, training: GuardedTraining, trainer: Trainer) -> None:
+        """Add our numbers to what the trainer logs: when callbacks see it, others have seen it before."""
         log = trainer.log
 
         def followed(logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
-            training.observe(policy_signals(logs))
             if "loss" in logs:
                 logs |= training.numbers()
             return log(logs, *args, **kwargs)
