@@ -95,7 +95,7 @@ def test_gradients_that_the_caller_has_clipped_are_judged_as_they_were_before():
     inputs, labels = batch(0)
     F.cross_entropy(model(inputs), labels).backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-    attachment.clipped(1e-3 / norm)
+    attachment.observe(clip_factor=1e-3 / norm)
     optimizer.step()
     signals = attachment.history[-1].signals
     assert signals.grad_norm == pytest.approx(float(norm), rel=1e-3)

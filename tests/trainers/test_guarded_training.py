@@ -11,7 +11,7 @@ import torch
 
 import surefoot as sf
 from surefoot.errors import SettingError
-from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, Replacements
+from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, Replacements, load_from, save_into
 from trainers.small_training import Classifier, Rows
 
 
@@ -48,24 +48,24 @@ def test_numbers_for_loggers_are_there_after_the_first_step():
     step(model, optimizer, training, factor=float("nan"))
     numbers = training.numbers()
     assert numbers["surefoot/skipped"] == 1
-    assert numbers["surefoot/lr_factor"] == 1
+    assert numbers["surefoot/lr"] == pytest.approx(0.1)
     assert all(isinstance(value, float) for value in numbers.values())
 
 
 def test_a_state_is_written_into_the_folder_of_a_checkpoint_and_read_again(tmp_path, caplog):
     model, optimizer, training = built(log=tmp_path / "run")
     step(model, optimizer, training)
-    training.save_into(tmp_path)
-    training.save_into(tmp_path)  # the same step may be saved twice
+    save_into(training, tmp_path)
+    save_into(training, tmp_path)  # the same step may be saved twice
     training.finish()
     model, optimizer, again = built(log=tmp_path / "again")
-    again.load_from(tmp_path)
+    load_from(again, tmp_path)
     assert again.steps == 1
     assert caplog.text == ""
-    again.load_from(tmp_path / "nothing")
+    load_from(again, tmp_path / "nothing")
     assert "start anew" in caplog.text
     (tmp_path / "file").write_text("")
-    again.save_into(tmp_path / "file")  # no folder, and no error
+    save_into(again, tmp_path / "file")  # no folder, and no error
     assert "was not saved" in caplog.text
     again.finish()
 
@@ -120,3 +120,13 @@ def test_frameworks_are_imported_when_they_are_used():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
     with pytest.raises(AttributeError, match="it has accelerate, ignite"):
         sf.trainers.keras  # noqa: B018
+
+
+def test_a_framework_that_is_missing_is_one_clear_error(monkeypatch):
+    for name in [each for each in sys.modules if each.split(".")[0] == "ignite" or each == "surefoot.trainers.ignite"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(sf.trainers, "ignite", raising=False)
+    monkeypatch.setitem(sys.modules, "ignite", None)
+    monkeypatch.setitem(sys.modules, "ignite.engine", None)
+    with pytest.raises(ImportError, match=r"needs ignite.*pip install 'surefoot\[ignite\]'"):
+        sf.trainers.ignite  # noqa: B018

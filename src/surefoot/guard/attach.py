@@ -81,26 +81,23 @@ def attach(
     >>> attachment.counts["skipped"]
     1
 
-    Neither model nor optimizer is kept alive by the attachment, and dropping the attachment does not detach it.
-
+    The attachment keeps neither model nor optimizer alive, and dropping it does not detach it.
     Args:
         model: what the optimizer trains, or several: parameters are named by it, and its buffers are restored when a
             step is refused. `None` if it is not known.
         optimizer: a `torch.optim.Optimizer`, or a wrapper of Accelerate's or Lightning's around one.
-        mode: `"guard"` skips broken steps and clips. `"watch"` measures, decides and changes nothing; a record says in
-            `reasons` what would have refused the step, and no collective is started.
-        clip: a clipper, or shapers followed by a clipper. Only with `mode="guard"`.
+        mode: `"guard"` skips broken steps, clips and recovers. `"watch"` measures, decides and changes nothing; a
+            record says in `reasons` what would have refused the step, and no collective is started.
+        clip: a clipper, or shapers followed by a clipper.
         checker: the detectors and their thresholds.
         escalation: budgets for refused steps. When they are used up the learning rate is cut for each step, and in the
             end `optimizer.step()` raises `TrainingHalted`. `None` skips indefinitely. Watching does not escalate.
-        recovery: returns to earlier weights, kept in memory, when skipping does not help; `None` never returns. It
-            needs the loss: from a closure, or from `observe(loss=...)` before each step. Only with `mode="guard"`.
+        recovery: returns to earlier weights, kept in memory, when skipping is no help. Needs the loss of each step.
         incidents: a run folder or a keeper, for what `surefoot replay` needs of the first of consecutive refused steps.
         log: the run folder that steps and events are written to, or a `RunLog`, which attachments may share.
         watch: what to measure per layer beyond the gradients.
         on_step, on_event: called with the record of each step once its numbers have arrived, and with each incident.
-        decide_on: `"host"` reads the numbers of a step at once, `"device"` `lag_steps` later. `"auto"`: host on a CPU.
-        lag_steps: how many steps later the host reads a step that was decided on the device.
+        decide_on, lag_steps: `"host"` reads a step at once, `"device"` `lag_steps` later. `"auto"`: host on a CPU.
     """
     settings = AttachSettings(
         mode, clip, checker, escalation, recovery, incidents, log, watch, on_step, on_event, decide_on, lag_steps
@@ -250,20 +247,17 @@ class Attachment:
     def __exit__(self, *error: object) -> None:
         self.detach()
 
-    def observe(self, *, loss: Scalar | None = None, **signals: Scalar) -> None:
-        """Give the next step its loss, which the optimizer does not know, and signals of your own."""
-        hooks = self._hooks()
-        if hooks is not None:
-            hooks.account.observe(loss, signals)
+    def observe(self, *, loss: Scalar | None = None, clip_factor: Tensor | None = None, **signals: Scalar) -> None:
+        """Give the next step its loss, which the optimizer does not know, and signals of your own.
 
-    def clipped(self, factor: Tensor) -> None:
-        """Tell the guard that you have multiplied the gradients of the next step by `factor`, to clip them.
-
-        The step is then judged and logged with the gradients as they were before.
+        `clip_factor` is what you have multiplied its gradients by to clip them: the step is judged and logged with the
+        gradients as they were before.
         """
         hooks = self._hooks()
         if hooks is not None:
-            hooks.account.clipped(factor)
+            hooks.account.observe(loss, signals)
+            if clip_factor is not None:
+                hooks.account.clipped(clip_factor)
 
     def skipped_by_scaler(self, loss_scale: float = 1.0) -> None:
         """Count a step that a `GradScaler` has skipped without calling the optimizer, because of an overflow.
@@ -278,20 +272,14 @@ class Attachment:
 
     def state_dict(self) -> dict[str, Any]:
         """What the rules have learned, the budgets and the counts: tensors and plain values, no pickle needed."""
-        return dict(settled_state(read_state(self._guard(), self._results)))
+        return dict(settled_state(read_state(_guard_of(self._hooks()), self._results)))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where a saved guard stopped; load model and optimizer first. A part with other settings starts anew.
 
         Earlier states in memory are not part of it.
         """
-        load_state(self._guard(), self._results, state)
-
-    def _guard(self) -> GuardContext:
-        hooks = self._hooks()
-        if hooks is None:
-            raise UsageError("the optimizer is gone, or was detached: its guard has no state any more.")
-        return hooks.guard
+        load_state(_guard_of(self._hooks()), self._results, state)
 
     # ---- what happened: reading changes nothing, and waits for numbers that have not arrived -------------------------
 
@@ -315,15 +303,11 @@ class Attachment:
         """Steps, applied, skipped, clipped, overflows, alarms."""
         return dict(self._results.seen().counts)
 
-    @property
-    def arrived_counts(self) -> dict[str, int]:
-        """The same of the steps whose numbers have arrived: reading them waits for nothing."""
-        return dict(self._results.history.counts)
 
-    @property
-    def lr_factor(self) -> float:
-        """What the learning rates are multiplied by for the next step."""
-        return self._results.lr_factor
+def _guard_of(hooks: StepHooks | None) -> GuardContext:
+    if hooks is None:
+        raise UsageError("the optimizer is gone, or was detached: its guard has no state any more.")
+    return hooks.guard
 
 
 # ---- construction --------------------------------------------------------------------------------------------------

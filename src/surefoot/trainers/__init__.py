@@ -17,7 +17,12 @@ FRAMEWORKS = ("accelerate", "ignite", "lightning", "transformers")
 
 def __getattr__(name: str) -> Any:
     if name in FRAMEWORKS:
-        return import_module(f"surefoot.trainers.{name}")
+        try:
+            return import_module(f"surefoot.trainers.{name}")
+        except ModuleNotFoundError as error:
+            if (error.name or "surefoot").startswith("surefoot"):
+                raise
+            raise ImportError(f"sf.trainers.{name} needs {error.name}: pip install 'surefoot[{name}]'") from error
     raise AttributeError(f"module 'surefoot.trainers' has no attribute {name!r}; it has {', '.join(FRAMEWORKS)}")
 
 

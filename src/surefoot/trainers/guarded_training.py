@@ -113,11 +113,12 @@ class GuardedTraining:
     ) -> None:
         self._options, self._framework = options, framework
         self._latest: StepRecord | None = None
+        self._counts = dict.fromkeys(("skipped", "clipped", "overflows", "alarms"), 0)
         recovery = _recovery(options, models, optimizers)
         settings = AttachSettings(
             mode=options.mode, clip=options.clip, checker=options.checker, escalation=options.escalation,
             recovery=recovery, incidents=options.incidents, log=options.log, watch=options.watch,
-            on_step=self._stepped, on_event=options.on_event,
+            on_step=self._stepped, on_event=self._happened,
         )  # fmt: skip
         self.attachments: list[Attachment] = []
         for optimizer in optimizers:
@@ -158,8 +159,9 @@ class GuardedTraining:
 
     def observe(self, signals: Mapping[str, Scalar]) -> None:
         """Watch signals of the framework's with the next step."""
+        given: dict[str, Any] = dict(signals)
         for attachment in self.attachments:
-            attachment.observe(**signals)
+            attachment.observe(**given)
 
     def count_if_skipped(self, scaler: Any, number: int = 0) -> None:
         """The framework has taken a step of an optimizer: count it if a loss scaler has skipped it before our hooks."""
@@ -179,13 +181,13 @@ class GuardedTraining:
         given = listed(parameters)
         norm, factor = clip_grad_norm(given, float(max_norm), float(norm_type))
         if factor is not None:
-            self._refuse_second_clipper(f"clips gradients to the norm {max_norm:g}")
+            _refuse_two_clippers(self._options.clip, self._framework, f"clips gradients to the norm {max_norm:g}")
             self.clipped(given, factor)
         return norm
 
     def clip_value(self, parameters: Iterable[Tensor] | Tensor, value: float) -> None:
         """Do the framework's clipping by value, with the same bits, unless a gradient is not finite."""
-        self._refuse_second_clipper(f"clips gradients to the value {value:g}")
+        _refuse_two_clippers(self._options.clip, self._framework, f"clips gradients to the value {value:g}")
         clip_grad_value(listed(parameters), float(value))
 
     def clipped(self, parameters: Sequence[Tensor], factor: Tensor) -> None:
@@ -195,14 +197,7 @@ class GuardedTraining:
             groups = [] if attachment.optimizer is None else attachment.optimizer.param_groups
             own = [each for group in groups for each in group["params"] if each.grad is not None]
             if own and all(id(each) in numbers for each in own):
-                attachment.clipped(factor)
-
-    def _refuse_second_clipper(self, what: str) -> None:
-        if self._options.clip is not None:
-            raise UsageError(
-                f"{self._framework} {what}, and surefoot was given `clip={self._options.clip!r}`: gradients would be "
-                f"clipped twice. Leave one of them out."
-            )
+                attachment.observe(clip_factor=factor)
 
     # ---- state ------------------------------------------------------------------------------------------------------
 
@@ -225,48 +220,29 @@ class GuardedTraining:
             attachment.load_state_dict(each)
         self._counted = [attachment.steps for attachment in self.attachments]
 
-    def save_into(self, checkpoint: Path) -> None:
-        """Write the state into the folder of a checkpoint. Does not raise: the framework's checkpoint is whole."""
-        folder = checkpoint / _state_folder()
-        try:
-            shutil.rmtree(folder, ignore_errors=True)
-            storage.write(folder, self.state_dict(), {}, step=self.steps, unchecked=["guards"])
-        except (OSError, CheckpointError, UsageError) as error:
-            logger.warning("surefoot: the state of the guard was not saved in %s: %s", checkpoint, error)
-
-    def load_from(self, checkpoint: Path) -> None:
-        """Continue from what `save_into` has written. Without it the rules start anew, with one warning."""
-        folder = checkpoint / _state_folder()
-        try:
-            _, state = storage.read(folder)
-            self.load_state_dict(state)
-            for attachment in self.attachments:
-                if attachment.log is not None:
-                    summary = f"goes on from the checkpoint of step {attachment.steps:,}"
-                    attachment.log.event("resume", attachment.steps, summary, evidence={"checkpoint": str(checkpoint)})
-        except (OSError, CheckpointError, KeyError, SettingError) as error:
-            logger.warning(
-                "surefoot: %s has no state of the guard that can be read, so its rules start anew: %s",
-                checkpoint,
-                error,
-            )
-
     # ---- numbers, and the end ---------------------------------------------------------------------------------------
 
     def _stepped(self, record: StepRecord) -> None:
         self._latest = record
+        self._counts["skipped"] += record.skipped
+        self._counts["overflows"] += record.overflow
+        factor = record.signals.clip_factor
+        self._counts["clipped"] += bool(not record.skipped and factor is not None and factor < 1.0)
         if self._options.on_step is not None:
             self._options.on_step(record)
+
+    def _happened(self, incident: Incident) -> None:
+        self._counts["alarms"] += 1
+        if self._options.on_event is not None:
+            self._options.on_event(incident)
 
     def numbers(self) -> dict[str, float]:
         """What goes to the framework's loggers: of the last step whose numbers have arrived. Waits for nothing."""
         if self._latest is None:
             return {}
         signals: Any = self._latest.signals
-        found = {"grad_norm": signals.grad_norm, "clip_factor": signals.clip_factor, "loss": signals.loss}
-        counts = [attachment.arrived_counts for attachment in self.attachments]
-        found |= {name: sum(each[name] for each in counts) for name in ("skipped", "clipped", "overflows", "alarms")}
-        found["lr_factor"] = self.attachments[0].lr_factor
+        found = {"loss": signals.loss, "grad_norm": signals.grad_norm, "clip_factor": signals.clip_factor}
+        found |= {"lr": signals.lr, **self._counts}
         return {f"surefoot/{name}": float(value) for name, value in found.items() if value is not None}
 
     def finish(self, diagnose: bool = True) -> None:
@@ -287,6 +263,41 @@ class GuardedTraining:
                 logger.warning("surefoot: no diagnosis: %s: %s", type(error).__name__, error)
             else:
                 logger.log(logging.INFO if verdict in ("healthy", "unknown") else logging.WARNING, "%s", text)
+
+
+def _refuse_two_clippers(ours: object, framework: str, what: str) -> None:
+    if ours is not None:
+        raise UsageError(
+            f"{framework} {what}, and surefoot was given `clip={ours!r}`: gradients would be clipped twice. Leave one of "
+            "them out."
+        )
+
+
+def save_into(training: GuardedTraining, checkpoint: Path) -> None:
+    """Write the state into the folder of a checkpoint. Does not raise: the framework's checkpoint is whole."""
+    folder = checkpoint / _state_folder()
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        storage.write(folder, training.state_dict(), {}, step=training.steps, unchecked=["guards"])
+    except (OSError, CheckpointError, UsageError) as error:
+        logger.warning("surefoot: the state of the guard was not saved in %s: %s", checkpoint, error)
+
+
+def load_from(training: GuardedTraining, checkpoint: Path) -> None:
+    """Continue from what `save_into` has written. Without it the rules start anew, with one warning."""
+    folder = checkpoint / _state_folder()
+    try:
+        _, state = storage.read(folder)
+        training.load_state_dict(state)
+    except (OSError, CheckpointError, KeyError, SettingError) as error:
+        logger.warning(
+            "surefoot: %s has no state of the guard that can be read, so its rules start anew: %s", checkpoint, error
+        )
+        return
+    for attachment in training.attachments:
+        if attachment.log is not None:
+            summary = f"goes on from the checkpoint of step {attachment.steps:,}"
+            attachment.log.event("resume", attachment.steps, summary, evidence={"checkpoint": str(checkpoint)})
 
 
 def listed(parameters: Iterable[Tensor] | Tensor) -> list[Tensor]:

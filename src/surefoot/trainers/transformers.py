@@ -19,7 +19,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from surefoot.errors import UsageError
 from surefoot.trainers.accelerator_methods import engine_of, follow_clipping, follow_losses
-from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions
+from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, load_from, save_into
 from surefoot.trainers.watched_engine import WatchedEngine
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
         follow_clipping(training, trainer.accelerator)
         self._add_to_logs(training, trainer)
         if state.global_step:
-            training.load_from(Path(resumed_from) if resumed_from else self._checkpoint(args, state))
+            load_from(training, Path(resumed_from) if resumed_from else self._checkpoint(args, state))
 
     def _refuse_two_clippers(self, args: TrainingArguments) -> None:
         if self._options.clip is not None and args.max_grad_norm:
@@ -113,7 +113,7 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
         if isinstance(self.training, GuardedTraining) and not args.save_only_model:
             folder = self._checkpoint(args, state)
             if folder.is_dir():
-                self.training.save_into(folder)
+                save_into(self.training, folder)
 
     def _checkpoint(self, args: TrainingArguments, state: TrainerState) -> Path:
         folder = args.output_dir if self._trainer is None else self._trainer._get_output_dir(trial=None)
