@@ -125,7 +125,7 @@ def test_frameworks_are_imported_when_they_are_used():
 def test_a_framework_that_is_missing_is_one_clear_error(monkeypatch):
     for name in [each for each in sys.modules if each.split(".")[0] == "ignite" or each == "surefoot.trainers.ignite"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr(sf.trainers, "ignite", raising=False)
+    monkeypatch.delitem(vars(sf.trainers), "ignite", raising=False)
     monkeypatch.setitem(sys.modules, "ignite", None)
     monkeypatch.setitem(sys.modules, "ignite.engine", None)
     with pytest.raises(ImportError, match=r"needs ignite.*pip install 'surefoot\[ignite\]'"):

@@ -268,8 +268,8 @@ class GuardedTraining:
 def _refuse_two_clippers(ours: object, framework: str, what: str) -> None:
     if ours is not None:
         raise UsageError(
-            f"{framework} {what}, and surefoot was given `clip={ours!r}`: gradients would be clipped twice. Leave one of "
-            "them out."
+            f"{framework} {what}, and surefoot was given `clip={ours!r}`: gradients would be clipped twice. Leave one "
+            "of them out."
         )
 
 
