@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import warnings
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import forked
 import surefoot as sf
 from surefoot.errors import UsageError
-from trainers import killed
+from trainers import killed, on_ranks
 from trainers.small_training import LR, AfterSteps, Classifier, Linear, Rows, same
 
 with warnings.catch_warnings():
@@ -20,9 +24,6 @@ with warnings.catch_warnings():
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from surefoot.trainers.transformers import StabilizerCallback, policy_signals
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the frameworks warn about is theirs
 transformers.logging.set_verbosity_error()
@@ -202,6 +203,24 @@ def test_a_resumed_run_is_the_uninterrupted_one_with_the_rules_that_it_had(tmp_p
 def test_a_run_that_is_killed_20_times_ends_as_if_it_never_had_been(tmp_path):
     found = killed.report("transformers", tmp_path, kills=20)
     assert found == {"kills": 20, "steps": killed.STEPS, "skipped": 2, "equal": True}
+
+
+def test_two_ranks_leave_a_step_out_together_and_resume_together(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path = os.pathsep.join([str(Path(__file__).parents[1]), forked.SOURCE])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": path}
+    ranks = [
+        forked.start([on_ranks.__file__, tmp_path], env=forked.environment(RANK=rank, LOCAL_RANK=rank, **shared))
+        for rank in ("0", "1")
+    ]
+    ended = [rank.end() for rank in ranks]
+    assert [each.returncode for each in ended] == [0, 0], ended[0].stderr + ended[1].stderr
+    first, second = (json.loads(each.stdout.splitlines()[-1]) for each in ended)
+    assert first == second
+    assert first.items() >= {"steps": on_ranks.STEPS, "skipped": [9], "resumed_equal": True}.items()
+    assert {"rank0", "rank1"} <= {each.name for each in (tmp_path / "run").iterdir()}
 
 
 def test_a_checkpoint_without_our_state_is_resumed_with_fresh_rules(tmp_path, caplog):

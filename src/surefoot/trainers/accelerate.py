@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import atexit
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
@@ -23,6 +25,7 @@ from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions
 from surefoot.trainers.watched_engine import WatchedEngine
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from os import PathLike
 
     from surefoot.record.log import RunLog
@@ -47,6 +50,9 @@ def prepare(accelerator: Any, *things: Any, log: str | PathLike[str] | RunLog | 
     if engine is not None:
         watched = WatchedEngine(settings, engine)
         follow_losses(watched, accelerator, is_share=False)
+        for optimizer in found:
+            if isinstance(optimizer, AcceleratedOptimizer):
+                _after_steps(watched, optimizer, watched.stepped)
         _TRAININGS[accelerator] = watched
         return prepared
     models = [thing for thing in found if isinstance(thing, nn.Module)]
@@ -60,7 +66,9 @@ def prepare(accelerator: Any, *things: Any, log: str | PathLike[str] | RunLog | 
     follow_losses(training, accelerator, is_share=False)
     follow_clipping(training, accelerator)
     for number, optimizer in enumerate(optimizers):
-        _count_overflows(training, optimizer, number)
+        scaler = getattr(optimizer, "scaler", None)
+        if scaler is not None:  # it skips steps without calling the optimizer
+            _after_steps(training, optimizer, partial(training.count_if_skipped, scaler, number))
     _follow_the_rest(training, accelerator)
     accelerator.register_for_checkpointing(training)
     _TRAININGS[accelerator] = training
@@ -89,16 +97,14 @@ def _inner(optimizer: Any) -> Any:
     return optimizer
 
 
-def _count_overflows(training: GuardedTraining, optimizer: Any, number: int) -> None:
-    """Count the steps that the loss scaler skips without calling the optimizer."""
-    scaler, step = getattr(optimizer, "scaler", None), optimizer.step
-    if scaler is None:
-        return
+def _after_steps(training: GuardedTraining | WatchedEngine, optimizer: Any, call: Callable[[], None]) -> None:
+    """Call a function after each step of one of Accelerate's optimizers that ends an accumulation."""
+    step = optimizer.step
 
     def followed(*args: Any, **kwargs: Any) -> Any:
         result = step(*args, **kwargs)
         if optimizer.gradient_state.sync_gradients:
-            training.count_if_skipped(scaler, number)
+            call()
         return result
 
     training.replaced.put(optimizer, "step", followed)

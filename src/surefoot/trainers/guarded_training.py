@@ -20,7 +20,7 @@ from torch import Tensor
 
 from surefoot.act.torch_clip import clip_grad_norm, clip_grad_value
 from surefoot.core import end_of_run
-from surefoot.core.device import total_bytes
+from surefoot.core.device import has_streams, total_bytes
 from surefoot.core.weak_reference import weak_reference
 from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.errors import CheckpointError, SettingError, UsageError
@@ -347,7 +347,8 @@ def _copies_fit(models: Sequence[nn.Module], optimizer: Optimizer, keep: int) ->
     tensors = {id(each): each for model in models for each in (*model.parameters(), *model.buffers())}
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     size = sum(each.nbytes for each in tensors.values()) + 2 * sum(each.nbytes for each in trained)
-    if trained and trained[0].is_cuda and keep * size <= SHARE_OF_DEVICE * total_bytes(trained[0].device):
+    home = trained[0].device if trained else None
+    if home is not None and has_streams(home) and keep * size <= SHARE_OF_DEVICE * total_bytes(home):
         return True
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,6 @@ from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, lo
 from surefoot.trainers.watched_engine import WatchedEngine
 
 if TYPE_CHECKING:
-    from os import PathLike
-
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
     from surefoot.record.log import RunLog
@@ -156,13 +155,14 @@ def policy_signals(logs: dict[str, float]) -> dict[str, float]:
     return found
 
 
-def _find_trainer(callback: StabilizerCallback) -> tuple[Any, str | None]:
+def _find_trainer(callback: StabilizerCallback) -> tuple[Any, str | PathLike[str] | None]:
     """The trainer that is calling this callback, and the checkpoint that it resumes from."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         owner = frame.f_locals.get("self")
         handler = getattr(owner, "callback_handler", None)
         if handler is not None and any(each is callback for each in handler.callbacks):
-            return owner, frame.f_locals.get("resume_from_checkpoint")
+            resumed_from = frame.f_locals.get("resume_from_checkpoint")
+            return owner, resumed_from if isinstance(resumed_from, (str, PathLike)) else None
         frame = frame.f_back
     raise UsageError("`StabilizerCallback` must be called by a `transformers.Trainer`: give it to one as a callback.")

@@ -36,16 +36,19 @@ class WatchedEngine:
         self.log = given if given is None or isinstance(given, RunLog) else RunLog(given)
         self.replaced = Replacements()
         self._step = step
-        self._shares: list[Tensor] = []
+        self._losses: list[Tensor] = []
+        self._are_shares = False
 
-    def add_loss(self, loss: Tensor, *, is_share: bool = True) -> None:
-        """The loss of one microbatch, as its share of the step's."""
-        self._shares.append(loss.detach())
+    def add_loss(self, loss: Tensor, *, is_share: bool = False) -> None:
+        """The loss of one microbatch; `is_share` says whether it is divided for accumulation already."""
+        self._losses.append(loss.detach())
+        self._are_shares = is_share
 
     def stepped(self) -> None:
         """A step is over: log it. Waits for the loss."""
-        loss = float(sum(float(share) for share in self._shares)) if self._shares else None
-        self._shares.clear()
+        whole = sum(float(loss) for loss in self._losses)
+        loss = None if not self._losses else whole if self._are_shares else whole / len(self._losses)
+        self._losses.clear()
         if self.log is not None:
             self.log.take(StepRow(self._step, time.time(), loss=loss))
         self._step += 1
