@@ -41,11 +41,12 @@ def step(guarded: bool, clip: Any) -> tuple[Any, Any]:
     [
         (lambda accelerator, model: accelerator.clip_grad_norm_(model.parameters(), 0.1), True),
         (lambda accelerator, model: accelerator.clip_grad_norm_(model.parameters(), 0.1, norm_type=1), True),
+        (lambda accelerator, model: accelerator.clip_grad_norm_([model.head.weight], 0.1), False),
         (lambda accelerator, model: accelerator.clip_grad_norm_(model.head.weight, 0.1), False),
         (lambda accelerator, model: accelerator.clip_grad_value_(model.parameters(), 0.01), False),
         (lambda accelerator, model: accelerator.clip_grad_norm_(model.parameters(), float("inf")), False),
     ],
-    ids=["norm", "norm-1", "one-parameter", "value", "only-the-norm"],
+    ids=["norm", "norm-1", "one-parameter", "one-tensor", "value", "only-the-norm"],
 )
 def test_clipping_has_the_same_bits_and_the_guard_knows_the_gradients_before_it(clip, told):
     bare, _ = step(False, clip)

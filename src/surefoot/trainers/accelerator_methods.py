@@ -48,8 +48,8 @@ def follow_clipping(training: GuardedTraining, accelerator: Any) -> None:
     """Do the clipping of `accelerator.clip_grad_norm_` and `clip_grad_value_`, until `training` ends."""
     clip_norm, clip_value = accelerator.clip_grad_norm_, accelerator.clip_grad_value_
 
-    def safe_clip_norm(parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2) -> Any:
-        given = listed(parameters)
+    def safe_clip_norm(parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2) -> Any:
+        given = list(parameters)  # of a single tensor the rows, which have no gradients: as Accelerate does
         if _is_sharded(accelerator, given):
             return _noted(training, given, clip_norm, max_norm, norm_type)
         accelerator.unscale_gradients()
