@@ -24,7 +24,15 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
 	@touch $(READY)
 
-demo: $(READY)
+# The demo needs the package alone, so that nobody waits for the frameworks of the tests to see it. Where the tests
+# have been set up, it runs there.
+DEMO := .venv/.demo
+$(DEMO): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable .
+	@touch $(DEMO)
+
+demo: $(if $(wildcard $(READY)),$(READY),$(DEMO))
 	$(BIN)/python -m surefoot demo
 
 # The tests of a file share what they set up, so they go to one worker. Compiled sources are kept whatever the

@@ -126,6 +126,7 @@ def test_the_stub_for_type_checkers_names_what_the_package_exports():
     assert declared.pop("diagnose") == "surefoot.diagnose.engine.diagnose_folder"  # what calling the package calls
     assert declared == surefoot._MODULE_OF | {
         "build": "surefoot.build",
+        "trainers": "surefoot.trainers",
         "types": "surefoot.types",
         "presets": "surefoot.guard.presets",
     }

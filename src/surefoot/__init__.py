@@ -1,9 +1,10 @@
 """surefoot keeps PyTorch training on its feet.
 
 It sits beside a training loop, sees trouble before it reaches the weights, recovers by itself, and explains the cause
-with evidence. The names people reach for are here; three namespaces hold the rest:
+with evidence. The names people reach for are here; four namespaces hold the rest:
 
 * `surefoot.build`: what a model, its data and its schedule need before the first step (blocks, masks, initialisation);
+* `surefoot.trainers`: the guard inside Transformers, TRL, Lightning, Accelerate and Ignite, in one line each;
 * `surefoot.presets`: a configured `TrainingStabilizer` by kind of model (`for_transformer`, `for_gan`, ...);
 * `surefoot.types`: the values that detectors and clippers take and return, and the protocols they implement.
 
@@ -15,10 +16,11 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from surefoot.core import version
+from surefoot.core import end_of_run, version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pathlib import Path
     from typing import Any
 
 __version__ = version.VERSION
@@ -62,7 +64,7 @@ _NAMES_BY_MODULE = {
     "types": "Incident LayerStats Outcome Signals Verdict",
 }
 _MODULE_OF = {name: f"surefoot.{module}" for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
-_NAMESPACES = {name: f"surefoot.{name}" for name in ("build", "diagnose", "types")} | {
+_NAMESPACES = {name: f"surefoot.{name}" for name in ("build", "diagnose", "trainers", "types")} | {
     "presets": "surefoot.guard.presets"
 }
 """Modules that are reached as attributes. `surefoot.diagnose` is one that can be called: `diagnose(folder)`."""
@@ -79,6 +81,14 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'surefoot' has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def _conclude(folder: Path) -> tuple[str, str]:
+    text: tuple[str, str] = import_module("surefoot.commands.finished_run").conclude(folder)
+    return text
+
+
+end_of_run.conclude = _conclude
 
 
 def __dir__() -> list[str]:

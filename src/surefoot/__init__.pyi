@@ -1,6 +1,7 @@
 """The public names for type checkers; `__init__.py` loads the same names when they are first used."""
 
 from surefoot import build as build
+from surefoot import trainers as trainers
 from surefoot import types as types
 from surefoot.act.clip import AdaptiveGradientClipper, ClipByNorm, ClipByQuantile, ClipByZScore, ClipPerTensor
 from surefoot.act.loss_scale import DynamicLossScaler

@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import nn
 
-from surefoot.decide.recovery import Escalation
+from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.errors import SettingError, TrainingHalted, UsageError, require
+from surefoot.guard.attached_recovery import AttachedRecovery, recovering
 from surefoot.guard.context import build_guard
+from surefoot.guard.guard_state import load_state, read_state, settled_state
 from surefoot.guard.incident_capture import IncidentCapture, RunToCapture, keeper_for
 from surefoot.guard.loop_capture import LoopCapture
 from surefoot.guard.run_actions import halt_message
@@ -59,6 +61,7 @@ def attach(
     clip: Clipper | Shaper | Sequence[Clipper | Shaper] | None = None,
     checker: StabilityChecker | None = None,
     escalation: Escalation | None = Escalation(),  # noqa: B008 (frozen)
+    recovery: TrainingRecovery | None = None,
     incidents: IncidentKeeper | str | Path | None = None,
     log: str | PathLike[str] | RunLog | None = None,
     watch: LayerMetrics | None = None,
@@ -78,27 +81,26 @@ def attach(
     >>> attachment.counts["skipped"]
     1
 
-    Neither model nor optimizer is kept alive by the attachment, and dropping the attachment does not detach it.
-
+    The attachment keeps neither model nor optimizer alive, and dropping it does not detach it.
     Args:
         model: what the optimizer trains, or several: parameters are named by it, and its buffers are restored when a
             step is refused. `None` if it is not known.
         optimizer: a `torch.optim.Optimizer`, or a wrapper of Accelerate's or Lightning's around one.
-        mode: `"guard"` skips broken steps and clips. `"watch"` measures, decides and changes nothing; a record says in
-            `reasons` what would have refused the step, and no collective is started.
-        clip: a clipper, or shapers followed by a clipper. Only with `mode="guard"`.
+        mode: `"guard"` skips broken steps, clips and recovers. `"watch"` measures, decides and changes nothing; a
+            record says in `reasons` what would have refused the step, and no collective is started.
+        clip: a clipper, or shapers followed by a clipper.
         checker: the detectors and their thresholds.
         escalation: budgets for refused steps. When they are used up the learning rate is cut for each step, and in the
             end `optimizer.step()` raises `TrainingHalted`. `None` skips indefinitely. Watching does not escalate.
+        recovery: returns to earlier weights, kept in memory, when skipping is no help. Needs the loss of each step.
         incidents: a run folder or a keeper, for what `surefoot replay` needs of the first of consecutive refused steps.
         log: the run folder that steps and events are written to, or a `RunLog`, which attachments may share.
         watch: what to measure per layer beyond the gradients.
         on_step, on_event: called with the record of each step once its numbers have arrived, and with each incident.
-        decide_on: `"host"` reads the numbers of a step at once, `"device"` `lag_steps` later. `"auto"`: host on a CPU.
-        lag_steps: how many steps later the host reads a step that was decided on the device.
+        decide_on, lag_steps: `"host"` reads a step at once, `"device"` `lag_steps` later. `"auto"`: host on a CPU.
     """
     settings = AttachSettings(
-        mode, clip, checker, escalation, incidents, log, watch, on_step, on_event, decide_on, lag_steps
+        mode, clip, checker, escalation, recovery, incidents, log, watch, on_step, on_event, decide_on, lag_steps
     )
     return attach_with(model, optimizer, settings)
 
@@ -111,6 +113,7 @@ class AttachSettings:
     clip: Clipper | Shaper | Sequence[Clipper | Shaper] | None = None
     checker: StabilityChecker | None = None
     escalation: Escalation | None = Escalation()  # noqa: RUF009 (frozen)
+    recovery: TrainingRecovery | None = None
     incidents: IncidentKeeper | str | Path | None = None
     log: str | PathLike[str] | RunLog | None = None
     watch: LayerMetrics | None = None
@@ -155,11 +158,16 @@ def attach_with(model: nn.Module | Sequence[nn.Module] | None, optimizer: Any, s
         run = RunToCapture(models, optimizer, None, guard, facts, is_bare=True)
         capture = IncidentCapture(keeper, run, guard.lag_steps, guard.rows)
         follower = LoopCapture(capture, run)
+    respond: Respond = _respond
+    recovery = None
+    if settings.recovery is not None:
+        recovery = AttachedRecovery(models, optimizer, guard, settings.recovery)
+        respond = recovering(recovery, _respond)
     results = StepResults(
         models if settings.acts else (),
         guard.history,
         guard.lag_steps,
-        respond=_respond if capture is None else _capturing(capture, _respond),
+        respond=respond if capture is None else _capturing(capture, respond),
         on_step=guard.on_step,
         restore_after_overflow=False,
     )
@@ -167,10 +175,8 @@ def attach_with(model: nn.Module | Sequence[nn.Module] | None, optimizer: Any, s
         guard.log.before_close(results.report_rest)
         if guard.rows is not None:
             guard.log.before_close(guard.rows.release)
-    account = StepAccount(guard.guarded, results, guard.order, follower)
-    hooks = StepHooks(
-        optimizer, guard.guarded, account, follower, settings.on_decision, settings.run_hook, acts=settings.acts
-    )
+    account = StepAccount(guard.guarded, results, guard.order, follower, recovery)
+    hooks = StepHooks(optimizer, guard, account, follower, settings.on_decision, settings.run_hook, acts=settings.acts)
     return Attachment(optimizer, hooks, results, guard.log)
 
 
@@ -191,6 +197,7 @@ def _built(models: Sequence[nn.Module], optimizer: Any, settings: AttachSettings
         clip=settings.clip,
         checker=settings.checker,
         escalation=settings.escalation,
+        recovery=settings.recovery,
         watch=settings.watch,
         decide_on=settings.decide_on,
         lag_steps=settings.lag_steps,
@@ -243,11 +250,17 @@ class Attachment:
     def __exit__(self, *error: object) -> None:
         self.detach()
 
-    def observe(self, *, loss: Scalar | None = None, **signals: Scalar) -> None:
-        """Give the next step its loss, which the optimizer does not know, and signals of your own."""
+    def observe(self, *, loss: Scalar | None = None, clip_factor: Tensor | None = None, **signals: Scalar) -> None:
+        """Give the next step its loss, which the optimizer does not know, and signals of your own.
+
+        `clip_factor` is what you have multiplied its gradients by to clip them: the step is judged and logged with the
+        gradients as they were before.
+        """
         hooks = self._hooks()
         if hooks is not None:
             hooks.account.observe(loss, signals)
+            if clip_factor is not None:
+                hooks.account.clipped(clip_factor)
 
     def skipped_by_scaler(self, loss_scale: float = 1.0) -> None:
         """Count a step that a `GradScaler` has skipped without calling the optimizer, because of an overflow.
@@ -257,6 +270,19 @@ class Attachment:
         hooks = self._hooks()
         if hooks is not None and hooks.active:
             hooks.account.skipped_by_scaler(loss_scale)
+
+    # ---- the state of the guard, for whoever saves the run ----------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the rules have learned, the budgets and the counts: tensors and plain values, no pickle needed."""
+        return dict(settled_state(read_state(_guard_of(self._hooks()), self._results)))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where a saved guard stopped; load model and optimizer first. A part with other settings starts anew.
+
+        Earlier states in memory are not part of it.
+        """
+        load_state(_guard_of(self._hooks()), self._results, state)
 
     # ---- what happened: reading changes nothing, and waits for numbers that have not arrived -------------------------
 
@@ -281,6 +307,12 @@ class Attachment:
         return dict(self._results.seen().counts)
 
 
+def _guard_of(hooks: StepHooks | None) -> GuardContext:
+    if hooks is None:
+        raise UsageError("the optimizer is gone, or was detached: its guard has no state any more.")
+    return hooks.guard
+
+
 # ---- construction --------------------------------------------------------------------------------------------------
 
 
@@ -302,6 +334,12 @@ def _check(models: Sequence[object], optimizer: Any, settings: AttachSettings) -
         require(
             isinstance(model, nn.Module), f"`model` must be a torch.nn.Module or several; got {type(model).__name__}."
         )
+    recovery = settings.recovery
+    require(
+        recovery is None or isinstance(recovery, TrainingRecovery),
+        f"`recovery` must be a TrainingRecovery; got {type(recovery).__name__}.",
+    )
+    require(recovery is None or settings.acts, "`recovery` changes weights: use mode='guard'.")
     mode, decide_on, lag_steps = settings.mode, settings.decide_on, settings.lag_steps
     require(mode in ("guard", "watch"), f"`mode` must be 'guard' or 'watch'; got {mode!r}.")
     require(mode == "guard" or settings.clip is None, "`clip` changes gradients: use mode='guard'.")

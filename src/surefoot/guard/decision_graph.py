@@ -83,7 +83,7 @@ class GraphedDecider:
         divisor = "tensor" if isinstance(given.divisor, Tensor) else given.divisor
         outer = tuple(each is None for each in given.outer[:2]), given.outer.is_loss_scale
         positions = given.positions is None or given.positions.data_ptr()
-        return norm.shape[0], given.loss is None, divisor, positions, outer
+        return norm.shape[0], given.loss is None, divisor, positions, outer, given.clipped is None
 
 
 class _Recording:
@@ -115,14 +115,14 @@ def _tensors_of(given: StepInput) -> list[Tensor]:
         found.append(given.loss)
     if isinstance(given.divisor, Tensor):
         found.append(given.divisor)
-    return found + [each for each in given.outer[:2] if each is not None]
+    return found + [each for each in (*given.outer[:2], given.clipped) if each is not None]
 
 
 def _with_tensors(given: StepInput, tensors: list[Tensor]) -> StepInput:
     norm, largest, nonfinite, param_norm, broken, *rest = tensors
     loss = rest.pop(0) if given.loss is not None else None
     divisor = rest.pop(0) if isinstance(given.divisor, Tensor) else given.divisor
-    scale, found_inf = (None if each is None else rest.pop(0) for each in given.outer[:2])
+    scale, found_inf, clipped = (None if each is None else rest.pop(0) for each in (*given.outer[:2], given.clipped))
     statistics = TensorStatistics(norm, largest, nonfinite)
     return replace(
         given,
@@ -133,6 +133,7 @@ def _with_tensors(given: StepInput, tensors: list[Tensor]) -> StepInput:
         broken_setting=broken,
         own={},
         outer=given.outer._replace(scale=scale, found_inf=found_inf),
+        clipped=clipped,
     )
 
 

@@ -76,6 +76,8 @@ class StepFacts:
     """The user's own signals."""
     lr_factor: float
     """What the learning rates are multiplied by for this step."""
+    clipped: Tensor | None = None
+    """What the caller has multiplied the gradients by already, to clip them."""
 
 
 @dataclass(frozen=True)
@@ -286,6 +288,7 @@ class GuardedOptimizer:
             self._broken(step.settings),
             self.layout.positions if self.decider.policy.clipper is not None else None,
             outer_scaling(self.optimizer),
+            facts.clipped,
         )
 
     def _broken(self, settings: SettingsOfStep) -> Scalar:

@@ -42,13 +42,14 @@ class EarlierWeights:
 
     def __init__(
         self,
-        run_state: RunState,
+        run_state: RunState | None,
         trained: TrainedState,
         checkpoints: CheckpointManager | None,
         recovery: TrainingRecovery | None,
         lag_steps: int,
         ranks: Ranks,
     ) -> None:
+        """Take snapshots from here on. `run_state` loads checkpoints, and is needed only with them."""
         self._run_state, self._trained, self._checkpoints, self._lag = run_state, trained, checkpoints, lag_steps
         self._ranks, self.selector = ranks, CheckpointSelector(checkpoints, ranks)
         self._margin = recovery.margin_steps if recovery else None
@@ -74,7 +75,7 @@ class EarlierWeights:
             step = self.ring.return_to(before, tried, keep_present)
             if step is not None:
                 return f"the state before step {step}, kept in memory"
-        if self._checkpoints is None:
+        if self._checkpoints is None or self._run_state is None:
             return None
         self._checkpoints.wait()
         in_memory = len(self.ring) if self.ring is not None else 0
@@ -82,7 +83,7 @@ class EarlierWeights:
         candidates = iter(good[max(tried - in_memory, 0) :])
         # Ranks may see different checkpoints, as one part is written sooner than another: the first rank's list counts.
         while (step := self._ranks.of_first(next(candidates, NONE))) != NONE:
-            tree = self._loaded(step)
+            tree = self._loaded(step, self._run_state)
             if self._ranks.any(tree is None):
                 continue
             if self.ring is not None and keep_present:
@@ -93,14 +94,14 @@ class EarlierWeights:
             return f"the checkpoint of step {step}"
         return None
 
-    def _loaded(self, step: int) -> Any:
+    def _loaded(self, step: int, run_state: RunState) -> Any:
         found = self.selector.load_here(step)
         if isinstance(found, Exception):
             log.warning("surefoot: the checkpoint of step %d cannot be returned to: %s", step, found)
             return None
         if found is None:
             return None
-        if faults := self._run_state.faults(found.tree):
+        if faults := run_state.faults(found.tree):
             log.warning("surefoot: the checkpoint of step %d cannot be returned to: %s", step, "; ".join(faults[:5]))
             return None
         return found.tree
@@ -181,6 +182,10 @@ class RunPersistence:
         """Write earlier weights back; returns where to, or `None` if there is nothing to return to."""
         self.saver.forget_copies()
         return self.weights.return_to(before, tried, keep_present)
+
+    def save_evidence(self, step: int, reason: str) -> Path | None:
+        """Save a run that is about to halt; returns the folder, or `None` if there is none to save to."""
+        return self.saver.save_evidence(step, reason)
 
     def restore(self, which: Any = "latest") -> int | None:
         """Continue from a checkpoint; returns its step, or `None` if there is none yet.

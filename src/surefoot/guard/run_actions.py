@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import signal
 from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from surefoot.errors import CheckpointError, TrainingHalted
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from surefoot.decide.agreement import Ranks
     from surefoot.guard.guarded_optimizer import StepMeasurer
     from surefoot.guard.incident_capture import IncidentCapture
-    from surefoot.guard.persistence import RunPersistence
+    from surefoot.guard.persistence import EarlierWeights, RunPersistence
     from surefoot.guard.run_history import RunHistory
     from surefoot.guard.step_results import StepResults
     from surefoot.types import Decision, StepRecord
@@ -21,14 +23,28 @@ if TYPE_CHECKING:
 log = logging.getLogger("surefoot")
 
 
+class KeptStates(Protocol):
+    """The earlier states of a run."""
+
+    @property
+    def weights(self) -> EarlierWeights:
+        """Snapshots in memory, and how to return to one."""
+
+    def return_to(self, before: int, tried: int, keep_present: bool) -> str | None:
+        """Write earlier weights back; returns where to, or `None` if there is nothing to return to."""
+
+    def save_evidence(self, step: int, reason: str) -> Path | None:
+        """Save a run that is about to halt; returns the folder, or `None` if there is none to save to."""
+
+
 class RunActions:
-    """Carries out decisions on a run that has snapshots, checkpoints and incidents."""
+    """Carries out decisions on a run that has earlier states, and perhaps incidents."""
 
     def __init__(
         self,
         measurer: StepMeasurer,
         history: RunHistory,
-        persistence: RunPersistence,
+        persistence: KeptStates,
         capture: IncidentCapture | None,
         ranks: Ranks,
     ) -> None:
@@ -86,26 +102,27 @@ class RunActions:
 
     def _halt(self, results: StepResults, reason: str) -> NoReturn:
         message = halt_message(self._history, reason, self._weights_broken())
-        evidence = self._persistence.saver.save_evidence(results.steps, reason)
+        evidence = self._persistence.save_evidence(results.steps, reason)
         if evidence:
             message += f" The state as it is was kept in {evidence}."
         raise TrainingHalted(message, self._history.incidents[-1])
 
-    def stop_if_asked(self, results: StepResults) -> None:
-        """Save and exit if a signal was received. Ranks exit together, once they know of each other's signals."""
-        received = self._persistence.data.interrupts.received
-        agreed = results.stop_at is not None and results.steps >= results.stop_at
-        if not (agreed if self._ranks.several else received is not None):
-            return
-        results.drain()
-        try:
-            self._persistence.saver.save(results.steps, self._history.instability(), self._history.recent_loss())
-        except CheckpointError as error:  # whoever sent the signal does not wait
-            log.error("surefoot: %s", error)
-        with suppress(RuntimeError):  # a rank that is gone cannot be waited for
-            # Whoever started the ranks may kill the others once the first has left, and they may still be writing.
-            self._ranks.any(False)
-        raise SystemExit(128 + (received or signal.SIGTERM))
+
+def stop_if_asked(results: StepResults, persistence: RunPersistence, ranks: Ranks) -> None:
+    """Save and exit if a signal was received. Ranks exit together, once they know of each other's signals."""
+    received = persistence.data.interrupts.received
+    agreed = results.stop_at is not None and results.steps >= results.stop_at
+    if not (agreed if ranks.several else received is not None):
+        return
+    results.drain()
+    try:
+        persistence.saver.save(results.steps, results.history.instability(), results.history.recent_loss())
+    except CheckpointError as error:  # whoever sent the signal does not wait
+        log.error("surefoot: %s", error)
+    with suppress(RuntimeError):  # a rank that is gone cannot be waited for
+        # Whoever started the ranks may kill the others once the first has left, and they may still be writing.
+        ranks.any(False)
+    raise SystemExit(128 + (received or signal.SIGTERM))
 
 
 def halt_message(history: RunHistory, reason: str, weights_broken: bool) -> str:

@@ -14,6 +14,7 @@ import torch
 
 from surefoot.core.random_state import RandomStreams, read_streams, set_streams
 from surefoot.errors import CheckpointError, SettingError
+from surefoot.guard.guard_state import GuardState, LiveGuardState
 from surefoot.guard.plain_values import as_plain, check_saved_with_run, has_state, warn_of_changes
 from surefoot.keep.buffers import infinite_buffers
 from surefoot.keep.position.data import DataPosition
@@ -32,11 +33,9 @@ from surefoot.keep.staging import stage
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from torch import Tensor, nn
+    from torch import nn
 
     from surefoot.guard.backward import GradientWindowState
-    from surefoot.guard.step_decision import StepPolicyState
-    from surefoot.guard.step_results import LiveStepResults, StepResultsState
     from surefoot.keep.position.data import PositionState
     from surefoot.keep.restore import OptimizerDescription, OptimizerState
 
@@ -49,24 +48,16 @@ So may a buffer that was infinite before the first step (a mask, the start of a 
 """
 
 
-class _StabilizerStateBase(TypedDict):
-    schema: int
-    policy: StepPolicyState
-    param_norm: Tensor | None
-    """The norm of all parameters, as last measured."""
+class LiveStabilizerState(LiveGuardState):
+    """The stabilizer's own state with steps whose numbers may still be on their way."""
+
     window: GradientWindowState
 
 
-class LiveStabilizerState(_StabilizerStateBase):
-    """The stabilizer's own state with steps whose numbers may still be on their way."""
-
-    results: LiveStepResults
-
-
-class StabilizerState(_StabilizerStateBase):
+class StabilizerState(GuardState):
     """The stabilizer's own state, as it is stored."""
 
-    results: StepResultsState
+    window: GradientWindowState
 
 
 class PartsDescription(TypedDict):

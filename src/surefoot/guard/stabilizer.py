@@ -22,17 +22,18 @@ from torch import Tensor, nn
 
 from surefoot.act.apply import ClosureRefused
 from surefoot.core.formats import STABILIZER_STATE
-from surefoot.core.state_tree import pack, unpack
+from surefoot.core.state_tree import unpack
 from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.detect.checker import StabilityChecker
 from surefoot.errors import SettingError, UsageError
 from surefoot.guard.backward import GradientWarnings, GradientWindow
 from surefoot.guard.context import GuardContext, build_guard, call_each
 from surefoot.guard.dead_layers import DeadLayers
+from surefoot.guard.guard_state import load_rules, load_state, read_state
 from surefoot.guard.guarded_optimizer import ClosureStep, StepFacts
 from surefoot.guard.incident_capture import IncidentCapture, RunToCapture, keeper_for
 from surefoot.guard.persistence import RunPersistence
-from surefoot.guard.run_actions import RunActions
+from surefoot.guard.run_actions import RunActions, stop_if_asked
 from surefoot.guard.run_state import OwnState, RunParts, RunState
 from surefoot.guard.step_decision import StepNumbers
 from surefoot.guard.step_results import StepResults, settled
@@ -101,7 +102,7 @@ class StabilizedRun:
             lag,
             ranks,
             on_draw=self.capture.notes.drew if self.capture else None,
-            on_stop_point=lambda: self._actions.stop_if_asked(self.results),
+            on_stop_point=lambda: stop_if_asked(self.results, self.persistence, ranks),
             on_begin=lambda: partial(self._close_last_window, self.window.closed.count),
             on_resume=rows.resumed if rows else None,
         )
@@ -207,7 +208,7 @@ class StabilizedRun:
         persistence.after_step(results.steps, self.guard.history)
         stops = persistence.data.interrupts.received is not None or results.stop_at is not None
         if stops and not persistence.data.between_batches_soon:
-            self._actions.stop_if_asked(results)
+            stop_if_asked(results, persistence, self.guard.ranks)
         persistence.data.step_over()
 
     def _without_gradient(self) -> StepNumbers:
@@ -223,30 +224,26 @@ class StabilizedRun:
 
         With `live` tensors are not copied.
         """
+        guard = read_state(self.guard, self.results, live)
         return {
-            "schema": STABILIZER_STATE.version,
-            "policy": self.guard.policy.state_dict(live),
-            "param_norm": pack(self.guard.guarded.measurer.param_norm, live),
+            "schema": guard["schema"],
+            "policy": guard["policy"],
+            "param_norm": guard["param_norm"],
             "window": self.window.state_dict(live),
-            "results": self.results.state_dict(),
+            "results": guard["results"],
         }
 
     def load_own_state(self, state: StabilizerState) -> None:
         """Continue from a saved state; the models are loaded first. A part with other settings starts anew."""
         state = STABILIZER_STATE.read(state, "the state of the stabilizer", SettingError)
-        self._load_rules(state)
-        norm = state["param_norm"]
-        self.guard.guarded.measurer.param_norm = None if norm is None else norm.to(self.guard.layout.home)
-        self.results.load_state_dict(state["results"])
+        load_state(self.guard, self.results, state)
         self.window.load_state_dict(state["window"], self.results.steps)
         if self.capture is not None:
             self.capture.moved_to(self.results.steps, self.window.sums.count > 0)
 
     def _load_rules(self, state: StabilizerState) -> None:
         """Only what belongs to the weights: what the rules, the clipper and the loss scale have learned."""
-        state = STABILIZER_STATE.read(state, "the state of the stabilizer", SettingError)
-        self.guard.policy.load_state_dict(state["policy"])
-        self.guard.guarded.forget_recordings()
+        load_rules(self.guard, state)
 
     # ---- for a replay -----------------------------------------------------------------------------------------------
 

@@ -63,6 +63,8 @@ class StepInput:
     """Where the gradients stand among all parameters, if some have none."""
     outer: OuterScaling = NO_OUTER_SCALING
     """The loss scale of a `GradScaler` that steps the optimizer itself, and what it has found."""
+    clipped: Tensor | None = None
+    """What the caller has multiplied the gradients by to clip them: they are judged as they were before."""
 
 
 @dataclass(frozen=True)
@@ -263,6 +265,8 @@ class StepDecider:
         divide, outer_scale = self._divide_by(given.divisor), given.outer.scale
         unscale = outer_scale if divide is None else divide if outer_scale is None else divide * outer_scale
         statistics = given.statistics if unscale is None else given.statistics.rescaled(1 / unscale)
+        if given.clipped is not None:
+            statistics = statistics.rescaled(1 / given.clipped)
         signals = self._signals(given, statistics)
         skip, overflow, flags = self._verdict(signals, given)
         seen = statistics
@@ -270,6 +274,8 @@ class StepDecider:
             seen, divide = reshape(unscale), None
         factor = self._clip(seen, given.positions, skip)
         smallest: Scalar = 1.0 if factor is None else factor.min()
+        if factor is None and given.clipped is not None:
+            smallest = given.clipped
         used = self._advance_scale(overflow, outer_scale if given.outer.is_loss_scale else None)
         if not self._tensors:
             smallest, used = float(smallest), float(used)

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
     from torch.utils.hooks import RemovableHandle
 
+    from surefoot.guard.attached_recovery import AttachedRecovery
+    from surefoot.guard.context import GuardContext
     from surefoot.guard.step_decision import StepDecision
     from surefoot.guard.step_results import StepResults
     from surefoot.observe.parameters import BackwardOrder
@@ -64,29 +66,50 @@ class StepAccount:
     """What is known of the next step besides its gradients, and where the numbers of a step go when it is over."""
 
     def __init__(
-        self, guarded: GuardedOptimizer, results: StepResults, order: BackwardOrder, capture: LoopCapture | None
+        self,
+        guarded: GuardedOptimizer,
+        results: StepResults,
+        order: BackwardOrder,
+        capture: LoopCapture | None,
+        recovery: AttachedRecovery | None,
     ) -> None:
         self._guarded, self.results, self._order, self._capture = guarded, results, order, capture
+        self._recovery = recovery
         self._loss: Scalar | None = None
+        self._evaluated: Scalar | None = None
         self._own: dict[str, Scalar] = {}
+        self._clipped: Tensor | None = None
 
     def observe(self, loss: Any, signals: dict[str, Scalar]) -> None:
         """Keep a loss, unless it is `None` or no number, and signals of the user's own for the next step."""
-        if isinstance(loss, Tensor) and loss.numel() == 1:
-            self._loss = loss.detach().reshape(())
-        elif isinstance(loss, (int, float)):
-            self._loss = float(loss)
+        found = _as_scalar(loss)
+        self._loss = self._loss if found is None else found
         for name, value in signals.items():
             if isinstance(value, Tensor) and value.numel() != 1:
                 raise UsageError(f"signal {name!r} must be one number; got a tensor of shape {tuple(value.shape)}.")
             self._own[name] = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
 
+    def clipped(self, factor: Tensor) -> None:
+        """The gradients of the next step have been multiplied by `factor`, and perhaps by others before it."""
+        self._clipped = factor if self._clipped is None else self._clipped * factor
+
+    def evaluated(self, loss: Any) -> None:
+        """A closure has returned a loss, which counts unless the step was given one."""
+        found = _as_scalar(loss)
+        self._evaluated = self._evaluated if found is None else found
+
     def facts(self, loss: Any = None) -> StepFacts:
         """What is known of the next step, with the loss that its closure has returned."""
-        self.observe(loss, {})
-        home = self._guarded.layout.home
-        loss_now = torch.full((), self._loss, device=home) if isinstance(self._loss, float) else self._loss
-        return StepFacts(self.results.steps, loss_now, 1.0, self._own, self.results.lr_factor)
+        self.evaluated(loss)
+        loss_now = self._evaluated if self._loss is None else self._loss
+        if isinstance(loss_now, float):
+            loss_now = torch.full((), loss_now, device=self._guarded.layout.home)
+        return StepFacts(self.results.steps, loss_now, 1.0, self._own, self.results.lr_factor, self._clipped)
+
+    def before_update(self) -> None:
+        """The optimizer is about to write."""
+        if self._recovery is not None:
+            self._recovery.before_update()
 
     def without_gradient(self) -> StepNumbers:
         """The numbers of a step for which no parameter had a gradient."""
@@ -105,15 +128,30 @@ class StepAccount:
     def take(self, numbers: StepNumbers) -> None:
         """A step is over. Raises `TrainingHalted` when the budgets are used up."""
         self.close()
-        self._loss, self._own = None, {}
+        self._loss = self._evaluated = self._clipped = None
+        self._own = {}
         with WithoutHooks():
             if self._capture is not None:
                 self._capture.begin(self.results.steps + 1)
             self.results.take(numbers)
+            if self._recovery is not None:
+                self._recovery.after_step(self.results.steps)
 
     def close(self) -> None:
         """The order in which gradients become ready is known by now, or no longer asked for."""
         self._order.stop()
+
+    def forget_states(self) -> None:
+        """No step will follow: let go of the earlier states."""
+        if self._recovery is not None:
+            self._recovery.weights.forget_snapshots()
+
+
+def _as_scalar(loss: Any) -> Scalar | None:
+    """A loss as one number; `None` if it is none."""
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss.detach().reshape(())
+    return float(loss) if isinstance(loss, (int, float)) else None
 
 
 class _Keywords(dict[str, Any]):
@@ -142,7 +180,7 @@ class StepHooks:
     def __init__(
         self,
         optimizer: Optimizer,
-        guarded: GuardedOptimizer,
+        guard: GuardContext,
         account: StepAccount,
         capture: LoopCapture | None,
         on_decision: Callable[[StepDecision, bool], None] | None,
@@ -150,7 +188,7 @@ class StepHooks:
         *,
         acts: bool,
     ) -> None:
-        self._guarded, self.account, self.acts = guarded, account, acts
+        self.guard, self._guarded, self.account, self.acts = guard, guard.guarded, account, acts
         self._capture, self._on_decision, self._run_hook = capture, on_decision, run_hook
         self.active = True
         self._call: weakref.ref[_Keywords] | None = None
@@ -173,6 +211,7 @@ class StepHooks:
         """Take the hooks off, at once or, inside more than `besides` calls of `step`, before the next step."""
         self.active = False
         self.account.close()
+        self.account.forget_states()
         if self._capture is not None:
             self._capture.close()
         optimizer = self._guarded.optimizer
@@ -273,6 +312,7 @@ class StepHooks:
     def _begin(self) -> None:
         """Decide on the gradients as they are now; a refused step is made to do nothing."""
         with WithoutHooks():
+            self.account.before_update()
             self._open = step = self._guarded.begin(self.account.facts())
             if step.decision is not None:
                 self.left_out = step.decision.skip
@@ -318,6 +358,7 @@ class StepHooks:
         """The closure, with the decision after its first evaluation."""
         if self.acts and not _evaluates_first(self._guarded.optimizer):
             with WithoutHooks():
+                self.account.before_update()
                 self._open = step = ClosureStep(self._guarded, closure, self.account.facts, raises=False)
             return self._undoing(step)
         evaluated = False
@@ -335,7 +376,7 @@ class StepHooks:
 
     def _after_evaluation(self, loss: Any) -> None:
         try:
-            self.account.observe(loss, {})
+            self.account.evaluated(loss)
             self._begin()
         except Exception as error:
             self._abandon()

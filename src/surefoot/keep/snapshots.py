@@ -20,6 +20,7 @@ from torch import Tensor
 
 from surefoot.core.device import has_streams, total_bytes
 from surefoot.core.save_restore import is_writable, write_all
+from surefoot.core.weak_reference import weak_reference
 from surefoot.keep.checkpoint.tree import local_part
 from surefoot.keep.staging import Place, Staged, bytes_of, laid_like, map_tensors, sharded_like, stage
 
@@ -53,7 +54,10 @@ class StateTree(TypedDict):
 
 
 class TrainedState:
-    """Everything an optimizer step changes, read as one tree and written back in place."""
+    """Everything an optimizer step changes, read as one tree and written back in place.
+
+    Keeps neither the models nor the optimizer alive.
+    """
 
     def __init__(
         self,
@@ -62,8 +66,16 @@ class TrainedState:
         rules: Callable[[], list[Any]],
         set_rules: Callable[[Any], None],
     ) -> None:
-        self._models, self._optimizer = models, optimizer
+        self._model_references, self._reference = [weak_reference(model) for model in models], weak_reference(optimizer)
         self._rules, self._set_rules = rules, set_rules
+
+    @property
+    def _models(self) -> list[nn.Module]:
+        return [model for reference in self._model_references if (model := reference()) is not None]
+
+    @property
+    def _optimizer(self) -> Any:
+        return self._reference()
 
     def _parameters(self) -> list[Tensor]:
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]

@@ -1,0 +1,15 @@
+"""What is said at the end of a run that a program records from inside, as a trainer's callback does.
+
+The diagnosis belongs to a layer above those that record runs. The package itself, which knows all layers, sets
+`conclude` when it is imported.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+conclude: Callable[[Path], tuple[str, str]] | None = None
+"""Diagnoses the run in a folder and writes `findings.json` there; returns the verdict, and what to tell the user."""

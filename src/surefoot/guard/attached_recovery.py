@@ -1,0 +1,69 @@
+"""Recovery for an attached guard: earlier weights kept in memory, and the return to them inside `optimizer.step()`.
+
+What `TrainingStabilizer(recovery=...)` does, without checkpoints: those belong to whoever owns the loop. The
+schedule, the counters and the place in the data go on: only weights, buffers and optimizer state return.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from surefoot.guard.persistence import EarlierWeights
+from surefoot.guard.run_actions import RunActions
+from surefoot.keep.snapshots import TrainedState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch import nn
+
+    from surefoot.decide.recovery import TrainingRecovery
+    from surefoot.guard.context import GuardContext
+    from surefoot.guard.step_results import Respond, StepResults
+    from surefoot.types import Decision, StepRecord
+
+
+class AttachedRecovery:
+    """The earlier states of one attached optimizer. Keeps neither models nor optimizer alive."""
+
+    def __init__(
+        self, models: Sequence[nn.Module], optimizer: Any, guard: GuardContext, recovery: TrainingRecovery
+    ) -> None:
+        trained = TrainedState(models, optimizer, guard.policy.live_states, guard.policy.put_back)
+        self.weights = EarlierWeights(None, trained, None, recovery, guard.lag_steps, guard.ranks)
+        self._history = guard.history
+        self._actions = RunActions(guard.guarded.measurer, guard.history, self, None, guard.ranks)
+
+    def before_update(self) -> None:
+        """The optimizer is about to write: a copy under way must be complete by then."""
+        if self.weights.ring is not None:
+            self.weights.ring.hold_updates()
+
+    def after_step(self, step: int) -> None:
+        """`step` optimizer steps are done: take a snapshot if one is due."""
+        self.weights.after_step(step, self._history.healthy)
+
+    def return_to(self, before: int, tried: int, keep_present: bool) -> str | None:
+        """Write earlier weights back; returns where to, or `None` if there is nothing to return to."""
+        return self.weights.return_to(before, tried, keep_present)
+
+    def save_evidence(self, step: int, reason: str) -> Path | None:
+        """There are no checkpoints to save it in."""
+        return None
+
+    def respond(self, results: StepResults, record: StepRecord, decision: Decision) -> None:
+        """Do what was decided about a step. Raises `TrainingHalted` when every attempt to continue is used up."""
+        self._actions.respond(results, record, decision)
+
+
+def recovering(recovery: AttachedRecovery, otherwise: Respond) -> Respond:
+    """Respond through the recovery while it lives, which is as long as the optimizer is attached."""
+    reference = weakref.ref(recovery)
+
+    def respond(results: StepResults, record: StepRecord, decision: Decision) -> None:
+        alive = reference()
+        (otherwise if alive is None else alive.respond)(results, record, decision)
+
+    return respond

@@ -1,0 +1,131 @@
+"""`prepare` for a loop of your own with Accelerate.
+
+    model, optimizer, loader = sf.trainers.accelerate.prepare(accelerator, model, optimizer, loader, log="runs/exp1")
+
+takes the place of `accelerator.prepare`, and returns the same. The guard is attached to the optimizer. It learns the
+loss from `accelerator.backward`, the mean over the microbatches of a step, and does the clipping of
+`accelerator.clip_grad_norm_`. Its state is registered with `register_for_checkpointing`, and its numbers go where
+`accelerator.log` goes. `accelerator.end_training()` ends it, or the end of the program.
+"""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from accelerate.optimizer import AcceleratedOptimizer
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from surefoot.errors import UsageError
+from surefoot.trainers.accelerator_methods import engine_of, follow_clipping, follow_losses
+from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions
+from surefoot.trainers.watched_engine import WatchedEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from os import PathLike
+
+    from surefoot.record.log import RunLog
+
+_TRAININGS: weakref.WeakKeyDictionary[Any, GuardedTraining | WatchedEngine] = weakref.WeakKeyDictionary()
+
+
+def prepare(accelerator: Any, *things: Any, log: str | PathLike[str] | RunLog | None = None, **options: Any) -> Any:
+    """Prepare models, optimizers, loaders and schedulers with Accelerate, and guard the optimizers.
+
+    Args:
+        accelerator: an `accelerate.Accelerator`.
+        things: what `accelerator.prepare` takes; a model and an optimizer are among them.
+        log: the run folder, or a `RunLog`.
+        options: the fields of `GuardOptions`, as `clip`, `checker`, `escalation`, `recovery` or `mode`.
+    """
+    settings = GuardOptions(log, **options)
+    end(accelerator)
+    prepared = accelerator.prepare(*things)
+    found = prepared if isinstance(prepared, tuple) else (prepared,)
+    engine = engine_of(accelerator)
+    if engine is not None:
+        watched = WatchedEngine(settings, engine)
+        follow_losses(watched, accelerator, is_share=False)
+        for optimizer in found:
+            if isinstance(optimizer, AcceleratedOptimizer):
+                _after_steps(watched, optimizer, watched.stepped)
+        _TRAININGS[accelerator] = watched
+        return prepared
+    models = [thing for thing in found if isinstance(thing, nn.Module)]
+    optimizers = [thing for thing in found if isinstance(thing, Optimizer)]
+    if not models or not optimizers:
+        raise UsageError(
+            f"`prepare` guards an optimizer and its model; got {len(models)} models and {len(optimizers)} optimizers. "
+            "Pass both in one call."
+        )
+    training = GuardedTraining(settings, models, [_inner(each) for each in optimizers], "the loop")
+    follow_losses(training, accelerator, is_share=False)
+    follow_clipping(training, accelerator)
+    for number, optimizer in enumerate(optimizers):
+        scaler = getattr(optimizer, "scaler", None)
+        if scaler is not None:  # it skips steps without calling the optimizer
+            _after_steps(training, optimizer, partial(training.count_if_skipped, scaler, number))
+    _follow_the_rest(training, accelerator)
+    accelerator.register_for_checkpointing(training)
+    _TRAININGS[accelerator] = training
+    return prepared
+
+
+def training_of(accelerator: Any) -> GuardedTraining:
+    """The guard of an accelerator that went through `prepare`."""
+    found = _TRAININGS.get(accelerator)
+    if not isinstance(found, GuardedTraining):
+        raise UsageError("nothing is guarded here: call `prepare(accelerator, model, optimizer, ...)` first.")
+    return found
+
+
+def end(accelerator: Any) -> None:
+    """End the guard: detach it, write the log, and say what it shows. Happens by itself at the end of the program."""
+    found = _TRAININGS.pop(accelerator, None)
+    if found is not None:
+        found.finish()
+        accelerator._custom_objects = [each for each in accelerator._custom_objects if each is not found]
+
+
+def _inner(optimizer: Any) -> Any:
+    while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _after_steps(training: GuardedTraining | WatchedEngine, optimizer: Any, call: Callable[[], None]) -> None:
+    """Call a function after each step of one of Accelerate's optimizers that ends an accumulation."""
+    step = optimizer.step
+
+    def followed(*args: Any, **kwargs: Any) -> Any:
+        result = step(*args, **kwargs)
+        if optimizer.gradient_state.sync_gradients:
+            call()
+        return result
+
+    training.replaced.put(optimizer, "step", followed)
+
+
+def _follow_the_rest(training: GuardedTraining, accelerator: Any) -> None:
+    """Add our numbers to what goes to the trackers, and end with `accelerator.end_training()`."""
+    log, end_training, reference = accelerator.log, accelerator.end_training, weakref.ref(accelerator)
+
+    def followed_log(values: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        return log(values | training.numbers(), *args, **kwargs)
+
+    def followed_end() -> Any:
+        end(reference())
+        return end_training()
+
+    training.replaced.put(accelerator, "log", followed_log)
+    training.replaced.put(accelerator, "end_training", followed_end)
+
+
+@atexit.register
+def _end_all() -> None:
+    for accelerator in list(_TRAININGS):
+        end(accelerator)

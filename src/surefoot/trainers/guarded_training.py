@@ -1,0 +1,357 @@
+"""The guard inside a framework's training loop: what all adapters share.
+
+The framework owns the loop. `GuardedTraining` attaches the guard to its optimizers (`guard/attach.py`), and an adapter
+passes on what only the framework knows: the loss of every microbatch, its clipping, where its checkpoints are. Two
+things of the framework are replaced while it trains, on the one object and not in its class: the method that clips (by
+one with the same bits that leaves broken gradients alone), and where there is no callback for it, the one that is given
+the loss. `Replacements` puts them back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch.distributed as dist
+from torch import Tensor
+
+from surefoot.act.torch_clip import clip_grad_norm, clip_grad_value
+from surefoot.core import end_of_run
+from surefoot.core.device import has_streams, total_bytes
+from surefoot.core.weak_reference import weak_reference
+from surefoot.decide.recovery import Escalation, TrainingRecovery
+from surefoot.errors import CheckpointError, SettingError, UsageError
+from surefoot.guard.attach import AttachSettings, attach_with
+from surefoot.keep.checkpoint import storage
+from surefoot.keep.snapshots import SHARE_OF_DEVICE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from os import PathLike
+    from pathlib import Path
+
+    from torch import nn
+    from torch.optim.optimizer import Optimizer
+
+    from surefoot.detect.checker import StabilityChecker
+    from surefoot.guard.attach import Attachment, Mode
+    from surefoot.observe.tensors import LayerMetrics
+    from surefoot.record.incidents.retention import IncidentKeeper
+    from surefoot.record.log import RunLog
+    from surefoot.types import Clipper, Incident, Scalar, Shaper, StepRecord
+
+logger = logging.getLogger("surefoot")
+
+SHARE_OF_HOST = 0.25
+"""How much of the free host memory earlier states may take if nothing else is said."""
+STATE_FOLDER = "surefoot"
+"""Where the guard's state lies in a checkpoint that is a folder."""
+
+
+@dataclass(frozen=True)
+class GuardOptions:
+    """What a user may set in every adapter."""
+
+    log: str | PathLike[str] | RunLog | None = None
+    """The run folder that steps and events are written to, or a `RunLog`, which may have sinks."""
+    mode: Mode = "guard"
+    """`"guard"` skips broken steps. `"watch"` changes nothing."""
+    clip: Clipper | Shaper | Sequence[Clipper | Shaper] | None = None
+    """A clipper of surefoot's, in place of the framework's own setting."""
+    checker: StabilityChecker | None = None
+    """The detectors and their thresholds."""
+    escalation: Escalation | None = field(default_factory=Escalation)
+    """Budgets for skipped steps; `None` skips indefinitely."""
+    recovery: TrainingRecovery | Literal["auto"] | None = "auto"
+    """Returns to earlier weights, kept in memory. `"auto"`: if there is one optimizer and the copies fit in memory."""
+    incidents: IncidentKeeper | str | Path | None = None
+    """A run folder or a keeper for what `surefoot replay` needs of refused steps."""
+    watch: LayerMetrics | None = None
+    """What to measure per layer beyond the gradients."""
+    on_step: Callable[[StepRecord], None] | None = None
+    on_event: Callable[[Incident], None] | None = None
+    diagnose: bool = True
+    """Whether the run is diagnosed when training ends."""
+
+    def __post_init__(self) -> None:
+        if self.recovery is not None and self.recovery != "auto" and not isinstance(self.recovery, TrainingRecovery):
+            raise SettingError(f"`recovery` must be a TrainingRecovery, 'auto' or None; got {self.recovery!r}.")
+
+
+class Replacements:
+    """Methods that are replaced on single objects, which are not kept alive, and put back."""
+
+    def __init__(self) -> None:
+        self._done: list[tuple[Callable[[], Any], str, Callable[[], Any], Any]] = []
+
+    def put(self, thing: Any, name: str, function: Callable[..., Any]) -> None:
+        """Replace a method of one object."""
+        self._done.append((weak_reference(thing), name, weak_reference(function), vars(thing).get(name)))
+        setattr(thing, name, function)
+
+    def undo(self) -> None:
+        """Put back what was there, unless somebody else has replaced it since."""
+        while self._done:
+            thing_now, name, function_now, before = self._done.pop()
+            thing, function = thing_now(), function_now()
+            if thing is None or function is None or vars(thing).get(name) is not function:
+                continue
+            if before is None:
+                delattr(thing, name)
+            else:
+                setattr(thing, name, before)
+
+
+class GuardedTraining:
+    """The guard of one training run, with one attachment per optimizer."""
+
+    def __init__(
+        self, options: GuardOptions, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], framework: str
+    ) -> None:
+        self._options, self._framework = options, framework
+        self._latest: StepRecord | None = None
+        self._counts = dict.fromkeys(("skipped", "clipped", "overflows", "alarms"), 0)
+        recovery = _recovery(options, models, optimizers)
+        settings = AttachSettings(
+            mode=options.mode, clip=options.clip, checker=options.checker, escalation=options.escalation,
+            recovery=recovery, incidents=options.incidents, log=options.log, watch=options.watch,
+            on_step=self._stepped, on_event=self._happened,
+        )  # fmt: skip
+        self.attachments: list[Attachment] = []
+        for optimizer in optimizers:
+            self.attachments.append(attach_with(list(models), optimizer, settings))
+        self.replaced = Replacements()
+        self._counted = [0] * len(self.attachments)
+        """How many steps each had when the framework last said that it had taken one."""
+        self._sum: Tensor | None = None
+        self._microbatches = 0
+        self._window_began = 0
+
+    # ---- what the framework knows -----------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps so far, over all optimizers, skipped ones included."""
+        return sum(attachment.steps for attachment in self.attachments)
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether steps still go through the guard, which then has a state."""
+        return all(attachment.attached for attachment in self.attachments)
+
+    def add_loss(self, loss: Tensor, *, is_share: bool = False) -> None:
+        """The loss of one microbatch is about to be propagated back, or was.
+
+        Several of them make the loss of the step: their mean, or their sum if each `is_share`, divided already.
+        """
+        if self._window_began != self.steps:
+            self._window_began, self._sum, self._microbatches = self.steps, None, 0
+        loss = loss.detach()
+        loss = (loss if loss.numel() == 1 else loss.mean()).float()
+        self._sum = loss if self._sum is None else self._sum + loss
+        self._microbatches += 1
+        whole = self._sum if is_share or self._microbatches == 1 else self._sum / self._microbatches
+        for attachment in self.attachments:
+            attachment.observe(loss=whole)
+
+    def observe(self, signals: Mapping[str, Scalar]) -> None:
+        """Watch signals of the framework's with the next step."""
+        given: dict[str, Any] = dict(signals)
+        for attachment in self.attachments:
+            attachment.observe(**given)
+
+    def count_if_skipped(self, scaler: Any, number: int = 0) -> None:
+        """The framework has taken a step of an optimizer: count it if a loss scaler has skipped it before our hooks."""
+        attachment = self.attachments[number]
+        if scaler is not None and attachment.steps == self._counted[number]:  # its scale has been lowered since
+            attachment.skipped_by_scaler(float(scaler.get_scale()) / float(scaler.get_backoff_factor()))
+        self._counted[number] = attachment.steps
+
+    # ---- the framework's clipping -----------------------------------------------------------------------------------
+
+    def clip_norm(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Do the framework's clipping, with the same bits; returns the norm before it.
+
+        Gradients whose norm is not finite are left as they are, and every step is judged by its gradients before the
+        clip.
+        """
+        given = listed(parameters)
+        norm, factor = clip_grad_norm(given, float(max_norm), float(norm_type))
+        if factor is not None:
+            _refuse_two_clippers(self._options.clip, self._framework, f"clips gradients to the norm {max_norm:g}")
+            self.clipped(given, factor)
+        return norm
+
+    def clip_value(self, parameters: Iterable[Tensor] | Tensor, value: float) -> None:
+        """Do the framework's clipping by value, with the same bits, unless a gradient is not finite."""
+        _refuse_two_clippers(self._options.clip, self._framework, f"clips gradients to the value {value:g}")
+        clip_grad_value(listed(parameters), float(value))
+
+    def clipped(self, parameters: Sequence[Tensor], factor: Tensor) -> None:
+        """The framework has multiplied the gradients of these parameters by `factor`."""
+        numbers = {id(parameter) for parameter in parameters}
+        for attachment in self.attachments:
+            groups = [] if attachment.optimizer is None else attachment.optimizer.param_groups
+            own = [each for group in groups for each in group["params"] if each.grad is not None]
+            if own and all(id(each) in numbers for each in own):
+                attachment.observe(clip_factor=factor)
+
+    # ---- state ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the guards have learned: tensors and plain values."""
+        return {"guards": [attachment.state_dict() for attachment in self.attachments]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where a saved run stopped; model and optimizer are loaded first."""
+        saved = state["guards"]
+        if len(saved) != len(self.attachments):
+            logger.warning(
+                "surefoot: the checkpoint has the state of %d guarded optimizers, and there are %d: the rules start "
+                "anew.",
+                len(saved),
+                len(self.attachments),
+            )
+            return
+        for attachment, each in zip(self.attachments, saved, strict=True):
+            attachment.load_state_dict(each)
+        self._counted = [attachment.steps for attachment in self.attachments]
+
+    # ---- numbers, and the end ---------------------------------------------------------------------------------------
+
+    def _stepped(self, record: StepRecord) -> None:
+        self._latest = record
+        self._counts["skipped"] += record.skipped
+        self._counts["overflows"] += record.overflow
+        factor = record.signals.clip_factor
+        self._counts["clipped"] += bool(not record.skipped and factor is not None and factor < 1.0)
+        if self._options.on_step is not None:
+            self._options.on_step(record)
+
+    def _happened(self, incident: Incident) -> None:
+        self._counts["alarms"] += 1
+        if self._options.on_event is not None:
+            self._options.on_event(incident)
+
+    def numbers(self) -> dict[str, float]:
+        """What goes to the framework's loggers: of the last step whose numbers have arrived. Waits for nothing."""
+        if self._latest is None:
+            return {}
+        signals: Any = self._latest.signals
+        found = {"loss": signals.loss, "grad_norm": signals.grad_norm, "clip_factor": signals.clip_factor}
+        found |= {"lr": signals.lr, **self._counts}
+        return {f"surefoot/{name}": float(value) for name, value in found.items() if value is not None}
+
+    def finish(self, diagnose: bool = True) -> None:
+        """Training has ended: detach, write the log, and say what it shows."""
+        self.replaced.undo()
+        logs = [attachment.log for attachment in self.attachments]
+        for attachment in self.attachments:
+            attachment.detach()
+        given = self._options.log
+        log = logs[0] if logs else None
+        if log is None or log is given:  # the user's own log is closed by the user
+            return
+        log.close()
+        if diagnose and self._options.diagnose and end_of_run.conclude is not None and _is_first_rank():
+            try:
+                verdict, text = end_of_run.conclude(log.folder)
+            except Exception as error:
+                logger.warning("surefoot: no diagnosis: %s: %s", type(error).__name__, error)
+            else:
+                logger.log(logging.INFO if verdict in ("healthy", "unknown") else logging.WARNING, "%s", text)
+
+
+def _refuse_two_clippers(ours: object, framework: str, what: str) -> None:
+    if ours is not None:
+        raise UsageError(
+            f"{framework} {what}, and surefoot was given `clip={ours!r}`: gradients would be clipped twice. Leave one "
+            "of them out."
+        )
+
+
+def save_into(training: GuardedTraining, checkpoint: Path) -> None:
+    """Write the state into the folder of a checkpoint. Does not raise: the framework's checkpoint is whole."""
+    folder = checkpoint / _state_folder()
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        storage.write(folder, training.state_dict(), {}, step=training.steps, unchecked=["guards"])
+    except (OSError, CheckpointError, UsageError) as error:
+        logger.warning("surefoot: the state of the guard was not saved in %s: %s", checkpoint, error)
+
+
+def load_from(training: GuardedTraining, checkpoint: Path) -> None:
+    """Continue from what `save_into` has written. Without it the rules start anew, with one warning."""
+    folder = checkpoint / _state_folder()
+    try:
+        _, state = storage.read(folder)
+        training.load_state_dict(state)
+    except (OSError, CheckpointError, KeyError, SettingError) as error:
+        logger.warning(
+            "surefoot: %s has no state of the guard that can be read, so its rules start anew: %s", checkpoint, error
+        )
+        return
+    for attachment in training.attachments:
+        if attachment.log is not None:
+            summary = f"goes on from the checkpoint of step {attachment.steps:,}"
+            attachment.log.event("resume", attachment.steps, summary, evidence={"checkpoint": str(checkpoint)})
+
+
+def listed(parameters: Iterable[Tensor] | Tensor) -> list[Tensor]:
+    """Parameters as a list, however `torch.nn.utils` may be given them."""
+    return [parameters] if isinstance(parameters, Tensor) else list(parameters)
+
+
+def _rank() -> tuple[int, int]:
+    several = dist.is_available() and dist.is_initialized()
+    return (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
+
+
+def _is_first_rank() -> bool:
+    return _rank()[0] == 0
+
+
+def _state_folder() -> str:
+    rank, count = _rank()
+    return STATE_FOLDER if count == 1 else f"{STATE_FOLDER}-rank{rank}"
+
+
+def _recovery(
+    options: GuardOptions, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+) -> TrainingRecovery | None:
+    if options.recovery != "auto":
+        if options.recovery is not None and len(optimizers) > 1:
+            raise SettingError(
+                f"`recovery` returns a model to earlier weights, and {len(optimizers)} optimizers train this one: use "
+                "`recovery=None`."
+            )
+        return options.recovery
+    if options.mode != "guard" or len(optimizers) > 1:
+        return None
+    recovery = TrainingRecovery()
+    if _copies_fit(models, optimizers[0], recovery.keep):
+        return recovery
+    logger.warning(
+        "surefoot: %d copies of the model and its optimizer state do not fit in memory, so that there is no recovery: "
+        "broken steps are skipped, and damaged weights stay. `recovery=sf.TrainingRecovery(keep=1)` asks for it.",
+        recovery.keep,
+    )
+    return None
+
+
+def _copies_fit(models: Sequence[nn.Module], optimizer: Optimizer, keep: int) -> bool:
+    """Whether copies fit into a share of the device's memory, or of the free host memory."""
+    tensors = {id(each): each for model in models for each in (*model.parameters(), *model.buffers())}
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    size = sum(each.nbytes for each in tensors.values()) + 2 * sum(each.nbytes for each in trained)
+    home = trained[0].device if trained else None
+    if home is not None and has_streams(home) and keep * size <= SHARE_OF_DEVICE * total_bytes(home):
+        return True
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # not on every system
+        return True
+    return bool(keep * size <= SHARE_OF_HOST * free)

@@ -1,0 +1,120 @@
+"""`StabilizerHandler` for Ignite.
+
+    handler = sf.trainers.ignite.StabilizerHandler(model, optimizer, log="runs/exp1")
+    trainer = create_supervised_trainer(model, optimizer, handler.watched(loss_fn))
+    handler.attach(trainer)
+
+An engine calls a function of the user's for every iteration, and knows the loss when the step is over. So the handler
+learns it from the loss function: `watched(loss_fn)`, or `observe(loss)` in a function of your own. Clipping in such a
+function is your own, too: use `sf.clip_gradients`, or give the handler a `clip`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from ignite.engine import Events
+
+from surefoot.errors import UsageError
+from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from os import PathLike
+
+    from torch import Tensor, nn
+    from torch.optim.optimizer import Optimizer
+
+    from surefoot.record.log import RunLog
+
+
+class StabilizerHandler:
+    """Guards the optimizer of an Ignite engine while it runs. Can be saved in a `Checkpoint` like a model.
+
+    Args:
+        model: what the optimizer trains.
+        optimizer: the optimizer that the engine's function steps.
+        log: the run folder, or a `RunLog`.
+        scaler: the `GradScaler` of the engine's function, if it has one.
+        options: the fields of `GuardOptions`, as `clip`, `checker`, `escalation`, `recovery` or `mode`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        log: str | PathLike[str] | RunLog | None = None,
+        *,
+        scaler: Any = None,
+        **options: Any,
+    ) -> None:
+        self._options = GuardOptions(log, **options)
+        self._model, self._optimizer, self._scaler = model, optimizer, scaler
+        self.training: GuardedTraining | None = None
+        """The guard, from the beginning of the last run on."""
+        self._saved: dict[str, Any] | None = None
+
+    def attach(self, engine: Any) -> None:
+        """Guard the steps of an engine, from the beginning of each run to its end."""
+        engine.add_event_handler(Events.STARTED, self._begin)
+        engine.add_event_handler(Events.ITERATION_COMPLETED, self._stepped)
+        for event in (Events.COMPLETED, Events.TERMINATE):
+            engine.add_event_handler(event, self._end)
+        engine.add_event_handler(Events.EXCEPTION_RAISED, self._failed)
+
+    def watched(self, loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """The loss function, whose results the guard is given."""
+
+        @functools.wraps(loss_fn)
+        def watched(*args: Any, **kwargs: Any) -> Tensor:
+            loss = loss_fn(*args, **kwargs)
+            self.observe(loss)
+            return loss
+
+        return watched
+
+    def observe(self, loss: Tensor) -> None:
+        """Give the guard the loss of a microbatch, not divided for accumulation, before the step."""
+        if self.training is not None and self.training.is_attached and loss.requires_grad:
+            self.training.add_loss(loss)
+
+    # ---- events -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, engine: Any) -> None:
+        self._end(engine)
+        self.training = GuardedTraining(self._options, [self._model], [self._optimizer], "the engine's function")
+        if self._saved is not None:
+            self.training.load_state_dict(self._saved)
+            self._saved = None
+
+    def _stepped(self, engine: Any) -> None:
+        training = self.training
+        if training is None or not training.is_attached:
+            return
+        if self._scaler is not None:
+            training.count_if_skipped(self._scaler)
+        engine.state.metrics.update(training.numbers())
+
+    def _end(self, engine: Any) -> None:
+        if self.training is not None and self.training.is_attached:
+            self._saved = self.training.state_dict()  # the engine may be run on, or its end be saved
+            self.training.finish()
+
+    def _failed(self, engine: Any, error: BaseException) -> None:
+        self._end(engine)
+        raise error
+
+    # ---- checkpoints ------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """For `Checkpoint({"model": model, "optimizer": optimizer, "surefoot": handler}, ...)`."""
+        if self.training is not None and self.training.is_attached:
+            return self.training.state_dict()
+        if self._saved is None:
+            raise UsageError("the handler has no state yet: it is attached when its engine runs.")
+        return self._saved
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loaded when the engine runs."""
+        self._saved = state_dict

@@ -1,0 +1,129 @@
+"""`StabilizerCallback` for Lightning.
+
+    L.Trainer(callbacks=[sf.trainers.lightning.StabilizerCallback("runs/exp1")])
+
+The guard is attached to the optimizers when training starts. The loss is that of `on_before_backward`, the mean over
+the microbatches of a step. `gradient_clip_val` is honoured as before. The state of the guard is part of the callback's
+state in every checkpoint. Works with manual optimization too, and with several optimizers.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.callbacks import Callback
+
+from surefoot.errors import UsageError
+from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions
+from surefoot.trainers.watched_engine import WatchedEngine
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from torch import Tensor
+
+    from surefoot.record.log import RunLog
+
+logger = logging.getLogger("surefoot")
+
+ENGINES = {"DeepSpeedStrategy": "DeepSpeed"}
+"""Strategies that own the step, so that there is none of torch's optimizers to guard."""
+
+
+class StabilizerCallback(Callback):  # type: ignore[misc]
+    """Guards a Lightning `Trainer`: broken steps are skipped, damaged weights return to earlier ones, all of it logged.
+
+    Args:
+        log: the run folder, or a `RunLog`.
+        options: the fields of `GuardOptions`, as `clip`, `checker`, `escalation`, `recovery` or `mode`.
+    """
+
+    def __init__(self, log: str | PathLike[str] | RunLog | None = None, **options: Any) -> None:
+        self._options = GuardOptions(log, **options)
+        self.training: GuardedTraining | WatchedEngine | None = None
+        """The guard, from the beginning of the last training on."""
+        self._saved: dict[str, Any] | None = None
+        self._steps = 0
+
+    # ---- begin and end ----------------------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Attach the guard, and continue from its state in the checkpoint that training resumes from."""
+        engine = ENGINES.get(type(trainer.strategy).__name__)
+        if engine is not None:
+            self.training = WatchedEngine(self._options, engine, trainer.global_step)
+            return
+        self._refuse_two_clippers(trainer)
+        training = GuardedTraining(self._options, [trainer.strategy.model], trainer.optimizers, "Lightning")
+        self.training = training
+        self._follow_clipping(training, trainer.precision_plugin)
+        if self._saved is not None:
+            training.load_state_dict(self._saved)
+        elif trainer.global_step:
+            logger.warning("surefoot: the checkpoint has no state of the guard, so that its rules start anew.")
+        self._saved = None
+
+    def _refuse_two_clippers(self, trainer: Any) -> None:
+        if self._options.clip is not None and trainer.gradient_clip_val:
+            raise UsageError(
+                f"`gradient_clip_val={trainer.gradient_clip_val:g}` and `clip={self._options.clip!r}` would clip the "
+                "gradients twice. Leave `gradient_clip_val` out of the Trainer, or `clip` out of the callback."
+            )
+
+    def _follow_clipping(self, training: GuardedTraining, precision: Any) -> None:
+        """Do the clipping of `gradient_clip_val` and `self.clip_gradients`, until training ends."""
+
+        def by_norm(optimizer: Any, clip_val: float) -> None:
+            training.clip_norm(precision.main_params(optimizer), clip_val)
+
+        def by_value(optimizer: Any, clip_val: float) -> None:
+            training.clip_value(precision.main_params(optimizer), clip_val)
+
+        if type(precision).__name__ not in ("FSDPPrecision", "DeepSpeedPrecision"):  # which have their own norm
+            training.replaced.put(precision, "clip_grad_by_norm", by_norm)
+            training.replaced.put(precision, "clip_grad_by_value", by_value)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Detach the guard, write the log, and say what it shows."""
+        if self.training is not None:
+            self.training.finish()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """The same, for a training that was interrupted or has failed."""
+        self.on_train_end(trainer, pl_module)
+
+    # ---- steps ------------------------------------------------------------------------------------------------------
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
+        """Learn the loss of a microbatch, which Lightning has divided for accumulation."""
+        if self.training is not None:
+            divided = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
+            self.training.add_loss(loss.detach() * divided if divided > 1 else loss)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:
+        """Count a step that the loss scaler has skipped without calling the optimizer, and log our numbers."""
+        training, stepped = self.training, trainer.global_step != self._steps
+        self._steps = trainer.global_step
+        if training is None or not stepped:
+            return
+        if isinstance(training, WatchedEngine):
+            training.stepped()
+            return
+        if len(training.attachments) == 1:
+            training.count_if_skipped(getattr(trainer.precision_plugin, "scaler", None))
+        numbers = training.numbers()
+        if numbers and trainer.global_step % trainer.log_every_n_steps == 0:
+            pl_module.log_dict(numbers)
+
+    # ---- checkpoints ------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What Lightning saves with every checkpoint."""
+        if isinstance(self.training, GuardedTraining) and self.training.is_attached:
+            return self.training.state_dict()
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loaded when training starts: Lightning calls this before there is an optimizer."""
+        self._saved = state_dict

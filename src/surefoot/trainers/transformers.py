@@ -1,0 +1,168 @@
+"""`StabilizerCallback` for `transformers.Trainer`, and for every trainer of TRL, which are built on it.
+
+    Trainer(model, args, train_dataset=data, callbacks=[sf.trainers.transformers.StabilizerCallback("runs/exp1")])
+
+The guard is attached to the optimizer when training begins. Callbacks are given neither the trainer nor the loss, so
+the trainer is found on the call stack, and the loss is read where its Accelerator runs backward. `max_grad_norm` is
+honoured as before. The state of the guard is written into `checkpoint-N/surefoot` and read from there on resume.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from surefoot.errors import UsageError
+from surefoot.trainers.accelerator_methods import engine_of, follow_clipping, follow_losses
+from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, load_from, save_into
+from surefoot.trainers.watched_engine import WatchedEngine
+
+if TYPE_CHECKING:
+    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+
+    from surefoot.record.log import RunLog
+
+logger = logging.getLogger("surefoot")
+
+SIGNALS = (
+    "kl",
+    "entropy",
+    "reward",
+    "reward_std",
+    "ratio",
+    "clip_ratio",
+    "clipfrac",
+    "approxkl",
+    "frac_reward_zero_std",
+)
+"""What TRL logs about a policy. A name counts with what TRL puts around it: `objective/kl`, `clip_ratio/high_mean`."""
+
+
+class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
+    """Guards a `Trainer`: broken steps are skipped, damaged weights return to earlier ones, and all of it is logged.
+
+    Args:
+        log: the run folder, or a `RunLog`.
+        options: the fields of `GuardOptions`, as `clip`, `checker`, `escalation`, `recovery` or `mode`.
+    """
+
+    def __init__(self, log: str | PathLike[str] | RunLog | None = None, **options: Any) -> None:
+        self._options = GuardOptions(log, **options)
+        self.training: GuardedTraining | WatchedEngine | None = None
+        """The guard, from the beginning of the last training on."""
+        self._trainer: Trainer | None = None
+
+    # ---- begin and end ----------------------------------------------------------------------------------------------
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Attach the guard, and continue from its state in the checkpoint that training resumes from."""
+        if self.training is not None:
+            self.training.finish(diagnose=False)  # a training that raised has not ended it
+        trainer, resumed_from = _find_trainer(self)
+        engine = engine_of(trainer.accelerator)
+        if engine is not None:
+            self.training = WatchedEngine(self._options, engine, state.global_step)
+            follow_losses(self.training, trainer.accelerator, is_share=True)
+            return
+        self._refuse_two_clippers(args)
+        training = GuardedTraining(self._options, [trainer.model_wrapped], [trainer.optimizer], "transformers.Trainer")
+        self.training, self._trainer = training, trainer
+        follow_losses(training, trainer.accelerator, is_share=True)
+        follow_clipping(training, trainer.accelerator)
+        self._add_to_logs(training, trainer)
+        if state.global_step:
+            load_from(training, Path(resumed_from) if resumed_from else self._checkpoint(args, state))
+
+    def _refuse_two_clippers(self, args: TrainingArguments) -> None:
+        if self._options.clip is not None and args.max_grad_norm:
+            raise UsageError(
+                f"`max_grad_norm={args.max_grad_norm:g}` and `clip={self._options.clip!r}` would clip the gradients "
+                "twice. Set `max_grad_norm=0` in the training arguments, or leave `clip` out."
+            )
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Detach the guard, write the log, and say what it shows."""
+        if self.training is not None:
+            self.training.finish()
+        self._trainer = None
+
+    # ---- steps ------------------------------------------------------------------------------------------------------
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Count a step that the loss scaler has skipped without calling the optimizer."""
+        if isinstance(self.training, WatchedEngine):
+            self.training.stepped()
+        elif self.training is not None and self._trainer is not None:
+            self.training.count_if_skipped(self._trainer.accelerator.scaler)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Write the state of the guard into the checkpoint that was just saved."""
+        if isinstance(self.training, GuardedTraining) and not args.save_only_model:
+            folder = self._checkpoint(args, state)
+            if folder.is_dir():
+                save_into(self.training, folder)
+
+    def _checkpoint(self, args: TrainingArguments, state: TrainerState) -> Path:
+        folder = args.output_dir if self._trainer is None else self._trainer._get_output_dir(trial=None)
+        return Path(folder) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+
+    # ---- logs -------------------------------------------------------------------------------------------------------
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Watch what TRL logs about a policy, with the next step."""
+        if isinstance(self.training, GuardedTraining):
+            self.training.observe(policy_signals(logs or {}))
+
+    def _add_to_logs(self, training: GuardedTraining, trainer: Trainer) -> None:
+        """Add our numbers to what the trainer logs: when callbacks see it, others have seen it before."""
+        log = trainer.log
+
+        def followed(logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
+            if "loss" in logs:
+                logs |= training.numbers()
+            return log(logs, *args, **kwargs)
+
+        training.replaced.put(trainer, "log", followed)
+
+
+def policy_signals(logs: dict[str, float]) -> dict[str, float]:
+    """What TRL logs about a policy, by names of one word."""
+    found = {}
+    for name, value in logs.items():
+        parts = name.removesuffix("_avg").removesuffix("_mean").split("/")
+        wanted = parts[0] in SIGNALS or parts[-1] in SIGNALS
+        if wanted and isinstance(value, (int, float)) and not name.startswith(("eval_", "surefoot/")):
+            found[name.replace("/", "_")] = float(value)
+    return found
+
+
+def _find_trainer(callback: StabilizerCallback) -> tuple[Any, str | PathLike[str] | None]:
+    """The trainer that is calling this callback, and the checkpoint that it resumes from."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        handler = getattr(owner, "callback_handler", None)
+        if handler is not None and any(each is callback for each in handler.callbacks):
+            resumed_from = frame.f_locals.get("resume_from_checkpoint")
+            return owner, resumed_from if isinstance(resumed_from, (str, PathLike)) else None
+        frame = frame.f_back
+    raise UsageError("`StabilizerCallback` must be called by a `transformers.Trainer`: give it to one as a callback.")

@@ -1,0 +1,181 @@
+"""`prepare` with the real Accelerate, in a loop as its users write it: faults, accumulation, clipping, checkpoints."""
+
+from __future__ import annotations
+
+import gc
+import json
+import warnings
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import surefoot as sf
+from surefoot.errors import UsageError
+from trainers import killed
+from trainers.small_training import LR, AfterSteps, Classifier, Linear, Rows, same
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    pytest.importorskip("accelerate")
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+
+    from surefoot.trainers import accelerate as adapter
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what the frameworks warn about is theirs
+
+
+class Loop:
+    """A loop with Accelerate, guarded or bare."""
+
+    def __init__(
+        self, guarded: bool, *, model: Any = None, accumulate: int = 1, clip: float | None = None,
+        fused: bool = False, faults: Any = None, precision: str = "no", clipper: Any = None, log: Any = None,
+    ) -> None:  # fmt: skip
+        AcceleratorState._reset_state(True)
+        GradientState._reset_state()
+        torch.manual_seed(1)
+        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate, mixed_precision=precision)
+        model = Classifier() if model is None else model
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=fused or None)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0.01 * step))
+        things = (model, optimizer, DataLoader(Rows(320, faults), batch_size=8), schedule)
+        if guarded:
+            prepared = adapter.prepare(self.accelerator, *things, log=log, clip=clipper)
+            self.training = adapter.training_of(self.accelerator)
+            self.guard = self.training.attachments[0]
+        else:
+            prepared = self.accelerator.prepare(*things)
+        self.model, self.optimizer, self.loader, self.schedule = prepared
+        self.clip, self.copies, self.rates, self.norms = clip, AfterSteps(model), [], []
+
+    def train(self, epochs: int = 1, before: Any = None) -> Loop:
+        self.model.train()
+        for _ in range(epochs):
+            for batch in self.loader:
+                if before is not None:
+                    before(self)
+                with self.accelerator.accumulate(self.model):
+                    self.accelerator.backward(self.model(**batch)["loss"])
+                    if self.accelerator.sync_gradients and self.clip is not None:
+                        self.norms.append(self.accelerator.clip_grad_norm_(self.model.parameters(), self.clip).item())
+                    self.optimizer.step()
+                    self.schedule.step()
+                    self.optimizer.zero_grad()
+                if self.accelerator.sync_gradients:
+                    self.copies(self.optimizer)
+                    self.rates.append(self.schedule.get_last_lr()[0])
+        return self
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["foreach", "fused"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"accumulate": 4}, {"accumulate": 3, "clip": 0.05}, {"precision": "bf16"}],
+    ids=["default", "accumulated", "clipped-accumulated", "bf16"],
+)
+def test_a_healthy_run_is_bitwise_the_bare_run(tmp_path, settings, fused):
+    bare = Loop(False, fused=fused, **settings).train()
+    guarded = Loop(True, fused=fused, log=tmp_path / "run", **settings).train()
+    assert same(bare.copies.states, guarded.copies.states)
+    assert len(bare.copies.states) == guarded.guard.steps == -(-40 // settings.get("accumulate", 1))
+    assert (bare.rates, bare.norms) == (guarded.rates, guarded.norms)
+    assert guarded.guard.counts["skipped"] == guarded.guard.counts["alarms"] == 0
+    adapter.end(guarded.accelerator)
+
+
+def test_the_loss_is_the_mean_over_the_microbatches_and_the_norm_the_one_before_the_clip():
+    loop = Loop(True, accumulate=4, clip=0.05).train()
+    history = loop.guard.history
+    assert [record.signals.grad_norm for record in history] == pytest.approx(loop.norms, rel=1e-5)
+    assert min(loop.norms) > 0.05
+    assert 0.5 < history[0].signals.loss < 3  # and not a quarter of it
+    assert loop.guard.counts["clipped"] == 10
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_a_nan_batch_is_left_out_bitwise_and_the_schedule_goes_on(clip):
+    loop = Loop(True, faults={8 * 21 + 3: float("nan")}, clip=clip).train()
+    assert [i for i, record in enumerate(loop.guard.history) if record.skipped] == [21]
+    assert same(loop.copies.states[20], loop.copies.states[21])
+    assert not same(loop.copies.states[21], loop.copies.states[22])
+    assert len(set(loop.rates)) == 40
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_an_exploding_gradient_is_refused_before_the_clip_hides_it(clip):
+    loop = Loop(True, model=Linear(), faults=dict.fromkeys(range(8 * 30, 8 * 31), 1e6), clip=clip).train()
+    assert [i for i, record in enumerate(loop.guard.history) if record.skipped] == [30]
+    assert loop.guard.history[30].reasons == ("explosion",)
+    assert same(loop.copies.states[29], loop.copies.states[30])
+
+
+def test_after_a_rate_that_was_100_times_too_high_the_weights_return_to_earlier_ones():
+    def wrong_rate(loop: Loop) -> None:
+        factor = 100 if 80 <= len(loop.copies.states) < 95 else 1
+        loop.optimizer.param_groups[0]["lr"] = factor * LR
+
+    losses = []
+    for guarded in (False, True):
+        loop = Loop(guarded).train(5, before=wrong_rate)
+        rows = Rows(320)
+        losses.append(loop.model.eval()(rows.x, rows.labels)["loss"].item())
+    assert [incident.action for incident in loop.guard.incidents].count("roll_back") == 1
+    assert losses[1] < 0.6 * losses[0]
+
+
+def test_two_clippers_are_one_clear_error():
+    with pytest.raises(UsageError, match="clipped twice"):
+        Loop(True, clip=1.0, clipper=sf.ClipByNorm(1.0)).train()
+    loop = Loop(True, clipper=sf.ClipByNorm(0.05)).train()
+    assert loop.guard.counts["clipped"] == 40
+
+
+def test_a_state_that_was_saved_is_loaded_with_the_rest(tmp_path):
+    faults = {16 * 12: float("nan")}
+    whole = Loop(True, accumulate=2, faults=faults).train(1)
+    whole.accelerator.save_state(tmp_path / "saved")
+    whole.train(2)
+    again = Loop(True, accumulate=2, faults=faults)
+    again.accelerator.load_state(tmp_path / "saved")
+    assert again.guard.steps == 20
+    again.train(2)
+    assert same(whole.copies.states[20:], again.copies.states)
+    assert again.guard.counts == whole.guard.counts
+
+
+def test_a_run_that_is_killed_20_times_ends_as_if_it_never_had_been(tmp_path):
+    found = killed.report("accelerate", tmp_path, kills=20)
+    assert found == {"kills": 20, "steps": killed.STEPS, "skipped": 2, "equal": True}
+
+
+def test_the_end_of_training_writes_log_and_diagnosis_and_leaves_accelerate_as_it_was(tmp_path):
+    loop = Loop(True, log=tmp_path / "run", faults={8 * 21: float("nan")}).train()
+    loop.accelerator.log({"mine": 1.0})
+    loop.accelerator.end_training()
+    assert len(sf.load_run(tmp_path / "run").scalars) == 40
+    assert json.loads((tmp_path / "run" / "findings.json").read_text())["steps"] == 40
+    replaced = {"backward", "clip_grad_norm_", "clip_grad_value_", "log", "end_training"}
+    assert not replaced & set(vars(loop.accelerator))
+    assert loop.accelerator._custom_objects == []
+    with pytest.raises(UsageError, match="nothing is guarded"):
+        adapter.training_of(loop.accelerator)
+
+
+def test_an_accelerator_that_nobody_holds_is_not_kept_alive():
+    loop = Loop(True)
+    reference = weakref.ref(loop.model)
+    loop.accelerator.free_memory()
+    del loop
+    AcceleratorState._reset_state(True)
+    gc.collect()
+    assert reference() is None
+    assert list(adapter._TRAININGS) == []
+
+
+def test_a_model_and_an_optimizer_are_needed():
+    with pytest.raises(UsageError, match="1 models and 0 optimizers"):
+        adapter.prepare(Accelerator(cpu=True), Classifier())

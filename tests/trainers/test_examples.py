@@ -1,0 +1,31 @@
+"""The example of every framework runs, and shows what its first line says."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import forked
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FRAMEWORKS = ("accelerate", "ignite", "lightning", "transformers", "trl")
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_an_example_runs_offline(framework, tmp_path):
+    if find_spec(framework) is None:
+        pytest.skip(f"{framework} is not installed")
+    offline = {"HF_HUB_OFFLINE": "1", "TMPDIR": str(tmp_path)}
+    path = EXAMPLES / f"trainer_{framework}.py"
+    found = forked.run([path], env=forked.environment(**offline), cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    if framework == "trl":
+        assert "back to the state before step" in found.stdout
+        assert float(re.search(r"loss ([\d.]+) after 180 steps", found.stdout)[1]) < 1.5
+    else:
+        assert "nonfinite: " in found.stdout or "non-finite" in found.stdout
+        applied, steps = map(int, re.search(r"(\d+) of (\d+) steps applied", found.stdout).groups())
+        assert applied < steps

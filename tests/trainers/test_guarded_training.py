@@ -1,0 +1,132 @@
+"""What all adapters share, without a framework."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import surefoot as sf
+from surefoot.errors import SettingError
+from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, Replacements, load_from, save_into
+from trainers.small_training import Classifier, Rows
+
+
+def built(**options):
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, optimizer, GuardedTraining(GuardOptions(**options), [model], [optimizer], "the loop")
+
+
+def step(model, optimizer, training, microbatches=2, factor=1.0, is_share=False):
+    rows, losses = Rows(16), []
+    optimizer.zero_grad()
+    for _ in range(microbatches):
+        loss = factor * model(rows.x, rows.labels)["loss"]
+        training.add_loss(loss / microbatches if is_share else loss, is_share=is_share)
+        losses.append(loss.item())
+        (loss / microbatches).backward()
+    optimizer.step()
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("is_share", [False, True])
+def test_the_loss_of_a_step_is_that_of_its_microbatches_whether_they_are_divided_or_not(is_share):
+    model, optimizer, training = built()
+    means = [step(model, optimizer, training, microbatches, is_share=is_share) for microbatches in (1, 3, 2)]
+    history = training.attachments[0].history
+    assert [record.signals.loss for record in history] == pytest.approx(means)
+
+
+def test_numbers_for_loggers_are_there_after_the_first_step():
+    model, optimizer, training = built()
+    assert training.numbers() == {}
+    step(model, optimizer, training)
+    step(model, optimizer, training, factor=float("nan"))
+    numbers = training.numbers()
+    assert numbers["surefoot/skipped"] == 1
+    assert numbers["surefoot/lr"] == pytest.approx(0.1)
+    assert all(isinstance(value, float) for value in numbers.values())
+
+
+def test_a_state_is_written_into_the_folder_of_a_checkpoint_and_read_again(tmp_path, caplog):
+    model, optimizer, training = built(log=tmp_path / "run")
+    step(model, optimizer, training)
+    save_into(training, tmp_path)
+    save_into(training, tmp_path)  # the same step may be saved twice
+    training.finish()
+    model, optimizer, again = built(log=tmp_path / "again")
+    load_from(again, tmp_path)
+    assert again.steps == 1
+    assert caplog.text == ""
+    load_from(again, tmp_path / "nothing")
+    assert "start anew" in caplog.text
+    (tmp_path / "file").write_text("")
+    save_into(again, tmp_path / "file")  # no folder, and no error
+    assert "was not saved" in caplog.text
+    again.finish()
+
+
+def test_recovery_is_left_out_where_copies_do_not_fit(monkeypatch, caplog):
+    monkeypatch.setattr("surefoot.trainers.guarded_training.SHARE_OF_HOST", 0.0)
+    assert built()[2] is not None
+    assert "there is no recovery" in caplog.text
+
+
+def test_recovery_is_for_one_optimizer():
+    model = Classifier()
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (model.body, model.head)]
+    GuardedTraining(GuardOptions(), [model], optimizers, "the loop").finish()
+    with pytest.raises(SettingError, match="2 optimizers"):
+        GuardedTraining(GuardOptions(recovery=sf.TrainingRecovery()), [model], optimizers, "the loop")
+    with pytest.raises(SettingError, match="TrainingRecovery"):
+        GuardOptions(recovery=3)  # type: ignore[arg-type]
+
+
+def test_a_diagnosis_that_fails_does_not_end_training(tmp_path, caplog):
+    _, _, training = built(log=tmp_path / "run")
+    with caplog.at_level(logging.INFO):
+        training.finish()
+    assert "surefoot: " in caplog.text
+
+
+def test_methods_are_put_back_unless_somebody_else_has_replaced_them():
+    class Thing:
+        def method(self) -> int:
+            return 1
+
+    thing, replaced = Thing(), Replacements()
+    ours = lambda: 2  # noqa: E731
+    replaced.put(thing, "method", ours)
+    assert thing.method() == 2
+    replaced.undo()
+    assert vars(thing) == {}
+    thing.method = theirs = lambda: 3  # type: ignore[method-assign]
+    replaced.put(thing, "method", ours)
+    replaced.undo()
+    assert thing.method is theirs
+    replaced.put(thing, "method", ours)
+    thing.method = theirs  # type: ignore[method-assign]
+    replaced.undo()
+    assert thing.method is theirs
+
+
+def test_frameworks_are_imported_when_they_are_used():
+    code = "import sys, surefoot as sf; sf.trainers; dir(sf.trainers); "
+    code += "print({'transformers', 'lightning', 'accelerate', 'ignite', 'trl'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+    with pytest.raises(AttributeError, match="it has accelerate, ignite"):
+        sf.trainers.keras  # noqa: B018
+
+
+def test_a_framework_that_is_missing_is_one_clear_error(monkeypatch):
+    for name in [each for each in sys.modules if each.split(".")[0] == "ignite" or each == "surefoot.trainers.ignite"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(vars(sf.trainers), "ignite", raising=False)
+    monkeypatch.setitem(sys.modules, "ignite", None)
+    monkeypatch.setitem(sys.modules, "ignite.engine", None)
+    with pytest.raises(ImportError, match=r"needs ignite.*pip install 'surefoot\[ignite\]'"):
+        sf.trainers.ignite  # noqa: B018

@@ -1,0 +1,277 @@
+"""`StabilizerCallback` in the real Lightning `Trainer`: faults, accumulation, clipping, fp16, checkpoints, loggers."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import surefoot as sf
+from surefoot.errors import UsageError
+from trainers import killed
+from trainers.small_training import LR, AfterSteps, Classifier, Linear, Rows, same
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    L = pytest.importorskip("lightning")
+    from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+    from lightning.pytorch.loggers import CSVLogger
+    from lightning.pytorch.plugins import MixedPrecision
+
+    from surefoot.trainers.lightning import StabilizerCallback
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what the frameworks warn about is theirs
+
+
+class Module(L.LightningModule):
+    """A small classifier, with a schedule that goes on at every optimizer step."""
+
+    def __init__(self, model: Any = None, fused: bool = False, lr: float = LR) -> None:
+        super().__init__()
+        self.model = Classifier() if model is None else model
+        self.fused, self.lr = fused, lr
+
+    def training_step(self, batch: dict[str, torch.Tensor], index: int) -> torch.Tensor:
+        return self.model(**batch)["loss"]
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=self.lr, fused=self.fused or None)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0.01 * step))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class Copies(Callback):
+    """Copies the state after every optimizer step."""
+
+    def __init__(self) -> None:
+        self.states: list[dict[str, Any]] = []
+        self.rates: list[float] = []
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+        if trainer.global_step > len(self.states):
+            copies = AfterSteps(module)
+            copies(trainer.optimizers[0])
+            self.states += copies.states
+            self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+
+def train(
+    folder: Path,
+    *callbacks: Any,
+    module: Any = None,
+    faults: Any = None,
+    resume: Any = None,
+    epochs: int = 1,
+    **more: Any,
+) -> Any:
+    torch.manual_seed(1)
+    settings: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+    settings |= {"enable_progress_bar": False, "enable_model_summary": False, "max_epochs": epochs} | more
+    trainer = L.Trainer(default_root_dir=folder, callbacks=list(callbacks), **settings)
+    loader = DataLoader(Rows(320, faults), batch_size=8)
+    trainer.fit(Module() if module is None else module, loader, ckpt_path=resume)
+    return trainer
+
+
+def guard_of(callback: StabilizerCallback) -> Any:
+    return callback.training.attachments[0]
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["foreach", "fused"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"accumulate_grad_batches": 4},
+        {"gradient_clip_val": 0.05, "accumulate_grad_batches": 3},
+        {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+        {"precision": "bf16-mixed"},
+    ],
+    ids=["default", "accumulated", "clipped-accumulated", "clipped-by-value", "bf16"],
+)
+def test_a_healthy_run_is_bitwise_the_bare_run(tmp_path, settings, fused):
+    bare, guarded = Copies(), Copies()
+    train(tmp_path, bare, module=Module(fused=fused), **settings)
+    callback = StabilizerCallback(tmp_path / "run")
+    train(tmp_path, guarded, callback, module=Module(fused=fused), **settings)
+    assert len(bare.states) == len(guarded.states) == -(-40 // settings.get("accumulate_grad_batches", 1))
+    assert same(bare.states, guarded.states)
+    assert bare.rates == guarded.rates
+    counts = guard_of(callback).counts
+    assert counts["skipped"] == counts["alarms"] == 0
+    assert counts["steps"] == len(bare.states)
+
+
+def test_the_loss_is_the_mean_over_the_microbatches_also_of_a_short_last_window(tmp_path):
+    losses = []
+
+    class Told(Module):
+        def training_step(self, batch: Any, index: int) -> Any:
+            loss = super().training_step(batch, index)
+            losses.append(loss.item())
+            return loss
+
+    callback = StabilizerCallback(tmp_path / "run")
+    train(tmp_path, callback, module=Told(), accumulate_grad_batches=3)
+    expected = [sum(losses[i : i + 3]) / len(losses[i : i + 3]) for i in range(0, 40, 3)]
+    assert [record.signals.loss for record in guard_of(callback).history] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["foreach", "fused"])
+def test_a_nan_batch_is_left_out_bitwise_and_the_counters_go_on(tmp_path, fused):
+    copies, callback = Copies(), StabilizerCallback(tmp_path / "run")
+    faults = {8 * 21 + 3: float("nan")}
+    trainer = train(tmp_path, callback, copies, module=Module(fused=fused), faults=faults, gradient_clip_val=1.0)
+    history = guard_of(callback).history
+    assert [i for i, record in enumerate(history) if record.skipped] == [21]
+    assert history[21].reasons == ("nonfinite",)
+    assert same(copies.states[20], copies.states[21])
+    assert not same(copies.states[21], copies.states[22])
+    assert trainer.global_step == 40
+    assert len(set(copies.rates)) == 40  # the schedule follows the data
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_an_exploding_gradient_is_refused_before_the_clip_hides_it(tmp_path, clip):
+    copies, callback = Copies(), StabilizerCallback(tmp_path / "run")
+    faults = dict.fromkeys(range(8 * 30, 8 * 31), 1e6)
+    train(tmp_path, copies, callback, module=Module(Linear()), faults=faults, gradient_clip_val=clip)
+    history = guard_of(callback).history
+    assert [i for i, record in enumerate(history) if record.skipped] == [30]
+    assert history[30].reasons == ("explosion",)
+    assert history[30].signals.grad_norm > 1e3
+    assert same(copies.states[29], copies.states[30])
+
+
+def test_an_infinite_gradient_is_not_made_ordinary_by_clipping_values(tmp_path):
+    module, backwards = Module(), []
+
+    def break_the_sixth(gradient: torch.Tensor) -> torch.Tensor:
+        backwards.append(1)
+        return gradient * float("inf") if len(backwards) == 6 else gradient
+
+    module.model.head.weight.register_hook(break_the_sixth)
+    callback = StabilizerCallback(tmp_path / "run")
+    train(tmp_path, callback, module=module, gradient_clip_val=0.5, gradient_clip_algorithm="value", max_steps=8)
+    assert [record.skipped for record in guard_of(callback).history].index(True) == 5
+
+
+def test_two_clippers_are_one_clear_error(tmp_path):
+    with pytest.raises(UsageError, match=r"gradients twice.*gradient_clip_val"):
+        train(tmp_path, StabilizerCallback(clip=sf.ClipByNorm(1.0)), gradient_clip_val=1.0)
+    callback = StabilizerCallback(clip=sf.ClipByNorm(0.05))
+    train(tmp_path, callback, max_steps=5)
+    assert guard_of(callback).counts["clipped"] == 5
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["foreach", "fused"])
+def test_an_fp16_overflow_stays_the_scalers_decision_and_is_counted(tmp_path, fused):
+    runs = {}
+    for name in ("bare", "guarded"):
+        copies, callback = Copies(), StabilizerCallback(tmp_path / "run")
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=1000)
+        precision = MixedPrecision("16-mixed", "cpu", scaler=scaler)
+        chosen = [callback] if name == "guarded" else []
+        train(tmp_path, copies, *chosen, module=Module(fused=fused), plugins=[precision], max_steps=30)
+        runs[name] = (copies.states, scaler.get_scale())
+    assert same(runs["bare"], runs["guarded"])
+    counts = guard_of(callback).counts
+    assert counts["overflows"] == counts["skipped"] > 3
+    assert counts["steps"] == 30
+    assert runs["guarded"][1] == 2.0 ** (40 - counts["overflows"])
+
+
+def test_after_a_rate_that_was_100_times_too_high_the_weights_return_to_earlier_ones(tmp_path):
+    class WrongRate(Callback):
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            factor = 100 if 80 <= trainer.global_step < 95 else 1
+            trainer.optimizers[0].param_groups[0]["lr"] = factor * LR
+
+    callback, losses = StabilizerCallback(tmp_path / "run"), {}
+    for name, chosen in (("bare", []), ("guarded", [callback])):
+        trainer = train(tmp_path, WrongRate(), *chosen, epochs=5)
+        rows = Rows(320)
+        model = trainer.lightning_module.model.eval()
+        losses[name] = model(rows.x, rows.labels)["loss"].item()
+    assert [incident.action for incident in guard_of(callback).incidents].count("roll_back") == 1
+    assert losses["guarded"] < 0.6 * losses["bare"]
+
+
+def test_a_resumed_run_is_the_uninterrupted_one_with_the_rules_that_it_had(tmp_path):
+    def checkpoints() -> ModelCheckpoint:
+        return ModelCheckpoint(tmp_path / "saved", filename="{epoch}", save_top_k=-1)
+
+    settings = {"accumulate_grad_batches": 2, "enable_checkpointing": True, "faults": {16 * 12: float("nan")}}
+    settings["epochs"] = 3
+    whole, callback = Copies(), StabilizerCallback(tmp_path / "run")
+    train(tmp_path, whole, callback, checkpoints(), module=Module(Linear()), **settings)  # Linear has no dropout
+    later, resumed = Copies(), StabilizerCallback(tmp_path / "resumed")
+    later.states = whole.states[:20]
+    first = tmp_path / "saved" / "epoch=0.ckpt"
+    train(tmp_path, later, resumed, module=Module(Linear()), resume=first, **settings)
+    assert same(whole.states, later.states)
+    assert guard_of(resumed).counts == guard_of(callback).counts
+    assert guard_of(resumed).counts["skipped"] == 3
+
+
+def test_a_run_that_is_killed_20_times_ends_as_if_it_never_had_been(tmp_path):
+    found = killed.report("lightning", tmp_path, kills=20)
+    assert found == {"kills": 20, "steps": killed.STEPS, "skipped": 2, "equal": True}
+
+
+def test_manual_optimization_with_two_optimizers_is_guarded(tmp_path):
+    class Two(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.models = torch.nn.ModuleList([Classifier(0), Classifier(1)])
+
+        def training_step(self, batch: Any, index: int) -> None:
+            for number, (optimizer, model) in enumerate(zip(self.optimizers(), self.models, strict=True)):
+                optimizer.zero_grad()
+                loss = model(**batch)["loss"]
+                self.manual_backward(loss * (float("nan") if (index, number) == (5, 1) else 1.0))
+                optimizer.step()
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(model.parameters(), lr=0.1) for model in self.models]
+
+    callback = StabilizerCallback(tmp_path / "run")
+    train(tmp_path, callback, module=Two())
+    first, second = callback.training.attachments
+    assert (first.counts["steps"], first.counts["skipped"]) == (40, 0)
+    assert [i for i, record in enumerate(second.history) if record.skipped] == [5]
+    assert first.history[3].signals.loss != second.history[3].signals.loss
+
+
+def test_the_run_folder_has_log_and_diagnosis_and_the_logger_our_numbers(tmp_path):
+    callback = StabilizerCallback(tmp_path / "run")
+    logger = CSVLogger(tmp_path / "csv")
+    trainer = train(tmp_path, callback, faults={8 * 21: float("nan")}, logger=logger, log_every_n_steps=10)
+    assert len(sf.load_run(tmp_path / "run").scalars) == 40
+    assert json.loads((tmp_path / "run" / "findings.json").read_text())["steps"] == 40
+    logged = (tmp_path / "csv" / "lightning_logs" / "version_0" / "metrics.csv").read_text()
+    assert "surefoot/skipped" in logged.splitlines()[0]
+    assert not {"clip_grad_by_norm", "clip_grad_by_value"} & set(vars(trainer.precision_plugin))
+    assert not guard_of(callback).attached
+
+
+def test_a_training_that_raises_is_detached(tmp_path):
+    class Failing(Module):
+        def training_step(self, batch: Any, index: int) -> Any:
+            if index == 3:
+                raise ValueError("no")
+            return super().training_step(batch, index)
+
+    callback = StabilizerCallback(tmp_path / "run")
+    with pytest.raises(ValueError, match="no"):
+        train(tmp_path, callback, module=Failing())
+    assert not guard_of(callback).attached
+    assert len(sf.load_run(tmp_path / "run").scalars) == 3

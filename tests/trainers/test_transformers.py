@@ -1,0 +1,286 @@
+"""`StabilizerCallback` in the real `transformers.Trainer`: faults, accumulation, clipping, checkpoints, loggers."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import forked
+import surefoot as sf
+from surefoot.errors import UsageError
+from trainers import killed, on_ranks
+from trainers.small_training import LR, AfterSteps, Classifier, Linear, Rows, same
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    transformers = pytest.importorskip("transformers")
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from surefoot.trainers.transformers import StabilizerCallback, policy_signals
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what the frameworks warn about is theirs
+transformers.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+
+
+class Copies(TrainerCallback):
+    """Copies the state after every optimizer step, as the trainer sees it."""
+
+    def __init__(self) -> None:
+        self.states: list[dict[str, Any]] = []
+        self.rates: list[float] = []
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        copies = AfterSteps(kwargs["model"])
+        copies(kwargs["optimizer"])
+        self.states += copies.states
+        self.rates.append(kwargs["lr_scheduler"].get_last_lr()[0])
+
+
+def train(
+    folder: Path,
+    *callbacks: Any,
+    model: Any = None,
+    faults: dict[int, float] | None = None,
+    resume: Any = None,
+    **more: Any,
+) -> Any:
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": 8,
+        "max_steps": 40,
+        "learning_rate": LR,
+        "logging_steps": 5,
+        "save_strategy": "no",
+        "seed": 3,
+    }
+    settings |= {"report_to": [], "use_cpu": True, "disable_tqdm": True, "train_sampling_strategy": "sequential"} | more
+    arguments = TrainingArguments(str(folder), **settings)
+    model = Classifier() if model is None else model
+    trainer = Trainer(model, arguments, train_dataset=Rows(320, faults), callbacks=list(callbacks))
+    trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def guard_of(callback: StabilizerCallback) -> Any:
+    return callback.training.attachments[0]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"gradient_accumulation_steps": 4, "max_steps": 20},
+        {"max_grad_norm": 0.05},
+        {"max_grad_norm": 0.05, "gradient_accumulation_steps": 3, "optim": "adamw_torch", "max_steps": 20},
+        {"max_grad_norm": 0.0, "optim": "sgd"},
+        {"bf16": True, "gradient_accumulation_steps": 4, "max_steps": 12},
+    ],
+    ids=["default", "accumulated", "clipped", "clipped-accumulated", "unclipped-sgd", "bf16"],
+)
+def test_a_healthy_run_is_bitwise_the_bare_run(tmp_path, settings):
+    bare, guarded = Copies(), Copies()
+    train(tmp_path / "bare", bare, **settings)
+    callback = StabilizerCallback(tmp_path / "run")
+    train(tmp_path / "guarded", guarded, callback, **settings)
+    assert len(bare.states) == len(guarded.states) == settings.get("max_steps", 40)
+    assert same(bare.states, guarded.states)
+    assert bare.rates == guarded.rates
+    counts = guard_of(callback).counts
+    assert counts["skipped"] == counts["alarms"] == 0
+    assert counts["clipped"] == {None: counts["clipped"], 0.0: 0, 0.05: counts["steps"]}[settings.get("max_grad_norm")]
+
+
+def test_the_loss_is_that_of_the_whole_step(tmp_path):
+    callback = StabilizerCallback(tmp_path / "run")
+    trainer = train(tmp_path, callback, gradient_accumulation_steps=4, max_steps=10, logging_steps=1)
+    logged = [each["loss"] for each in trainer.state.log_history if "loss" in each]
+    assert [record.signals.loss for record in guard_of(callback).history] == pytest.approx(logged, rel=1e-5)
+    assert 0.5 < logged[0] < 3  # and not a quarter of it
+
+
+def test_a_nan_batch_is_left_out_bitwise_and_the_counters_go_on(tmp_path):
+    copies, callback = Copies(), StabilizerCallback(tmp_path / "run")
+    trainer = train(tmp_path, copies, callback, faults={8 * 21 + 3: float("nan")})
+    assert [i for i, record in enumerate(guard_of(callback).history) if record.skipped] == [21]
+    assert guard_of(callback).history[21].reasons == ("nonfinite",)
+    assert same(copies.states[20], copies.states[21])
+    assert not same(copies.states[21], copies.states[22])
+    assert trainer.state.global_step == 40
+    assert copies.rates == sorted(copies.rates, reverse=True)
+    assert len(set(copies.rates)) == 40  # the schedule follows the data
+    finite = [torch.isfinite(parameter).all() for parameter in trainer.model.parameters()]
+    assert all(finite)
+
+
+def test_a_nan_is_found_where_it_is_and_not_spread_by_the_clip(tmp_path):
+    model, backwards = Classifier(), []
+
+    def break_the_sixth(gradient: torch.Tensor) -> torch.Tensor:
+        backwards.append(1)
+        return gradient * float("nan") if len(backwards) == 6 else gradient
+
+    model.head.bias.register_hook(break_the_sixth)
+    callback = StabilizerCallback(tmp_path / "run")
+    train(tmp_path, callback, model=model, max_steps=8, max_grad_norm=1.0)
+    record = guard_of(callback).history[5]
+    assert record.skipped
+    layers = record.signals.layers
+    assert [name for name, count in zip(layers.names, layers.nonfinite, strict=True) if count] == ["head.bias"]
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
+def test_an_exploding_gradient_is_refused_before_the_clip_hides_it(tmp_path, max_grad_norm):
+    copies, callback = Copies(), StabilizerCallback(tmp_path / "run")
+    faults = dict.fromkeys(range(8 * 30, 8 * 31), 1e6)
+    train(tmp_path, copies, callback, model=Linear(), faults=faults, max_grad_norm=max_grad_norm)
+    history = guard_of(callback).history
+    assert [i for i, record in enumerate(history) if record.skipped] == [30]
+    assert history[30].reasons == ("explosion",)
+    assert history[30].signals.grad_norm > 1e3
+    assert same(copies.states[29], copies.states[30])
+
+
+def test_the_norm_that_is_logged_is_the_one_before_the_clip(tmp_path):
+    callback = StabilizerCallback(tmp_path / "run")
+    trainer = train(tmp_path, callback, max_grad_norm=0.05, max_steps=5, logging_steps=1)
+    logged = [each for each in trainer.state.log_history if "grad_norm" in each]
+    norms = [record.signals.grad_norm for record in guard_of(callback).history]
+    assert norms == pytest.approx([each["grad_norm"] for each in logged], rel=1e-5)
+    assert min(norms) > 0.05
+    assert [each["surefoot/clipped"] for each in logged] == [1, 2, 3, 4, 5]
+    assert logged[0]["surefoot/grad_norm"] == pytest.approx(norms[0], rel=1e-5)
+
+
+def test_two_clippers_are_one_clear_error(tmp_path):
+    callback = StabilizerCallback(tmp_path / "run", clip=sf.ClipByNorm(1.0))
+    with pytest.raises(UsageError, match=r"clip the gradients twice.*max_grad_norm=0"):
+        train(tmp_path, callback)
+    callback = StabilizerCallback(tmp_path / "other", clip=sf.ClipByNorm(0.05))
+    train(tmp_path, callback, max_grad_norm=0.0, max_steps=5)
+    assert guard_of(callback).counts["clipped"] == 5
+
+
+def test_after_a_rate_that_was_100_times_too_high_the_weights_return_to_earlier_ones(tmp_path):
+    class WrongRate(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if 80 <= state.global_step < 95:
+                for group in kwargs["optimizer"].param_groups:
+                    group["lr"] = 100 * LR
+
+    callback = StabilizerCallback(tmp_path / "run")
+    losses = {}
+    for name, chosen in (("bare", []), ("guarded", [callback])):
+        trainer = train(tmp_path, WrongRate(), *chosen, max_steps=200, lr_scheduler_type="constant", logging_steps=20)
+        losses[name] = [each["loss"] for each in trainer.state.log_history if "loss" in each]
+    assert [incident.action for incident in guard_of(callback).incidents].count("roll_back") == 1
+    assert losses["guarded"][:4] == losses["bare"][:4]
+    assert losses["guarded"][-1] < 0.6 * losses["bare"][-1]
+    assert trainer.state.global_step == 200
+
+
+def test_a_resumed_run_is_the_uninterrupted_one_with_the_rules_that_it_had(tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 7, "gradient_accumulation_steps": 2, "max_steps": 30}
+    faults = {16 * 12: float("nan"), 16 * 17: float("nan")}
+    whole, callback = Copies(), StabilizerCallback(tmp_path / "whole-run")
+    train(tmp_path / "whole", whole, callback, faults=faults, **settings)
+    later, resumed = Copies(), StabilizerCallback(tmp_path / "resumed-run")
+    train(
+        tmp_path / "whole", later, resumed, faults=faults, resume=str(tmp_path / "whole" / "checkpoint-14"), **settings
+    )
+    assert same(whole.states[14:], later.states)
+    assert guard_of(resumed).counts == guard_of(callback).counts
+    assert guard_of(resumed).steps == 30
+
+
+def test_a_run_that_is_killed_20_times_ends_as_if_it_never_had_been(tmp_path):
+    found = killed.report("transformers", tmp_path, kills=20)
+    assert found == {"kills": 20, "steps": killed.STEPS, "skipped": 2, "equal": True}
+
+
+def test_two_ranks_leave_a_step_out_together_and_resume_together(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path = os.pathsep.join([str(Path(__file__).parents[1]), forked.SOURCE])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": path}
+    ranks = [
+        forked.start([on_ranks.__file__, tmp_path], env=forked.environment(RANK=rank, LOCAL_RANK=rank, **shared))
+        for rank in ("0", "1")
+    ]
+    ended = [rank.end() for rank in ranks]
+    assert [each.returncode for each in ended] == [0, 0], ended[0].stderr + ended[1].stderr
+    first, second = (json.loads(each.stdout.splitlines()[-1]) for each in ended)
+    assert first == second
+    assert first.items() >= {"steps": on_ranks.STEPS, "skipped": [9], "resumed_equal": True}.items()
+    assert {"rank0", "rank1"} <= {each.name for each in (tmp_path / "run").iterdir()}
+
+
+def test_a_checkpoint_without_our_state_is_resumed_with_fresh_rules(tmp_path, caplog):
+    settings = {"save_strategy": "steps", "save_steps": 5, "max_steps": 10}
+    train(tmp_path / "bare", **settings)
+    callback = StabilizerCallback(tmp_path / "run")
+    train(tmp_path / "bare", callback, resume=str(tmp_path / "bare" / "checkpoint-5"), **settings)
+    assert guard_of(callback).steps == 5
+    assert "no state of the guard" in caplog.text
+
+
+def test_the_run_folder_has_log_and_diagnosis_and_the_trainer_is_as_it_was(tmp_path):
+    callback = StabilizerCallback(tmp_path / "run")
+    trainer = train(tmp_path, callback, faults={8 * 21: float("nan")})
+    tables = sf.load_run(tmp_path / "run")
+    assert len(tables.scalars) == 40
+    assert [event.event for event in tables.events if event.step == 21] == ["skip"]
+    assert json.loads((tmp_path / "run" / "findings.json").read_text())["steps"] == 40
+    assert not {"backward", "clip_grad_norm_", "clip_grad_value_"} & set(vars(trainer.accelerator))
+    assert "log" not in vars(trainer)
+    assert not guard_of(callback).attached
+    trainer.args.max_steps = 45
+    trainer.train()  # the same callback again
+    assert callback.training.attachments[0].steps == 45
+
+
+def test_after_an_error_the_next_training_is_guarded_again(tmp_path):
+    class Failing(Classifier):
+        fails = True
+
+        def forward(self, x: Any, labels: Any) -> Any:
+            if self.fails:
+                raise ValueError("no")
+            return super().forward(x, labels)
+
+    model, callback = Failing(), StabilizerCallback(tmp_path / "run")
+    with pytest.raises(ValueError, match="no"):
+        train(tmp_path, callback, model=model, max_steps=3)
+    model.fails = False
+    train(tmp_path, callback, model=model, max_steps=3)
+    assert guard_of(callback).counts["steps"] == 3
+
+
+def test_watching_changes_nothing(tmp_path):
+    bare, watched = Copies(), Copies()
+    faults = {8 * 12: float("nan")}
+    train(tmp_path / "bare", bare, faults=faults, max_steps=14)
+    callback = StabilizerCallback(mode="watch")
+    train(tmp_path / "watched", watched, callback, faults=faults, max_steps=14)
+    assert same(bare.states[:12], watched.states[:12])
+    assert guard_of(callback).history[12].reasons == ("nonfinite",)
+    assert not guard_of(callback).history[12].skipped
+
+
+def test_what_trl_logs_about_a_policy_is_watched():
+    logs = {"objective/kl": 0.1, "entropy": 2.0, "clip_ratio/high_mean": 0.2, "loss": 1.0, "eval_reward": 3.0}
+    logs |= {"rewards/margins": 1.0, "policy/approxkl_avg": 0.3, "surefoot/kl": 1.0}
+    assert policy_signals(logs) == {
+        "objective_kl": 0.1,
+        "entropy": 2.0,
+        "clip_ratio_high_mean": 0.2,
+        "policy_approxkl_avg": 0.3,
+    }

@@ -1,0 +1,129 @@
+"""The callback for `transformers.Trainer` in the trainers of TRL: bitwise while healthy, their own numbers watched."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import surefoot as sf
+from trainers.small_training import same
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    pytest.importorskip("trl")
+    import transformers
+    from datasets import Dataset, disable_progress_bars
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+    from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what the frameworks warn about is theirs
+disable_progress_bars()
+transformers.logging.set_verbosity_error()
+
+WORDS = ["<pad>", "<eos>", *(f"w{i}" for i in range(30))]
+SETTINGS = {
+    "per_device_train_batch_size": 4,
+    "max_steps": 8,
+    "report_to": [],
+    "use_cpu": True,
+    "disable_tqdm": True,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "learning_rate": 1e-3,
+    "bf16": False,
+    "gradient_checkpointing": False,
+}
+
+
+def tokenizer() -> Any:
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
+
+
+def model() -> Any:
+    torch.manual_seed(0)
+    ids = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=len(WORDS), n_positions=64, n_embd=16, n_layer=1, n_head=2, **ids))
+
+
+def sft(folder: Path, callbacks: list[Any]) -> Any:
+    rows = Dataset.from_list([{"text": " ".join(f"w{(i + j) % 30}" for j in range(12))} for i in range(48)])
+    arguments = SFTConfig(str(folder), gradient_accumulation_steps=4, max_length=32, **SETTINGS)
+    return SFTTrainer(model(), arguments, train_dataset=rows, processing_class=tokenizer(), callbacks=callbacks)
+
+
+def dpo(folder: Path, callbacks: list[Any]) -> Any:
+    rows = [{"prompt": f"w{i % 30} w1", "chosen": " w2 w3", "rejected": " w4 w5"} for i in range(48)]
+    arguments = DPOConfig(str(folder), **SETTINGS)
+    return DPOTrainer(
+        model(),
+        model(),
+        args=arguments,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer(),
+        callbacks=callbacks,
+    )
+
+
+def distinct_words(completions: list[str], **_: Any) -> list[float]:
+    return [float(len(set(each.split()))) for each in completions]
+
+
+def grpo(folder: Path, callbacks: list[Any]) -> Any:
+    rows = Dataset.from_list([{"prompt": f"w{i % 30} w1"} for i in range(48)])
+    arguments = GRPOConfig(str(folder), num_generations=4, max_completion_length=8, **SETTINGS)
+    return GRPOTrainer(
+        model(),
+        args=arguments,
+        reward_funcs=distinct_words,
+        train_dataset=rows,
+        processing_class=tokenizer(),
+        callbacks=callbacks,
+    )
+
+
+@pytest.mark.parametrize("build", [sft, dpo, grpo])
+def test_a_healthy_run_is_bitwise_the_bare_run(build, tmp_path):
+    ended, callback = [], sf.trainers.transformers.StabilizerCallback(tmp_path / "run")
+    for chosen in ([], [callback]):
+        trainer = build(tmp_path, chosen)
+        trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
+        torch.manual_seed(1)
+        trainer.train()
+        ended.append(trainer.model.state_dict())
+    assert same(*ended)
+    guard = callback.training.attachments[0]
+    assert guard.counts["steps"] == 8
+    assert guard.counts["skipped"] == guard.counts["alarms"] == 0
+    logged = [each for each in trainer.state.log_history if "loss" in each]
+    assert [record.signals.loss for record in guard.history] == pytest.approx(
+        [each["loss"] for each in logged], abs=1e-5
+    )
+    if build is grpo:
+        watched = guard.history[-1].signals.extra
+        assert watched["reward"] == pytest.approx(logged[-2]["reward"])
+        assert watched["entropy"] == pytest.approx(logged[-2]["entropy"])
+
+
+def test_a_nan_loss_of_one_microbatch_is_left_out(tmp_path):
+    trainer = sft(tmp_path, [callback := sf.trainers.transformers.StabilizerCallback(tmp_path / "run")])
+    trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
+    compute_loss, calls = trainer.compute_loss, []
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return compute_loss(*args, **kwargs) * (float("nan") if len(calls) == 4 * 5 + 2 else 1.0)
+
+    trainer.compute_loss = broken
+    trainer.train()
+    guard = callback.training.attachments[0]
+    assert [i for i, record in enumerate(guard.history) if record.skipped] == [5]
+    assert all(torch.isfinite(parameter).all() for parameter in trainer.model.parameters())
