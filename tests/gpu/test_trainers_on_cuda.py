@@ -132,4 +132,5 @@ def test_a_nan_batch_is_left_out_bitwise(tmp_path, framework, precision, fused):
     assert same(states[10], states[11])
     assert not same(states[11], states[12])
     assert guard.history[11].skipped
+    assert guard.history[11].reasons == ("nonfinite",)
     assert guard.counts["steps"] == 20

@@ -236,6 +236,16 @@ def test_an_overflow_that_never_reaches_the_optimizer_can_be_reported():
     assert attachment.history[0].signals.loss_scale == 65536.0
 
 
+def test_a_step_with_a_nan_loss_that_a_scaler_has_skipped_is_no_overflow():
+    model, optimizer = built("adamw")
+    attachment = sf.attach(model, optimizer)
+    attachment.observe(loss=NAN)
+    attachment.skipped_by_scaler(1024.0)
+    assert (attachment.counts["skipped"], attachment.counts["overflows"]) == (1, 0)
+    assert attachment.history[0].reasons == ("nonfinite",)
+    assert attachment.incidents[0].kind == "nonfinite"
+
+
 @pytest.mark.parametrize("first", ["scheduler", "attach"])
 def test_a_scheduler_may_come_first_or_second(first):
     def run(attached: bool) -> tuple[Any, int]:

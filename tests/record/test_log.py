@@ -292,6 +292,8 @@ def test_a_fork_neither_writes_nor_waits(tmp_path):
 def test_a_sink_that_hangs_cannot_hold_the_end_of_the_program(tmp_path):
     code = """
     import surefoot.record.log as module
+    with RunLog(os.path.join(sys.argv[1], "first")) as first:  # pyarrow imports pandas, if there is one, to write
+        first.take(step_row(0))
     module.EXIT_SECONDS = 1.0
     class Hangs:
         def write(self, batch): time.sleep(1e6)

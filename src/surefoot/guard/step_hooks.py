@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import sys
 import weakref
 from contextlib import nullcontext
@@ -123,7 +124,12 @@ class StepAccount:
         lr = self._guarded.lr(self.results.lr_factor)
         loss = None if self._loss is None else float(self._loss)
         signals = Signals(self.results.steps, loss, lr=lr, loss_scale=float(loss_scale))
-        self.take(StepNumbers(StepRecord(signals, skipped=True, overflow=True)))
+        alone = self._guarded.decider.group is None  # other ranks may have other losses, and must respond alike
+        if alone and loss is not None and not math.isfinite(loss):  # no overflow that a smaller scale would cure
+            record = StepRecord(signals, skipped=True, reasons=("nonfinite",))
+        else:
+            record = StepRecord(signals, skipped=True, overflow=True)
+        self.take(StepNumbers(record))
 
     def take(self, numbers: StepNumbers) -> None:
         """A step is over. Raises `TrainingHalted` when the budgets are used up."""
