@@ -18,7 +18,7 @@ On all other steps each call is one comparison. On a sampled one everything is c
 to the host in two copies, read some steps later, so that the loop never waits. An error inside ends the sampling with
 one warning, never the training.
 
-`histograms_of` is the same for weights and gradients at once, for those who may wait.
+`histograms_of` is the same for weights and gradients at once, for those who may wait; `ArrivingHistograms`, for others.
 
 The activations of the very first step are left out: models are compiled, copied and wrapped before it, and hooks would
 be in the way.
@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from surefoot.core.device_copies import begin_reading
 from surefoot.guard.layer_sample import LayerSample, counted, gradients_of, histograms, weights_of
 from surefoot.observe.activations import ActivationWatch
 from surefoot.observe.sampling import Sampling
@@ -129,6 +130,28 @@ def _add(found: list[Histogram | LayerRows], sample: LayerSample, part: str) -> 
     found += sample.messages(part)
 
 
+class ArrivingHistograms:
+    """Histograms of weights and gradients, on their way to the host."""
+
+    def __init__(self, named: Sequence[NamedParameter], step: int, part: str = "") -> None:
+        """Begin to copy those of the weights and gradients as they are now, without waiting."""
+        weights, gradients = weights_of(named), gradients_of(named)
+        counts = counted([each.sample for each in weights], [each.sample for each in gradients], None)
+        self._step, self._part = step, part
+        self._weights, self._gradients = [each.name for each in weights], [each.name for each in gradients]
+        self._copy = None if counts is None else begin_reading(counts)
+
+    def messages(self) -> list[Histogram]:
+        """All of them. Waits for those that have not arrived."""
+        if self._copy is None:
+            return []
+        of_weights, of_gradients = torch.split(self._copy.wait(), [len(self._weights), len(self._gradients)])
+        return [
+            *histograms(self._step, "weight", self._weights, of_weights, self._part),
+            *histograms(self._step, "gradient", self._gradients, of_gradients, self._part),
+        ]
+
+
 def histograms_of(named: Sequence[NamedParameter], step: int, part: str = "") -> list[Histogram]:
     """Histograms of weights and gradients as they are now. Waits for the device.
 
@@ -139,12 +162,4 @@ def histograms_of(named: Sequence[NamedParameter], step: int, part: str = "") ->
     >>> found.kind, sum(found.counts), found.nan
     ('weight', 2, 1)
     """
-    weights, gradients = weights_of(named), gradients_of(named)
-    counts = counted([each.sample for each in weights], [each.sample for each in gradients], None)
-    if counts is None:
-        return []
-    of_weights, of_gradients = torch.split(counts.cpu(), [len(weights), len(gradients)])
-    return [
-        *histograms(step, "weight", [each.name for each in weights], of_weights, part),
-        *histograms(step, "gradient", [each.name for each in gradients], of_gradients, part),
-    ]
+    return ArrivingHistograms(named, step, part).messages()

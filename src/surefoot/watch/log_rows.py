@@ -6,6 +6,7 @@ first step: a script that does not train leaves none.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from surefoot.guard.log_rows import LogRows
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from surefoot.diagnose.findings import Diagnosis
+    from surefoot.guard.model_sampling import ArrivingHistograms
     from surefoot.record.facts import Event, ParameterUpdate, SampledStep
     from surefoot.record.log import RunLog
     from surefoot.record.messages import EventName
@@ -44,6 +46,8 @@ class WatchLog:
         self._log: RunLog | None = None
         self._opened = False
         self._histograms_at: dict[str, int] = {}
+        self._arriving: list[ArrivingHistograms] = []
+        """The histograms of sampled steps that are not on the host yet."""
         self._parts: dict[int, str] = {}
         self._writers: dict[int, LogRows] = {}
         """The guard's writer of step rows, for each optimizer."""
@@ -104,6 +108,7 @@ class WatchLog:
         log = self.log
         if log is None:
             return
+        self._write_histograms()  # their copy began before that of the numbers
         for update in facts.updates:
             rows = update.rows
             names = [self._registry.label(self._registry.parameters[row.parameter]) for row in rows]
@@ -125,7 +130,7 @@ class WatchLog:
         """How weights and gradients are spread, at some of the sampled steps."""
         if step < self._histograms_at.get(part, 0) or self._log is None:
             return
-        from surefoot.guard.model_sampling import histograms_of
+        from surefoot.guard.model_sampling import ArrivingHistograms
 
         self._histograms_at[part] = max(step + 1, 2 * step)
         tensors = [self._registry.parameters[row.parameter].tensor() for row in rows]
@@ -134,8 +139,16 @@ class WatchLog:
             for name, tensor in zip(names, tensors, strict=True)
             if tensor is not None and readable(tensor) is not None
         ]
-        for histogram in histograms_of(named, step, part):
-            self._log.take(histogram)
+        self._arriving.append(ArrivingHistograms(named, step, part))
+
+    def _write_histograms(self) -> None:
+        """Write those that are on their way; those that a device has lost are left out."""
+        arriving, self._arriving = self._arriving, []
+        for each in arriving:
+            with suppress(RuntimeError):
+                for histogram in each.messages():
+                    if self._log is not None:
+                        self._log.take(histogram)
 
     def event(self, event: Event) -> None:
         """Something happened at a step."""
@@ -171,6 +184,7 @@ class WatchLog:
         log = self._log
         if log is None:
             return
+        self._write_histograms()
         for finding in diagnosis.findings:
             evidence = {"confidence": finding.confidence, "where": list(finding.where)}
             log.event(
