@@ -62,7 +62,7 @@ def test_only_what_ended_the_program_is_told_as_its_error(tmp_path, lines, said)
     {lines}
     """
     run(code, tmp_path)
-    [end] = load_run(tmp_path).events
+    [end] = [event for event in load_run(tmp_path).events if event.event == "end"]  # the machine may raise an alarm
     assert (end.severity, end.summary) == said
 
 

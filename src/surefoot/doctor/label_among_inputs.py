@@ -51,11 +51,11 @@ def check_label_among_inputs(context: CheckContext) -> list[Check]:
 
 
 def _inputs(batches: list[Any], target: Part, count: int) -> dict[Part, Tensor]:
-    """The rows of every other part, as columns."""
+    """The rows of every other part, as columns. A place in an image or a sequence is no column."""
     found = {}
     for path, _ in leaves(batches[0]):
         rows = None if path == target.path else _joined(batches, Part(path))
-        if rows is not None and len(rows) == count and 0 < rows[0].numel() <= _MOST_COLUMNS:
+        if rows is not None and rows.dim() <= 2 and len(rows) == count and 0 < rows[0].numel() <= _MOST_COLUMNS:
             found[Part(path)] = rows.reshape(count, -1)
     return found
 

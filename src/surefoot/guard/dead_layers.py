@@ -14,6 +14,7 @@ modules take no hook, such as compiled ones.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from surefoot.core.device_copies import ArrivingNumber, KnownNumber
     from surefoot.guard.run_history import RunHistory
     from surefoot.types import LayerStats, StepRecord
+
+logger = logging.getLogger("surefoot")
 
 STEPS = 50
 """Applied steps in a row with a gradient of exactly 0 before a layer is looked at."""
@@ -62,10 +65,21 @@ class DeadLayers:
         """Layers that were looked at: once is enough."""
         self._look: _Look | None = None
         self._handles: list[RemovableHandle] = []
+        self._is_over = False
         weakref.finalize(self, _remove, self._handles).atexit = False  # a hook must not outlive this object
 
     def take(self, record: StepRecord) -> None:
-        """The numbers of a step have arrived."""
+        """The numbers of a step have arrived. Whatever happens here stays here."""
+        if self._is_over:
+            return
+        try:
+            self._take(record)
+        except Exception as error:
+            self._is_over = True
+            _remove(self._handles)
+            logger.warning("surefoot: dead layers are no longer looked for (%s: %s)", type(error).__name__, error)
+
+    def _take(self, record: StepRecord) -> None:
         layers = record.signals.layers
         if layers is None or record.skipped:
             return

@@ -28,11 +28,11 @@ class Evaluations:
     def open(self) -> None:
         """Start watching model calls, unless a sampled step already does."""
         self._depth += 1
-        if self._depth > 1 or self._state.sampled is not None or self._sampled is not None:
+        if self._depth > 1 or self._state.sampled is not None or self._sampled is not None or not self._state.steps:
             return
         self.blocks += 1
         sampled = self.blocks <= FIRST_BLOCKS or self.blocks & (self.blocks - 1) == 0
-        if not sampled or len(self.calls) >= MOST_CALLS or not self._state.steps:
+        if not sampled or len(self.calls) >= MOST_CALLS:
             return
         self._sampled = StepRecording(
             self._context, use_recorder=False, thorough=False, use_hooks=not self._state.compiled

@@ -7,6 +7,7 @@ known with a delay; on the CPU they are read at once.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 MOST_SKIPS = 500
 MOST_SCALES = 2_000
+MOST_SCALERS = 64
 
 
 class ScaleOnDevice:
@@ -47,11 +49,17 @@ class LossScale:
         self._run, self._events = context.state, context.events
         self._waiting: deque[tuple[ArrivingNumber | KnownNumber, Callable[[float], None]]] = deque()
         """Numbers under way, and what takes each."""
+        self._held: weakref.ref[Tensor] | None = None
+        """The scale of the last scaler, which keeps the one tensor for as long as it lives."""
 
     def scaled(self, scale: Any, initial: Any) -> None:
         """A loss was multiplied by the scale; `initial` is what the scaler was made with."""
         if not isinstance(scale, Tensor):
             return
+        if self._held is None or self._held() is not scale:
+            self._held = weakref.ref(scale)
+            if len(self._state.made_at) < MOST_SCALERS:
+                self._state.made_at.append(self._state.attempts)
         if scale.device.type == "cpu":
             self._state.scale = self._state.unscale_by = float(scale)
             return

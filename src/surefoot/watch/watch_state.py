@@ -25,6 +25,8 @@ class LossScalerState:
     """How often gradients were clipped while they carried the scale."""
     clip_site: str | None = None
     attempts: int = 0
+    made_at: list[int] = field(default_factory=list)
+    """How many attempts there had been whenever another scaler came."""
     skips: int = 0
     skip_steps: list[int] = field(default_factory=list)
     trace: list[float] = field(default_factory=list)

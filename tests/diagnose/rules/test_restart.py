@@ -25,7 +25,7 @@ def twice(happened: list[dict[str, Any]], second_rate: float = 0.01, **facts: An
         optimizer(falling(60), 0),
         optimizer(falling(60), 1, created_at_step=60, settings=[{"lr": second_rate}]),
     ]
-    parameters = [parameter(0, "model", (0,)), parameter(1, "model#1", (1,))]
+    parameters = [parameter(0, "model", (0,)), parameter(1, "model#1", (1,)) | {"loaded": True}]
     return run(falling(60), optimizers=optimizers, parameters=parameters, events=happened, **facts)
 
 
@@ -104,6 +104,10 @@ def test_a_saved_scaler_that_is_never_loaded_is_missing() -> None:
     loaded = events("optimizer-loaded", "scaler-loaded", holds=held)
     assert restart.state_missing(twice(loaded, scaler=SCALED)) is None
     assert restart.state_missing(twice(events("optimizer-loaded", holds=held))) is None  # no scaler is in use
+    went_on = events("optimizer-loaded", holds=held)
+    went_on[1]["scaler_attempts"] = 60
+    assert restart.state_missing(twice(went_on, scaler=SCALED | {"made_at": [0]})) is None  # it keeps its scale
+    assert restart.state_missing(twice(went_on, scaler=SCALED | {"made_at": [0, 60]})) is not None
 
 
 def test_a_scaler_that_was_not_saved_matters_if_steps_are_skipped_for_it() -> None:

@@ -86,7 +86,7 @@ def test_gradients_of_a_model_that_a_backward_does_not_reach_may_stay(watch: Nur
         """,
     )
     assert "optim.missing-zero-grad" not in run.causes
-    left = [v for each in run.facts["optimizers"] for v in each["series"]["leftover"] if v is not None]
+    left = [v for each in run.facts["optimizers"] for v in each["series"].get("leftover", []) if v is not None]
     assert left
     assert set(left) == {0.0}
 

@@ -46,7 +46,8 @@ def too_high(run: RecordedRun) -> Claim | None:
     noisy = early < 0.1 and before.fell_through_noise  # small steps, and the jumps are those of the batches
     stalled = not before.learned and not noisy and shaken and before.count >= 8
     thrown = early > 0.3 and curve.blew_up  # it came back, but from far away
-    saturated = early > 0.1 and attention_logit_growth(run) is not None  # steps that large drive the logits up
+    # Steps that large drive attention logits up; those of a policy rise as it becomes certain.
+    saturated = attention_logit_growth(run) if early > 0.1 and not run.facts.policy_entropies else None
     if not (blown or stalled or thrown or saturated) or early < 0.02:
         return None
     rate = max(run.lr, default=math.nan)  # a warmup begins at 0
@@ -57,7 +58,7 @@ def too_high(run: RecordedRun) -> Claim | None:
         confidence,
         f"At a learning rate of {rate:.3g} one step of {run.main.type} changes the weights by up "
         f"to {moved} their norm in the first sampled steps (1% is large), and the loss, {curve.start:.3g} at first, "
-        f"peaks at {curve.peak:.3g} and {ends}.",
+        f"peaks at {curve.peak:.3g} and {ends}.{'' if saturated is None else ' ' + saturated.summary}",
         step=curve.first_bad if curve.first_bad is not None else 0,
         where=(run.main.site,),
         evidence={"update_to_weight": early, "lr": rate, "first": curve.start, "peak": curve.peak, "last": curve.end},
@@ -526,7 +527,10 @@ def _emptied_moments(run: RecordedRun) -> Claim | None:
     for look in run.sampled.steps:
         for step in look.updates:
             held = next(o for o in run.facts.optimizers if o.number == step.optimizer)
-            beta = (held.first_group.betas or [0.9, 0.999])[1]
+            decays = [group.betas[1] for group in held.settings if group.betas]
+            if not decays:
+                continue  # RMSprop and Adadelta decay by settings of their own
+            beta = min(decays)
             for row in step.rows:
                 second, age = row.second_moment, row.age
                 if second is None or age is None:
@@ -544,7 +548,7 @@ def _emptied_moments(run: RecordedRun) -> Claim | None:
                 0.9,
                 f"By step {at} the second moment of {len(names)} parameters is at {worst:.1e} of the least its decay "
                 "allows, while its step count went on: the moments were emptied and the bias correction was not, so "
-                "updates are many times too large.",
+                "the updates after that were many times too large.",
                 step=at,
                 where=tuple(names[:4]),
                 evidence={"parameters": names[:20], "share_of_least": worst},

@@ -129,9 +129,15 @@ def state_missing(run: RecordedRun) -> Claim | None:
 
 
 def _loses_scale(run: RecordedRun, restart: Restart) -> bool:
-    """Whether a gradient scaler is used after the restart, and was given no state."""
+    """Whether a new gradient scaler is used after the restart, and was given no state."""
     used = run.facts.loss_scaler.attempts > restart.file.scaler_attempts
-    return used and not restart.loads(ScalerLoadedEvent)
+    return used and _is_new_scaler(run, restart) and not restart.loads(ScalerLoadedEvent)
+
+
+def _is_new_scaler(run: RecordedRun, restart: Restart) -> bool:
+    """Whether the scaler after the restart is another one than before it: one that goes on keeps its scale."""
+    before, made = restart.file.scaler_attempts, run.facts.loss_scaler.made_at
+    return before == 0 or made is None or any(at >= before for at in made)
 
 
 def _skips_after(run: RecordedRun, restart: Restart) -> int:
@@ -153,6 +159,9 @@ def moments_of_another_step(run: RecordedRun) -> Claim | None:
         file, source = (moments[-1].file, weights[-1]) if moments and weights else (None, None)
         if file is None or source is None or None in weights or file in weights:
             continue
+        trained = [each for each in run.parameters.values() if moments[-1].optimizer in each.optimizers]
+        if not any(each.loaded for each in trained):
+            continue  # what was loaded is not what is trained: a frozen model under a prompt or an adapter
         later = [o for o in restart.optimizers if o.number == moments[-1].optimizer and has_memory(o)]
         steps = _steps_of(run, files[source], files[file], moments[-1])
         if later and steps is not None and abs(steps[0] - steps[1]) > 0.1 * max(steps):

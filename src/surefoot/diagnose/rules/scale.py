@@ -304,13 +304,13 @@ def vanishing_gradient(run: RecordedRun) -> Claim | None:
 
 
 def _recovers(sizes: list[float], last: float) -> bool:
-    """Whether one of the first three layers gets what the middle ones get: then no gradient is lost on the way back.
+    """Whether one of the first three layers gets what those behind them get: then no gradient is lost on the way back.
 
     Queries and keys have far smaller gradients than their neighbours while attention is even, and a last layer far
     larger ones than all before it if its own weights are small: both are so at any depth.
     """
-    middle = median(sizes[len(sizes) // 4 : -max(1, len(sizes) // 4)])
-    return max(sizes[:3]) > 0.1 * middle and max(sizes[:3]) > 1e-3 * last
+    behind = sizes[3 : -max(1, len(sizes) // 4)]
+    return bool(behind) and max(sizes[:3]) > max(0.3 * median(behind), 1e-3 * last)
 
 
 def exploding_gradient(run: RecordedRun) -> Claim | None:

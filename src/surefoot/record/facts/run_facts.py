@@ -465,6 +465,8 @@ class LossScalerFacts(Facts):
     """The line of the script that did so."""
     attempts: int = item(default=0)
     """How many steps it was asked for."""
+    made_at: list[int] | None = None
+    """How many there had been whenever another scaler was first used, at most 64 times."""
     skips: int = item(default=0)
     """How many steps it skipped."""
     skip_steps: list[int] = item(factory=list)
