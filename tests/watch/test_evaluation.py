@@ -105,3 +105,20 @@ def test_a_block_inside_of_a_model_and_one_that_turns_gradients_on_are_no_evalua
     run = watch(CLASSES, NET, installed(textwrap.dedent(INSIDE)))
     assert run.facts["evaluations"] == []
     assert run.facts["evaluation_blocks"] == 0
+
+
+def test_blocks_before_the_first_step_do_not_count(watch):
+    """A model of many layers is initialised in as many blocks; the evaluations after that are still looked at."""
+    layers = "for _ in range(40):\n    with torch.no_grad():\n        nn.init.normal_(model[0].weight, std=0.3)\n"
+    loop = """
+    for step in range(80):
+        rows = torch.randint(len(x), (32,))
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[rows]), y[rows]).backward()
+        optimizer.step()
+        if step % 10 == 9:
+            with torch.no_grad():
+                model(x[:64])
+    """
+    run = watch(CLASSES, NET, layers, textwrap.dedent(loop))
+    assert "model.train-mode-eval" in run.causes

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recorded import SITE, falling, look, moves, run
+from recorded import SITE, falling, look, moves, optimizer, parameter, run
 from surefoot.diagnose.rules import pace
 from surefoot.diagnose.rules.scale import attention_logit_growth
 from watched import CLASSES, FIT, LOOP, NET, VALUES
@@ -290,6 +290,22 @@ def test_moments_emptied_and_half_refilled_when_they_are_seen_are_stale(watch: N
     run = watch(START, NET.replace("lr=1e-2", "lr=1e-2, betas=(0.9, 0.9999)"), emptied)
     assert "optim.stale-state" in run.causes
     assert 0.3 < run.finding("optim.stale-state").evidence["share_of_least"] < 0.7
+
+
+@pytest.mark.parametrize("settings", [[{"lr": 1.0}], [{"lr": 0.01, "betas": [0.9, 0.999]}, {"betas": [0.9, 0.95]}]])
+def test_moments_that_decay_faster_than_those_of_the_first_group_are_fine(settings: list[dict[str, Any]]) -> None:
+    """Adadelta and RMSprop have no betas, and another group may have its own."""
+
+    def seen(step: int, size: float) -> dict[str, Any]:
+        rows = [{"id": number, "grad": 1.0, "ratio": 0.01, "second_moment": size, "age": step} for number in (0, 1)]
+        return look(step, steps=[{"optimizer": 0, "rows": rows}])
+
+    looks = [seen(10, 1.0), seen(20, 0.6), seen(30, 0.4)]
+    facts = {"parameters": [parameter(0), parameter(1)], "sampled_steps": looks}
+    held = [optimizer(falling(60), settings=settings)]
+    assert pace.stale_state(run(falling(60), optimizers=held, **facts)) is None
+    held = [optimizer(falling(60), settings=[{"lr": 0.01, "betas": [0.9, 0.999]}])]
+    assert pace.stale_state(run(falling(60), optimizers=held, **facts)) is not None
 
 
 def test_moments_loaded_with_their_weights_are_fine(watch: Nursery) -> None:
