@@ -103,7 +103,8 @@ class StabilizerHandler:
 
     def _failed(self, engine: Any, error: BaseException) -> None:
         self._end(engine)
-        raise error
+        if len(engine._event_handlers[Events.EXCEPTION_RAISED]) == 1:  # as Ignite does without a handler
+            raise error
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------
 
