@@ -123,8 +123,8 @@ class GuardedTraining:
         self._options, self._framework = options, framework
         self._latest: StepRecord | None = None
         self._counts = dict.fromkeys(("skipped", "clipped", "overflows", "alarms"), 0)
-        self.ranks = Ranks(find_group(models), _home(models))
-        """The processes that train together."""
+        self.ranks = Ranks(find_group(models) if options.mode == "guard" else None, _home(models))
+        """The processes that decide together: none but this one where nothing is decided."""
         optimizers = _of_the_models(optimizers, models, framework)
         recovery = _recovery(options, models, optimizers, self.ranks)
         settings = AttachSettings(
