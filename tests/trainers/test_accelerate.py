@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import surefoot as sf
-from surefoot.errors import UsageError
+from surefoot.errors import SettingError, UsageError
 from trainers import killed
 from trainers.small_training import LR, AfterSteps, Classifier, Linear, Rows, same
 
@@ -179,6 +179,8 @@ def test_an_accelerator_that_nobody_holds_is_not_kept_alive():
 def test_a_model_and_an_optimizer_are_needed():
     with pytest.raises(UsageError, match="1 models and 0 optimizers"):
         adapter.prepare(Accelerator(cpu=True), Classifier())
+    with pytest.raises(SettingError, match="no optimizer trains a parameter of the model"):
+        adapter.prepare(Accelerator(cpu=True), Classifier(), torch.optim.SGD(Classifier().parameters(), lr=0.1))
 
 
 def test_an_accelerator_that_dies_ends_its_guard(tmp_path):

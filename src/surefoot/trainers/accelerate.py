@@ -21,7 +21,7 @@ from torch.optim.optimizer import Optimizer
 
 from surefoot.errors import UsageError
 from surefoot.trainers.accelerator_methods import engine_of, follow_clipping, follow_losses
-from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions
+from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, require_guard
 from surefoot.trainers.watched_engine import WatchedEngine
 
 if TYPE_CHECKING:
@@ -61,12 +61,7 @@ def prepare(
     found = prepared if isinstance(prepared, tuple) else (prepared,)
     engine = engine_of(accelerator)
     if engine is not None:
-        watched = WatchedEngine(settings, engine)
-        follow_losses(watched, accelerator, is_share=False)
-        for optimizer in found:
-            if isinstance(optimizer, AcceleratedOptimizer):
-                _after_steps(watched, optimizer, watched.stepped)
-        _TRAININGS[accelerator] = watched
+        _keep(accelerator, _watched(accelerator, found, WatchedEngine(settings, engine)))
         return prepared
     models = [thing for thing in found if isinstance(thing, nn.Module)]
     optimizers = [thing for thing in found if isinstance(thing, Optimizer)]
@@ -76,6 +71,7 @@ def prepare(
             "Pass both in one call."
         )
     training = GuardedTraining(settings, models, [_inner(each) for each in optimizers], "the loop")
+    require_guard(training)
     follow_losses(training, accelerator, is_share=False)
     follow_clipping(training, accelerator)
     guarded = {id(attachment.optimizer): number for number, attachment in enumerate(training.attachments)}
@@ -85,9 +81,22 @@ def prepare(
             _after_steps(training, optimizer, partial(training.count_if_skipped, scaler, number))
     _follow_the_rest(training, accelerator)
     accelerator.register_for_checkpointing(training)
+    _keep(accelerator, training)
+    return prepared
+
+
+def _watched(accelerator: Any, prepared: tuple[Any, ...], watched: WatchedEngine) -> WatchedEngine:
+    follow_losses(watched, accelerator, is_share=False)
+    for optimizer in prepared:
+        if isinstance(optimizer, AcceleratedOptimizer):
+            _after_steps(watched, optimizer, watched.stepped)
+    return watched
+
+
+def _keep(accelerator: Any, training: GuardedTraining | WatchedEngine) -> None:
+    """Remember the guard of an accelerator, which ends with it at the latest."""
     _TRAININGS[accelerator] = training
     weakref.finalize(accelerator, training.finish).atexit = False
-    return prepared
 
 
 def training_of(accelerator: Any) -> GuardedTraining:

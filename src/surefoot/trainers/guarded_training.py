@@ -125,7 +125,8 @@ class GuardedTraining:
         self._counts = dict.fromkeys(("skipped", "clipped", "overflows", "alarms"), 0)
         self.ranks = Ranks(find_group(models) if options.mode == "guard" else None, _home(models))
         """The processes that decide together: none but this one where nothing is decided."""
-        optimizers = _of_the_models(optimizers, models, framework)
+        if options.mode == "guard":
+            optimizers = _of_the_models(optimizers, models, framework)
         recovery = _recovery(options, models, optimizers, self.ranks)
         settings = AttachSettings(
             mode=options.mode, clip=options.clip, checker=options.checker, escalation=options.escalation,
@@ -335,6 +336,12 @@ def load_from(training: GuardedTraining, checkpoint: Path) -> None:
         if attachment.log is not None:
             summary = f"goes on from the checkpoint of step {attachment.steps:,}"
             attachment.log.event("resume", attachment.steps, summary, evidence={"checkpoint": str(checkpoint)})
+
+
+def require_guard(training: GuardedTraining) -> None:
+    """Refuse a model and optimizers that the user has named, and that do not belong together."""
+    if not training.attachments:
+        raise SettingError("no optimizer trains a parameter of the model. Pass the model that it trains.")
 
 
 def listed(parameters: Iterable[Tensor] | Tensor) -> list[Tensor]:
