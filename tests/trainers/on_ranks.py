@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import shutil
 import sys
 import warnings
 from pathlib import Path
@@ -11,6 +13,17 @@ from typing import Any
 STEPS = 16
 BAD_BATCH = 8 * 37
 """The first row of a batch that only one rank gets."""
+
+
+class Warned(logging.Handler):
+    """What surefoot says about a training that cannot go on with its rules, or cannot return to earlier weights."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages += [part for part in ("start anew", "no recovery") if part in record.getMessage()]
 
 
 def train(folder: Path, name: str, resume: str | None = None) -> Any:
@@ -39,15 +52,25 @@ def train(folder: Path, name: str, resume: str | None = None) -> Any:
 def main(folder: Path) -> None:
     import torch
 
+    from surefoot.trainers import guarded_training
     from trainers.small_training import same
 
     torch.set_num_threads(1)
     whole, guard = train(folder, "run")
     again, resumed = train(folder, "again", str(folder / "checkpoint-6"))
+    if torch.distributed.get_rank() == 1:
+        for state in (folder / "checkpoint-12").glob("surefoot-rank1-of-*"):
+            shutil.rmtree(state)
+        guarded_training.SHARE_OF_HOST = 0.0  # copies do not fit, on this rank
+    warned = Warned()
+    guarded_training.logger.addHandler(warned)
+    anew = train(folder, "anew", str(folder / "checkpoint-12"))[1]
     skipped = [i for i, record in enumerate(guard.history) if record.skipped]
     equal = same(whole, again) and guard.counts == resumed.counts
     weights = sum(parameter.double().sum().item() for parameter in whole.values())
-    print(json.dumps({"steps": guard.steps, "skipped": skipped, "resumed_equal": equal, "weights": weights}))
+    found = {"steps": guard.steps, "skipped": skipped, "resumed_equal": equal, "weights": weights}
+    found |= {"steps_anew": anew.steps, "warned_anew": len(warned.messages)}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

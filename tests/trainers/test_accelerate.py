@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import surefoot as sf
-from surefoot.errors import UsageError
+from surefoot.errors import SettingError, UsageError
 from trainers import killed
 from trainers.small_training import LR, AfterSteps, Classifier, Linear, Rows, same
 
@@ -179,3 +179,36 @@ def test_an_accelerator_that_nobody_holds_is_not_kept_alive():
 def test_a_model_and_an_optimizer_are_needed():
     with pytest.raises(UsageError, match="1 models and 0 optimizers"):
         adapter.prepare(Accelerator(cpu=True), Classifier())
+    with pytest.raises(SettingError, match="no optimizer trains a parameter of the model"):
+        adapter.prepare(Accelerator(cpu=True), Classifier(), torch.optim.SGD(Classifier().parameters(), lr=0.1))
+
+
+def test_an_accelerator_that_dies_ends_its_guard(tmp_path):
+    loop = Loop(True, log=tmp_path / "run").train()
+    loop.accelerator.free_memory()
+    del loop
+    AcceleratorState._reset_state(True)
+    gc.collect()
+    assert json.loads((tmp_path / "run" / "findings.json").read_text())["steps"] == 40
+
+
+def test_a_checkpoint_can_be_saved_after_the_optimizer_is_gone(tmp_path):
+    loop = Loop(True)
+    loop.model, loop.optimizer, loop.loader, loop.schedule = loop.accelerator.free_memory(
+        loop.model, loop.optimizer, loop.loader, loop.schedule
+    )
+    gc.collect()
+    loop.accelerator.save_state(tmp_path / "saved")
+    assert loop.training.state_dict() == {"guards": []}
+
+
+def test_a_second_prepare_is_one_clear_error_while_the_first_guard_is_attached():
+    accelerator = Accelerator(cpu=True)
+    parts = [(model, torch.optim.SGD(model.parameters(), lr=0.1)) for model in (Classifier(), Classifier())]
+    adapter.prepare(accelerator, *parts[0], device_placement=[True, False])
+    with pytest.raises(UsageError, match=r"guarded already.*one call of `prepare`"):
+        adapter.prepare(accelerator, *parts[1])
+    assert adapter.training_of(accelerator).is_attached
+    adapter.end(accelerator)
+    adapter.prepare(accelerator, *parts[1])
+    adapter.end(accelerator)

@@ -44,9 +44,10 @@ def step(guarded: bool, clip: Any) -> tuple[Any, Any]:
         (lambda accelerator, model: accelerator.clip_grad_norm_([model.head.weight], 0.1), False),
         (lambda accelerator, model: accelerator.clip_grad_norm_(model.head.weight, 0.1), False),
         (lambda accelerator, model: accelerator.clip_grad_value_(model.parameters(), 0.01), False),
+        (lambda accelerator, model: accelerator.clip_grad_value_(model.parameters(), clip_value=0.01), False),
         (lambda accelerator, model: accelerator.clip_grad_norm_(model.parameters(), float("inf")), False),
     ],
-    ids=["norm", "norm-1", "one-parameter", "one-tensor", "value", "only-the-norm"],
+    ids=["norm", "norm-1", "one-parameter", "one-tensor", "value", "value-by-name", "only-the-norm"],
 )
 def test_clipping_has_the_same_bits_and_the_guard_knows_the_gradients_before_it(clip, told):
     bare, _ = step(False, clip)
@@ -62,3 +63,17 @@ def test_a_norm_is_returned_as_it_was_before():
     for guarded in (False, True):
         step(guarded, lambda accelerator, model: norms.append(accelerator.clip_grad_norm_(model.parameters(), 0.1)))
     assert torch.equal(*norms)
+
+
+def test_clipping_that_a_subclass_has_written_stays_its_own():
+    class Own(Accelerator):  # type: ignore[misc]
+        def clip_grad_norm_(self, *args: Any, **kwargs: Any) -> str:
+            return "own"
+
+    accelerator, model = Own(cpu=True), Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = GuardedTraining(GuardOptions(), [model], [optimizer], "the loop")
+    follow_clipping(training, accelerator)
+    assert accelerator.clip_grad_norm_(model.parameters(), 1.0) == "own"
+    assert "clip_grad_value_" in vars(accelerator)
+    training.finish()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import surefoot as sf
-from surefoot.errors import SettingError
+from surefoot.errors import SettingError, UsageError
 from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, Replacements, load_from, save_into
 from trainers.small_training import Classifier, Rows
 
@@ -130,3 +130,37 @@ def test_a_framework_that_is_missing_is_one_clear_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "ignite.engine", None)
     with pytest.raises(ImportError, match=r"needs ignite.*pip install 'surefoot\[ignite\]'"):
         sf.trainers.ignite  # noqa: B018
+
+
+def test_methods_that_two_have_replaced_are_put_back_in_any_order():
+    class Thing:
+        def method(self) -> int:
+            return 1
+
+    for order in ((0, 1), (1, 0)):
+        thing, both = Thing(), [Replacements(), Replacements()]
+        both[0].put(thing, "method", lambda: 2)
+        both[1].put(thing, "method", lambda: 3)
+        both[order[0]].undo()
+        assert thing.method() == (3, 2)[order[0]]
+        both[order[1]].undo()
+        assert vars(thing) == {}
+
+
+def test_an_optimizer_that_trains_none_of_the_model_is_left_out_with_one_warning(caplog):
+    model, other = Classifier(), Classifier()
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (other, model)]
+    training = GuardedTraining(GuardOptions(), [model], optimizers, "the loop")
+    assert [attachment.optimizer for attachment in training.attachments] == optimizers[1:]
+    assert caplog.text.count("1 of the 2 optimizers of the loop train no parameter of the model") == 1
+
+
+def test_no_optimizer_stays_guarded_if_another_one_cannot_be():
+    model = Classifier()
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (model.body, model.head)]
+    guarded = sf.attach(model, optimizers[1])
+    with pytest.raises(UsageError, match="guarded already"):
+        GuardedTraining(GuardOptions(), [model], optimizers, "the loop")
+    guarded.detach()
+    training = GuardedTraining(GuardOptions(), [model], optimizers, "the loop")
+    assert training.is_attached

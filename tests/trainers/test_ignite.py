@@ -164,3 +164,20 @@ def test_a_run_that_raises_is_detached():
         run.trainer.run(pairs(), max_epochs=1)
     assert not run.guard.attached
     assert run.guard.counts["steps"] == 3
+
+
+def test_an_exception_that_the_user_handles_does_not_end_the_program():
+    run, seen = Run(True), []
+
+    @run.trainer.on(Events.ITERATION_STARTED(once=4))
+    def fail(engine: Any) -> None:
+        raise ValueError("no")
+
+    @run.trainer.on(Events.EXCEPTION_RAISED)
+    def handle(engine: Any, error: BaseException) -> None:
+        seen.append(str(error))
+        engine.terminate()
+
+    run.trainer.run(pairs(), max_epochs=1)
+    assert seen == ["no"]
+    assert not run.guard.attached

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ with warnings.catch_warnings():
     L = pytest.importorskip("lightning")
     from lightning.pytorch.callbacks import Callback, ModelCheckpoint
     from lightning.pytorch.loggers import CSVLogger
-    from lightning.pytorch.plugins import MixedPrecision
+    from lightning.pytorch.plugins import MixedPrecision, Precision
 
     from surefoot.trainers.lightning import StabilizerCallback
 
@@ -275,3 +276,74 @@ def test_a_training_that_raises_is_detached(tmp_path):
         train(tmp_path, callback, module=Failing())
     assert not guard_of(callback).attached
     assert len(sf.load_run(tmp_path / "run").scalars) == 3
+
+
+def mixed(scale: float) -> MixedPrecision:
+    return MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=1000))
+
+
+def test_the_loss_of_fp16_is_the_one_before_the_loss_scale(tmp_path):
+    losses = []
+    for scale in (1.0, 1024.0):
+        callback = StabilizerCallback()
+        train(tmp_path, callback, module=Module(Linear()), plugins=[mixed(scale)], max_steps=4, log_every_n_steps=0)
+        losses.append([record.signals.loss for record in guard_of(callback).history])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+
+
+def test_an_fp16_run_that_is_resumed_within_an_accumulation_counts_no_overflow(tmp_path):
+    class Save(Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
+            if index == 3:
+                trainer.save_checkpoint(tmp_path / "saved.ckpt")
+
+    settings: dict[str, Any] = {"accumulate_grad_batches": 2}
+    train(tmp_path, StabilizerCallback(), Save(), plugins=[mixed(1024.0)], **settings)
+    callback = StabilizerCallback()
+    train(tmp_path, callback, plugins=[mixed(1024.0)], resume=tmp_path / "saved.ckpt", **settings)
+    assert guard_of(callback).counts["overflows"] == 0
+    assert guard_of(callback).steps == 20
+
+
+def test_clipping_that_a_plugin_has_written_stays_its_own(tmp_path):
+    calls, states = [], []
+
+    class Own(Precision):
+        def clip_grad_by_norm(self, optimizer: Any, clip_val: float) -> None:
+            calls.append(1)
+            super().clip_grad_by_norm(optimizer, clip_val / 2)
+
+    for callbacks in ([], [StabilizerCallback()]):
+        module = Module()
+        train(tmp_path, *callbacks, module=module, plugins=[Own()], gradient_clip_val=0.05, max_steps=5)
+        states.append(module.state_dict())
+    assert len(calls) == 10
+    assert same(*states)
+
+
+def test_a_checkpoint_after_training_has_the_state_and_a_second_fit_does_not_miss_one(tmp_path, caplog):
+    callback = StabilizerCallback()
+    trainer = train(tmp_path, callback)
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(Module(), DataLoader(Rows(320), batch_size=8))
+    resumed = StabilizerCallback()
+    train(tmp_path, resumed, resume=tmp_path / "end.ckpt", epochs=2)
+    assert guard_of(resumed).steps == 80
+    assert "start anew" not in caplog.text
+
+
+def test_a_callback_that_has_trained_can_be_sent_to_another_process(tmp_path):
+    callback = StabilizerCallback(tmp_path / "run")
+    train(tmp_path, callback, max_steps=3)
+    assert pickle.loads(pickle.dumps(callback)).training is None
+
+
+def test_a_module_without_optimizers_trains_as_before(tmp_path):
+    class Without(Module):
+        def configure_optimizers(self) -> None:
+            return None
+
+    callback = StabilizerCallback()
+    train(tmp_path, callback, module=Without(), max_steps=3)
+    assert callback.training.attachments == []

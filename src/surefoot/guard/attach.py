@@ -352,7 +352,10 @@ def _check(models: Sequence[object], optimizer: Any, settings: AttachSettings) -
         f"the `step` of {type(optimizer).__name__} runs no hooks: its __init__ does not call that of Optimizer.",
     )
     if settings.acts and any(hooks.acts and hooks.active for hooks in hooks_of(optimizer)):
-        raise UsageError("the optimizer is guarded already. Call `detach()` on the attachment it has first.")
+        raise UsageError(
+            "the optimizer is guarded already. Call `detach()` on the attachment it has first, or "
+            "`sf.trainers.accelerate.end(accelerator)` if that attached it."
+        )
 
 
 def _check_keeper(keeper: object, models: Sequence[nn.Module], mode: Mode) -> None:

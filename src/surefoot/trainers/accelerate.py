@@ -21,7 +21,7 @@ from torch.optim.optimizer import Optimizer
 
 from surefoot.errors import UsageError
 from surefoot.trainers.accelerator_methods import engine_of, follow_clipping, follow_losses
-from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions
+from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, require_guard
 from surefoot.trainers.watched_engine import WatchedEngine
 
 if TYPE_CHECKING:
@@ -33,27 +33,35 @@ if TYPE_CHECKING:
 _TRAININGS: weakref.WeakKeyDictionary[Any, GuardedTraining | WatchedEngine] = weakref.WeakKeyDictionary()
 
 
-def prepare(accelerator: Any, *things: Any, log: str | PathLike[str] | RunLog | None = None, **options: Any) -> Any:
+def prepare(
+    accelerator: Any,
+    *things: Any,
+    log: str | PathLike[str] | RunLog | None = None,
+    device_placement: list[bool] | None = None,
+    **options: Any,
+) -> Any:
     """Prepare models, optimizers, loaders and schedulers with Accelerate, and guard the optimizers.
 
     Args:
         accelerator: an `accelerate.Accelerator`.
         things: what `accelerator.prepare` takes; a model and an optimizer are among them.
         log: the run folder, or a `RunLog`.
+        device_placement: as of `accelerator.prepare`.
         options: the fields of `GuardOptions`, as `clip`, `checker`, `escalation`, `recovery` or `mode`.
     """
     settings = GuardOptions(log, **options)
+    before = _TRAININGS.get(accelerator)
+    if isinstance(before, GuardedTraining) and before.is_attached:
+        raise UsageError(
+            "this accelerator is guarded already. Pass all models and optimizers in one call of `prepare`, or call "
+            "`sf.trainers.accelerate.end(accelerator)` first."
+        )
     end(accelerator)
-    prepared = accelerator.prepare(*things)
+    prepared = accelerator.prepare(*things, device_placement=device_placement)
     found = prepared if isinstance(prepared, tuple) else (prepared,)
     engine = engine_of(accelerator)
     if engine is not None:
-        watched = WatchedEngine(settings, engine)
-        follow_losses(watched, accelerator, is_share=False)
-        for optimizer in found:
-            if isinstance(optimizer, AcceleratedOptimizer):
-                _after_steps(watched, optimizer, watched.stepped)
-        _TRAININGS[accelerator] = watched
+        _keep(accelerator, _watched(accelerator, found, WatchedEngine(settings, engine)))
         return prepared
     models = [thing for thing in found if isinstance(thing, nn.Module)]
     optimizers = [thing for thing in found if isinstance(thing, Optimizer)]
@@ -63,16 +71,32 @@ def prepare(accelerator: Any, *things: Any, log: str | PathLike[str] | RunLog | 
             "Pass both in one call."
         )
     training = GuardedTraining(settings, models, [_inner(each) for each in optimizers], "the loop")
+    require_guard(training)
     follow_losses(training, accelerator, is_share=False)
     follow_clipping(training, accelerator)
-    for number, optimizer in enumerate(optimizers):
-        scaler = getattr(optimizer, "scaler", None)
-        if scaler is not None:  # it skips steps without calling the optimizer
+    guarded = {id(attachment.optimizer): number for number, attachment in enumerate(training.attachments)}
+    for optimizer in optimizers:
+        scaler, number = getattr(optimizer, "scaler", None), guarded.get(id(_inner(optimizer)))
+        if scaler is not None and number is not None:  # it skips steps without calling the optimizer
             _after_steps(training, optimizer, partial(training.count_if_skipped, scaler, number))
     _follow_the_rest(training, accelerator)
     accelerator.register_for_checkpointing(training)
-    _TRAININGS[accelerator] = training
+    _keep(accelerator, training)
     return prepared
+
+
+def _watched(accelerator: Any, prepared: tuple[Any, ...], watched: WatchedEngine) -> WatchedEngine:
+    follow_losses(watched, accelerator, is_share=False)
+    for optimizer in prepared:
+        if isinstance(optimizer, AcceleratedOptimizer):
+            _after_steps(watched, optimizer, watched.stepped)
+    return watched
+
+
+def _keep(accelerator: Any, training: GuardedTraining | WatchedEngine) -> None:
+    """Remember the guard of an accelerator, which ends with it at the latest."""
+    _TRAININGS[accelerator] = training
+    weakref.finalize(accelerator, training.finish).atexit = False
 
 
 def training_of(accelerator: Any) -> GuardedTraining:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
 from surefoot.act.clip import limit_factor
@@ -45,8 +46,11 @@ def follow_losses(training: GuardedTraining | WatchedEngine, accelerator: Any, *
 
 
 def follow_clipping(training: GuardedTraining, accelerator: Any) -> None:
-    """Do the clipping of `accelerator.clip_grad_norm_` and `clip_grad_value_`, until `training` ends."""
-    clip_norm, clip_value = accelerator.clip_grad_norm_, accelerator.clip_grad_value_
+    """Do the clipping of `accelerator.clip_grad_norm_` and `clip_grad_value_`, until `training` ends.
+
+    A method that a subclass has written anew stays as it is.
+    """
+    clip_norm, by_value = accelerator.clip_grad_norm_, accelerator.clip_grad_value_
 
     def safe_clip_norm(parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2) -> Any:
         given = list(parameters)  # of a single tensor the rows, which have no gradients: as Accelerate does
@@ -55,16 +59,18 @@ def follow_clipping(training: GuardedTraining, accelerator: Any) -> None:
         accelerator.unscale_gradients()
         return training.clip_norm(given, max_norm, norm_type)
 
-    def safe_clip_value(parameters: Iterable[Tensor] | Tensor, value: float) -> None:
+    def safe_clip_value(parameters: Iterable[Tensor] | Tensor, clip_value: float) -> None:
         given = listed(parameters)
         if _is_sharded(accelerator, given):
-            clip_value(given, value)
+            by_value(given, clip_value)
             return
         accelerator.unscale_gradients()
-        training.clip_value(given, value)
+        training.clip_value(given, clip_value)
 
-    training.replaced.put(accelerator, "clip_grad_norm_", safe_clip_norm)
-    training.replaced.put(accelerator, "clip_grad_value_", safe_clip_value)
+    if type(accelerator).clip_grad_norm_ is Accelerator.clip_grad_norm_:
+        training.replaced.put(accelerator, "clip_grad_norm_", safe_clip_norm)
+    if type(accelerator).clip_grad_value_ is Accelerator.clip_grad_value_:
+        training.replaced.put(accelerator, "clip_grad_value_", safe_clip_value)
 
 
 def _is_sharded(accelerator: Any, parameters: list[Tensor]) -> bool:

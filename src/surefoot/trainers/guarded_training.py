@@ -15,6 +15,7 @@ import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from surefoot.act.torch_clip import clip_grad_norm, clip_grad_value
 from surefoot.core import end_of_run
 from surefoot.core.device import has_streams, total_bytes
 from surefoot.core.weak_reference import weak_reference
+from surefoot.decide.agreement import Ranks, find_group
 from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.errors import CheckpointError, SettingError, UsageError
 from surefoot.guard.attach import AttachSettings, attach_with
@@ -85,24 +87,31 @@ class Replacements:
     """Methods that are replaced on single objects, which are not kept alive, and put back."""
 
     def __init__(self) -> None:
-        self._done: list[tuple[Callable[[], Any], str, Callable[[], Any], Any]] = []
+        self._done: list[tuple[Callable[[], Any], str, Callable[[], Any]]] = []
 
     def put(self, thing: Any, name: str, function: Callable[..., Any]) -> None:
         """Replace a method of one object."""
-        self._done.append((weak_reference(thing), name, weak_reference(function), vars(thing).get(name)))
+        function.before, function.is_over = vars(thing).get(name), False  # type: ignore[attr-defined]
+        self._done.append((weak_reference(thing), name, weak_reference(function)))
         setattr(thing, name, function)
 
     def undo(self) -> None:
         """Put back what was there, unless somebody else has replaced it since."""
         while self._done:
-            thing_now, name, function_now, before = self._done.pop()
+            thing_now, name, function_now = self._done.pop()
             thing, function = thing_now(), function_now()
-            if thing is None or function is None or vars(thing).get(name) is not function:
+            if thing is None or function is None:
                 continue
-            if before is None:
+            function.is_over = True  # below one that is not over, it goes with that one
+            first = now = vars(thing).get(name)
+            while getattr(now, "is_over", False):
+                now = now.before
+            if now is first:
+                continue
+            if now is None:
                 delattr(thing, name)
             else:
-                setattr(thing, name, before)
+                setattr(thing, name, now)
 
 
 class GuardedTraining:
@@ -114,16 +123,25 @@ class GuardedTraining:
         self._options, self._framework = options, framework
         self._latest: StepRecord | None = None
         self._counts = dict.fromkeys(("skipped", "clipped", "overflows", "alarms"), 0)
-        recovery = _recovery(options, models, optimizers)
+        self.ranks = Ranks(find_group(models) if options.mode == "guard" else None, _home(models))
+        """The processes that decide together: none but this one where nothing is decided."""
+        if options.mode == "guard":
+            optimizers = _of_the_models(optimizers, models, framework)
+        recovery = _recovery(options, models, optimizers, self.ranks)
         settings = AttachSettings(
             mode=options.mode, clip=options.clip, checker=options.checker, escalation=options.escalation,
             recovery=recovery, incidents=options.incidents, log=options.log, watch=options.watch,
             on_step=self._stepped, on_event=self._happened,
         )  # fmt: skip
         self.attachments: list[Attachment] = []
-        for optimizer in optimizers:
-            self.attachments.append(attach_with(list(models), optimizer, settings))
         self.replaced = Replacements()
+        self._is_over = False
+        try:
+            for optimizer in optimizers:
+                self.attachments.append(attach_with(list(models), optimizer, settings))
+        except BaseException:
+            self.finish(diagnose=False)  # no optimizer stays guarded by a training that does not begin
+            raise
         self._counted = [0] * len(self.attachments)
         """How many steps each had when the framework last said that it had taken one."""
         self._sum: Tensor | None = None
@@ -165,8 +183,10 @@ class GuardedTraining:
 
     def count_if_skipped(self, scaler: Any, number: int = 0) -> None:
         """The framework has taken a step of an optimizer: count it if a loss scaler has skipped it before our hooks."""
+        if scaler is None or number >= len(self.attachments):
+            return
         attachment = self.attachments[number]
-        if scaler is not None and attachment.steps == self._counted[number]:  # its scale has been lowered since
+        if attachment.steps == self._counted[number]:  # its scale has been lowered since
             attachment.skipped_by_scaler(float(scaler.get_scale()) / float(scaler.get_backoff_factor()))
         self._counted[number] = attachment.steps
 
@@ -202,11 +222,15 @@ class GuardedTraining:
     # ---- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What the guards have learned: tensors and plain values."""
+        """What the guards have learned: tensors and plain values. Nothing once they are detached."""
+        if not self.is_attached:
+            return {"guards": []}
         return {"guards": [attachment.state_dict() for attachment in self.attachments]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where a saved run stopped; model and optimizer are loaded first."""
+        if not self.is_attached:
+            return
         saved = state["guards"]
         if len(saved) != len(self.attachments):
             logger.warning(
@@ -248,6 +272,9 @@ class GuardedTraining:
     def finish(self, diagnose: bool = True) -> None:
         """Training has ended: detach, write the log, and say what it shows."""
         self.replaced.undo()
+        if self._is_over:
+            return
+        self._is_over = True
         logs = [attachment.log for attachment in self.attachments]
         for attachment in self.attachments:
             attachment.detach()
@@ -284,20 +311,37 @@ def save_into(training: GuardedTraining, checkpoint: Path) -> None:
 
 
 def load_from(training: GuardedTraining, checkpoint: Path) -> None:
-    """Continue from what `save_into` has written. Without it the rules start anew, with one warning."""
+    """Continue from what `save_into` has written. Without it the rules start anew, with one warning.
+
+    Ranks judge steps together, so all of them continue, or none.
+    """
     folder = checkpoint / _state_folder()
+    state, problem = None, "another rank could not read it"
     try:
-        _, state = storage.read(folder)
-        training.load_state_dict(state)
-    except (OSError, CheckpointError, KeyError, SettingError) as error:
+        state = storage.read(folder)[1]
+    except (OSError, CheckpointError) as error:
+        problem = str(error)
+    is_missing = training.ranks.any(state is None)
+    if state is not None and not is_missing:
+        try:
+            training.load_state_dict(state)
+        except (CheckpointError, KeyError, SettingError) as error:
+            is_missing, problem = True, str(error)
+    if is_missing:
         logger.warning(
-            "surefoot: %s has no state of the guard that can be read, so its rules start anew: %s", checkpoint, error
+            "surefoot: %s has no state of the guard that can be read, so its rules start anew: %s", checkpoint, problem
         )
         return
     for attachment in training.attachments:
         if attachment.log is not None:
             summary = f"goes on from the checkpoint of step {attachment.steps:,}"
             attachment.log.event("resume", attachment.steps, summary, evidence={"checkpoint": str(checkpoint)})
+
+
+def require_guard(training: GuardedTraining) -> None:
+    """Refuse a model and optimizers that the user has named, and that do not belong together."""
+    if not training.attachments:
+        raise SettingError("no optimizer trains a parameter of the model. Pass the model that it trains.")
 
 
 def listed(parameters: Iterable[Tensor] | Tensor) -> list[Tensor]:
@@ -316,11 +360,29 @@ def _is_first_rank() -> bool:
 
 def _state_folder() -> str:
     rank, count = _rank()
-    return STATE_FOLDER if count == 1 else f"{STATE_FOLDER}-rank{rank}"
+    return STATE_FOLDER if count == 1 else f"{STATE_FOLDER}-rank{rank}-of-{count}"
+
+
+def _of_the_models(optimizers: Sequence[Optimizer], models: Sequence[nn.Module], framework: str) -> list[Optimizer]:
+    """The optimizers that train a parameter of the models, which are those that can be guarded."""
+    own = {id(parameter) for model in models for parameter in model.parameters()}
+    found = [
+        optimizer
+        for optimizer in optimizers
+        if any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
+    ]
+    if len(found) < len(optimizers):
+        logger.warning(
+            "surefoot: %d of the %d optimizers of %s train no parameter of the model, and their steps are not guarded.",
+            len(optimizers) - len(found),
+            len(optimizers),
+            framework,
+        )
+    return found
 
 
 def _recovery(
-    options: GuardOptions, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+    options: GuardOptions, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], ranks: Ranks
 ) -> TrainingRecovery | None:
     if options.recovery != "auto":
         if options.recovery is not None and len(optimizers) > 1:
@@ -329,10 +391,10 @@ def _recovery(
                 "`recovery=None`."
             )
         return options.recovery
-    if options.mode != "guard" or len(optimizers) > 1:
+    if options.mode != "guard" or len(optimizers) != 1:
         return None
     recovery = TrainingRecovery()
-    if _copies_fit(models, optimizers[0], recovery.keep):
+    if not ranks.any(not _copies_fit(models, optimizers[0], recovery.keep)):  # on every rank, or on none
         return recovery
     logger.warning(
         "surefoot: %d copies of the model and its optimizer state do not fit in memory, so that there is no recovery: "
@@ -340,6 +402,10 @@ def _recovery(
         recovery.keep,
     )
     return None
+
+
+def _home(models: Sequence[nn.Module]) -> torch.device:
+    return next((parameter.device for model in models for parameter in model.parameters()), torch.device("cpu"))
 
 
 def _copies_fit(models: Sequence[nn.Module], optimizer: Optimizer, keep: int) -> bool:
@@ -354,4 +420,5 @@ def _copies_fit(models: Sequence[nn.Module], optimizer: Optimizer, keep: int) ->
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):  # not on every system
         return True
-    return bool(keep * size <= SHARE_OF_HOST * free)
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # each of them keeps copies
+    return bool(here * keep * size <= SHARE_OF_HOST * free)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ignite.engine import Events
 
 from surefoot.errors import UsageError
-from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions
+from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, require_guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,6 +84,7 @@ class StabilizerHandler:
     def _begin(self, engine: Any) -> None:
         self._end(engine)
         self.training = GuardedTraining(self._options, [self._model], [self._optimizer], "the engine's function")
+        require_guard(self.training)
         if self._saved is not None:
             self.training.load_state_dict(self._saved)
             self._saved = None
@@ -103,7 +104,8 @@ class StabilizerHandler:
 
     def _failed(self, engine: Any, error: BaseException) -> None:
         self._end(engine)
-        raise error
+        if len(engine._event_handlers[Events.EXCEPTION_RAISED]) == 1:  # as Ignite does without a handler
+            raise error
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.plugins import Precision
 
 from surefoot.errors import UsageError
 from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions
@@ -44,12 +45,14 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
         self.training: GuardedTraining | WatchedEngine | None = None
         """The guard, from the beginning of the last training on."""
         self._saved: dict[str, Any] | None = None
+        self._at_end: dict[str, Any] = {}
         self._steps = 0
 
     # ---- begin and end ----------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Attach the guard, and continue from its state in the checkpoint that training resumes from."""
+        self._steps, self._at_end = trainer.global_step, {}
         engine = ENGINES.get(type(trainer.strategy).__name__)
         if engine is not None:
             self.training = WatchedEngine(self._options, engine, trainer.global_step)
@@ -60,9 +63,12 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
         self._follow_clipping(training, trainer.precision_plugin)
         if self._saved is not None:
             training.load_state_dict(self._saved)
-        elif trainer.global_step:
+        elif trainer.ckpt_path is not None:
             logger.warning("surefoot: the checkpoint has no state of the guard, so that its rules start anew.")
         self._saved = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "training": None}
 
     def _refuse_two_clippers(self, trainer: Any) -> None:
         if self._options.clip is not None and trainer.gradient_clip_val:
@@ -72,7 +78,10 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
             )
 
     def _follow_clipping(self, training: GuardedTraining, precision: Any) -> None:
-        """Do the clipping of `gradient_clip_val` and `self.clip_gradients`, until training ends."""
+        """Do the clipping of `gradient_clip_val` and `self.clip_gradients`, until training ends.
+
+        A method that a plugin has written anew stays as it is, such as the norm over shards of `FSDPPrecision`.
+        """
 
         def by_norm(optimizer: Any, clip_val: float) -> None:
             training.clip_norm(precision.main_params(optimizer), clip_val)
@@ -80,18 +89,21 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
         def by_value(optimizer: Any, clip_val: float) -> None:
             training.clip_value(precision.main_params(optimizer), clip_val)
 
-        if type(precision).__name__ not in ("FSDPPrecision", "DeepSpeedPrecision"):  # which have their own norm
+        if type(precision).clip_grad_by_norm is Precision.clip_grad_by_norm:
             training.replaced.put(precision, "clip_grad_by_norm", by_norm)
+        if type(precision).clip_grad_by_value is Precision.clip_grad_by_value:
             training.replaced.put(precision, "clip_grad_by_value", by_value)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Detach the guard, write the log, and say what it shows."""
+        self._at_end = self.state_dict()  # for `trainer.save_checkpoint` after training
         if self.training is not None:
             self.training.finish()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """The same, for a training that was interrupted or has failed."""
-        self.on_train_end(trainer, pl_module)
+        if self.training is not None:
+            self.training.finish()
 
     # ---- steps ------------------------------------------------------------------------------------------------------
 
@@ -99,7 +111,11 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
         """Learn the loss of a microbatch, which Lightning has divided for accumulation."""
         if self.training is not None:
             divided = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
-            self.training.add_loss(loss.detach() * divided if divided > 1 else loss)
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            loss = loss.detach()
+            if scaler is not None and scaler.is_enabled() and scaler._scale is not None:
+                loss = loss / scaler._scale.to(loss.device)  # Lightning has scaled it by now
+            self.training.add_loss(loss * divided if divided > 1 else loss)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:
         """Count a step that the loss scaler has skipped without calling the optimizer, and log our numbers."""
@@ -113,7 +129,7 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
         if len(training.attachments) == 1:
             training.count_if_skipped(getattr(trainer.precision_plugin, "scaler", None))
         numbers = training.numbers()
-        if numbers and trainer.global_step % trainer.log_every_n_steps == 0:
+        if numbers and trainer.log_every_n_steps and trainer.global_step % trainer.log_every_n_steps == 0:
             pl_module.log_dict(numbers)
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------
@@ -122,7 +138,7 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
         """What Lightning saves with every checkpoint."""
         if isinstance(self.training, GuardedTraining) and self.training.is_attached:
             return self.training.state_dict()
-        return {}
+        return self._at_end
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loaded when training starts: Lightning calls this before there is an optimizer."""

@@ -78,8 +78,26 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
         follow_losses(training, trainer.accelerator, is_share=True)
         follow_clipping(training, trainer.accelerator)
         self._add_to_logs(training, trainer)
+        self._end_with_errors(training, trainer)
         if state.global_step:
             load_from(training, Path(resumed_from) if resumed_from else self._checkpoint(args, state))
+
+    def _end_with_errors(self, training: GuardedTraining, trainer: Trainer) -> None:
+        """End the guard when training raises: the trainer calls no callback then."""
+        run_epoch = trainer._run_epoch
+
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return run_epoch(*args, **kwargs)
+            except BaseException:
+                training.finish()
+                self._trainer = None
+                raise
+
+        training.replaced.put(trainer, "_run_epoch", followed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "training": None, "_trainer": None}
 
     def _refuse_two_clippers(self, args: TrainingArguments) -> None:
         if self._options.clip is not None and args.max_grad_norm:
