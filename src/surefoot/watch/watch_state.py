@@ -35,7 +35,7 @@ class LossScalerState:
     def as_facts(self) -> LossScalerFacts:
         """All of it."""
         known = self.unscale_by if isinstance(self.unscale_by, float) else None
-        return LossScalerFacts(**(vars(self) | {"unscale_by": known}))
+        return LossScalerFacts(**(vars(self) | {"unscale_by": known, "made_at": self.made_at or None}))
 
 
 class WatchState:
