@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from counted import Operations, calls
-from surefoot.guard.model_sampling import ModelSampler, histograms_of
+from surefoot.guard.model_sampling import ArrivingHistograms, ModelSampler
 from surefoot.observe.parameters import named_parameters
 from surefoot.observe.sampling import Sampling
 from surefoot.record.bins import COUNT, ZERO
@@ -151,7 +151,7 @@ def test_what_is_broken_is_counted():
     model(torch.randn(32, 3, 8, 8)).sum().backward()
     model[5].weight.grad[0, :3] = math.nan
     model[5].weight.grad[1, :2] = -math.inf
-    found = {(each.kind, each.layer): each for each in histograms_of(named_parameters([model]), step=7)}
+    found = {(each.kind, each.layer): each for each in ArrivingHistograms(named_parameters([model]), step=7).messages()}
     broken = found["gradient", "5.weight"]
     assert (broken.step, broken.nan, broken.positive_inf, broken.negative_inf) == (7, 3, 0, 2)
     assert sum(broken.counts) == 2880 - 5
@@ -170,9 +170,9 @@ def test_gradients_are_shown_without_the_loss_scale():
 
 def test_a_parameter_without_a_gradient_is_no_trouble():
     frozen, _ = built()
-    found = histograms_of(named_parameters([frozen]), step=0)
+    found = ArrivingHistograms(named_parameters([frozen]), step=0).messages()
     assert {each.kind for each in found} == {"weight"}
-    assert histograms_of([], step=0) == []
+    assert ArrivingHistograms([], step=0).messages() == []
 
 
 class Strange(torch.Tensor):
@@ -253,5 +253,5 @@ def test_histograms_of_a_small_model_take_a_few_operations_per_tensor():
     model(torch.randn(32, 3, 8, 8)).sum().backward()
     named = named_parameters([model])
     with Operations() as operations:
-        found = histograms_of(named, step=0)
+        found = ArrivingHistograms(named, step=0).messages()
     assert len(operations.names) < 20 * len(found)

@@ -18,7 +18,7 @@ On all other steps each call is one comparison. On a sampled one everything is c
 to the host in two copies, read some steps later, so that the loop never waits. An error inside ends the sampling with
 one warning, never the training.
 
-`histograms_of` is the same for weights and gradients at once, for those who may wait; `ArrivingHistograms`, for others.
+`ArrivingHistograms` is the same for weights and gradients at once, without a sampler.
 
 The activations of the very first step are left out: models are compiled, copied and wrapped before it, and hooks would
 be in the way.
@@ -131,7 +131,15 @@ def _add(found: list[Histogram | LayerRows], sample: LayerSample, part: str) -> 
 
 
 class ArrivingHistograms:
-    """Histograms of weights and gradients, on their way to the host."""
+    """Histograms of weights and gradients, on their way to the host.
+
+    >>> import torch
+    >>> from surefoot.types import NamedParameter
+    >>> weight = torch.nn.Parameter(torch.tensor([0.0, 1.5, float("nan")]))
+    >>> [found] = ArrivingHistograms([NamedParameter("weight", weight)], step=3).messages()
+    >>> found.kind, sum(found.counts), found.nan
+    ('weight', 2, 1)
+    """
 
     def __init__(self, named: Sequence[NamedParameter], step: int, part: str = "") -> None:
         """Begin to copy those of the weights and gradients as they are now, without waiting."""
@@ -150,16 +158,3 @@ class ArrivingHistograms:
             *histograms(self._step, "weight", self._weights, of_weights, self._part),
             *histograms(self._step, "gradient", self._gradients, of_gradients, self._part),
         ]
-
-
-def histograms_of(named: Sequence[NamedParameter], step: int, part: str = "") -> list[Histogram]:
-    """Histograms of weights and gradients as they are now. Waits for the device.
-
-    >>> import torch
-    >>> from surefoot.types import NamedParameter
-    >>> weight = torch.nn.Parameter(torch.tensor([0.0, 1.5, float("nan")]))
-    >>> [found] = histograms_of([NamedParameter("weight", weight)], step=3)
-    >>> found.kind, sum(found.counts), found.nan
-    ('weight', 2, 1)
-    """
-    return ArrivingHistograms(named, step, part).messages()
