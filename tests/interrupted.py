@@ -41,6 +41,11 @@ def wait_for_the_signal() -> None:
         time.sleep(0.005)
 
 
+def say(*words: object) -> None:
+    """One line in one write, so that a message printed by a signal handler cannot come between its words."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
 class Slow(Run):
     """A training whose steps take long enough to be hit by a signal; tells each."""
 
@@ -58,15 +63,15 @@ class Slow(Run):
         super().step(batch)
         time.sleep(0.02)
         self.average.update_parameters(self.model)
-        print("batch", flush=True)
+        say("batch")
         self.taken += 1
         if self.taken == HOLD_BATCH:
-            print("held", flush=True)
+            say("held")
             wait_for_the_signal()
 
     def tell(self) -> None:
         tensors = [*self.model.state_dict().values(), *self.average.state_dict().values(), read_streams()["torch"]]
-        print("end", *(float(tensor.double().sum()) for tensor in tensors), flush=True)
+        say("end", *(float(tensor.double().sum()) for tensor in tensors))
 
 
 def plain(folder: Path) -> None:
@@ -102,7 +107,7 @@ def epochs(folder: Path) -> None:
     for _ in run.stabilizer.epochs(EPOCHS):
         for batch in run.stabilizer.resume(run.loader):
             run.step(batch)
-        print("evaluation", flush=True)
+        say("evaluation")
         for _ in range(10):
             time.sleep(0.02)
             run.model(torch.randn(4, 6))
@@ -116,12 +121,12 @@ def long_step(folder: Path) -> None:
     for batch in run.batches():
         run.step(batch)
         if run.stabilizer.steps == 3:
-            print("asleep", flush=True)
+            say("asleep")
             time.sleep(1e6)
 
 
 def own_handler(folder: Path) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: print("mine", flush=True))
+    signal.signal(signal.SIGTERM, lambda *_: say("mine"))
     plain(folder)
 
 
@@ -143,7 +148,7 @@ def with_child(folder: Path) -> None:
             begun.wait()
             child.terminate()
             child.join()
-            print("child", child.exitcode, flush=True)
+            say("child", child.exitcode)
             child.kill()
 
 
@@ -164,7 +169,7 @@ class Stalling(torch.utils.data.Dataset[Any]):
         self._asked += 1
         if self._asked == 2 * BATCH + 2 and not self._stalled.exists():
             self._stalled.touch()
-            print("stalled", flush=True)
+            say("stalled")
             os.read(os.pipe()[0], 1)  # nobody will ever write
         return x + 0.1 * noise, y
 
