@@ -58,7 +58,7 @@ class Staged:
     """A state's copy, possibly still on its way."""
 
     def __init__(self, outline: Any, copies: _Copies | None = None, arrived: Sequence[torch.Event] = ()) -> None:
-        self._outline, self._copies, self._arrived = outline, copies or _Copies(), arrived
+        self._outline, self._copies, self._arrived = outline, copies or _Copies("device", _Plan(())), arrived
 
     @cached_property
     def tree(self) -> Any:
@@ -86,13 +86,13 @@ def stage(tree: Any, place: Place | Callable[[int], Place] = "pinned", into: Sta
     live = _Collector()
     outline = live.outline(tree)
     tensors = live.tensors
+    plan = _plan_for(tensors)
     if callable(place):
-        place = place(live.bytes())
-    layout = [(tensor.device, tensor.dtype, tensor.shape) for tensor in tensors]
-    if into is not None and into._copies.fits(place, layout):
+        place = place(plan.bytes)
+    if into is not None and into._copies.fits(place, plan):
         copies, streams = into._copies, _overwrite(into._copies, tensors)
     else:
-        copies = _Copies(place, layout)
+        copies = _Copies(place, plan)
         streams = _fill(copies, tensors)
     return Staged(outline, copies, _events(streams))
 
@@ -127,9 +127,11 @@ class _Collector:
             return value
         self._around.append(id(value))
         if kind is dict:
-            new: Any = {key: self.outline(part) for key, part in value.items()}
+            new: Any = {
+                key: part if type(part) in _NUMBERS_AND_TEXT else self.outline(part) for key, part in value.items()
+            }
         elif kind is list:
-            new = [self.outline(part) for part in value]
+            new = [part if type(part) in _NUMBERS_AND_TEXT else self.outline(part) for part in value]
         elif kind is OrderedDict:
             new = OrderedDict([(key, self.outline(part)) for key, part in value.items()])
             vars(new).update(vars(value))  # the state dict of a module keeps its versions there
@@ -157,10 +159,6 @@ class _Collector:
             self._numbers[where] = [number]
         self.tensors.append(part)
         return _Slot(number)
-
-    def bytes(self) -> int:
-        """How much memory a copy takes."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
 
 def map_tensors(tree: Any, change: Callable[[Tensor], Any]) -> Any:
@@ -223,19 +221,54 @@ def bytes_of(tree: Any) -> int:
     """How much memory a copy takes."""
     live = _Collector()
     live.outline(tree)
-    return live.bytes()
+    return _plan_for(live.tensors).bytes
+
+
+class _Plan:
+    """Which tensors are copied into one block: those of one device and dtype, as many as torch concatenates at once."""
+
+    def __init__(self, layout: _Layout) -> None:
+        self.layout = layout
+        self.sizes = [shape.numel() for _, _, shape in layout]
+        self.bytes = sum(size * dtype.itemsize for size, (_, dtype, _) in zip(self.sizes, layout, strict=True))
+        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for i, (device, dtype, _) in enumerate(layout):
+            groups.setdefault((device, dtype), []).append(i)
+        self.blocks = [(*kind, part) for kind, members in groups.items() for part in self._parts(members)]
+        """Device, dtype and the numbers of the tensors of each block."""
+
+    def _parts(self, members: list[int]) -> Iterator[list[int]]:
+        start = size = 0
+        for end, i in enumerate(members):
+            size += (own := self.sizes[i])
+            if size > LARGEST_BLOCK and end > start:
+                yield members[start:end]
+                start, size = end, own
+        yield members[start:]
+
+
+_LAST_PLAN = [_Plan(())]
+
+
+def _plan_for(tensors: Sequence[Tensor]) -> _Plan:
+    """The plan for these tensors. The states of one run are of one layout, so that it is made once."""
+    layout = [(tensor.device, tensor.dtype, tensor.shape) for tensor in tensors]
+    plan = _LAST_PLAN[0]
+    if plan.layout != layout:
+        plan = _LAST_PLAN[0] = _Plan(layout)
+    return plan
 
 
 class _Copies:
     """The memory of a copy: one block for many tensors, since a thousand allocations take a thousand times one."""
 
-    def __init__(self, place: Place = "device", layout: _Layout = ()) -> None:
-        self.place, self._layout = place, layout
+    def __init__(self, place: Place, plan: _Plan) -> None:
+        self.place, self.plan = place, plan
         self._blocks: list[tuple[Tensor, Sequence[int]]] = []
 
-    def fits(self, place: Place, layout: _Layout) -> bool:
-        """Whether tensors of this layout can be copied into the same memory."""
-        return self.place == place and self._layout == layout
+    def fits(self, place: Place, plan: _Plan) -> bool:
+        """Whether tensors of this plan can be copied into the same memory."""
+        return self.place == place and (self.plan is plan or self.plan.layout == plan.layout)
 
     def add(self, block: Tensor, members: Sequence[int]) -> None:
         """Take in a block with the copies of the tensors of these numbers, one after the other."""
@@ -246,44 +279,27 @@ class _Copies:
         """The copies by number. They are made when they are asked for: by the thread that writes them, as a rule."""
         found: dict[int, Tensor] = {}
         for block, members in self._blocks:
-            shapes = [self._layout[i][2] for i in members]
-            parts = torch.split_with_sizes(block, [shape.numel() for shape in shapes])
-            for i, part, shape in zip(members, parts, shapes, strict=True):
+            parts = torch.split_with_sizes(block, [self.plan.sizes[i] for i in members])
+            for i, part in zip(members, parts, strict=True):
+                shape = self.plan.layout[i][2]
                 found[i] = part if len(shape) == 1 else part.view(shape)
         return found
-
-    def kinds(self) -> Iterator[tuple[torch.device, torch.dtype, list[int]]]:
-        """The numbers of the tensors of each device and dtype, in lists that torch concatenates at once."""
-        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-        for i, (device, dtype, _) in enumerate(self._layout):
-            groups.setdefault((device, dtype), []).append(i)
-        for (device, dtype), members in groups.items():
-            for part in self._parts(members):
-                yield device, dtype, part
-
-    def _parts(self, members: list[int]) -> Iterator[list[int]]:
-        start = size = 0
-        for end, i in enumerate(members):
-            size += (own := self._layout[i][2].numel())
-            if size > LARGEST_BLOCK and end > start:
-                yield members[start:end]
-                start, size = end, own
-        yield members[start:]
 
 
 def _fill(copies: _Copies, live: Sequence[Tensor]) -> _Streams:
     """Copy into new memory, in as few calls as there are kinds of tensors; returns the streams that copy."""
     streams = _Streams()
-    for device, dtype, members in copies.kinds():
+    for device, dtype, members in copies.plan.blocks:
         own = [live[i] for i in members]
+        size = sum(copies.plan.sizes[i] for i in members)
         if not has_streams(device):
-            block = torch.empty(sum(tensor.numel() for tensor in own), dtype=dtype, device=device)
+            block = torch.empty(size, dtype=dtype, device=device)
             torch._foreach_copy_(_unflatten_dense_tensors(block, own), own)  # type: ignore[no-untyped-call]
         elif copies.place == "device":
             block = _concatenated(own)
             streams.setdefault(device, current_stream(device))
         else:
-            block = torch.empty(sum(tensor.numel() for tensor in own), dtype=dtype, device="cpu", pin_memory=True)
+            block = torch.empty(size, dtype=dtype, device="cpu", pin_memory=True)
             keep_if_device_fails(block)
             targets = _unflatten_dense_tensors(block, own)  # type: ignore[no-untyped-call]
             streams[device] = _leave(device, targets, own)
@@ -301,7 +317,7 @@ def _concatenated(tensors: Sequence[Tensor]) -> Tensor:
 def _overwrite(copies: _Copies, live: Sequence[Tensor]) -> _Streams:
     """Copy into memory that is there; returns the streams that copy."""
     streams = _Streams()
-    for device, _, members in copies.kinds():
+    for device, _, members in copies.plan.blocks:
         targets, sources = [copies.tensors[i] for i in members], [live[i] for i in members]
         if targets[0].device != device:
             streams[device] = _leave(device, targets, sources)
