@@ -1,4 +1,4 @@
-"""surefoot keeps PyTorch training on its feet.
+"""surefoot keeps PyTorch training stable.
 
 It sits beside a training loop, sees trouble before it reaches the weights, recovers by itself, and explains the cause
 with evidence. The names people reach for are here; four namespaces hold the rest:

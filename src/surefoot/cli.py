@@ -20,7 +20,7 @@ from surefoot.commands.zoo import app as zoo
 from surefoot.errors import UsageError
 
 app = typer.Typer(
-    help="Keeps PyTorch training on its feet.",
+    help="Keeps PyTorch training stable: guards a run, and says why it fails.",
     add_completion=False,
     rich_markup_mode=None,  # the pretty help takes as long to import as all the rest
     pretty_exceptions_enable=False,
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 def _surefoot(
     context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version and exit.")
 ) -> None:
-    """Keeps PyTorch training on its feet."""
+    """Keeps PyTorch training stable: guards a run, and says why it fails."""
     if version:
         typer.echo(f"surefoot {surefoot.__version__}")
         raise typer.Exit(0)
@@ -65,7 +65,7 @@ def _surefoot(
 )
 def run(
     script: str = typer.Argument(help="The script, or with -m a module. What follows it belongs to it."),
-    arguments: list[str] | None = typer.Argument(None, metavar="[ARGS]...", help="The script's own arguments."),
+    arguments: list[str] | None = typer.Argument(None, metavar="ARGS", help="The script's own arguments."),
     out: Path | None = typer.Option(None, help="Where the run folder goes (default: runs/SCRIPT-DATE-TIME)."),
     guard: bool = typer.Option(False, "--guard", help="Also protect: a step with non-finite gradients is not applied."),
     progress: bool = typer.Option(False, "--progress", help="Show on stderr how training goes."),
@@ -96,6 +96,7 @@ def run(
     launch([*before, script, *(arguments or [])])
 
 
+app.command(short_help="List the runs below a directory, with their verdicts.")(recorded_run.runs)
 app.command()(recorded_run.diagnose)
 app.command(
     context_settings={"allow_interspersed_args": False},

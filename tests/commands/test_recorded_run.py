@@ -1,4 +1,4 @@
-"""Commands over a recorded run: diagnose, watch, report, serve."""
+"""Commands over recorded runs: runs, diagnose, watch, report, serve."""
 
 import json
 
@@ -58,3 +58,30 @@ def test_a_port_that_is_taken_is_refused_with_the_way_out(command, tmp_path):
         answer = command("serve", tmp_path, "--port", server.port)
     assert answer.code == 2
     assert "--port" in answer.error
+
+
+def test_without_a_folder_the_newest_run_is_taken_and_named(command, judged, monkeypatch):
+    runs = judged.parent / "runs"
+    runs.mkdir()
+    judged.rename(runs / "first")
+    monkeypatch.chdir(runs.parent)
+    answer = command("diagnose")
+    assert (answer.code, answer.error) == (0, "surefoot: the newest run: runs/first\n")
+    assert "runs/first" in answer.out
+
+
+def test_without_a_folder_and_without_runs_it_is_wrong_use(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answer = command("report")
+    assert (answer.code, answer.out) == (2, "")
+    assert (
+        answer.error == "surefoot: no run folder was given, and there is none below runs/. Give the folder of a run.\n"
+    )
+
+
+def test_runs_lists_them(command, judged):
+    answer = command("runs", judged.parent)
+    (line,) = answer.out.splitlines()
+    assert line.split()[0] == str(judged)
+    assert line.endswith("not diagnosed")
+    assert command("runs", judged.parent / "nowhere").code == 2

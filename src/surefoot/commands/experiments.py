@@ -13,7 +13,7 @@ from surefoot.errors import UsageError
 
 def bisect(
     script: str = typer.Argument(help="The script, or with -m a module. What follows it belongs to it."),
-    arguments: list[str] | None = typer.Argument(None, metavar="[ARGS]...", help="The script's own arguments."),
+    arguments: list[str] | None = typer.Argument(None, metavar="ARGS", help="The script's own arguments."),
     budget: float = typer.Option(600.0, min=1.0, help="Seconds that all runs together may take, by the clock."),
     jobs: int = typer.Option(0, min=0, help="Runs at the same time (default: half of the cores; 1 with a GPU)."),
     out: Path | None = typer.Option(None, help="Where everything goes (default: runs/bisect-SCRIPT-DATE-TIME)."),
@@ -47,13 +47,15 @@ class _Replay:
 
 def replay(
     incident: Path = typer.Argument(help="The folder of an incident, such as runs/exp1/incidents/000000123."),
-    arguments: list[str] | None = typer.Argument(None, metavar="[ARGS]...", help="The script's own arguments."),
+    arguments: list[str] | None = typer.Argument(None, metavar="ARGS", help="The script's own arguments."),
     script: str | None = typer.Option(None, help="The script that trains; its arguments follow (see `surefoot run`)."),
     module: str | None = typer.Option(None, help="A module instead of a script, as `python -m`."),
     target: str | None = typer.Option(
         None, help="module:function, as `surefoot doctor` takes it, instead of a script."
     ),
-    export: Path | None = typer.Option(None, help="Write a script into this folder that fails alike with torch alone."),
+    export: Path | None = typer.Option(
+        None, help="Write a script into this folder that reproduces the failure with torch only."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
     seconds: float = typer.Option(600.0, min=1.0, help="How long one of the two passes may take."),
     experiments: bool = typer.Option(

@@ -1,14 +1,34 @@
-"""Commands that look at a recorded run: `surefoot diagnose`, `watch`, `report`, `serve`."""
+"""Commands that look at recorded runs: `surefoot runs`, `diagnose`, `watch`, `report`, `serve`."""
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+import time
+from pathlib import Path
 
 import typer
 
 
+def runs(
+    root: Path = typer.Argument(Path("runs"), help="The directory that holds the run folders."),
+) -> None:
+    """List the runs below a directory, the newest first, with their verdicts."""
+    from surefoot.report.run_list import list_runs
+    from surefoot.report.terminal.formatting import duration
+
+    found = list_runs(root)
+    if not found:
+        typer.echo(f"no runs below {root}")
+        return
+    ages = [f"{duration(time.time() - run.last_write)} ago" for run in found]
+    width = max(len(str(run.folder)) for run in found)
+    for run, age in zip(found, ages, strict=True):
+        steps = "" if run.steps is None else f"{run.steps:,} steps"
+        line = f"{run.folder!s:<{width}}  {age:>{max(map(len, ages))}}  {run.verdict:<13}  {steps:>13}  {run.cause}"
+        typer.echo(line.rstrip())
+
+
 def diagnose(
-    folder: Path = typer.Argument(help="A run folder, as `surefoot run --out DIR` leaves one."),
+    folder: Path | None = typer.Argument(None, help="A run folder (default: the newest below runs/)."),
     json: bool = typer.Option(False, "--json", help="As JSON on stdout, for other programs."),
 ) -> None:
     """Say what was wrong with a recorded run, with all the evidence."""
@@ -17,6 +37,7 @@ def diagnose(
     from surefoot.diagnose.terminal import as_full_text
     from surefoot.record.run_folder import as_json
 
+    folder = _chosen(folder)
     facts, description = load(folder)
     diagnosis = judge(facts, description)
     typer.echo(as_json(diagnosis.as_json(), indent=2) if json else as_full_text(diagnosis, str(folder)))
@@ -27,17 +48,19 @@ def diagnose(
 
 
 def watch(
-    folder: Path = typer.Argument(help="The folder that a run writes, or will write."),
+    folder: Path | None = typer.Argument(
+        None, help="The folder that a run writes, or will write (default: the newest below runs/)."
+    ),
     once: bool = typer.Option(False, "--once", help="Print one view and exit."),
 ) -> None:
     """Follow a run from another terminal, while it trains. `q` or Ctrl-C ends the watching, not the run."""
     from surefoot.report.terminal.watch import watch as follow
 
-    follow(folder, once)
+    follow(_chosen(folder), once)
 
 
 def report(
-    folder: Path = typer.Argument(help="A run folder."),
+    folder: Path | None = typer.Argument(None, help="A run folder (default: the newest below runs/)."),
     out: Path | None = typer.Option(
         None, "--out", "-o", help="Where the page goes (default: report.html in the folder)."
     ),
@@ -46,18 +69,31 @@ def report(
     """Write one HTML page about a run, to be read offline, and print its path."""
     from surefoot.report.page.html import write_report
 
-    path = write_report(folder, out)
+    path = write_report(_chosen(folder), out)
     typer.echo(path)
     if show:
         typer.launch(str(path.resolve()))
 
 
 def serve(
-    folder: Path = typer.Argument(help="A run folder; one that is still empty is waited for."),
+    folder: Path | None = typer.Argument(
+        None, help="A run folder; one that is still empty is waited for (default: the newest below runs/)."
+    ),
     port: int = typer.Option(8765, min=0, max=65535, help="Port to listen on; 0 takes any free port."),
     host: str = typer.Option("127.0.0.1", help="Address to bind; the default is this machine only."),
 ) -> None:
     """Show a run in the browser while it is being written."""
     from surefoot.report.page.serve import serve as serve_page
 
-    serve_page(folder, host, port, say=lambda words: typer.echo(words, err=True))
+    serve_page(_chosen(folder), host, port, say=lambda words: typer.echo(words, err=True))
+
+
+def _chosen(folder: Path | None) -> Path:
+    """The run that was asked for, or the newest one, which is named on stderr."""
+    if folder is not None:
+        return folder
+    from surefoot.report.run_list import newest_run
+
+    newest = newest_run()
+    typer.echo(f"surefoot: the newest run: {newest}", err=True)
+    return newest

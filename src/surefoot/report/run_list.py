@@ -1,0 +1,82 @@
+"""The run folders below a directory, newest first: for `surefoot runs`, and for commands that are given no folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from surefoot.errors import UsageError
+from surefoot.record.reading import is_run_folder
+from surefoot.report.page.source import rank_folders, read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RUNS = Path("runs")
+"""Where `surefoot run` puts its folders, below the working directory."""
+DEPTH = 3
+"""How many levels below a directory are searched: `runs/`, an experiment, a trial."""
+
+
+class ListedRun(NamedTuple):
+    """A run folder, and what its files say in short."""
+
+    folder: Path
+    """That of the whole run, whose ranks may have folders in it."""
+    last_write: float
+    """When something was last written, in seconds since 1970."""
+    verdict: str
+    """Of the diagnosis; without one, "unfinished" or "not diagnosed"."""
+    steps: int | None
+    cause: str
+    """The first finding's; empty without one."""
+
+
+def newest_run(root: Path = RUNS) -> Path:
+    """The run folder that was written to last. Raises `UsageError` where there is none."""
+    found = max(_run_folders(root), key=_last_write, default=None)
+    if found is None:
+        raise UsageError(f"no run folder was given, and there is none below {root}{os.sep}. Give the folder of a run.")
+    return found
+
+
+def list_runs(root: Path) -> list[ListedRun]:
+    """Every run below a directory, the newest first. Raises `UsageError` if there is no such directory."""
+    if not root.is_dir():
+        raise UsageError(f"there is no directory {root}: give the one that holds your run folders.")
+    return sorted(map(_listed, _run_folders(root)), key=lambda run: run.last_write, reverse=True)
+
+
+def _run_folders(root: Path, depth: int = DEPTH) -> Iterator[Path]:
+    if is_run_folder(root) or rank_folders(root):
+        yield root
+    elif depth and root.is_dir():
+        for entry in root.iterdir():
+            if entry.is_dir() and not entry.is_symlink() and not entry.name.startswith("."):
+                yield from _run_folders(entry, depth - 1)
+
+
+def _last_write(folder: Path) -> float:
+    """The time of the newest file of the log, or of the folder itself."""
+    places = [folder, *rank_folders(folder)]
+    places += [place / "telemetry" for place in places]
+    entries = [entry for place in places if place.is_dir() for entry in os.scandir(place)]
+    return max([entry.stat(follow_symlinks=False).st_mtime for entry in entries if not _is_report(entry)], default=0.0)
+
+
+def _is_report(entry: os.DirEntry[str]) -> bool:
+    """Whether this was written by someone who looked at the run, not by the run."""
+    return entry.name.endswith(".html")
+
+
+def _listed(folder: Path) -> ListedRun:
+    place = (rank_folders(folder) or [folder])[0]
+    findings, run = read_json(place / "findings.json"), read_json(place / "run.json")
+    if findings is None:
+        unfinished = run is not None and run.get("exit_code", 0) is None
+        return ListedRun(folder, _last_write(folder), "unfinished" if unfinished else "not diagnosed", None, "")
+    causes = [found.get("cause", "") for found in findings.get("findings", ())]
+    return ListedRun(
+        folder, _last_write(folder), findings.get("verdict", ""), findings.get("steps"), causes[0] if causes else ""
+    )

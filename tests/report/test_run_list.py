@@ -1,0 +1,63 @@
+"""The run folders below a directory."""
+
+import json
+import os
+
+import pytest
+
+from surefoot.errors import UsageError
+from surefoot.report.run_list import list_runs, newest_run
+
+
+def write(folder, name, value, age=0.0):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(json.dumps(value))
+    os.utime(folder / name, (1e9 - age, 1e9 - age))
+
+
+FINDINGS = {"schema": 1, "verdict": "broken", "steps": 300, "findings": [{"cause": "lr.too-high"}, {"cause": "other"}]}
+
+
+def test_the_newest_comes_first_with_verdict_steps_and_first_cause(tmp_path):
+    write(tmp_path / "old", "run.json", {"schema": 1}, age=100)
+    write(tmp_path / "sweep" / "trial", "run.json", {"schema": 1, "exit_code": 1})
+    write(tmp_path / "sweep" / "trial", "findings.json", FINDINGS)
+    trial, old = list_runs(tmp_path)
+    assert trial == (tmp_path / "sweep" / "trial", 1e9, "broken", 300, "lr.too-high")
+    assert (old.folder, old.verdict, old.steps, old.cause) == (tmp_path / "old", "not diagnosed", None, "")
+
+
+def test_a_run_that_has_not_ended_says_so(tmp_path):
+    write(tmp_path / "run", "run.json", {"schema": 1, "exit_code": None})
+    assert list_runs(tmp_path)[0].verdict == "unfinished"
+
+
+def test_the_ranks_of_a_run_are_one_entry(tmp_path):
+    for rank in range(2):
+        write(tmp_path / "run" / f"rank{rank}", "findings.json", FINDINGS)
+        write(tmp_path / "run" / f"rank{rank}", "run.json", {"schema": 1})
+    (only,) = list_runs(tmp_path)
+    assert (only.folder, only.verdict) == (tmp_path / "run", "broken")
+
+
+def test_a_report_written_later_does_not_make_a_run_newer(tmp_path):
+    write(tmp_path / "a", "run.json", {"schema": 1}, age=100)
+    (tmp_path / "a" / "report.html").write_text("")
+    write(tmp_path / "b", "run.json", {"schema": 1})
+    assert newest_run(tmp_path) == tmp_path / "b"
+
+
+def test_links_hidden_folders_and_what_lies_inside_a_run_are_left_out(tmp_path):
+    write(tmp_path / "run", "run.json", {"schema": 1})
+    write(tmp_path / "run" / "incidents" / "step-3", "run.json", {"schema": 1})
+    write(tmp_path / ".hidden", "run.json", {"schema": 1})
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert [run.folder for run in list_runs(tmp_path)] == [tmp_path / "run"]
+
+
+def test_where_there_is_none(tmp_path):
+    assert list_runs(tmp_path) == []
+    with pytest.raises(UsageError, match="none below"):
+        newest_run(tmp_path)
+    with pytest.raises(UsageError, match="no directory"):
+        list_runs(tmp_path / "nowhere")
