@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.padding import Padding
@@ -16,8 +19,6 @@ from surefoot.demo.runs import DemoRun, collect, prepare, under_way
 from surefoot.report.page.html import write_report
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.console import Console
 
     from surefoot.demo.cost import Cost
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 COMPARED_STEPS = 40
 """Steps of each loop that the cost of a step is the median of."""
 _PLAIN_WIDTH = 100
+_IN_A_LOOP = "sf.TrainingStabilizer(...)"
 
 
 def run_demo(steps: int, seed: int, out: Path) -> None:
@@ -38,8 +40,10 @@ def run_demo(steps: int, seed: int, out: Path) -> None:
     _tell(console, runs, faults, cost)
     _tell_the_cause(console, runs[1], steps, seed)
     _head(console, "Yours next")
-    _say(console, "surefoot run train.py       your script as it is", indent=2)
-    _say(console, "sf.TrainingStabilizer(...)  in your loop: two calls, see the README", indent=2)
+    command = f"{_surefoot()} run train.py"
+    width = max(len(command), len(_IN_A_LOOP))
+    _say(console, f"{command:<{width}}  your script as it is", indent=2)
+    _say(console, f"{_IN_A_LOOP:<{width}}  in your loop: two calls, see the README", indent=2)
     _head(console, "To open in a browser: the report of the bare run, and that of the guarded one")
     for run in runs[1:]:
         print(write_report(run.folder))
@@ -86,6 +90,17 @@ def _tell_the_cause(console: Console, bare: DemoRun, steps: int, seed: int) -> N
     console.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)  # to be copied: no line is cut
     _say(console, "At its end it says:")
     console.print(diagnosis(bare), highlight=False, markup=False, soft_wrap=True)
+
+
+def _surefoot() -> str:
+    """How to call the command here: by its path where the shell does not find it."""
+    if shutil.which("surefoot") is not None:
+        return "surefoot"
+    beside = Path(sys.executable).with_name("surefoot")
+    if not beside.exists():
+        return f"{Path(sys.executable).name} -m surefoot"
+    here = Path.cwd()
+    return str(beside.relative_to(here) if beside.is_relative_to(here) else beside)
 
 
 def _say(console: Console, words: str, indent: int = 0, style: str = "") -> None:
