@@ -368,6 +368,18 @@ def test_a_root_of_zero_has_a_finite_loss_and_an_infinite_gradient(watch: Nurser
     found = run.names_first("loss.undefined-op", step=0, at="|torch.sqrt(", evidence={"parameters", "backward", "step"})
     assert found.evidence["backward"]["op"].lower().startswith("sqrt")
     assert found.evidence["loss_finite"]
+    assert found.fixes[0].startswith("Add an eps under the root, for example `(x + 1e-8).sqrt()`")
+
+
+def test_the_fix_for_the_logarithm_of_a_probability_that_underflows_is_one_for_logarithms(watch: Nursery) -> None:
+    by_hand = """
+    def loss_of(given, target):
+        return -torch.log(torch.sigmoid(5000 * given)).mean()
+    """
+    run = watch(VALUES, by_hand, FIT, LOOP)
+    assert run.causes[0] == "loss.undefined-op", run.diagnosis
+    found = run.diagnosis.findings[0]
+    assert "`log_softmax` or `logsigmoid`" in found.fixes[0]
 
 
 @pytest.mark.parametrize(

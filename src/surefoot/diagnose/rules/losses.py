@@ -361,7 +361,7 @@ def undefined_op(run: RecordedRun) -> Claim | None:
                 step=event.step,
                 where=(exact.site or "", *event.parameters[:3]),
                 evidence=event.to_json(),
-                fixes=("Add an eps inside the root, norm or division, so that its derivative stays finite at 0.",),
+                fixes=(_domain_fix(exact.call or exact.op.lower(), ""),),
             )
         return _likely_backward(run, event)
     return None
@@ -405,7 +405,30 @@ def _domain_fix(call: str, at: str) -> str:
         return f"Look for where the number that goes into {call} comes from, and why it is not finite."
     if call in ("exp", "expm1"):
         return f"Bound what goes into {call}, or stay in logarithms: `log_input=True`, `log_softmax`, `logsumexp`."
+    for calls, fix in _FIXES:
+        if call in calls:
+            return fix.format(call=call)
     return f"Keep the input of {call} inside its domain: add an eps or clamp."
+
+
+_FIXES = (
+    (
+        ("log", "log2", "log10"),
+        "Clamp the input of {call} away from 0, for example with `.clamp_min(1e-8)`; for the logarithm of a softmax or "
+        "a sigmoid use `log_softmax` or `logsigmoid`.",
+    ),
+    (
+        ("sqrt", "rsqrt"),
+        "Add an eps under the root, for example `(x + 1e-8).{call}()`: its derivative at 0 is infinite.",
+    ),
+    (("div", "reciprocal"), "Keep the divisor away from 0: clamp it, or add an eps of its sign."),
+    (
+        ("norm", "linalgvectornorm", "vector_norm", "cdist", "dist", "std", "pairwise_distance"),
+        "Instead of {call}, take the root of the sum of squares plus an eps: its derivative at 0 is undefined.",
+    ),
+    (("acos", "asin", "atanh"), "Clamp the input of {call} to -1 + 1e-6 and 1 - 1e-6."),
+    (("acosh",), "Clamp the input of acosh to at least 1 + 1e-6."),
+)
 
 
 _DOMAIN = {"log", "log2", "log10", "log1p", "sqrt", "rsqrt", "div", "pow", "acos", "asin", "linalgvectornorm", "norm",
