@@ -1,0 +1,35 @@
+"""The pages that begin with a symptom: their scripts, run by the command they name, print what the page shows."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import forked
+
+SYMPTOMS = Path(__file__).parents[1] / "docs" / "symptoms"
+WATCHED = ["loss-is-nan", "does-not-learn", "loss-spiked"]
+
+
+def blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def words(text):
+    """Without numbers, which depend on the version of torch, and without line breaks and the place of the run."""
+    text = re.sub(r"\S*runs/train-[\d-]+", "RUN", text)
+    return re.sub(r"[-+.\de]*\d[-+.\de]*", "#", text).split()
+
+
+@pytest.mark.parametrize("name", WATCHED)
+def test_the_script_prints_what_the_page_shows(name, tmp_path):
+    page = SYMPTOMS / f"{name}.md"
+    (script,), (shown,) = blocks(page, "python"), blocks(page, "text")
+    (tmp_path / "train.py").write_text(script)
+    ended = forked.run(["-m", "surefoot", "run", "train.py"], cwd=tmp_path)
+    assert ended.returncode == 0
+    assert words(ended.stdout + ended.stderr) == words(shown)
+
+
+def test_every_page_is_checked():
+    assert {page.stem for page in SYMPTOMS.glob("*.md")} == {*WATCHED, "killed-every-night"}
