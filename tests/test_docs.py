@@ -73,6 +73,13 @@ def test_every_exported_function_is_described():
     assert [name for name in functions if name not in named] == []
 
 
+def test_every_public_name_is_in_the_reference():
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
+    listed = set(re.findall(r"^::: surefoot\.(\w+)$", pages, re.MULTILINE))
+    assert "surefoot.build" in pages
+    assert set(surefoot.__all__) - set(surefoot.build.__all__) <= listed
+
+
 def module_of(name):
     return getattr(getattr(surefoot, name), "__module__", "").removeprefix("surefoot.")
 
