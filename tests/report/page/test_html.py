@@ -67,7 +67,7 @@ def test_it_opens_without_an_error_and_asks_for_nothing(open_page, rough):
     opened = open_page(rough)
     assert opened.said == []
     assert opened.asked == [rough.as_uri()]
-    assert opened.page.title() == "Broken: learning rate too high · train.py"
+    assert opened.page.title() == "Broken: At a learning rate of 1 the loss rises; the loss is not finite from step 200 · train.py"
 
 
 def test_the_page_of_a_killed_run_says_that_the_log_does_not_end(open_page, tmp_path):

@@ -141,7 +141,7 @@ def test_findings_speak_first(tmp_path):
     folder = report_runs.quiet(tmp_path / "run")
     report_runs.write_findings(folder, report_runs.FINDING)
     head = of(folder)["head"]
-    assert (head["verdict"], head["headline"]) == ("broken", "learning rate too high")
+    assert (head["verdict"], head["headline"]) == ("broken", "At a learning rate of 1 the loss rises")
     assert head["lead"] == "Try first: Divide the rate by 10: `lr=0.1`."
 
 

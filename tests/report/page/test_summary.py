@@ -114,3 +114,29 @@ def test_remarks_are_no_alarm_in_the_headline(tmp_path):
     head = sections(read_source(tmp_path))["head"]
     assert (head["headline"], head["tone"]) == ("no alarm was raised", "none")
     assert [chip["word"] for chip in head["counts"]] == ["overflow"]
+
+
+def headline(folder, summary, losses=(2.0, 1.0)):
+    with surefoot.RunLog(folder, device_seconds=None) as log:
+        for step, loss in enumerate(losses):
+            log.take(StepRow(step, float(step), loss=loss))
+    report_runs.write_findings(folder, {**report_runs.FINDING, "summary": summary})
+    return sections(read_source(folder))["head"]["headline"]
+
+
+def test_the_headline_is_the_first_sentence_of_the_first_finding(tmp_path):
+    assert headline(tmp_path, "The rate jumps from 0.001 to 0.1 at step 220. It was meant to fall.") == (
+        "The rate jumps from 0.001 to 0.1 at step 220"
+    )
+
+
+def test_a_long_sentence_ends_where_its_reasons_begin(tmp_path):
+    reasons = "the input of that batch reaches 2e4, " + "and one row more, " * 12
+    assert headline(tmp_path, f"At step 63 the loss jumps to 9: {reasons}.") == "At step 63 the loss jumps to 9"
+    assert headline(tmp_path / "whole", "word " * 60) == "learning rate too high"
+
+
+def test_the_headline_says_from_when_on_the_loss_is_not_finite(tmp_path):
+    losses = (2.0, 1.0, float("nan"), float("inf"))
+    assert headline(tmp_path / "a", "The rate jumps.", losses) == "The rate jumps; the loss is not finite from step 2"
+    assert headline(tmp_path / "b", "The loss is NaN at step 2.", losses) == "The loss is NaN at step 2"

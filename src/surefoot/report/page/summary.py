@@ -5,6 +5,7 @@ Findings come first. A run that was not diagnosed is summarised by its events: s
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -36,6 +37,8 @@ _CARD_TITLES = {
 }
 _CARD_KINDS = ("halt", "rollback", "skip", "overflow", "spike", "alarm", "clip-burst")
 """Kinds that are shown as cards, the most serious first."""
+_LONGEST_FACT = 200
+"""Characters of a headline; of a longer sentence the title of its cause is shown instead, and the sentence below."""
 _MOST_PARTS = 3
 """With more parts than this the header leaves the losses out."""
 _CHIP = {
@@ -97,13 +100,36 @@ def _arguments(value: object) -> list[str]:
 
 def _headline(verdict: str, serious_findings: list[FindingCard], source: RunFolder) -> str:
     if serious_findings:
-        return str(serious_findings[0]["title"])
+        return _fact(serious_findings[0], source)
     if verdict:
         return "nothing to worry about" if verdict == "healthy" else "not judged" if verdict == "unknown" else ""
     if state(source) == "waiting":
         return "no run here yet"
     titles = [card["title"] for card in event_cards(source.events) if card["severity"] != "info"]
     return ", ".join(titles[:2]) if titles else "no alarm was raised"
+
+
+def _fact(finding: FindingCard, source: RunFolder) -> str:
+    """What is known, in one sentence with its numbers, and when the loss stopped being finite."""
+    sentence = re.split(r"(?<=[^.])\.\s+(?=[A-Z`])", finding["summary"], maxsplit=1)[0].rstrip(".")
+    if len(sentence) > _LONGEST_FACT:  # up to where its reasons begin
+        ends = [found.start() for found in re.finditer(r"[:;] ", sentence) if found.start() <= _LONGEST_FACT]
+        sentence = sentence[: ends[-1]] if ends else ""
+    sentence = sentence or finding["title"]
+    step = _first_nonfinite(source)
+    if step is None or re.search(r"NaN|\bnan\b|Inf\b|finite", sentence):
+        return sentence
+    return f"{sentence}; the loss is not finite from step {step:,}"
+
+
+def _first_nonfinite(source: RunFolder) -> int | None:
+    """The first step whose loss is NaN or Inf."""
+    column = measured(source.scalars, "loss") if source.scalars.num_rows else None
+    if column is None:
+        return None
+    steps = np.asarray(source.scalars.column("step").to_numpy())
+    found = steps[column[1] & ~np.isfinite(column[0])]
+    return int(found.min()) if len(found) else None
 
 
 def _advice(finding: FindingCard) -> str:
