@@ -26,3 +26,9 @@ class Opened:
         # A plot is laid out and drawn in a microtask after it is made.
         self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         return self.page
+
+    def unfold(self) -> Any:
+        """Open the sections that are closed at first, and wait until their charts are drawn."""
+        self.page.evaluate("() => document.querySelectorAll('details.fold').forEach((fold) => { fold.open = true; })")
+        self.page.evaluate("() => new Promise((done) => setTimeout(() => requestAnimationFrame(done), 50))")
+        return self.page

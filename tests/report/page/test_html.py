@@ -41,7 +41,7 @@ def shared(browser, rough):
     context = browser.new_context(offline=True, viewport={"width": 1100, "height": 800}, reduced_motion="reduce")
     opened = Opened(context.new_page())
     opened.go(rough.as_uri())
-    yield opened.page
+    yield opened.unfold()
     context.close()
 
 
@@ -67,7 +67,10 @@ def test_it_opens_without_an_error_and_asks_for_nothing(open_page, rough):
     opened = open_page(rough)
     assert opened.said == []
     assert opened.asked == [rough.as_uri()]
-    assert opened.page.title() == "Broken: At a learning rate of 1 the loss rises; the loss is not finite from step 200 · train.py"
+    assert (
+        opened.page.title()
+        == "Broken: At a learning rate of 1 the loss rises; the loss is not finite from step 200 · train.py"
+    )
 
 
 def test_the_page_of_a_killed_run_says_that_the_log_does_not_end(open_page, tmp_path):
@@ -119,7 +122,7 @@ def test_between_two_readings_of_the_device_its_line_is_still_drawn(open_page, t
             log.take(StepRow(step, float(step), loss=1.0 + step % 3))
             if step in (0, 100):
                 log.take(DeviceRow(float(step), "host", step, {"process_memory": 2.0**30 * (1 + step / 100)}))
-    page = open_page(write_report(tmp_path / "run")).page
+    page = open_page(write_report(tmp_path / "run")).unfold()
     drag(page, "loss", 0.3, 0.6)
     low, high = page.evaluate("""() => {
       const {min, max} = surefoot.view.charts.get("host-memory").plot.scales.y;
@@ -134,7 +137,7 @@ def test_zooming_a_map_zooms_the_lines(page):
 
 
 def test_charts_are_reached_and_zoomed_by_keys(page):
-    page.locator("#zoombar .in").focus()
+    page.locator("#theme").focus()
     for _ in range(20):
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.matches('[data-chart=loss] .plot')"):
@@ -191,8 +194,8 @@ def test_one_enormous_loss_does_not_flatten_the_curve(page):
 
 
 def test_the_scale_can_be_logarithmic(page):
-    page.locator('[data-chart="loss"] .toggle').click()
-    assert page.locator('[data-chart="loss"] .toggle').get_attribute("aria-pressed") == "true"
+    page.locator('[data-chart="loss"] .toggle.log').click()
+    assert page.locator('[data-chart="loss"] .toggle.log').get_attribute("aria-pressed") == "true"
     assert page.evaluate("surefoot.view.charts.get('loss').plot.scales.y.max") < 2  # decades
 
 
@@ -217,7 +220,7 @@ def test_it_can_be_read_at_400_pixels(open_page, rough):
 @pytest.mark.parametrize("width", [400, 1100])
 def test_labels_do_not_overlap(open_page, rough, width):
     page = open_page(rough, viewport={"width": width, "height": 800}).page
-    for place in (".names", ".lane", ".tools", ".chips", "#zoombar .buttons"):
+    for place in (".names", ".lane", ".tools", ".tiles", "#zoombar .buttons", "#sections"):
         overlaps = page.evaluate(
             """(place) => [...document.querySelectorAll(place)].flatMap((group) => {
               const boxes = [...group.children].map((one) => [one.textContent, one.getBoundingClientRect()]);
@@ -278,9 +281,28 @@ def test_a_histogram_of_another_layer_and_kind_can_be_chosen(page):
 
 
 def test_events_can_be_narrowed_to_some_kinds(page):
-    assert page.locator("#events tbody tr").count() == 8
+    kinds = page.locator("#events tbody .kind")
+    assert "skip" in kinds.all_inner_texts()
     page.locator('#events [data-kind="skip"]').click()
-    assert page.locator("#events tbody tr").count() == 5
+    assert "skip" not in kinds.all_inner_texts()
+    page.locator('#events [data-kind="skip"]').click()
+
+
+def test_equal_events_in_a_row_are_one_row_that_opens(open_page, tmp_path):
+    with surefoot.RunLog(tmp_path) as log:
+        for step in range(30):
+            log.take(StepRow(step=step, time=0.0, loss=1.0 / (step + 1)))
+            if 5 <= step < 23:
+                log.event("spike", step, f"the loss jumps at {step}", severity="warning")
+        log.event("halt", 29, "stopped", severity="error")
+    page = open_page(write_report(tmp_path)).page
+    rows = page.locator("#events tbody tr")
+    assert rows.count() == 2  # the spikes, the halt
+    assert "spike × 18" in rows.first.inner_text()
+    assert rows.first.locator("td.value").inner_text() == "5 to 22"
+    rows.first.locator(".others summary").click()
+    assert rows.first.locator(".others li").count() == 17
+    assert "the loss jumps at 22" in rows.first.locator(".others li").last.inner_text()
 
 
 def test_an_event_names_the_folder_that_its_step_is_kept_in(open_page, tmp_path):
@@ -301,3 +323,93 @@ def test_a_healthy_run_says_so_and_has_no_empty_sections(open_page, tmp_path):
     for section in ("findings", "event_cards", "maps", "histograms", "device", "events"):
         assert not page.locator(f"#{section}").is_visible(), section
     assert "Learning rate 0.001 throughout" in page.locator("#charts").inner_text()
+
+
+def test_verdict_fix_and_loss_are_visible_without_scrolling(open_page, rough):
+    page = open_page(rough, viewport={"width": 1400, "height": 800}).page
+    loss = page.locator('[data-chart="loss"]').bounding_box()
+    verdict = page.locator(".verdict").bounding_box()
+    assert loss["x"] > verdict["x"] + verdict["width"]  # beside it
+    assert loss["y"] + loss["height"] < 800
+    assert "Try first: Divide the rate by 10: lr=0.1." in page.locator(".verdict").inner_text()
+    narrow = open_page(rough, viewport={"width": 1000, "height": 800}).page
+    assert narrow.locator('[data-chart="loss"]').bounding_box()["y"] > narrow.locator(".tiles").bounding_box()["y"]
+
+
+DASHES = """(name) => {
+  const {plot} = surefoot.view.charts.get(name);
+  const x = Math.round(plot.valToPos(120, "x", true));
+  const {top, height} = plot.bbox;
+  const {data} = plot.ctx.getImageData(x - 1, top, 3, height);
+  let red = 0;
+  for (let at = 0; at < data.length; at += 4) red += data[at] > 150 && data[at + 1] < 110 && data[at + 2] < 120 ? 1 : 0;
+  return red / height;
+}"""
+
+
+def test_the_step_of_the_first_finding_is_marked_in_every_chart(open_page, rough):
+    page = open_page(rough, color_scheme="light").unfold()
+    for name, *_ in page.evaluate(RANGES):
+        assert page.evaluate(DASHES, name) > 0.3, name
+
+
+def test_tiles_show_the_main_numbers_of_the_run(page):
+    tiles = dict(
+        page.locator(".tiles li").evaluate_all(
+            "tiles => tiles.map((tile) => [tile.dataset.tile, tile.querySelector('strong').textContent])"
+        )
+    )
+    assert tiles["steps"] == "400"
+    assert tiles["ended with"] == "exit code 0"
+    page.locator('[data-tile="steps skipped"]').wait_for()
+
+
+def test_the_command_that_replays_the_kept_step_can_be_copied(browser, tmp_path):
+    command = "surefoot replay runs/a/incidents/000000003 --script train.py"
+    with surefoot.RunLog(tmp_path) as log:
+        for step in range(5):
+            log.take(StepRow(step=step, time=0.0, loss=1.0))
+        log.event("skip", 3, "skipped", severity="error", evidence={"incident": "runs/a", "replay": command})
+    context = browser.new_context(offline=True, permissions=["clipboard-read", "clipboard-write"])
+    page = Opened(context.new_page()).go(write_report(tmp_path).as_uri())
+    assert "Step 3 was kept" in page.locator(".incident").inner_text()
+    page.locator(".incident .copy").click()
+    page.locator(".incident .copy", has_text="Copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == command
+    context.close()
+
+
+def test_a_chart_can_be_saved_as_a_table_and_as_a_picture(page, tmp_path):
+    with page.expect_download() as saved:
+        page.locator('[data-chart="loss"] .save', has_text="CSV").click()
+    saved.value.save_as(tmp_path / "loss.csv")
+    lines = (tmp_path / "loss.csv").read_text().splitlines()
+    assert lines[0] == '"series","part","step","value"'
+    assert len(lines) > 400
+    assert any(line.endswith(",NaN") for line in lines)
+    with page.expect_download() as saved:
+        page.locator('[data-chart="map.grad_norm"] .save', has_text="PNG").click()
+    saved.value.save_as(tmp_path / "map.png")
+    assert saved.value.suggested_filename.endswith("grad_norm.png")
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_address_leads_to_the_steps_on_show(open_page, rough):
+    page = open_page(rough).page
+    page.evaluate("surefoot.zoomTo(100, 200)")
+    page.wait_for_url("**#steps=100-200")
+    again = open_page(f"{rough.as_uri()}#steps=100-200").page
+    assert all((low, high) == (100, 200) for _, low, high in again.evaluate(RANGES))
+    page.evaluate("surefoot.showAll()")
+    page.wait_for_url("**/report.html")
+
+
+def test_sections_are_reached_by_links_and_folded_ones_open(open_page, rough):
+    page = open_page(rough, viewport={"width": 1400, "height": 800}).page
+    names = page.locator("#sections a").all_inner_texts()
+    assert (names[0], names[-1]) == ("Findings", "Run")
+    assert {"Training", "Layers", "Histograms", "Events"} <= {*names}
+    assert not page.locator("#histograms").is_visible()
+    page.locator("#sections a", has_text="Histograms").click()
+    page.locator('[data-chart="histogram"] canvas').wait_for()
+    assert page.evaluate(INK, "histogram")[0] > 0.1

@@ -160,7 +160,8 @@ def test_device_readings_lie_at_the_step_that_was_running(rough):
 def test_a_run_that_never_took_a_step_has_a_page(tmp_path):
     report_runs.describe(tmp_path, exit_code=1, error="ValueError: no data")
     found = of(tmp_path)
-    assert (found["head"]["state"], found["head"]["error"]) == ("failed", "ValueError: no data")
+    assert found["head"]["state"] == "failed"
+    assert {"name": "ended with", "value": "ValueError: no data", "bad": True} in found["head"]["tiles"]
     assert (found["head"]["steps"], found["charts"], found["maps"]) == (0, [], [])
 
 

@@ -2,8 +2,9 @@
 
 const FONT = "11px system-ui, -apple-system, Segoe UI, Roboto, sans-serif";
 
-// One gutter for all charts: the same step is at the same place in each of them.
-function gutter() {
+// One gutter for all charts but the one beside the verdict: the same step is at the same place in each of them.
+function gutter(chart) {
+  if (chart?.isLead && innerWidth >= 620) return 64;
   return innerWidth < 620 ? 84 : 150;
 }
 
@@ -127,6 +128,7 @@ function framedPlot(chart, box, height, data, options) {
       },
       hooks: {
         ...options.hooks,
+        draw: [...(options.hooks?.draw ?? []), () => drawMoment(chart)],
         setCursor: [(plot) => cursorMoved(chart, plot)],
         setSelect: [(plot) => selected(plot)],
       },

@@ -1,4 +1,4 @@
-// Every event in a list that can be narrowed to some kinds. Long lists come in pieces.
+// Every event in a list that can be narrowed to some kinds. Equal events in a row are one row; long lists come in pieces.
 
 const PIECE = 100;
 const eventList = { hidden: new Set(), shown: PIECE };
@@ -10,8 +10,9 @@ function drawEvents(data) {
   for (const event of list) kinds.set(event.event, (kinds.get(event.event) || 0) + 1);
   const wanted = list.filter((event) => !eventList.hidden.has(event.event));
   const acted = list.some((event) => event.action);
-  const rows = wanted.slice(0, eventList.shown).map((event) => eventRow(event, acted));
-  const left = wanted.length - rows.length;
+  const groups = groupedEvents(wanted);
+  const rows = groups.slice(0, eventList.shown).map((group) => eventRow(group, acted));
+  const left = groups.length - rows.length;
   fill(
     "events",
     make("h2", {}, "Events ", make("span", { class: "soft" }, whole(total))),
@@ -34,14 +35,47 @@ function eventHead(acted) {
   return make("tr", {}, heads, acted ? make("th", { scope: "col", class: "done" }, "Done about it") : null);
 }
 
-function eventRow(event, acted) {
+// Consecutive events of one kind, cause, part and action.
+function groupedEvents(list) {
+  const groups = [];
+  const key = (event) => [event.event, event.severity, event.cause, event.part, event.action, event.evidence?.incident].join("|");
+  for (const event of list) {
+    const last = groups[groups.length - 1];
+    if (last && key(last[0]) === key(event)) last.push(event);
+    else groups.push([event]);
+  }
+  return groups;
+}
+
+const MOST_LISTED = 200;
+
+function eventRow(group, acted) {
+  const [event] = group;
+  const last = group[group.length - 1];
+  const times = group.length > 1 ? make("span", { class: "soft times" }, ` × ${whole(group.length)}`) : "";
   return make(
     "tr",
     { class: event.severity },
-    make("td", { class: "value" }, event.step === null || event.step === undefined ? "" : stepButton(event.step, whole(event.step))),
-    make("td", {}, make("span", { class: `kind ${event.severity}` }, event.event), event.part ? make("span", { class: "soft" }, ` ${event.part}`) : ""),
-    make("td", {}, prose(event.summary), event.cause ? make("code", { class: "cause" }, event.cause) : "", keptStep(event)),
+    make("td", { class: "value" }, eventStep(event), last.step !== event.step ? [" to ", eventStep(last)] : ""),
+    make("td", {}, make("span", { class: `kind ${event.severity}` }, event.event), times, event.part ? make("span", { class: "soft" }, ` ${event.part}`) : ""),
+    make("td", {}, prose(event.summary), event.cause ? make("code", { class: "cause" }, event.cause) : "", keptStep(event), otherEvents(group)),
     acted ? make("td", { class: "done" }, event.action || "") : null,
+  );
+}
+
+function eventStep(event) {
+  return event.step === null || event.step === undefined ? "" : stepButton(event.step, whole(event.step));
+}
+
+function otherEvents(group) {
+  if (group.length < 2) return "";
+  const rest = group.slice(1, MOST_LISTED);
+  const more = group.length > MOST_LISTED ? make("li", {}, `and ${whole(group.length - MOST_LISTED)} more`) : null;
+  return make(
+    "details",
+    { class: "others" },
+    make("summary", {}, `${whole(group.length - 1)} more`),
+    make("ul", {}, rest.map((event) => make("li", {}, eventStep(event), " ", prose(event.summary))), more),
   );
 }
 

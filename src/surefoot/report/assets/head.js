@@ -1,4 +1,4 @@
-// The first thing one reads: what is wrong, and with what.
+// The top of the page: the run, its verdict, the first fix, and its main numbers.
 
 const VERDICTS = { broken: "Broken", unstable: "Unstable", healthy: "Healthy", unknown: "Unknown" };
 const STATES = { waiting: "waiting", running: "running", finished: "finished", failed: "failed" };
@@ -15,6 +15,9 @@ function drawHead(data) {
   fill(
     "head",
     make("div", { class: "topline" }, make("span", { class: "brand" }, "surefoot"), runName(head), liveBadge(data), toggle),
+  );
+  fill(
+    "verdict",
     make(
       "div",
       { class: `verdict ${tone}` },
@@ -27,7 +30,8 @@ function drawHead(data) {
       head.lead ? make("p", { class: "lead" }, prose(head.lead)) : null,
       head.state === "running" && !data.live ? make("p", { class: "lead", id: "unfinished" }, UNFINISHED) : null,
     ),
-    make("ul", { class: "chips" }, chips(head)),
+    make("ul", { class: "tiles" }, head.tiles.map(tile)),
+    keptIncident(head.incident),
     ranks(head),
     problems(head),
   );
@@ -59,17 +63,50 @@ function liveBadge({ live, head }) {
   return make("span", { class: `live ${head.state}`, id: "live", role: "status" }, STATES[head.state]);
 }
 
-function chips(head) {
-  const chip = (value, words, kind) =>
-    make("li", { class: kind || "" }, make("strong", {}, value), words ? ` ${words}` : "");
-  const found = [chip(whole(head.steps), head.steps === 1 ? "step" : "steps")];
-  if (head.seconds !== null) found.push(chip(duration(head.seconds), ""));
-  if (head.started) found.push(chip(moment(head.started), ""));
-  if (head.state === "failed") found.push(chip("ended with", head.error || "an error", "bad"));
-  for (const count of head.counts) {
-    found.push(chip("share" in count ? percent(count.share) : whole(count.count), count.count === 1 ? count.word : count.words, count.kind));
+// A number of the run with its name: `final loss 0.31`.
+function tile({ name, value, unit, bad, step }) {
+  const shown = step === undefined ? tileValue(real(value), unit) : stepButton(step, tileValue(real(value), unit));
+  return make("li", { class: bad ? "bad" : "", "data-tile": name }, make("span", { class: "name" }, name), make("strong", {}, shown));
+}
+
+function tileValue(value, unit) {
+  if (typeof value === "string") return unit === "time" ? moment(value) : value;
+  if (unit === "seconds") return duration(value);
+  if (unit === "share") return percent(value);
+  if (unit === "count") return whole(value);
+  return number(value, 3);
+}
+
+// The folder of the kept step, and the command that runs it again.
+function keptIncident(incident) {
+  if (!incident) return null;
+  return make(
+    "div",
+    { class: "incident" },
+    make("p", {}, `${incident.step === null ? "A bad step" : `Step ${whole(incident.step)}`} was kept. Run it again:`),
+    make("div", { class: "command" }, make("code", {}, incident.command), copyButton(incident.command)),
+  );
+}
+
+function copyButton(words) {
+  const button = make("button", { type: "button", class: "copy", title: "Copy the command" }, "Copy");
+  button.addEventListener("click", async () => {
+    button.textContent = (await copied(words)) ? "Copied" : "Press Ctrl+C";
+    setTimeout(() => (button.textContent = "Copy"), 2000);
+  });
+  return button;
+}
+
+// A page that was opened from a file may not be allowed to use the clipboard: the text is selected instead.
+async function copied(words) {
+  try {
+    await navigator.clipboard.writeText(words);
+    return true;
+  } catch {
+    const selection = getSelection();
+    selection.selectAllChildren(document.querySelector(".command code"));
+    return document.execCommand("copy");
   }
-  return found;
 }
 
 function ranks(head) {

@@ -41,7 +41,7 @@ function buildHistograms(place) {
     chart.odd,
     make("div", { class: "framed" }, chart.names, chart.box),
   );
-  place.replaceChildren(make("h2", {}, "Histograms"), chart.figure);
+  place.replaceChildren(chart.figure);
   chart.showTip = (x, y, step, top) => showHistogramTip(chart, x, y, step, top);
   chart.redraw = () => drawHistogram(chart);
   histogramView.chart = chart;

@@ -3,7 +3,7 @@
 const LINE_HEIGHT = 190;
 
 function lineChart(spec, parent, options = {}) {
-  const chart = { spec, log: Boolean(spec.log), marks: options.marks };
+  const chart = { spec, log: Boolean(spec.log), marks: options.marks, isLead: options.isLead };
   const known = recall(`log.${spec.id}`);
   if (known !== null) chart.log = known === "yes";
   chart.box = make("div", {
@@ -151,7 +151,7 @@ function valueAxis(chart) {
   return {
     stroke: () => theme.colour("faint"),
     font: FONT,
-    size: gutter(),
+    size: gutter(chart),
     gap: 6,
     grid: { stroke: () => theme.colour("grid"), width: 1 },
     ticks: { show: false },
@@ -255,18 +255,18 @@ function drawTools(chart) {
     : [];
   const toggle = make(
     "button",
-    { type: "button", class: "toggle", "aria-pressed": chart.log, title: "Logarithmic scale", onclick: () => toggleLog(chart) },
+    { type: "button", class: "toggle log", "aria-pressed": chart.log, title: "Logarithmic scale", onclick: () => toggleLog(chart) },
     "log",
   );
   const positive = !spec.unit && chart.lines.some((line) => line.y.some((value) => value > 0));
-  chart.tools.replaceChildren(...legend, ...(positive || chart.log ? [toggle] : []));
+  chart.tools.replaceChildren(...legend, ...(positive || chart.log ? [toggle] : []), exportButtons(chart, () => lineRows(chart)));
 }
 
 function toggleLog(chart) {
   chart.log = !chart.log;
   remember(`log.${chart.spec.id}`, chart.log ? "yes" : "no");
   drawLines(chart);
-  chart.tools.querySelector(".toggle").focus();
+  chart.tools.querySelector(".toggle.log").focus();
 }
 
 // As much of a name as distinguishes the series.

@@ -116,6 +116,7 @@ function drawScale(chart) {
       key.style.background = theme.colour(colour);
       return make("span", { class: "entry" }, key, words);
     }),
+    exportButtons(chart, () => cellRows(chart)),
   );
 }
 

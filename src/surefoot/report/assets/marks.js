@@ -15,6 +15,36 @@ function setMarkedEvents(events, findings) {
   markedEvents.sort((a, b) => a.step - b.step);
 }
 
+// The step of the first serious finding: a dashed line in every chart, with its number in the chart of the loss.
+function theMoment() {
+  const finding = data.findings.find((one) => one.severity !== "info" && typeof one.step === "number");
+  return finding && finding.step > view.full[0] ? finding.step : null;
+}
+
+function drawMoment(chart) {
+  const step = theMoment();
+  if (step === null || step < view.now[0] || step > view.now[1]) return;
+  const { ctx, bbox } = chart.plot;
+  const ratio = devicePixelRatio || 1;
+  const x = Math.round(chart.plot.valToPos(step, "x", true));
+  ctx.save();
+  ctx.strokeStyle = theme.colour("error");
+  ctx.lineWidth = Math.max(1, Math.round(ratio));
+  ctx.setLineDash([5 * ratio, 4 * ratio]);
+  ctx.beginPath();
+  ctx.moveTo(x + 0.5, bbox.top); // the middle of a pixel, so that the line is sharp
+  ctx.lineTo(x + 0.5, bbox.top + bbox.height);
+  ctx.stroke();
+  if (chart.marks) {
+    const isLate = x > bbox.left + bbox.width * 0.8;
+    ctx.font = FONT.replace("11px", `${Math.round(11 * ratio)}px`);
+    ctx.fillStyle = theme.colour("error");
+    ctx.textAlign = isLate ? "right" : "left";
+    ctx.fillText(`step ${whole(step)}`, x + (isLate ? -5 : 5) * ratio, bbox.top + bbox.height - 8 * ratio);
+  }
+  ctx.restore();
+}
+
 function eventsNear(step) {
   const reach = (view.now[1] - view.now[0]) / 200;
   return markedEvents.filter((event) => Math.abs(event.step - step) <= reach && event.severity !== "info").slice(0, 3);
@@ -36,7 +66,7 @@ function placeMarks(chart) {
     if (last && x - last.x < roomFor(last, seen.length > CROWD)) last.events.push(event);
     else groups.push({ x, events: [event] });
   }
-  const offset = gutter();
+  const offset = gutter(chart);
   chart.lane.replaceChildren(...groups.map((group) => mark(group, offset)));
   chart.lane.hidden = markedEvents.length === 0;
 }

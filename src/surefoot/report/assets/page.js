@@ -13,6 +13,7 @@ function begin() {
     width = innerWidth;
     requestAnimationFrame(redrawCharts);
   });
+  followLink();
   if (data.live) follow();
   document.documentElement.dataset.drawn = "yes";
 }
@@ -26,14 +27,36 @@ function drawSections(changed) {
   if (has("experiments")) drawExperiments(data);
   if (has("events", "findings")) setMarkedEvents(data.events.list, data.findings);
   setExtent();
-  if (has("charts")) drawCharts("charts", "Training", data.charts);
-  else if (has("events", "findings")) view.charts.get("loss")?.redraw();
+  if (has("charts")) drawTraining(data.charts);
+  else if (has("events", "findings")) redrawCharts();
   if (has("maps")) drawMaps();
-  if (has("histograms")) drawHistograms(data.histograms);
-  if (has("device")) drawCharts("device", "Device and memory", data.device);
+  if (has("histograms")) drawFolded("histograms", "Histograms", () => drawHistograms(data.histograms), Boolean(data.histograms));
+  if (has("device")) drawFolded("device", "Device and memory", () => drawCharts("device", "", data.device), data.device.length > 0);
   if (has("events")) drawEvents(data);
   if (has("facts")) drawFacts(data);
   drawZoomBar();
+  drawNavigation();
+}
+
+// The loss is beside the verdict, the other charts follow below.
+function drawTraining(charts) {
+  const isLead = (chart) => chart.id === "loss";
+  drawCharts("lead", "", charts.filter(isLead));
+  drawCharts("charts", "Training", charts.filter((chart) => !isLead(chart)));
+}
+
+// A section that is closed until the reader opens it, and is drawn only then: a plot needs a width.
+function drawFolded(id, heading, draw, exists) {
+  const outer = document.getElementById(`${id}_fold`);
+  outer.hidden = !exists;
+  if (!exists) return;
+  if (!outer.dataset.ready) {
+    outer.dataset.ready = "yes";
+    outer.prepend(make("summary", {}, make("h2", {}, heading)));
+    outer.addEventListener("toggle", () => outer.open && outer.redraw());
+  }
+  outer.redraw = draw;
+  if (outer.open) draw();
 }
 
 function setExtent() {
@@ -58,11 +81,11 @@ function drawCharts(id, heading, charts) {
   keepCharts(place, shown.map((chart) => chart.id));
   place.hidden = !charts.length;
   if (!charts.length) return;
-  if (!place.firstChild) place.append(make("h2", {}, heading), make("p", { class: "settled" }));
+  if (!place.firstChild) place.append(heading ? make("h2", {}, heading) : "", make("p", { class: "settled" }));
   for (const spec of shown) {
     const known = view.charts.get(spec.id);
     if (known) known.update(spec);
-    else lineChart(spec, place, spec.id === "loss" ? { marks: true, height: innerWidth < 620 ? 230 : 280 } : {});
+    else lineChart(spec, place, spec.id === "loss" ? { marks: true, isLead: true, height: innerWidth < 620 ? 230 : 300 } : {});
   }
   orderCharts(place, shown.map((chart) => chart.id));
   const words = place.querySelector(".settled");

@@ -38,12 +38,30 @@ function showAll() {
 function visitStep(step) {
   const reach = Math.max((view.full[1] - view.full[0]) / 50, 12);
   zoomTo(step - reach, step + reach);
-  document.getElementById("zoombar").scrollIntoView({ block: "start", behavior: "smooth" });
+  const lead = document.getElementById("lead");
+  (lead.hidden ? document.getElementById("charts") : lead).scrollIntoView({ block: "center", behavior: "smooth" });
 }
 
 function applyView() {
   for (const chart of view.charts.values()) chart.plot.setScale("x", { min: view.now[0], max: view.now[1] });
   drawZoomBar();
+  keepLink();
+}
+
+// The steps on show are part of the address, so that a link leads to the same view.
+function keepLink() {
+  if (!view.linked) return;
+  clearTimeout(view.linking); // browsers allow a page only so many changes of its address
+  view.linking = setTimeout(() => {
+    const [low, high] = view.now.map(Math.round);
+    history.replaceState(null, "", zoomed() ? `#steps=${low}-${high}` : location.pathname + location.search);
+  }, 150);
+}
+
+function followLink() {
+  const found = /^#steps=(\d+)-(\d+)$/.exec(location.hash);
+  if (found) zoomTo(Number(found[1]), Number(found[2]));
+  view.linked = true;
 }
 
 // New data may lengthen the run: a reader who has not zoomed goes along, one who has stays.
@@ -85,8 +103,23 @@ function buildZoomBar(bar) {
       button("+", "Zoom in (+)", () => zoomBy(0.5), "in"),
       button("All", "Show all steps (0)", showAll, "reset"),
     ),
-    make("span", { class: "hint" }, "Drag across a chart to zoom all of them; double-click shows all."),
+    make("nav", { id: "sections", "aria-label": "Sections" }),
   );
+}
+
+// Links to the sections that the page has.
+function drawNavigation() {
+  const bar = document.getElementById("sections");
+  if (!bar) return;
+  const places = [...document.querySelectorAll("main > section:not([hidden]), main > details:not([hidden])")];
+  const links = places.filter((place) => place.querySelector("h2")).map((place) => make("a", { href: `#${place.id}`, onclick: (event) => visitSection(event, place) }, place.querySelector("h2").firstChild.textContent.trim()));
+  bar.replaceChildren(...links);
+}
+
+function visitSection(event, place) {
+  event.preventDefault(); // the address holds the steps on show
+  if (place.tagName === "DETAILS") place.open = true;
+  place.scrollIntoView({ block: "start", behavior: "smooth" });
 }
 
 // Keys of a focused chart. Returns whether the key was one of them.

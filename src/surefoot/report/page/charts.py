@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from surefoot.report.page.sections import PageChart, PageSeries, Role
 
 _CHARTS = {
-    "loss": ("Loss", "Every step faint, a running median over it."),
+    "loss": ("Loss", "Faint: every step. Line: median of the last steps."),
     "grad_norm": ("Gradient norm", ""),
     "lr": ("Learning rate", ""),
     "loss_scale": ("Loss scale", "What fp16 gradients are multiplied by."),

@@ -1,8 +1,8 @@
 """Fewer points, the same picture: long series are thinned for the page so that nothing that stands out is lost.
 
 A series is cut into stretches of equal length, and of each the lowest value, the highest, and the first that is not
-finite are kept, so that a spike one step wide is still there at any zoom. The smoothed line is a running median, then
-a running mean: one bad value does not bend it.
+finite are kept, so that a spike one step wide is still there at any zoom. The smoothed line is a running median of the
+last values, then a running mean: one bad value does not bend it, and it does not move before its cause.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -55,30 +55,30 @@ def kept_with(steps: Numbers, values: Numbers, events: Iterable[int], most: int 
 
 
 def smoothed(steps: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
-    """A line through the middle of a noisy series, over its finite values."""
+    """A line through a noisy series, over its finite values. A point depends on earlier values only, as an event does.
+
+    A window around each point would let the line rise before the step that made the loss rise.
+    """
     finite = np.isfinite(values)
     steps, values = steps[finite], values[finite]
     if len(values) < 12:
         return steps[:0], values[:0]
     width = -(-len(values) // SMOOTH_POINTS)
     if width > 1:
-        steps, values = steps[width // 2 :: width], _medians(values, width)
-        steps = steps[: len(values)]
-        values = values[: len(steps)]
-    reach = max(1, min(25, len(values) // 60))
-    padded = np.pad(values, reach, mode="edge")
-    middle = np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * reach + 1), axis=1)
-    return steps, _running_mean(middle, reach)
+        ends = np.minimum(np.arange(width - 1, len(values) + width - 1, width), len(values) - 1)
+        steps, values = steps[ends], _medians(values, width)
+    last = 2 * max(1, min(25, len(values) // 60)) + 1
+    return steps, _over_last(np.mean, _over_last(np.median, values, last), last // 2 + 1)
 
 
 def _medians(values: Numbers, width: int) -> Numbers:
+    """The median of each stretch of `width` values; the last stretch may be shorter."""
     whole = len(values) // width * width
     medians: Numbers = np.median(values[:whole].reshape(-1, width), axis=1)
     return medians if whole == len(values) else np.append(medians, np.median(values[whole:]))
 
 
-def _running_mean(values: Numbers, reach: int) -> Numbers:
-    padded = np.pad(values, reach, mode="edge")
-    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * reach + 1)
-    mean: Numbers = windows.mean(axis=1)
-    return mean
+def _over_last(combine: Callable[..., Numbers], values: Numbers, count: int) -> Numbers:
+    """A number for each value, made of it and of the values before it, `count` in all."""
+    padded = np.pad(values, (count - 1, 0), mode="edge")
+    return combine(np.lib.stride_tricks.sliding_window_view(padded, count), axis=1)

@@ -31,10 +31,11 @@ def as_text(value: Any) -> str:
 
 def numbers(values: Numbers) -> list[Any]:
     """A column of the page: six digits, whole numbers without a point, words for what is not finite."""
-    return [_short(value) for value in values.tolist()]
+    return [number(value) for value in values.tolist()]
 
 
-def _short(value: float) -> Any:
+def number(value: float) -> Any:
+    """A number of the page: six digits, a whole number without a point, a word for what is not finite."""
     if not math.isfinite(value):
         return str(value)
     rounded = float(f"{value:.6g}")

@@ -32,6 +32,7 @@ SCRIPTS = (
     "axes.js",
     "lines.js",
     "marks.js",
+    "export.js",
     "heat.js",
     "maps.js",
     "histograms.js",

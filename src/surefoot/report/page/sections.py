@@ -146,18 +146,27 @@ class EventSection(TypedDict):
     list: list[EventRow]
 
 
-class _ChipOptions(TypedDict, total=False):
-    word: str
-    """For a count of one."""
-    count: int
-    share: float
+class _TileOptions(TypedDict, total=False):
+    unit: Literal["count", "share", "seconds", "time"]
+    """How a number is written; without it, with three digits."""
+    step: int
+    """The step that the tile leads to."""
+    bad: bool
+    """Whether the value is shown as an error."""
 
 
-class CountChip(_ChipOptions):
-    """A count in the header: `3 steps skipped`, or with a share `12 % of steps clipped`."""
+class Tile(_TileOptions):
+    """A number at the top of the page, with its name."""
 
-    kind: str
-    words: str
+    name: str
+    value: float | int | str
+
+
+class KeptStep(TypedDict):
+    """The first step that was kept, and the command that runs it again."""
+
+    step: int | None
+    command: str
 
 
 class RankRow(TypedDict):
@@ -169,7 +178,7 @@ class RankRow(TypedDict):
 
 
 class Head(TypedDict):
-    """The header of the page: verdict, headline and counts."""
+    """The header of the page: verdict, headline and main numbers."""
 
     verdict: str
     tone: str
@@ -179,11 +188,9 @@ class Head(TypedDict):
     arguments: list[str]
     folder: str
     steps: int
-    seconds: float | None
-    started: str
     state: str
-    error: str
-    counts: list[CountChip]
+    tiles: list[Tile]
+    incident: KeptStep | None
     dropped: int
     problems: list[str]
     ranks: list[RankRow]

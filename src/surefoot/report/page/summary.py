@@ -15,6 +15,7 @@ import numpy as np
 from surefoot.report.page.columns import by_part, measured
 from surefoot.report.page.diagnosis import findings_of, reason_of, serious, steps_of, verdict_of
 from surefoot.report.page.downsample import smoothed
+from surefoot.report.page.encode import number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from surefoot.record.messages import Event
-    from surefoot.report.page.sections import CountChip, EventCard, FindingCard, Head
+    from surefoot.report.page.sections import EventCard, FindingCard, Head, KeptStep, Tile
     from surefoot.report.page.source import RunFolder
 
 _CARD_TITLES = {
@@ -41,20 +42,22 @@ _LONGEST_FACT = 200
 """Characters of a headline; of a longer sentence the title of its cause is shown instead, and the sentence below."""
 _MOST_PARTS = 3
 """With more parts than this the header leaves the losses out."""
-_CHIP = {
-    "skip": ("step skipped", "steps skipped"),
-    "overflow": ("overflow", "overflows"),
-    "rollback": ("rollback", "rollbacks"),
-    "alarm": ("alarm", "alarms"),
-    "spike": ("spike", "spikes"),
-    "checkpoint": ("checkpoint", "checkpoints"),
+_COUNTED = {
+    "skip": "steps skipped",
+    "overflow": "overflows",
+    "rollback": "rollbacks",
+    "alarm": "alarms",
+    "spike": "spikes",
+    "checkpoint": "checkpoints",
 }
+"""Kinds of events whose number is shown at the top."""
 
 
 def head(source: RunFolder) -> Head:
     """Verdict, headline and counts."""
     serious_findings, verdict = serious(findings_of(source.findings)), verdict_of(source.findings)
     last = _last_step(source)
+    steps = steps_of(source.findings) or (last + 1 if last is not None else 0)
     return {
         "verdict": verdict,
         "tone": verdict or _tone(source),
@@ -63,12 +66,10 @@ def head(source: RunFolder) -> Head:
         "script": str(source.run.get("script") or source.folder.resolve().name),
         "arguments": _arguments(source.run.get("arguments")),
         "folder": source.folder.name,
-        "steps": steps_of(source.findings) or (last + 1 if last is not None else 0),
-        "seconds": _seconds(source),
-        "started": str(source.run.get("started") or ""),
+        "steps": steps,
         "state": state(source),
-        "error": str(source.run.get("error") or ""),
-        "counts": _counts(source),
+        "tiles": _tiles(source, steps),
+        "incident": _kept_step(source),
         "dropped": source.dropped,
         "problems": [str(problem) for problem in source.problems],
         "ranks": list(source.ranks),
@@ -184,6 +185,11 @@ def _seconds(source: RunFolder) -> float | None:
     if isinstance(given, (int, float)):
         with suppress(OverflowError):  # not written by us: no clock counts that far
             return float(given)
+    return _span(source)
+
+
+def _span(source: RunFolder) -> float | None:
+    """Seconds from the first logged step to the last."""
     times = measured(source.scalars, "time") if source.scalars.num_rows else None
     if times is None:
         return None
@@ -191,21 +197,78 @@ def _seconds(source: RunFolder) -> float | None:
     return float(known.max() - known.min()) if len(known) else None
 
 
-def _counts(source: RunFolder) -> list[CountChip]:
-    """The chips of the header: what happened how often, leaving out what did not happen."""
+def _tiles(source: RunFolder, steps: int) -> list[Tile]:
+    """The main numbers of the run: losses, the first bad step, speed, counts of events, how it ended and where."""
+    return [*_loss_tiles(source), *_time_tiles(source, steps), *_event_tiles(source), *_end_tiles(source)]
+
+
+def _loss_tiles(source: RunFolder) -> list[Tile]:
+    """The last and the lowest loss, for a run with one optimizer, and the first step whose loss is not finite."""
+    column = measured(source.scalars, "loss") if source.scalars.num_rows else None
+    if column is None or len(list(by_part(source.scalars))) != 1:
+        return []
+    steps, values = np.asarray(source.scalars.column("step").to_numpy())[column[1]], column[0][column[1]]
+    last, finite = float(values[-1]), np.isfinite(values)
+    found: list[Tile] = [{"name": "last loss", "value": number(last), "bad": not np.isfinite(last)}]
+    if finite.any():
+        place = int(np.flatnonzero(finite)[values[finite].argmin()])
+        found.append({"name": "lowest loss", "value": number(float(values[place])), "step": int(steps[place])})
+    if not finite.all():
+        first = int(steps[~finite][0])
+        found.append({"name": "first NaN or Inf", "value": f"step {first:,}", "step": first, "bad": True})
+    return found
+
+
+def _time_tiles(source: RunFolder, steps: int) -> list[Tile]:
+    """How many steps, how long, how fast, since when."""
+    found: list[Tile] = [{"name": "steps", "value": steps, "unit": "count"}]
+    seconds = _seconds(source)
+    if seconds is not None:
+        found.append({"name": "duration", "value": seconds, "unit": "seconds"})
+    training = _span(source)
+    if training and steps > 1:
+        found.append({"name": "steps per second", "value": (steps - 1) / training})
+    if started := str(source.run.get("started") or ""):
+        found.append({"name": "started", "value": started, "unit": "time"})
+    return found
+
+
+def _end_tiles(source: RunFolder) -> list[Tile]:
+    """How the run ended, and the device that it was on."""
+    found: list[Tile] = []
+    code, error = source.run.get("exit_code"), str(source.run.get("error") or "")
+    if code is not None:
+        found.append({"name": "ended with", "value": error or f"exit code {code}", "bad": code != 0})
+    devices = {str(name) for name in source.device.column("source").to_pylist()} if source.device.num_rows else set()
+    accelerators = sorted(devices - {"host"})
+    if devices or accelerators:
+        shown = accelerators[0] if len(accelerators) == 1 else f"{len(accelerators)} devices"
+        found.append({"name": "device", "value": shown if accelerators else "CPU"})
+    return found
+
+
+def _kept_step(source: RunFolder) -> KeptStep | None:
+    """The first step that was kept, and the command that runs it again."""
+    for event in source.events:
+        command = event.evidence.get("replay")
+        if isinstance(command, str) and command:
+            return {"step": event.step, "command": command}
+    return None
+
+
+def _event_tiles(source: RunFolder) -> list[Tile]:
+    """What happened how often, leaving out what did not happen."""
     by_kind: Counter[str] = Counter()
     events = [event for event in source.events if event.severity != "info" or event.event not in ("alarm", "spike")]
     for (kind, _), count in tally(events).items():
         by_kind[kind] += count
-    found: list[CountChip] = [
-        {"kind": kind, "word": one, "words": many, "count": by_kind[kind]}
-        for kind, (one, many) in _CHIP.items()
-        if by_kind[kind]
+    found: list[Tile] = [
+        {"name": name, "value": by_kind[kind], "unit": "count"} for kind, name in _COUNTED.items() if by_kind[kind]
     ]
     factors = measured(source.scalars, "clip_factor") if source.scalars.num_rows else None
     if factors is not None and (factors[0][factors[1]] < 1).any():
         share = float((factors[0][factors[1]] < 1).mean())
-        found.append({"kind": "clip-burst", "words": "of steps clipped", "share": share})
+        found.append({"name": "steps clipped", "value": share, "unit": "share"})
     return found
 
 
