@@ -9,6 +9,7 @@ interpreter would give it, waits for its threads and runs its exit functions. Wh
 
 - `torch` and `surefoot` are imported already, with one thread, so what is read at their import cannot be changed;
 - the hash seed is 0, and interpreter options other than `-W` are not understood;
+- sampled steps may take any time: the same steps are sampled on every machine;
 - the interpreter is not taken down at the end unless `whole` is given: modules are not cleared, which takes 0.4 s.
 
 A test about imports, interpreter options or the end of an interpreter needs a fresh one: see `patience.run`.
@@ -323,6 +324,8 @@ def _import_all() -> None:
         if not module.name.startswith(left_out) and not module.name.endswith("__main__"):
             with suppress(ImportError):  # what not everybody has installed
                 importlib.import_module(module.name)
+    # How many steps are sampled would depend on how fast the machine is; here it depends on their number alone.
+    surefoot.watch.sampling_budget.SECONDS_AT_FIRST = 1e6
 
 
 if __name__ == "__main__":

@@ -153,6 +153,8 @@ def redact(monkeypatch: pytest.MonkeyPatch) -> Redactor:
         ("https://user:pass@host/x", f"https://{REDACTED}@host/x"),
         ("https://tokenonly@host/x", f"https://{REDACTED}@host/x"),
         ("--token X9z --lr 0.1", f"--token {REDACTED} --lr 0.1"),
+        ("unrecognized arguments: --token=X9zabc -v", f"unrecognized arguments: --token={REDACTED} -v"),
+        ("--db-password=p;w,x", f"--db-password={REDACTED}"),
         ("error: token=abc", f"error: token={REDACTED}"),
         ("http://h/?sig=abc123def&x=1", f"http://h/?sig={REDACTED}&x=1"),
         ("Authorization: Bearer abcDEF123456", f"Authorization: Bearer {REDACTED}"),

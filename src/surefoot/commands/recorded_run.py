@@ -60,16 +60,22 @@ def watch(
 
 
 def report(
-    folder: Path | None = typer.Argument(None, help="A run folder (default: the newest below runs/)."),
+    folders: list[Path] | None = typer.Argument(
+        None, metavar="DIR", help="A run folder (default: the newest below runs/), or several to compare."
+    ),
     out: Path | None = typer.Option(
-        None, "--out", "-o", help="Where the page goes (default: report.html in the folder)."
+        None, "--out", "-o", help="Where the page goes (default: report.html, or comparison.html, in the first folder)."
     ),
     show: bool = typer.Option(False, "--open", help="Also open it in the browser."),
 ) -> None:
-    """Write one HTML page about a run, to be read offline, and print its path."""
+    """Write one HTML page about a run, or about several side by side, to be read offline, and print its path."""
+    from surefoot.report.page.compare import write_comparison
     from surefoot.report.page.html import write_report
 
-    path = write_report(_chosen(folder), out)
+    if folders and len(folders) > 1:
+        path = write_comparison(folders, out)
+    else:
+        path = write_report(_chosen(folders[0] if folders else None), out)
     typer.echo(path)
     if show:
         typer.launch(str(path.resolve()))

@@ -90,11 +90,11 @@ _AUTHORIZATION = re.compile(
 _BEARER = re.compile(r"(?P<said>\b(?:[Bb]earer|[Bb]asic)\s+)(?P<value>[A-Za-z0-9._~+/=-]{8,})")
 _NAME = r"(?=[\w.-]*(?:pass|secret|token|key|auth|cookie|bearer|credential|pat|pw))(?P<name>[A-Za-z_][\w.-]*)"
 _ASSIGNED = re.compile(
-    rf"(?<![\w.-]){_NAME}(?P<said>[\"']?\s?(?P<sign>[=:])\s?[\"']?)"
+    rf"(?<![\w.])(?<![\w.]-){_NAME}(?P<said>[\"']?\s?(?P<sign>[=:])\s?[\"']?)"
     r"(?P<value>(?<=[\"'])[^\"'\n]+|[^\s\"'&,;<>(){}\[\]]+)",
     re.IGNORECASE,
 )
-_NAMED = re.compile(rf"(?<![\w.-]){_NAME}[\"']?\s?(?P<sign>[=:])\s?[\"']?", re.IGNORECASE)
+_NAMED = re.compile(rf"(?<![\w.])(?<![\w.]-){_NAME}[\"']?\s?(?P<sign>[=:])\s?[\"']?", re.IGNORECASE)
 _WHOLE_VALUE = re.compile(
     r"(?<=\")(?:\\.|[^\"\\\n])+|(?<=')(?:\\.|[^'\\\n])+|(?P<first>[^\s\"'&,;<>(){}\[\]]*)[^\s\"']*"
 )

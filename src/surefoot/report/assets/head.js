@@ -1,6 +1,6 @@
 // The top of the page: the run, its verdict, the first fix, and its main numbers.
 
-const VERDICTS = { broken: "Broken", unstable: "Unstable", healthy: "Healthy", unknown: "Unknown" };
+const VERDICTS = { compared: "Compared", broken: "Broken", unstable: "Unstable", healthy: "Healthy", unknown: "Unknown" };
 const STATES = { waiting: "waiting", running: "running", finished: "finished", failed: "failed" };
 
 function drawHead(data) {
@@ -135,7 +135,8 @@ function drawFacts(data) {
   const shown = data.facts.map(([key, value]) =>
     make("tr", {}, make("th", { scope: "row" }, key.replaceAll("_", " ")), make("td", {}, evidenceValue(real(value)))),
   );
-  fill("facts", ...(shown.length ? [make("h2", {}, "Run"), make("table", { class: "plain" }, make("tbody", {}, shown))] : []));
+  const heading = data.runs ? "What differs" : "Run";
+  fill("facts", ...(shown.length ? [make("h2", {}, heading), make("table", { class: "plain" }, make("tbody", {}, shown))] : []));
   fill("foot", make("p", {}, "Made by surefoot", data.made ? ` on ${data.made}` : "", ". ", KEYS));
 }
 

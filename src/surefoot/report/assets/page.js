@@ -22,6 +22,7 @@ function begin() {
 function drawSections(changed) {
   const has = (...names) => names.some((name) => changed.includes(name));
   if (has("head")) drawHead(data);
+  if (has("runs")) drawRuns(data.runs);
   if (has("findings")) drawFindings(data);
   if (has("event_cards", "findings")) drawEventCards(data);
   if (has("experiments")) drawExperiments(data);

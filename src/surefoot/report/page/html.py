@@ -40,6 +40,7 @@ SCRIPTS = (
     "findings.js",
     "events.js",
     "experiments.js",
+    "runs.js",
     "page.js",
     "live.js",
 )

@@ -36,11 +36,11 @@ _BUILDERS: dict[str, tuple[Callable[[RunFolder], Any], frozenset[str]]] = {
     "experiments": (lambda source: experiments_of(source.experiments), frozenset({"experiments"})),
     "event_cards": (lambda source: event_cards(source.events), frozenset({"events"})),
     "events": (lambda source: _events(list(source.events)), frozenset({"events"})),
-    "charts": (lambda source: scalar_charts(source.scalars, _marked_steps(source)), frozenset({"scalars", "events"})),
+    "charts": (lambda source: scalar_charts(source.scalars, marked_steps(source)), frozenset({"scalars", "events"})),
     "maps": (lambda source: layer_maps(source.layers), frozenset({"layers"})),
     "histograms": (lambda source: layer_histograms(source.histograms), frozenset({"histograms"})),
     "device": (lambda source: device_charts(source.device, source.scalars), frozenset({"device"})),
-    "facts": (lambda source: _facts(source.run), frozenset({"run"})),
+    "facts": (lambda source: description_rows(source.run), frozenset({"run"})),
 }
 """How each section is made, and the fields of a source that it is made from."""
 _TEXTS = frozenset({"head", "findings", "experiments", "event_cards", "events", "facts"})
@@ -57,7 +57,7 @@ def sections(source: RunFolder, changed: Container[str] | None = None) -> dict[s
     }
 
 
-def _marked_steps(source: RunFolder) -> set[int]:
+def marked_steps(source: RunFolder) -> set[int]:
     """The steps that a thinned chart must keep."""
     steps = {event.step for event in _chosen(list(source.events)) if event.step is not None}
     return steps | {finding["step"] for finding in findings_of(source.findings) if finding["step"] is not None}
@@ -96,14 +96,14 @@ def _event(event: Event) -> EventRow:
     return row
 
 
-def _facts(run: Mapping[str, object], before: str = "") -> list[list[object]]:
+def description_rows(run: Mapping[str, object], before: str = "") -> list[list[object]]:
     """The description of the run, one level deep: `versions.torch` and its value."""
     rows: list[list[object]] = []
     for key, value in run.items():
         if key == "schema":
             continue
         if isinstance(value, dict) and value and not before:
-            rows.extend(_facts(value, f"{key}."))
+            rows.extend(description_rows(value, f"{key}."))
         elif key == "arguments" and isinstance(value, list) and value:
             rows.append([key, " ".join(str(word) for word in value)])
         elif value is not None and value != [] and value != {}:

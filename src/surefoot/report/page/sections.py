@@ -196,6 +196,16 @@ class Head(TypedDict):
     ranks: list[RankRow]
 
 
+class ComparedRun(TypedDict):
+    """One run of a page that compares several."""
+
+    name: str
+    verdict: str
+    headline: str
+    tiles: list[Tile]
+    findings: list[FindingCard]
+
+
 class ExperimentRow(TypedDict):
     """One run of `surefoot bisect`."""
 
