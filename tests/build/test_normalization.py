@@ -98,3 +98,20 @@ def test_style_transfer_keeps_the_contrast_of_each_image():
     assert advise_normalization(convolutions(2, lambda: nn.InstanceNorm2d(16)), 64, task="style-transfer") == []
     with pytest.raises(ValueError, match="'style-transfer' or None; got 'gan'"):
         advise_normalization(model, 64, task="gan")
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+@pytest.mark.parametrize(
+    "model", [nn.LSTM(4, 8), nn.LSTM(4, 8, bidirectional=True), nn.LSTM(4, 8, proj_size=3), nn.GRU(4, 8)]
+)
+def test_the_norm_for_a_recurrent_model_can_be_applied_as_written(model):
+    (advice,) = advise_normalization(model, batch_size=16)
+    layer = eval(advice.advice.split("`")[1], {"nn": nn})
+    assert layer(model(torch.randn(3, 2, 4))[0]).isfinite().all()
+
+
+def test_layer_norms_of_a_transformer_are_left_alone_in_style_transfer():
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
+    assert not [
+        each for each in advise_normalization(model, batch_size=16, task="style-transfer") if "Instance" in str(each)
+    ]

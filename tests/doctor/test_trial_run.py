@@ -60,3 +60,9 @@ def test_it_is_run_on_request_only():
     assert asked["trial run"].step == 11
     with pytest.raises(ValueError, match="`num_steps` must not be negative"):
         examine(model, batches, loss_fn, optimizer, num_steps=-1)
+
+
+def test_gradients_are_judged_as_they_were_before_clipping():
+    found = check(num_steps=60, clip=1e-3, bad=5)
+    assert found.status == "fail"
+    assert "at step 5 " in found.summary

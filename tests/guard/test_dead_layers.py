@@ -166,3 +166,45 @@ def test_parameters_are_bitwise_those_of_the_bare_loop_while_it_looks():
                 optimizer.zero_grad()
         ends.append([parameter.detach().clone() for parameter in model.parameters()])
     assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+
+
+class TwoInputs(nn.Module):
+    """Text and an optional image, which is all zeros where there is none."""
+
+    def __init__(self):
+        super().__init__()
+        self.text, self.image = nn.Linear(8, 16), nn.Linear(8, 16)
+        self.fuse, self.head = nn.Linear(16, 16), nn.Linear(16, 1)
+        nn.init.zeros_(self.image.bias)
+
+    def forward(self, text, image):
+        return self.head(torch.relu(self.text(text)) + self.fuse(torch.relu(self.image(image))))
+
+
+def test_a_layer_whose_input_is_absent_is_not_dead():
+    torch.manual_seed(0)
+    model = TwoInputs()
+    stabilizer = sf.TrainingStabilizer(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    for _ in range(80):
+        text = torch.randn(16, 8)
+        stabilizer.backward((model(text, torch.zeros(16, 8)) - text.sum(1, keepdim=True)).square().mean())
+        stabilizer.step()
+    assert [incident.kind for incident in stabilizer.incidents] == []
+
+
+def test_a_layer_that_is_not_called_again_is_not_waited_for():
+    torch.manual_seed(0)
+    model = TwoInputs()
+    nn.init.constant_(model.image.bias, -100.0)  # dead, so that a look at its outputs begins
+    stabilizer = sf.TrainingStabilizer(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    hooks = []
+    for step in range(160):
+        text = torch.randn(16, 8)
+        image = model.image(torch.randn(16, 8)) if step <= STEPS else torch.zeros(16, 16)
+        out = model.head(torch.relu(model.text(text)) + model.fuse(torch.relu(image)))
+        unused = sum(0 * parameter.sum() for parameter in model.image.parameters())  # a gradient of 0, without a call
+        stabilizer.backward((out - text.sum(1, keepdim=True)).square().mean() + unused)
+        stabilizer.step()
+        hooks.append(len(model.image._forward_hooks))
+    assert max(hooks) == 1
+    assert hooks[-1] == 0

@@ -61,3 +61,27 @@ def test_where_there_is_none(tmp_path):
         newest_run(tmp_path)
     with pytest.raises(UsageError, match="no directory"):
         list_runs(tmp_path / "nowhere")
+
+
+def test_the_worst_verdict_of_the_ranks_is_that_of_the_run(tmp_path):
+    write(tmp_path / "run" / "rank0", "findings.json", {"schema": 1, "verdict": "healthy", "steps": 9, "findings": []})
+    write(tmp_path / "run" / "rank1", "findings.json", FINDINGS)
+    (only,) = list_runs(tmp_path)
+    assert (only.verdict, only.cause) == ("broken", "lr.too-high")
+
+
+@pytest.mark.parametrize(
+    "value", [{"findings": None}, {"steps": "12"}, {"findings": ["x"]}, {"findings": [{"cause": 3}]}, {"verdict": []}]
+)
+def test_a_file_that_makes_no_sense_is_no_obstacle(tmp_path, value):
+    write(tmp_path / "bad", "findings.json", {"schema": 1, **value})
+    write(tmp_path / "bad", "run.json", {"schema": 1})
+    write(tmp_path / "good", "run.json", {"schema": 1})
+    assert {run.folder.name for run in list_runs(tmp_path)} == {"bad", "good"}
+
+
+def test_a_run_of_a_newer_version_is_listed_as_not_readable(tmp_path):
+    write(tmp_path / "newer", "run.json", {"schema": 99})
+    write(tmp_path / "good", "findings.json", FINDINGS)
+    write(tmp_path / "good", "run.json", {"schema": 1})
+    assert {run.folder.name: run.verdict for run in list_runs(tmp_path)} == {"newer": "not readable", "good": "broken"}

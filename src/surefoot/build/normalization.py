@@ -143,7 +143,8 @@ def _missing(model: nn.Module, batch_size: int) -> Iterator[NormAdvice]:
     if recurrent:
         name, module = recurrent[0]
         problem = f"{type(module).__name__} without a norm layer: its inputs and outputs drift in scale over time."
-        advice = f"Put `nn.LayerNorm({module.hidden_size})` behind it; BatchNorm does not suit sequences."
+        width = (module.proj_size or module.hidden_size) * (2 if module.bidirectional else 1)
+        advice = f"Put `nn.LayerNorm({width})` behind it; BatchNorm does not suit sequences."
         yield NormAdvice(name or "the model", "info", problem, advice)
         return
     convolutions = [(name, module) for name, module in named if isinstance(module, _ConvNd)]
@@ -151,27 +152,30 @@ def _missing(model: nn.Module, batch_size: int) -> Iterator[NormAdvice]:
     if len(convolutions) >= DEEP_WITHOUT_NORM["convolutions"]:
         name, first = convolutions[0]
         problem = f"{len(convolutions)} convolutions and no norm layer: only the initialisation keeps the scale."
-        yield NormAdvice(name, "info", problem, _for_convolutions(first, batch_size))
+        widths = {module.out_channels for _, module in convolutions}
+        yield NormAdvice(name, "info", problem, _for_convolutions(first, batch_size, len(widths) == 1))
     elif len(linear) >= DEEP_WITHOUT_NORM["linear layers"]:
         problem = f"{len(linear)} linear layers and no norm layer: only the initialisation keeps the scale."
         advice = "Use `surefoot.build.PreNormMLP` blocks, or put `nn.LayerNorm` before each layer."
         yield NormAdvice(linear[0][0], "info", problem, advice)
 
 
-def _for_convolutions(first: _ConvNd, batch_size: int) -> str:
+def _for_convolutions(first: _ConvNd, batch_size: int, is_even: bool) -> str:
+    """`is_even`: all convolutions have the same number of channels."""
     channels = first.out_channels
+    where = "behind each convolution" if is_even else "behind this convolution, and one of its width behind each other"
     group = f"`nn.GroupNorm({groups_for(channels)}, {channels})`"
     if batch_size < BATCH_NORM_WANTS:
-        return f"Put {group} behind each convolution: {batch_size} samples are too few for BatchNorm."
+        return f"Put {group} {where}: {batch_size} samples are too few for BatchNorm."
     batch = f"`nn.BatchNorm{len(first.kernel_size)}d({channels})`"
-    return f"Put {batch} behind each convolution, made with `bias=False`; {group} if batches get small."
+    return f"Put {batch} {where}, and make the convolutions with `bias=False`; {group} if batches get small."
 
 
 def _of_style_transfer(model: nn.Module) -> Iterator[NormAdvice]:
     for name, module in model.named_modules():
-        if isinstance(module, (nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)):
+        if isinstance(module, (nn.BatchNorm2d, nn.GroupNorm)):
             kind = type(module).__name__
-            channels = getattr(module, "num_features", None) or getattr(module, "num_channels", "channels")
+            channels = module.num_features if isinstance(module, nn.BatchNorm2d) else module.num_channels
             problem = f"{kind} takes its statistics over several {'images' if 'Batch' in kind else 'channels'}."
             advice = f"Use `nn.InstanceNorm2d({channels}, affine=True)` (arXiv:1607.08022)."
             yield NormAdvice(name or "the model", "warning", problem, advice)

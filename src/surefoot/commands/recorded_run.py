@@ -12,6 +12,7 @@ def runs(
     root: Path = typer.Argument(Path("runs"), help="The directory that holds the run folders."),
 ) -> None:
     """List the runs below a directory, the newest first, with their verdicts."""
+    from surefoot.diagnose.terminal import printable
     from surefoot.report.run_list import list_runs
     from surefoot.report.terminal.formatting import duration
 
@@ -20,10 +21,11 @@ def runs(
         typer.echo(f"no runs below {root}")
         return
     ages = [f"{duration(time.time() - run.last_write)} ago" for run in found]
-    width = max(len(str(run.folder)) for run in found)
-    for run, age in zip(found, ages, strict=True):
+    names = [printable(str(run.folder)) for run in found]
+    width = max(map(len, names))
+    for run, name, age in zip(found, names, ages, strict=True):
         steps = "" if run.steps is None else f"{run.steps:,} steps"
-        line = f"{run.folder!s:<{width}}  {age:>{max(map(len, ages))}}  {run.verdict:<13}  {steps:>13}  {run.cause}"
+        line = f"{name:<{width}}  {age:>{max(map(len, ages))}}  {run.verdict:<13}  {steps:>13}  {run.cause}"
         typer.echo(line.rstrip())
 
 

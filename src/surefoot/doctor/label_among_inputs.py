@@ -98,7 +98,7 @@ def _found(path: str, leaked: list[int], count: int, rows: int) -> Check:
 
 def _constant_within_labels(columns: Tensor, members: Tensor) -> Tensor:
     """Which columns have a single value for all rows of each label."""
-    steady = torch.ones(columns.shape[1], dtype=torch.bool)
+    steady = torch.ones(columns.shape[1], dtype=torch.bool, device=columns.device)
     for member in members:
         rows = columns[member]
         steady &= (rows == rows[:1]).all(0)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from surefoot.act.torch_clip import clip_grad_norm
 from surefoot.doctor.checks import Check, failed, passed, skipped, warned
 from surefoot.doctor.model_copy import needs_closure
 from surefoot.guard.attach import AttachSettings, attach_with
@@ -71,7 +72,9 @@ def _step(context: CheckContext, trial: ModelCopy, attachment: Any, batch: Any) 
         loss = trial.backward(batch, lambda _: None)
         attachment.observe(loss=loss.detach())
         if context.clip is not None:
-            torch.nn.utils.clip_grad_norm_(trial.parameters, context.clip)
+            _, factor = clip_grad_norm(trial.parameters, context.clip)
+            if factor is not None:  # the gradients are judged as they were before
+                attachment.observe(clip_factor=factor)
         return loss
 
     if needs_closure(trial.optimizer):
@@ -84,5 +87,5 @@ def _step(context: CheckContext, trial: ModelCopy, attachment: Any, batch: Any) 
 def _fix(context: CheckContext) -> str:
     causes = [check.cause for check in context.checks if check.cause is not None and check.status in ("fail", "warn")]
     if causes:
-        return f"Cure {causes[0]} first: it may explain this."
+        return f"Fix {causes[0]} first: it may explain this."
     return "Lower the learning rate to a third, or clip the gradient norm, and run this once more."

@@ -82,6 +82,7 @@ def attach(
     1
 
     The attachment keeps neither model nor optimizer alive, and dropping it does not detach it.
+
     Args:
         model: what the optimizer trains, or several: parameters are named by it, and its buffers are restored when a
             step is refused. `None` if it is not known.

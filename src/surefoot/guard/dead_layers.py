@@ -4,10 +4,11 @@ Two signals are needed, and the second is looked for only where the first one is
 
 1. For `STEPS` applied steps the gradient of a layer is exactly 0, and so is that of the weight behind it, while the
    bias behind it still gets a gradient: what reaches that weight is 0, whatever the batch.
-2. Everything that the layer puts out in the next `LOOKS` batches is 0 or less.
+2. In the next `LOOKS` batches every output of the layer is 0 or less although its input is not all 0.
 
 So it is silent about a layer that is frozen or has no gradient, that has no part in the loss of this phase (no bias
-behind it gets a gradient), or whose output a mask, a gate or a dropout sets to 0 (it still puts out positive values).
+behind it gets a gradient), whose input is absent (all 0), or whose output a mask, a gate or a dropout sets to 0 (the
+layer itself still has positive outputs).
 Left out: layers without a bias behind them, units that die one by one (the log has their share), and models whose
 modules take no hook, such as compiled ones.
 """
@@ -114,16 +115,17 @@ class DeadLayers:
         if module is None:
             return None
         look = _Look(name, behind)
-        self._handles.append(module.register_forward_hook(ForwardHook(look, name)))
+        self._handles.append(module.register_forward_hook(_CallHook(look, name)))
         return look
 
     def _conclude(self, look: _Look, record: StepRecord) -> None:
         passed = True if look.name not in self._counts else look.passed_anything()  # it may have a gradient again
-        if passed is None:
+        look.steps += 1
+        if passed is None and look.steps <= STEPS:
             return
         self._look = None
         _remove(self._handles)
-        if not passed:
+        if passed is False:
             self._alarm(look, record)
 
     def _alarm(self, look: _Look, record: StepRecord) -> None:
@@ -132,9 +134,10 @@ class DeadLayers:
             record.signals,
             "dead-layer",
             "warning",
-            f"{look.name} is dead: its gradient has been exactly 0 for {count} steps, all that it put out in {LOOKS} "
-            f"batches is 0 or less, and {look.behind} gets nothing but zeros. Initialise its bias with 0, lower the "
-            "learning rate, or use an activation with a slope below 0, such as GELU or LeakyReLU",
+            f"{look.name} is dead: its gradient has been exactly 0 for {count} steps and its outputs in {LOOKS} "
+            f"batches are all 0 or less, so the weight of {look.behind} gets no gradient either. Initialise {look.name} "
+            "again, with a bias of 0, and lower the learning rate, or use an activation with a slope below 0, such as GELU or "
+            "LeakyReLU",
             evidence={"layer": look.name, "behind": look.behind, "steps": count},
         )
 
@@ -146,34 +149,54 @@ def _layers_of(names: Sequence[str]) -> list[_Layer]:
     return [_Layer(module, places[f"{module}.weight"], places.get(f"{module}.bias")) for module in modules]
 
 
+class _CallHook(ForwardHook):
+    """A forward hook that also hands on what the module was given."""
+
+    __slots__ = ()
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        """The module was called."""
+        if not torch.compiler.is_compiling():
+            self._watch.look(self._name, module, (args, output))
+
+
 class _Look:
-    """Notes whether anything that a module puts out in a few forward passes is above 0."""
+    """Notes whether any output of a module in a few forward passes is above 0, or its input is all 0."""
 
     def __init__(self, name: str, behind: str) -> None:
         self.name, self.behind = name, behind
+        self.steps = 0
+        """Steps since the look began: a module that is not called any more is not waited for."""
         self._thread = get_ident()
         self._positive: list[ArrivingNumber | KnownNumber] = []
         self._failed = False
 
-    def look(self, name: str, module: nn.Module, output: Any) -> None:
-        """The module was called. Whatever happens here stays here."""
+    def look(self, name: str, module: nn.Module, call: Any) -> None:
+        """The module was called: its arguments and its output. Whatever happens here stays here."""
+        args, output = call
         trains = torch.is_grad_enabled() and module.training and not in_backward()
         if len(self._positive) >= LOOKS or get_ident() != self._thread or not trains or not runs_eagerly():
             return
         try:
             with WithoutHooks():
-                if type(output) is not Tensor or not output.is_floating_point() or is_capturing(output.device):
+                given = args[0] if args else None
+                if not _is_readable(given) or not _is_readable(output):
                     self._failed = True
                 else:
-                    self._positive.append(begin_reading_number((output.detach() > 0).any()))
+                    is_absent = ~(given.detach() != 0).any()
+                    self._positive.append(begin_reading_number((output.detach() > 0).any() | is_absent))
         except Exception:  # watching never ends a run
             self._failed = True
 
     def passed_anything(self) -> bool | None:
-        """Whether an output was above 0, or could not be looked at; `None` while too few were seen."""
+        """Whether an output was above 0, an input absent, or a call unreadable; `None` while too few were seen."""
         if not self._failed and len(self._positive) < LOOKS:
             return None
         return self._failed or any(number.wait() for number in self._positive)
+
+
+def _is_readable(value: Any) -> bool:
+    return type(value) is Tensor and value.is_floating_point() and not is_capturing(value.device)
 
 
 def _remove(handles: list[RemovableHandle]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from surefoot.errors import UsageError
 from surefoot.record.reading import is_run_folder
+from surefoot.report.page.diagnosis import findings_of, serious, steps_of, verdict_of
 from surefoot.report.page.source import rank_folders, read_json
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
 RUNS = Path("runs")
 """Where `surefoot run` puts its folders, below the working directory."""
+_WORST_FIRST = ("broken", "unstable", "unknown", "unfinished", "not diagnosed", "healthy")
 DEPTH = 3
 """How many levels below a directory are searched: `runs/`, an experiment, a trial."""
 
@@ -27,10 +30,10 @@ class ListedRun(NamedTuple):
     last_write: float
     """When something was last written, in seconds since 1970."""
     verdict: str
-    """Of the diagnosis; without one, "unfinished" or "not diagnosed"."""
+    """Of the diagnosis; without one, "unfinished" or "not diagnosed". "not readable" where a file is of no use."""
     steps: int | None
     cause: str
-    """The first finding's; empty without one."""
+    """That of the first finding above a remark; empty without one."""
 
 
 def newest_run(root: Path = RUNS) -> Path:
@@ -52,17 +55,28 @@ def _run_folders(root: Path, depth: int = DEPTH) -> Iterator[Path]:
     if is_run_folder(root) or rank_folders(root):
         yield root
     elif depth and root.is_dir():
-        for entry in root.iterdir():
+        for entry in _entries(root):
             if entry.is_dir() and not entry.is_symlink() and not entry.name.startswith("."):
                 yield from _run_folders(entry, depth - 1)
+
+
+def _entries(root: Path) -> list[Path]:
+    with suppress(OSError):
+        return list(root.iterdir())
+    return []
 
 
 def _last_write(folder: Path) -> float:
     """The time of the newest file of the log, or of the folder itself."""
     places = [folder, *rank_folders(folder)]
     places += [place / "telemetry" for place in places]
-    entries = [entry for place in places if place.is_dir() for entry in os.scandir(place)]
-    return max([entry.stat(follow_symlinks=False).st_mtime for entry in entries if not _is_report(entry)], default=0.0)
+    times = [0.0]
+    for place in places:
+        with suppress(OSError):  # it may be deleted at any time
+            times += [
+                entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(place) if not _is_report(entry)
+            ]
+    return max(times)
 
 
 def _is_report(entry: os.DirEntry[str]) -> bool:
@@ -71,12 +85,23 @@ def _is_report(entry: os.DirEntry[str]) -> bool:
 
 
 def _listed(folder: Path) -> ListedRun:
-    place = (rank_folders(folder) or [folder])[0]
+    """The entry of a run: that of the rank with the worst verdict, if it has several."""
+    try:
+        return min((_entry(folder, place) for place in rank_folders(folder) or [folder]), key=_gravity)
+    except (OSError, UsageError):  # it was deleted meanwhile, or a newer version wrote it
+        return ListedRun(folder, _last_write(folder), "not readable", None, "")
+
+
+def _entry(folder: Path, place: Path) -> ListedRun:
     findings, run = read_json(place / "findings.json"), read_json(place / "run.json")
     if findings is None:
         unfinished = run is not None and run.get("exit_code", 0) is None
         return ListedRun(folder, _last_write(folder), "unfinished" if unfinished else "not diagnosed", None, "")
-    causes = [found.get("cause", "") for found in findings.get("findings", ())]
-    return ListedRun(
-        folder, _last_write(folder), findings.get("verdict", ""), findings.get("steps"), causes[0] if causes else ""
-    )
+    serious_findings = serious(findings_of(findings))
+    cause = serious_findings[0]["cause"] if serious_findings else ""
+    return ListedRun(folder, _last_write(folder), verdict_of(findings), steps_of(findings), cause)
+
+
+def _gravity(run: ListedRun) -> int:
+    """The worst verdict comes first."""
+    return _WORST_FIRST.index(run.verdict) if run.verdict in _WORST_FIRST else len(_WORST_FIRST)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 FIRST_STEPS = 128
-"""So many steps go through the guard in any case: what it cannot do for an optimizer shows early."""
+"""So many steps of each optimizer go through the guard in any case: what it cannot do for one shows early."""
 
 
 class MeasuredSteps:
@@ -64,10 +64,10 @@ class MeasuredSteps:
             return True
         return self._state.sampled is not None or bool(self.changes)
 
-    def may_be_healthy(self, number: int, loss: Any) -> bool:
+    def may_be_healthy(self, record: OptimizerRecord, loss: Any) -> bool:
         """Whether the step under way needs no more than its gradient norm, if that is finite."""
         state = self._state
-        if number not in self._on_host or state.steps < FIRST_STEPS or state.sampled is not None:
+        if record.number not in self._on_host or record.series.count < FIRST_STEPS or state.sampled is not None:
             return False
         if self.changes or state.scaler.enabled:
             return False

@@ -122,7 +122,7 @@ class StepObserver:
             if not has_closure:
                 self._unmeasured.begin(record.row, optimizer)
             return
-        if not has_closure and self.guard.measured.may_be_healthy(record.number, self._context.losses.loss_so_far()):
+        if not has_closure and self.guard.measured.may_be_healthy(record, self._context.losses.loss_so_far()):
             record.may_be_healthy = True
             return
         self._await_numbers(record, optimizer, has_closure)
