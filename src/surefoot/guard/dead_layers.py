@@ -135,9 +135,9 @@ class DeadLayers:
             "dead-layer",
             "warning",
             f"{look.name} is dead: its gradient has been exactly 0 for {count} steps and its outputs in {LOOKS} "
-            f"batches are all 0 or less, so the weight of {look.behind} gets no gradient either. Initialise {look.name} "
-            "again, with a bias of 0, and lower the learning rate, or use an activation with a slope below 0, such as GELU or "
-            "LeakyReLU",
+            f"batches are all 0 or less, so the weight of {look.behind} gets no gradient either. Initialise "
+            f"{look.name} again, with a bias of 0, and lower the learning rate, or use an activation with a slope "
+            "below 0, such as GELU or LeakyReLU",
             evidence={"layer": look.name, "behind": look.behind, "steps": count},
         )
 
