@@ -3,6 +3,7 @@
     Trainer(model, args, train_dataset=data, callbacks=[sf.trainers.transformers.StabilizerCallback("runs/exp1")])
     L.Trainer(callbacks=[sf.trainers.lightning.StabilizerCallback("runs/exp1")])
     model, optimizer, loader = sf.trainers.accelerate.prepare(accelerator, model, optimizer, loader, log="runs/exp1")
+    with sf.trainers.ray.GuardedWorker(model, optimizer, "surefoot") as guard: ...
 
 Each module imports its framework, and is imported when it is first used. What they share is in `guarded_training.py`.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-FRAMEWORKS = ("accelerate", "ignite", "lightning", "transformers")
+FRAMEWORKS = ("accelerate", "ignite", "lightning", "ray", "transformers")
 
 
 def __getattr__(name: str) -> Any:

@@ -123,7 +123,7 @@ class GuardedTraining:
         self._options, self._framework = options, framework
         self._latest: StepRecord | None = None
         self._counts = dict.fromkeys(("skipped", "clipped", "overflows", "alarms"), 0)
-        self.ranks = Ranks(find_group(models) if options.mode == "guard" else None, _home(models))
+        self.ranks = Ranks(find_group(models) if options.mode == "guard" else None, home_of(models))
         """The processes that decide together: none but this one where nothing is decided."""
         if options.mode == "guard":
             optimizers = _of_the_models(optimizers, models, framework)
@@ -404,7 +404,8 @@ def _recovery(
     return None
 
 
-def _home(models: Sequence[nn.Module]) -> torch.device:
+def home_of(models: Sequence[nn.Module]) -> torch.device:
+    """The device of the parameters."""
     return next((parameter.device for model in models for parameter in model.parameters()), torch.device("cpu"))
 
 

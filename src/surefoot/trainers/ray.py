@@ -1,0 +1,171 @@
+"""`GuardedWorker` for the training function of Ray Train's `TorchTrainer`.
+
+    with sf.trainers.ray.GuardedWorker(model, optimizer, "surefoot") as guard:
+        loss_fn = guard.watched(loss_fn)
+        ...
+        guard.report({"loss": loss.item()}, checkpoint)  # in place of `ray.train.report`
+
+Every worker runs the training function, with a loop that is the user's. The guard is attached to the optimizer of each
+worker; under DDP the workers decide together. It learns the loss from the loss function, and `report` does two things
+more than Ray's: it adds the guard's numbers to the metrics, and the guard's state to the checkpoint. Ray starts all
+workers anew after one has died; they continue from that state.
+
+A clip in the loop is the user's own: use `sf.clip_gradients`, or give the worker a `clip`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray.train
+from pyarrow.fs import LocalFileSystem
+from ray.train import Checkpoint, CheckpointUploadMode
+
+from surefoot.decide.agreement import Ranks, find_group
+from surefoot.record.log import RunLog
+from surefoot.trainers.guarded_training import (
+    GuardedTraining,
+    GuardOptions,
+    home_of,
+    load_from,
+    require_guard,
+    save_into,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from os import PathLike
+
+    from torch import Tensor, nn
+    from torch.optim.optimizer import Optimizer
+
+logger = logging.getLogger("surefoot")
+
+
+class GuardedWorker:
+    """Guards the optimizer of one Ray Train worker, from its construction to the end of the `with` block.
+
+    Make it when model and optimizer have been loaded from the checkpoint, if there is one: the state of the guard in
+    that checkpoint is loaded too.
+
+    Args:
+        model: what `ray.train.torch.prepare_model` has returned.
+        optimizer: the optimizer that trains it.
+        log: the run folder, or a `RunLog`. A relative path is a folder beside the checkpoints of the run if these are
+            on a file system of this machine. Every worker writes into a folder of its own in it.
+        scaler: the `GradScaler` of the loop, if it has one.
+        options: the fields of `GuardOptions`, as `clip`, `checker`, `escalation`, `recovery` or `mode`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        log: str | PathLike[str] | RunLog | None = None,
+        *,
+        scaler: Any = None,
+        **options: Any,
+    ) -> None:
+        settings = GuardOptions(log if log is None or isinstance(log, RunLog) else _run_folder(log), **options)
+        self._workers = Ranks(find_group([model]), home_of([model]))
+        """The workers that report together, whether they decide together or not."""
+        self.training = GuardedTraining(settings, [model], [optimizer], "the training function")
+        require_guard(self.training)
+        if scaler is not None:
+            self._follow_scaler(scaler)
+        checkpoint = ray.train.get_checkpoint()
+        if checkpoint is not None:
+            with checkpoint.as_directory() as folder:
+                load_from(self.training, Path(folder))
+
+    def __enter__(self) -> GuardedWorker:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.finish()
+
+    def finish(self) -> None:
+        """Detach the guard, write the log, and say what it shows. The end of the `with` block does it."""
+        self.training.finish()
+
+    # ---- steps ------------------------------------------------------------------------------------------------------
+
+    def watched(self, loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """The loss function, whose results the guard is given."""
+
+        @functools.wraps(loss_fn)
+        def watched(*args: Any, **kwargs: Any) -> Tensor:
+            loss = loss_fn(*args, **kwargs)
+            self.observe(loss)
+            return loss
+
+        return watched
+
+    def observe(self, loss: Tensor) -> None:
+        """Give the guard the loss of a microbatch, not divided for accumulation, before the step."""
+        if self.training.is_attached and loss.requires_grad:
+            self.training.add_loss(loss)
+
+    def _follow_scaler(self, scaler: Any) -> None:
+        """Count the steps that the scaler skips without calling the optimizer; `update` is called after each step."""
+        update = scaler.update
+
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            result = update(*args, **kwargs)
+            self.training.count_if_skipped(scaler)
+            return result
+
+        self.training.replaced.put(scaler, "update", followed)
+
+    # ---- what Ray is given ------------------------------------------------------------------------------------------
+
+    def report(self, metrics: dict[str, Any], checkpoint: Checkpoint | None = None, **options: Any) -> None:
+        """Call `ray.train.report` with the guard's numbers among the metrics and its state in the checkpoint.
+
+        Takes the arguments of `ray.train.report`. Each worker has a state of its own: one that gives no checkpoint
+        reports its state alone if another worker gives one, and Ray puts the files of all workers into one folder.
+        """
+        mode = options.get("checkpoint_upload_mode", CheckpointUploadMode.SYNC)
+        is_saved = self._workers.any(checkpoint is not None) and self.training.is_attached
+        own: Path | None = None
+        if is_saved and checkpoint is None and mode is not CheckpointUploadMode.NO_UPLOAD:
+            own = Path(tempfile.mkdtemp(prefix="surefoot-"))
+            checkpoint = Checkpoint.from_directory(own)
+        if is_saved and checkpoint is not None:
+            if isinstance(checkpoint.filesystem, LocalFileSystem):
+                save_into(self.training, Path(checkpoint.path))
+            else:
+                logger.warning(
+                    "surefoot: the checkpoint %s is not on a file system of this machine, so that the state of the "
+                    "guard is not part of it: its rules start anew when the run is resumed.",
+                    checkpoint.path,
+                )
+        try:
+            ray.train.report(metrics | self.training.numbers(), checkpoint, **options)
+        finally:
+            if own is not None and mode is CheckpointUploadMode.SYNC:  # otherwise Ray deletes it after the upload
+                shutil.rmtree(own, ignore_errors=True)
+
+
+def _run_folder(log: str | PathLike[str]) -> Path:
+    """Where a worker logs. Its working directory is one of Ray's, which is deleted with the session."""
+    folder = Path(log)
+    if folder.is_absolute():
+        return folder
+    try:
+        storage = ray.train.get_context().get_storage()
+    except NotImplementedError:  # without workers, the working directory is the user's
+        return folder.absolute()
+    if isinstance(storage.storage_filesystem, LocalFileSystem):
+        return Path(storage.experiment_fs_path) / folder
+    logger.warning(
+        "surefoot: the storage of this run is not on a file system of this machine, so that the log is written to %s. "
+        "Give an absolute path to have it elsewhere.",
+        folder.absolute(),
+    )
+    return folder.absolute()
