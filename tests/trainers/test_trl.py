@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -77,13 +78,17 @@ def distinct_words(completions: list[str], **_: Any) -> list[float]:
     return [float(len(set(each.split()))) for each in completions]
 
 
-def grpo(folder: Path, callbacks: list[Any]) -> Any:
+def one_reward(completions: list[str], **_: Any) -> list[float]:
+    return [1.0] * len(completions)
+
+
+def grpo(folder: Path, callbacks: list[Any], reward: Any = distinct_words, **more: Any) -> Any:
     rows = Dataset.from_list([{"prompt": f"w{i % 30} w1"} for i in range(48)])
-    arguments = GRPOConfig(str(folder), num_generations=4, max_completion_length=8, **SETTINGS)
+    arguments = GRPOConfig(str(folder), num_generations=4, max_completion_length=8, **(SETTINGS | more))
     return GRPOTrainer(
         model(),
         args=arguments,
-        reward_funcs=distinct_words,
+        reward_funcs=reward,
         train_dataset=rows,
         processing_class=tokenizer(),
         callbacks=callbacks,
@@ -107,10 +112,25 @@ def test_a_healthy_run_is_bitwise_the_bare_run(build, tmp_path):
     assert [record.signals.loss for record in guard.history] == pytest.approx(
         [each["loss"] for each in logged], abs=1e-5
     )
+    verdicts = [each["cause"] for each in findings(tmp_path / "run") if each["severity"] != "info"]
+    assert not [cause for cause in verdicts if cause.startswith("rl.")]
     if build is grpo:
         watched = guard.history[-1].signals.extra
         assert watched["reward"] == pytest.approx(logged[-2]["reward"])
         assert watched["entropy"] == pytest.approx(logged[-2]["entropy"])
+
+
+def findings(run: Path) -> list[dict[str, Any]]:
+    return json.loads((run / "findings.json").read_text())["findings"]
+
+
+def test_rewards_that_are_all_equal_are_named_as_the_cause(tmp_path):
+    trainer = grpo(tmp_path, [sf.trainers.transformers.StabilizerCallback(tmp_path / "run")], one_reward, max_steps=12)
+    trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
+    trainer.train()
+    first = findings(tmp_path / "run")[0]
+    assert (first["cause"], first["severity"]) == ("rl.zero-advantage", "error")
+    assert first["evidence"]["steps_without"] == 11  # what the last step logged belongs to the next one
 
 
 def test_a_nan_loss_of_one_microbatch_is_left_out(tmp_path):

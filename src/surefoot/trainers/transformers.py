@@ -19,29 +19,19 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from surefoot.errors import UsageError
+from surefoot.record.policy_signals import kind_of, logged_name
 from surefoot.trainers.accelerator_methods import engine_of, follow_clipping, follow_losses
 from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, load_from, save_into
 from surefoot.trainers.watched_engine import WatchedEngine
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
     from surefoot.record.log import RunLog
 
 logger = logging.getLogger("surefoot")
-
-SIGNALS = (
-    "kl",
-    "entropy",
-    "reward",
-    "reward_std",
-    "ratio",
-    "clip_ratio",
-    "clipfrac",
-    "approxkl",
-    "frac_reward_zero_std",
-)
-"""What TRL logs about a policy. A name counts with what TRL puts around it: `objective/kl`, `clip_ratio/high_mean`."""
 
 
 class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
@@ -83,18 +73,22 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
             load_from(training, Path(resumed_from) if resumed_from else self._checkpoint(args, state))
 
     def _end_with_errors(self, training: GuardedTraining, trainer: Trainer) -> None:
-        """End the guard when training raises: the trainer calls no callback then."""
-        run_epoch = trainer._run_epoch
+        """End the guard when an epoch or a callback raises: the trainer calls no callback then."""
 
-        def followed(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return run_epoch(*args, **kwargs)
-            except BaseException:
-                training.finish()
-                self._trainer = None
-                raise
+        def ending_with(method: Callable[..., Any]) -> Callable[..., Any]:
+            def followed(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    return method(*args, **kwargs)
+                except BaseException:
+                    training.finish()
+                    self._trainer = None
+                    raise
 
-        training.replaced.put(trainer, "_run_epoch", followed)
+            return followed
+
+        for owner, name in ((trainer, "_run_epoch"), (trainer.callback_handler, "call_event")):
+            if hasattr(owner, name):  # neither is part of the documented interface
+                training.replaced.put(owner, name, ending_with(getattr(owner, name)))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "training": None, "_trainer": None}
@@ -164,13 +158,11 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
 
 def policy_signals(logs: dict[str, float]) -> dict[str, float]:
     """What TRL logs about a policy, by names of one word."""
-    found = {}
-    for name, value in logs.items():
-        parts = name.removesuffix("_avg").removesuffix("_mean").split("/")
-        wanted = parts[0] in SIGNALS or parts[-1] in SIGNALS
-        if wanted and isinstance(value, (int, float)) and not name.startswith(("eval_", "surefoot/")):
-            found[name.replace("/", "_")] = float(value)
-    return found
+    return {
+        logged_name(name): float(value)
+        for name, value in logs.items()
+        if isinstance(value, (int, float)) and not name.startswith(("eval_", "surefoot/")) and kind_of(name)
+    }
 
 
 def _find_trainer(callback: StabilizerCallback) -> tuple[Any, str | PathLike[str] | None]:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from statistics import mean, median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from surefoot.diagnose.data_summary import where_of
+from surefoot.diagnose.policy_signals import (
+    logged_entropy_collapse,
+    logged_kl_blowup,
+    logged_ratio_explosion,
+    logged_zero_advantage,
+)
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.watch.operation_names import DISTANCE_LOSSES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from surefoot.diagnose.run import RecordedRun
     from surefoot.record.facts import DifferenceCall, LossCall, ProductCall
 
@@ -271,10 +280,44 @@ def _value_share(run: RecordedRun) -> float | None:
     return median(shares) if shares else None
 
 
+def _seen_or_logged(seen: Callable[[RecordedRun], Claim | None], logged: Callable[[RecordedRun], Claim | None]) -> Any:
+    """A rule that reads the operations of the loss, and what the trainer has logged where these show nothing."""
+
+    @functools.wraps(seen)
+    def find(run: RecordedRun) -> Claim | None:
+        return seen(run) or (logged(run) if run.facts.policy_signals else None)
+
+    return find
+
+
 RULES: tuple[Rule, ...] = (
-    Rule("rl.zero-advantage", "value", zero_advantage, explains=("optim.no-update", "lr.too-low", "rl.reward-scale")),
-    Rule("rl.ratio-explosion", "value", ratio_explosion, explains=("rl.kl-blowup", "lr.too-high", "data.bad-batch")),
+    Rule(
+        "rl.zero-advantage",
+        "value",
+        _seen_or_logged(zero_advantage, logged_zero_advantage),
+        explains=("optim.no-update", "lr.too-low", "rl.reward-scale"),
+        from_steps=True,
+    ),
+    Rule(
+        "rl.ratio-explosion",
+        "value",
+        _seen_or_logged(ratio_explosion, logged_ratio_explosion),
+        explains=("rl.kl-blowup", "lr.too-high", "data.bad-batch"),
+        from_steps=True,
+    ),
     Rule("rl.reward-scale", "value", reward_scale, explains=("loss.term-dominates", "clip.saturated", "lr.*")),
-    Rule("rl.kl-blowup", "dynamics", kl_blowup, explains=("lr.too-high", "rl.entropy-collapse")),
-    Rule("rl.entropy-collapse", "dynamics", entropy_collapse, explains=("lr.too-high", "model.vanishing-gradient")),
+    Rule(
+        "rl.kl-blowup",
+        "dynamics",
+        _seen_or_logged(kl_blowup, logged_kl_blowup),
+        explains=("lr.too-high", "rl.entropy-collapse"),
+        from_steps=True,
+    ),
+    Rule(
+        "rl.entropy-collapse",
+        "dynamics",
+        _seen_or_logged(entropy_collapse, logged_entropy_collapse),
+        explains=("lr.too-high", "model.vanishing-gradient"),
+        from_steps=True,
+    ),
 )

@@ -5,10 +5,15 @@ A run that was killed, one that goes on, and one with several optimizers have a 
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from surefoot.record.facts.events import IncidentEvent
 from surefoot.record.facts.from_steps import FactsFromSteps, StepValues
+from surefoot.record.facts.run_facts import PolicySignal
+from surefoot.record.policy_signals import kind_of
+from surefoot.record.schema import SIGNAL
 
 if TYPE_CHECKING:
     from surefoot.record.facts.description import RunDescription
@@ -41,7 +46,24 @@ def facts_of_log(tables: RunTables, description: RunDescription) -> RunFacts:
             made.overflow(event.step, event.part)
         if event.event in _INCIDENTS:
             made.incident(_incident(event, event.step))
-    return made.facts()
+    return replace(made.facts(), policy_signals=_policy_signals(tables))
+
+
+def _policy_signals(tables: RunTables) -> list[PolicySignal]:
+    """What a trainer of policies has logged; a signal that is not finite is an incident of its own."""
+    scalars = tables.scalars
+    known = [
+        (name, kind)
+        for name in scalars.column_names
+        if name.startswith(SIGNAL) and (kind := kind_of(name[len(SIGNAL) :]))
+    ]
+    steps = scalars.column("step").to_pylist() if known else []
+    return [
+        PolicySignal(step=step, kind=kind, name=name[len(SIGNAL) :], value=value)
+        for name, kind in known
+        for step, value in zip(steps, scalars.column(name).to_pylist(), strict=True)
+        if value is not None and math.isfinite(value)
+    ]
 
 
 def _incident(event: Event, step: int) -> IncidentEvent:

@@ -490,6 +490,20 @@ class PolicyEntropy(Facts):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PolicySignal(Facts):
+    """A number about a policy that its trainer has computed and logged."""
+
+    step: int
+    """The step that it was logged with."""
+    kind: str
+    """What it says: a value of `record.policy_signals.KINDS`."""
+    name: str
+    """Its name in the log."""
+    value: float
+    """The number."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyDivergence(Facts):
     """The KL divergence of a learned distribution from a fixed one."""
 
@@ -784,6 +798,8 @@ class RunFacts(Facts):
     """The entropy of a policy over the run."""
     policy_divergences: list[PolicyDivergence] = item("divergences", factory=list, always=True)
     """The divergence of a policy from a fixed one over the run."""
+    policy_signals: list[PolicySignal] = item(factory=list)
+    """What a trainer of policies has logged, as TRL does."""
     retained_graphs: list[RetainedGraphs] = item("retained", factory=list, always=True)
     """How many graphs of earlier steps were still held, over the run."""
     held_memory: list[HeldMemory] = item(factory=list)
