@@ -49,6 +49,7 @@ def train(config: dict) -> None:
                 loss_fn(model(inputs), targets).backward()
                 optimizer.step()
             if epoch == 1 and first == 0 and rank == 1:
+                ray.train.get_all_reported_checkpoints()  # waits until Ray has the one of the first epoch
                 os.kill(os.getpid(), signal.SIGKILL)  # as when a machine is lost
             with tempfile.TemporaryDirectory() as folder:
                 checkpoint = None
@@ -56,8 +57,8 @@ def train(config: dict) -> None:
                     state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
                     torch.save(state, Path(folder) / "state.pt")
                     checkpoint = Checkpoint.from_directory(folder)
-                steps = guard.training.attachments[0].counts
-                guard.report({"epoch": epoch, "steps": steps["steps"], "applied": steps["applied"]}, checkpoint)
+                counts = guard.training.attachments[0].counts
+                guard.report({"epoch": epoch, "steps": counts["steps"], "applied": counts["applied"]}, checkpoint)
 
 
 def main() -> None:

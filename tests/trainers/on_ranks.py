@@ -26,7 +26,7 @@ class Warned(logging.Handler):
         self.messages += [part for part in ("start anew", "no recovery") if part in record.getMessage()]
 
 
-def train(folder: Path, name: str, resume: str | None = None) -> Any:
+def train(folder: Path, name: str, resume: str | None = None, **options: Any) -> Any:
     import transformers
     from transformers import Trainer, TrainingArguments
 
@@ -35,7 +35,7 @@ def train(folder: Path, name: str, resume: str | None = None) -> Any:
 
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    callback = sf.trainers.transformers.StabilizerCallback(folder / name)
+    callback = sf.trainers.transformers.StabilizerCallback(folder / name, **options)
     arguments = TrainingArguments(
         str(folder), per_device_train_batch_size=8, gradient_accumulation_steps=2, max_steps=STEPS, learning_rate=LR,
         report_to=[], use_cpu=True, disable_tqdm=True, save_steps=6, max_grad_norm=0.5, ddp_backend="gloo",
@@ -58,6 +58,7 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     whole, guard = train(folder, "run")
     again, resumed = train(folder, "again", str(folder / "checkpoint-6"))
+    train(folder, "watched", mode="watch", recovery=None)
     if torch.distributed.get_rank() == 1:
         for state in (folder / "checkpoint-12").glob("surefoot-rank1-of-*"):
             shutil.rmtree(state)

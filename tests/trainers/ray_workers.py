@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import warnings
@@ -78,9 +79,12 @@ def _report(guard: Any, model: Any, optimizer: Any, step: int, rank: int, folder
 
 def _die(kills: list[int], step: int, rank: int, folder: Path) -> None:
     """End this process as the machine would, once at each of these steps."""
+    import ray.train
+
     done = folder / f"killed-{step}"
     if rank == 1 and step in kills and not done.exists():
         done.touch()
+        ray.train.get_all_reported_checkpoints()  # waits until Ray has the checkpoints so far
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -114,7 +118,7 @@ def main(folder: Path, kills: int) -> None:
 
     steps = sorted(random.Random(7).sample(range(2, STEPS), kills))
     config = {"folder": str(folder), "faults": {BAD_ROW: float("nan")}, "kills": steps}
-    ray.init(num_cpus=WORKERS, include_dashboard=False, log_to_driver=False, logging_level="error")
+    session = ray.init(num_cpus=WORKERS, include_dashboard=False, log_to_driver=False, logging_level="error")
     results = {}
     for name, function in (("compare", compare), ("killed", killed)):
         settings = RunConfig(
@@ -124,6 +128,7 @@ def main(folder: Path, kills: int) -> None:
         results[name] = TorchTrainer(function, train_loop_config=config, scaling_config=scaling, run_config=settings)
         results[name] = results[name].fit()
     ray.shutdown()
+    shutil.rmtree(session.address_info["session_dir"], ignore_errors=True)
     ended = {path.stem: torch.load(path) for path in folder.glob("*-?.pt")}
     found = {
         "healthy_equal": same(ended["bare-0"]["weights"], ended["healthy-0"]["weights"]),

@@ -6,6 +6,7 @@ import gc
 import json
 import warnings
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
@@ -211,4 +212,31 @@ def test_a_second_prepare_is_one_clear_error_while_the_first_guard_is_attached()
     assert adapter.training_of(accelerator).is_attached
     adapter.end(accelerator)
     adapter.prepare(accelerator, *parts[1])
+    adapter.end(accelerator)
+
+
+def test_two_models_with_an_optimizer_each_are_guarded_in_one_call():
+    runs = []
+    for guarded in (False, True):
+        AcceleratorState._reset_state(True)
+        GradientState._reset_state()
+        accelerator, rows = Accelerator(cpu=True), Rows(320)
+        models = [Classifier(0), Classifier(1)]
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+        prepare = partial(adapter.prepare, accelerator) if guarded else accelerator.prepare
+        prepared = prepare(*models, *optimizers)
+        torch.manual_seed(1)
+        for step in range(20):
+            chosen = slice(8 * step, 8 * step + 8)
+            for number, (model, optimizer) in enumerate(zip(prepared[:2], prepared[2:], strict=True)):
+                loss = model(rows.x[chosen], rows.labels[chosen])["loss"]
+                broken = (step, number) == (19, 1)
+                accelerator.backward(loss * (float("nan") if broken else 1.0))
+                optimizer.step()
+                optimizer.zero_grad()
+        runs.append([model.state_dict() for model in models])
+    assert same(runs[0][0], runs[1][0])
+    guards = adapter.training_of(accelerator).attachments
+    assert [guard.counts["skipped"] for guard in guards] == [0, 1]
+    assert guards[0].history[3].signals.loss != guards[1].history[3].signals.loss
     adapter.end(accelerator)

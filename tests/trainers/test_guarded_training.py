@@ -116,7 +116,7 @@ def test_methods_are_put_back_unless_somebody_else_has_replaced_them():
 
 def test_frameworks_are_imported_when_they_are_used():
     code = "import sys, surefoot as sf; sf.trainers; dir(sf.trainers); "
-    code += "print({'transformers', 'lightning', 'accelerate', 'ignite', 'trl'} & set(sys.modules))"
+    code += "print({'transformers', 'lightning', 'accelerate', 'ignite', 'ray', 'trl'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
     with pytest.raises(AttributeError, match="it has accelerate, ignite"):
         sf.trainers.keras  # noqa: B018

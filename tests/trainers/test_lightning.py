@@ -347,3 +347,52 @@ def test_a_module_without_optimizers_trains_as_before(tmp_path):
     callback = StabilizerCallback()
     train(tmp_path, callback, module=Without(), max_steps=3)
     assert callback.training.attachments == []
+
+
+def test_a_state_that_a_test_has_loaded_is_not_used_by_the_next_training(tmp_path):
+    class Tested(Module):
+        def test_step(self, batch: Any, index: int) -> None:
+            self.model(**batch)
+
+    callback = StabilizerCallback()
+    trainer = train(tmp_path, callback, module=Tested(), max_steps=5)
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    trainer.test(Tested(), DataLoader(Rows(16), batch_size=8), ckpt_path=tmp_path / "end.ckpt", verbose=False)
+    other = L.Trainer(
+        default_root_dir=tmp_path, callbacks=[callback], accelerator="cpu", logger=False, max_steps=3,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    other.fit(Module(), DataLoader(Rows(320), batch_size=8))
+    assert guard_of(callback).steps == 3
+
+
+def test_a_callback_of_the_user_that_raises_ends_the_guard(tmp_path):
+    class Failing(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 3:
+                raise ValueError("no")
+
+    callback = StabilizerCallback(tmp_path / "run")
+    with pytest.raises(ValueError, match="no"):
+        train(tmp_path, callback, Failing())
+    assert not guard_of(callback).attached
+
+
+def test_validation_during_training_changes_no_step_and_no_loss(tmp_path):
+    class Validated(Module):
+        def validation_step(self, batch: Any, index: int) -> None:
+            self.log("val_loss", self.model(**batch)["loss"])
+
+    runs = []
+    for chosen in ([], [StabilizerCallback(tmp_path / "run")]):
+        copies = Copies()
+        torch.manual_seed(1)
+        trainer = L.Trainer(
+            default_root_dir=tmp_path, callbacks=[copies, *chosen], accelerator="cpu", logger=False, max_epochs=1,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, val_check_interval=10,
+        )  # fmt: skip
+        loaders = [DataLoader(Rows(count), batch_size=8) for count in (320, 40)]
+        trainer.fit(Validated(), *loaders)
+        runs.append(copies.states)
+    assert same(*runs)
+    assert guard_of(chosen[0]).counts.items() >= {"steps": 40, "skipped": 0, "alarms": 0}.items()

@@ -20,7 +20,6 @@ from trainers.small_training import LR, Classifier, Linear, Rows, same
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("ray")
-    import ray.train
     from ray.train import Checkpoint, CheckpointUploadMode, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 

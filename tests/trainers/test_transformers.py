@@ -76,6 +76,7 @@ def train(
         model,
         arguments,
         train_dataset=Rows(320, faults),
+        eval_dataset=Rows(40),
         callbacks=list(callbacks),
         optimizers=(optimizer, None),
     )
@@ -237,7 +238,8 @@ def test_two_ranks_leave_a_step_out_together_and_resume_together(tmp_path):
     assert first.items() >= {"steps": on_ranks.STEPS, "skipped": [9], "resumed_equal": True}.items()
     left = on_ranks.STEPS - 12  # one rank misses its state, and has no memory for copies: so it is on both
     assert first.items() >= {"steps_anew": left, "warned_anew": 2}.items()
-    assert {"rank0", "rank1"} <= {each.name for each in (tmp_path / "run").iterdir()}
+    for name in ("run", "watched"):  # each rank has a log of its own, whether it acts or not
+        assert [len(sf.load_run(tmp_path / name / rank).scalars) for rank in ("rank0", "rank1")] == [16, 16]
 
 
 def test_a_checkpoint_without_our_state_is_resumed_with_fresh_rules(tmp_path, caplog):
@@ -324,3 +326,45 @@ def test_a_training_that_raises_is_detached_and_its_optimizer_can_be_trained_aga
     assert guard_of(callbacks[1]).steps == 5
     assert not {"log", "_run_epoch"} & set(vars(trainer))
     pickle.dumps(callbacks[1])
+
+
+@pytest.mark.parametrize("event", ["on_epoch_begin", "on_step_end", "on_evaluate"])
+def test_a_callback_of_the_user_that_raises_ends_the_guard(tmp_path, event):
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("no")
+
+    model, callback = Classifier(), StabilizerCallback(tmp_path / "run")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    failing = type("Failing", (TrainerCallback,), {event: fail})()
+    with pytest.raises(ValueError, match="no"):
+        train(tmp_path, callback, failing, model=model, optimizer=optimizer, eval_strategy="steps", eval_steps=3)
+    assert not guard_of(callback).attached
+    again = StabilizerCallback()
+    trainer = train(tmp_path, again, model=model, optimizer=optimizer, max_steps=2)
+    assert guard_of(again).steps == 2
+    assert "call_event" not in vars(trainer.callback_handler)
+
+
+def test_the_last_checkpoint_is_found_and_its_state_continued(tmp_path, caplog):
+    settings = {"save_strategy": "steps", "save_steps": 5, "faults": {8 * 3: float("nan")}}
+    train(tmp_path, StabilizerCallback(), max_steps=10, **settings)
+    callback = StabilizerCallback(tmp_path / "run")
+    train(tmp_path, callback, resume=True, max_steps=14, **settings)
+    assert guard_of(callback).counts.items() >= {"steps": 14, "skipped": 1}.items()
+    assert "start anew" not in caplog.text
+
+
+def test_evaluation_the_best_model_and_a_short_last_window_stay_bitwise(tmp_path):
+    settings = {"gradient_accumulation_steps": 3, "max_steps": -1, "num_train_epochs": 2, "logging_steps": 1}
+    settings |= {"eval_strategy": "steps", "eval_steps": 7, "save_strategy": "steps", "save_steps": 7}
+    settings |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
+    bare, guarded, callback = Copies(), Copies(), StabilizerCallback(tmp_path / "run")
+    models = []
+    for copies, chosen in ((bare, []), (guarded, [callback])):
+        trainer = train(tmp_path / str(len(chosen)), copies, *chosen, **settings)
+        models.append(trainer.model.state_dict())
+    assert same(bare.states, guarded.states)
+    assert same(*models)
+    assert len(bare.states) == guard_of(callback).steps == 28
+    logged = [each["loss"] for each in trainer.state.log_history if "loss" in each]
+    assert [record.signals.loss for record in guard_of(callback).history] == pytest.approx(logged, rel=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import pytest
@@ -33,6 +34,8 @@ def test_the_losses_of_an_engine_are_logged_and_one_line_says_that_nothing_is_gu
             accelerator.backward((weight * step / 2).sum())
         engine.stepped()
     engine.finish()
+    engine.finish()  # once is enough
+    assert json.loads((tmp_path / "run" / "findings.json").read_text())["steps"] == 4
     assert "backward" not in vars(accelerator)
     scalars = sf.load_run(tmp_path / "run").scalars
     assert scalars["step"].to_pylist() == [3, 4, 5, 6]

@@ -89,10 +89,11 @@ def build_guard(
     The arguments are those of `TrainingStabilizer` and `attach`. With `acts=False` steps are measured and decided, and
     nothing is changed. `samples_model` adds histograms and dead units of sampled steps to the log.
     """
-    home, group = layout.home, find_group(models) if acts else None
+    home, together = layout.home, find_group(models)
+    group = together if acts else None  # watching starts no collective
     on_device = decide_on == "device" or (decide_on == "auto" and home.type != "cpu")
     ranks = Ranks(group, home)
-    run_log = open_log(log, ranks, setup_of(optimizer, scheduler) if log is not None else None)
+    run_log = open_log(log, Ranks(together, home), setup_of(optimizer, scheduler) if log is not None else None)
     sampler = ModelSampler(models) if run_log is not None and samples_model else None
     rows = None if run_log is None else LogRows(run_log, sampler, keeps_incidents=keeps_incidents)
     checker = checker or StabilityChecker()

@@ -283,13 +283,20 @@ class GuardedTraining:
         if log is None or log is given:  # the user's own log is closed by the user
             return
         log.close()
-        if diagnose and self._options.diagnose and end_of_run.conclude is not None and _is_first_rank():
-            try:
-                verdict, text = end_of_run.conclude(log.folder)
-            except Exception as error:
-                logger.warning("surefoot: no diagnosis: %s: %s", type(error).__name__, error)
-            else:
-                logger.log(logging.INFO if verdict in ("healthy", "unknown") else logging.WARNING, "%s", text)
+        if diagnose and self._options.diagnose:
+            report_diagnosis(log.folder)
+
+
+def report_diagnosis(folder: Path) -> None:
+    """Diagnose the run in a folder on the first rank, and log what was found."""
+    if end_of_run.conclude is None or not _is_first_rank():
+        return
+    try:
+        verdict, text = end_of_run.conclude(folder)
+    except Exception as error:
+        logger.warning("surefoot: no diagnosis: %s: %s", type(error).__name__, error)
+    else:
+        logger.log(logging.INFO if verdict in ("healthy", "unknown") else logging.WARNING, "%s", text)
 
 
 def _refuse_two_clippers(ours: object, framework: str, what: str) -> None:

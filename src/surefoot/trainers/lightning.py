@@ -50,6 +50,10 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
 
     # ---- begin and end ----------------------------------------------------------------------------------------------
 
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Forget a state that was loaded for something else, as `test(ckpt_path="best")` loads one."""
+        self._saved = None
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Attach the guard, and continue from its state in the checkpoint that training resumes from."""
         self._steps, self._at_end = trainer.global_step, {}

@@ -10,9 +10,13 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from surefoot.record.log import RunLog
+import torch
+import torch.distributed as dist
+
+from surefoot.decide.agreement import Ranks
+from surefoot.guard.log_rows import open_log
 from surefoot.record.messages import StepRow
-from surefoot.trainers.guarded_training import Replacements
+from surefoot.trainers.guarded_training import Replacements, report_diagnosis
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,9 +35,9 @@ class WatchedEngine:
             "broken steps are not skipped.",
             engine,
         )
-        given = options.log
-        self._own = given is not None and not isinstance(given, RunLog)
-        self.log = given if given is None or isinstance(given, RunLog) else RunLog(given)
+        self._options = options
+        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        self.log = open_log(options.log, Ranks(dist.group.WORLD if several else None, torch.device("cpu")))
         self.replaced = Replacements()
         self._step = step
         self._losses: list[Tensor] = []
@@ -54,7 +58,10 @@ class WatchedEngine:
         self._step += 1
 
     def finish(self, diagnose: bool = True) -> None:
-        """Training has ended."""
+        """Training has ended: write the log, and say what the losses show."""
         self.replaced.undo()
-        if self.log is not None and self._own:
-            self.log.close()
+        if self.log is None or self.log is self._options.log or self.log.closed:  # the user's own is closed by the user
+            return
+        self.log.close()
+        if diagnose and self._options.diagnose:
+            report_diagnosis(self.log.folder)
