@@ -43,4 +43,8 @@ def test_rules_for_steps_alone_are_few_and_chosen() -> None:
         "lr.schedule-broken",
         "precision.fp16-overflow",
         "precision.scaler-stuck",
+        "rl.entropy-collapse",  # these four, from what the trainer of a policy has logged
+        "rl.kl-blowup",
+        "rl.ratio-explosion",
+        "rl.zero-advantage",
     }

@@ -65,7 +65,7 @@ def train_accelerate(folder: Path) -> list[float]:
     import surefoot as sf
     from trainers.small_training import LR, Classifier, Rows
 
-    accelerator = Accelerator(cpu=True, deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=settings()))
+    accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=settings()))
     model = Classifier()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
     loader = DataLoader(Rows(8 * ACCUMULATE * STEPS, {BAD_ROW: float("nan")}), batch_size=8)

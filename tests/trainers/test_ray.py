@@ -35,7 +35,7 @@ def fit(train: Any, folder: Path) -> Any:
 
 
 def loop(model: Any, *, steps: int = 40, faults: Any = None, accumulate: int = 1, **options: Any) -> Any:
-    """A loop as users write it; returns the worker's guard, or none, and the losses that it was given."""
+    """A loop as users write it; returns the worker's guard, or none, the losses, and the optimizer, which lives on."""
     guarded = options.pop("guarded", True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
     torch.manual_seed(1)
@@ -52,7 +52,7 @@ def loop(model: Any, *, steps: int = 40, faults: Any = None, accumulate: int = 1
         if options.get("clip") is None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
         optimizer.step()
-    return guard, losses
+    return guard, losses, optimizer
 
 
 def test_two_workers_are_guarded_together_and_resumed_after_one_was_killed(tmp_path):
@@ -80,7 +80,7 @@ def test_a_healthy_run_is_bitwise_the_bare_run(tmp_path, accumulate):
     def train() -> None:
         for guarded in (False, True):
             model = Classifier()
-            guard, losses = loop(model, guarded=guarded, accumulate=accumulate, steps=10)
+            guard, losses, _ = loop(model, guarded=guarded, accumulate=accumulate, steps=10)
             ended.append(model.state_dict())
         history = guard.training.attachments[0].history
         means = [sum(losses[i : i + accumulate]) / accumulate for i in range(0, len(losses), accumulate)]
@@ -94,7 +94,7 @@ def test_a_healthy_run_is_bitwise_the_bare_run(tmp_path, accumulate):
 def test_broken_steps_are_left_out_and_ray_is_given_the_numbers(tmp_path):
     def train() -> None:
         faults = {8 * 21: float("nan")} | dict.fromkeys(range(8 * 30, 8 * 31), 1e6)
-        guard, _ = loop(Linear(), faults=faults, log=tmp_path / "log")
+        guard, *_ = loop(Linear(), faults=faults, log=tmp_path / "log", clip=sf.ClipByNorm(5.0))
         with guard:
             guard.report({"mine": 1})
         history = guard.training.attachments[0].history
@@ -109,12 +109,13 @@ def test_broken_steps_are_left_out_and_ray_is_given_the_numbers(tmp_path):
 
 def test_the_state_of_the_guard_is_part_of_the_checkpoint_and_is_loaded(tmp_path):
     def train() -> None:
-        guard, _ = loop(Classifier(), faults={8 * 5: float("nan")}, steps=10)
+        guard, _, optimizer = loop(Classifier(), faults={8 * 5: float("nan")}, steps=10)
+        assert optimizer.state  # it lives as long as the guard is used
         folder = tmp_path / "checkpoint"
         folder.mkdir()
         guard.report({}, Checkpoint.from_directory(folder))
         guard.finish()
-        resumed, _ = loop(Classifier(), steps=3)
+        resumed, *_ = loop(Classifier(), steps=3)
         assert resumed.training.attachments[0].counts.items() >= {"steps": 13, "skipped": 1}.items()
         resumed.finish()
 
@@ -125,7 +126,6 @@ def test_a_rate_that_was_100_times_too_high_is_returned_from(tmp_path):
     def train() -> None:
         model, rows = Classifier(), Rows(320)
         optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
-        torch.manual_seed(1)
         with GuardedWorker(model, optimizer) as guard:
             for step in range(200):
                 optimizer.param_groups[0]["lr"] = 100 * LR if 80 <= step < 95 else LR
@@ -145,11 +145,12 @@ def test_an_fp16_overflow_is_the_scalers_decision_and_is_counted(tmp_path, fused
     def train() -> None:
         model, rows = Classifier(), Rows(320)
         optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=fused or None)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**130, growth_interval=1000)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=1000)
         with GuardedWorker(model, optimizer, scaler=scaler) as guard:
             for step in range(8):
                 optimizer.zero_grad()
-                loss = model(rows.x[8 * step : 8 * step + 8], rows.labels[8 * step : 8 * step + 8])["loss"]
+                with torch.autocast("cpu", torch.float16):
+                    loss = model(rows.x[8 * step : 8 * step + 8], rows.labels[8 * step : 8 * step + 8])["loss"]
                 guard.observe(loss)
                 scaler.scale(loss).backward()
                 scaler.step(optimizer)
@@ -172,7 +173,8 @@ def test_an_optimizer_of_another_model_is_one_clear_error(tmp_path):
 
 def test_a_checkpoint_that_ray_does_not_upload_gets_the_state_too(tmp_path):
     def train() -> None:
-        guard, _ = loop(Classifier(), steps=2)
+        guard, _, optimizer = loop(Classifier(), steps=2)
+        assert optimizer.state  # it lives as long as the guard is used
         folder = tmp_path / "checkpoint"
         folder.mkdir()
         guard.report({}, Checkpoint.from_directory(folder), checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)

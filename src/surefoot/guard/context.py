@@ -90,9 +90,8 @@ def build_guard(
     nothing is changed. `samples_model` adds histograms and dead units of sampled steps to the log.
     """
     home, together = layout.home, find_group(models)
-    group = together if acts else None  # watching starts no collective
     on_device = decide_on == "device" or (decide_on == "auto" and home.type != "cpu")
-    ranks = Ranks(group, home)
+    ranks = Ranks(together if acts else None, home)  # watching starts no collective
     run_log = open_log(log, Ranks(together, home), setup_of(optimizer, scheduler) if log is not None else None)
     sampler = ModelSampler(models) if run_log is not None and samples_model else None
     rows = None if run_log is None else LogRows(run_log, sampler, keeps_incidents=keeps_incidents)
@@ -101,7 +100,7 @@ def build_guard(
     warn_of_unmatched(shapers, [name for name, _ in layout.parameters])
     loss_scaler = as_scaler(scaler, precision, home)
     policy = _policy(checker, recovery, clipper, loss_scaler, layout, on_device)
-    decider = StepDecider(policy, group)
+    decider = StepDecider(policy, ranks.group)
     guarded = GuardedOptimizer(optimizer, layout, decider, shapers, watch, on_device, acts=acts, sampler=sampler)
     order = BackwardOrder(layout.parameters if acts else [])
     budgets = _budgets(escalation if acts else None, recovery, loss_scaler, guarded, ranks)
