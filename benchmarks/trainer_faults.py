@@ -140,18 +140,10 @@ class Model(nn.Module):
         self.network = network
 
     def forward(self, x, labels):
+        if FAULT == "eval-mode":
+            self.network.eval()
         logits = self.network(x)
         return {"loss": loss_of(logits, labels), "logits": logits}
-
-
-class EvalTrainer(Trainer):
-    def training_step(self, model, inputs, *args, **kwargs):
-        train, model.train = model.train, lambda mode=True: model
-        model.eval()
-        try:
-            return super().training_step(model, inputs, *args, **kwargs)
-        finally:
-            model.train = train
 
 
 arguments = TrainingArguments(
@@ -163,8 +155,7 @@ model = Model()
 if FAULT == "fp16":
     model = model.half()
 rows = [{"x": x, "labels": y} for x, y in zip(inputs, targets)]
-kind = EvalTrainer if FAULT == "eval-mode" else Trainer
-kind(model, arguments, train_dataset=rows).train()
+Trainer(model, arguments, train_dataset=rows).train()
 """,
     "lightning": COMMON
     + """
