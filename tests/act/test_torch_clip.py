@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from surefoot.act.torch_clip import clip_grad_norm, clip_grad_value
+from surefoot.act.torch_clip import any_nonfinite, clip_grad_norm
 
 
 def parameters(
@@ -44,8 +44,8 @@ def test_a_norm_that_is_not_finite_is_multiplied_into_nothing(broken):
     assert not torch.isfinite(norm)
     assert factor == 1.0
     assert all(torch.equal(a.grad.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(clipped[:2], before, strict=False))
-    clip_grad_value(clipped, 0.01)
-    assert all(torch.equal(a.grad.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(clipped[:2], before, strict=False))
+    assert any_nonfinite([each.grad for each in clipped[:2]])
+    assert not any_nonfinite([clipped[0].grad])
 
 
 def test_an_infinite_limit_asks_for_the_norm_alone():
@@ -55,13 +55,5 @@ def test_an_infinite_limit_asks_for_the_norm_alone():
     assert torch.equal(norm, torch.nn.utils.get_total_norm([each.grad for each in given[:2]]))
 
 
-def test_values_are_clipped_with_torchs_bits():
-    ours, theirs = parameters(), parameters()
-    clip_grad_value(ours, 0.3)
-    torch.nn.utils.clip_grad_value_(theirs, 0.3)
-    assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours[:2], theirs[:2], strict=True))
-
-
 def test_nothing_to_clip_is_no_error():
     assert clip_grad_norm([torch.zeros(2, requires_grad=True)], 1.0)[1] is None
-    clip_grad_value([torch.zeros(2, requires_grad=True)], 1.0)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from surefoot.core import device, device_copies
+from surefoot.keep.snapshots import SHARE_OF_DEVICE, SHARE_OF_UNRESERVED, bytes_for_copies
 
 pytestmark = [
     pytest.mark.gpu,
@@ -108,3 +109,11 @@ def test_random_states_continue_where_they_were_read(home):
     device.replace_random_states(states, [(index, noted)])
     device.set_random_states(states)
     assert torch.equal(torch.rand(4, device=home), second)
+
+
+def test_copies_of_weights_take_no_more_than_half_of_what_is_free(home):
+    free = device.unreserved_bytes(home)
+    assert 0 < free <= device.total_bytes(home)
+    assert bytes_for_copies([home]) <= min(
+        SHARE_OF_DEVICE * device.total_bytes(home), 1.01 * SHARE_OF_UNRESERVED * free
+    )

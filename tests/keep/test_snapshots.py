@@ -324,3 +324,20 @@ def test_a_buffer_that_has_grown_stays_as_it_is_in_a_return():
     assert ring.return_to(before=1, tried=0, keep_present=False) == 1
     assert torch.equal(run.model[0].weight, before)
     assert torch.equal(run.model.cache, torch.ones(5))
+
+
+def test_without_memory_for_a_copy_the_others_are_dropped_with_one_warning(monkeypatch, caplog):
+    run = Run()
+    ring = SnapshotRing(run.state, 1, 3, None)
+    ring.take(0)
+    run.train(1)
+
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("surefoot.keep.snapshots.stage", full)
+    ring.take(1)
+    ring.take(2)
+    assert len(ring) == 0
+    assert ring.return_to(5, 0, keep_present=False) is None
+    assert caplog.text.count("no memory was left") == 1

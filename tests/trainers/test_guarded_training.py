@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import subprocess
 import sys
@@ -128,7 +129,9 @@ def test_a_framework_that_is_missing_is_one_clear_error(monkeypatch):
     monkeypatch.delitem(vars(sf.trainers), "ignite", raising=False)
     monkeypatch.setitem(sys.modules, "ignite", None)
     monkeypatch.setitem(sys.modules, "ignite.engine", None)
-    with pytest.raises(ImportError, match=r"needs ignite.*pip install 'surefoot\[ignite\]'"):
+    assert not hasattr(sf.trainers, "ignite")
+    assert "ignite" not in dict(inspect.getmembers(sf.trainers))
+    with pytest.raises(AttributeError, match=r"needs ignite.*pip install 'surefoot\[ignite\]'"):
         sf.trainers.ignite  # noqa: B018
 
 

@@ -396,3 +396,44 @@ def test_validation_during_training_changes_no_step_and_no_loss(tmp_path):
         runs.append(copies.states)
     assert same(*runs)
     assert guard_of(chosen[0]).counts.items() >= {"steps": 40, "skipped": 0, "alarms": 0}.items()
+
+
+def test_a_second_fit_goes_on_in_the_log_of_the_first(tmp_path):
+    callback, module = StabilizerCallback(tmp_path / "run"), Module()
+    trainer = train(tmp_path, callback, module=module, max_steps=5)
+    trainer.fit_loop.epoch_loop.max_steps = 8
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(module, DataLoader(Rows(320), batch_size=8))
+    assert sf.load_run(tmp_path / "run").scalars["step"].to_pylist() == list(range(8))
+
+
+def test_a_checkpoint_that_is_saved_after_an_exception_has_the_state_of_the_guard(tmp_path):
+    class Failing(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 3:
+                raise ValueError("no")
+
+    class Saving(Callback):
+        def on_exception(self, trainer: Any, *_: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "failed.ckpt")
+
+    with pytest.raises(ValueError, match="no"):
+        train(tmp_path, StabilizerCallback(), Failing(), Saving())
+    saved = torch.load(tmp_path / "failed.ckpt", weights_only=False)["callbacks"]
+    assert saved["StabilizerCallback"]["guards"][0]["results"]["steps"] == 3
+
+
+@pytest.mark.parametrize("algorithm", ["value", "norm"])
+def test_watching_clips_as_lightning_does(tmp_path, algorithm):
+    class Infinite(Module):
+        def on_after_backward(self) -> None:
+            if self.trainer.global_step == 3:
+                self.model.head.weight.grad[0, 0] = float("inf")
+
+    states = []
+    for chosen in ([], [StabilizerCallback(mode="watch")]):
+        module = Infinite()
+        settings = {"gradient_clip_val": 0.1, "gradient_clip_algorithm": algorithm, "max_steps": 5}
+        train(tmp_path, *chosen, module=module, **settings)
+        states.append({name: value.nan_to_num(7) for name, value in module.state_dict().items()})
+    assert same(*states)

@@ -368,3 +368,35 @@ def test_evaluation_the_best_model_and_a_short_last_window_stay_bitwise(tmp_path
     assert len(bare.states) == guard_of(callback).steps == 28
     logged = [each["loss"] for each in trainer.state.log_history if "loss" in each]
     assert [record.signals.loss for record in guard_of(callback).history] == pytest.approx(logged, rel=1e-4)
+
+
+def test_a_callback_that_raises_when_training_begins_leaves_no_guard(tmp_path):
+    class Failing(TrainerCallback):
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            raise ValueError("no")
+
+    model, callback = Classifier(), StabilizerCallback(tmp_path / "run")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    with pytest.raises(ValueError, match="no"):
+        train(tmp_path, callback, Failing(), model=model, optimizer=optimizer)
+    assert callback.training is None
+    assert optimizer._optimizer_step_pre_hooks == {}
+    train(tmp_path, callback, model=model, optimizer=optimizer, max_steps=2)
+    assert guard_of(callback).steps == 2
+
+
+def test_a_second_training_goes_on_in_the_log_of_the_first(tmp_path):
+    callback = StabilizerCallback(tmp_path / "run")
+    trainer = train(tmp_path, callback, max_steps=5)
+    trainer.train()
+    assert sf.load_run(tmp_path / "run").scalars["step"].to_pylist() == list(range(10))
+    assert not any(type(each).__name__ == "_AfterOthers" for each in trainer.callback_handler.callbacks)
+
+
+def test_a_guard_that_cannot_begin_is_taken_off_again(tmp_path, monkeypatch):
+    model, callback = Classifier(), StabilizerCallback()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    monkeypatch.setattr(StabilizerCallback, "_add_to_logs", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path, callback, model=model, optimizer=optimizer)
+    assert not guard_of(callback).attached

@@ -40,3 +40,11 @@ def test_the_losses_of_an_engine_are_logged_and_one_line_says_that_nothing_is_gu
     scalars = sf.load_run(tmp_path / "run").scalars
     assert scalars["step"].to_pylist() == [3, 4, 5, 6]
     assert scalars["loss"].to_pylist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_without_a_log_nothing_is_kept_of_a_loss(caplog):
+    engine = WatchedEngine(GuardOptions(), "DeepSpeed")
+    engine.add_loss(torch.ones(()))
+    assert len(engine._window) == 0
+    engine.stepped()
+    engine.finish()

@@ -317,6 +317,14 @@ def free_bytes() -> int | None:
     return int(free) + reserved - allocated
 
 
+def unreserved_bytes(device: torch.device) -> int:
+    """Bytes of a device that nobody holds: what torch's allocator has reserved is needed again by the next step."""
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    asked = getattr(_module_of(device), "mem_get_info", None)
+    return total_bytes(device) if asked is None else int(asked(device)[0])
+
+
 def total_bytes(device: torch.device) -> int:
     """The memory of a device."""
     if device.type == "mps":

@@ -19,7 +19,7 @@ _TRANSFORMERS = {
     "lr.schedule-broken": f"Check `lr_scheduler_type`, `warmup_steps` and `max_steps` of {_ARGUMENTS}.",
     "model.exploding-gradient": f"Set `max_grad_norm=1.0` in {_ARGUMENTS}.",
     "clip.saturated": f"Raise `max_grad_norm` of {_ARGUMENTS}, or lower `learning_rate`.",
-    "data.unshuffled": f'Set `train_sampling_strategy="random"` in {_ARGUMENTS}, or shuffle the data set once.',
+    "data.unshuffled": "Shuffle the data set once, `dataset.shuffle(seed=0)`, before the Trainer is given it.",
     "optim.weight-decay": f"Lower `weight_decay` of {_ARGUMENTS}.",
     "optim.epsilon": f"Set `adam_epsilon=1e-8` in {_ARGUMENTS}.",
     "optim.parameters-missing": "Give the Trainer all parameters in `optimizers=`, or leave `optimizers=` out.",

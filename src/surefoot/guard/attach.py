@@ -23,7 +23,7 @@ from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.errors import SettingError, TrainingHalted, UsageError, require
 from surefoot.guard.attached_recovery import AttachedRecovery, recovering
 from surefoot.guard.context import build_guard
-from surefoot.guard.guard_state import load_state, read_state, settled_state
+from surefoot.guard.guard_state import in_present_format, load_state, read_state, settled_state
 from surefoot.guard.incident_capture import IncidentCapture, RunToCapture, keeper_for
 from surefoot.guard.loop_capture import LoopCapture
 from surefoot.guard.run_actions import halt_message
@@ -251,11 +251,12 @@ class Attachment:
     def __exit__(self, *error: object) -> None:
         self.detach()
 
-    def observe(self, *, loss: Scalar | None = None, clip_factor: Tensor | None = None, **signals: Scalar) -> None:
+    def observe(self, *, loss: Scalar | None = None, clip_factor: Scalar | None = None, **signals: Scalar) -> None:
         """Give the next step its loss, which the optimizer does not know, and signals of your own.
 
-        `clip_factor` is what you have multiplied its gradients by to clip them: the step is judged and logged with the
-        gradients as they were before.
+        `clip_factor` is what you have multiplied its gradients by to clip them, a number above 0: the step is judged
+        and logged with the gradients as they were before. A tensor is not read; one that gradients cannot be divided by
+        (0, NaN) counts as unknown.
         """
         hooks = self._hooks()
         if hooks is not None:
@@ -283,7 +284,7 @@ class Attachment:
 
         Earlier states in memory are not part of it.
         """
-        load_state(_guard_of(self._hooks()), self._results, state)
+        load_state(_guard_of(self._hooks()), self._results, in_present_format(state))
 
     # ---- what happened: reading changes nothing, and waits for numbers that have not arrived -------------------------
 
@@ -306,6 +307,12 @@ class Attachment:
     def counts(self) -> dict[str, int]:
         """Steps, applied, skipped, clipped, overflows, alarms."""
         return dict(self._results.seen().counts)
+
+
+def account_of(attachment: Attachment) -> StepAccount | None:
+    """What an attachment knows of the next step, for adapters; `None` once the optimizer is gone."""
+    hooks = attachment._hooks()
+    return None if hooks is None else hooks.account
 
 
 def _guard_of(hooks: StepHooks | None) -> GuardContext:

@@ -83,7 +83,8 @@ class GraphedDecider:
         divisor = "tensor" if isinstance(given.divisor, Tensor) else given.divisor
         outer = tuple(each is None for each in given.outer[:2]), given.outer.is_loss_scale
         positions = given.positions is None or given.positions.data_ptr()
-        return norm.shape[0], given.loss is None, divisor, positions, outer, given.clipped is None
+        clipped = given.clipped is None, given.was_broken is None
+        return norm.shape[0], given.loss is None, divisor, positions, outer, clipped
 
 
 class _Recording:
@@ -115,14 +116,15 @@ def _tensors_of(given: StepInput) -> list[Tensor]:
         found.append(given.loss)
     if isinstance(given.divisor, Tensor):
         found.append(given.divisor)
-    return found + [each for each in (*given.outer[:2], given.clipped) if each is not None]
+    return found + [each for each in (*given.outer[:2], given.clipped, given.was_broken) if each is not None]
 
 
 def _with_tensors(given: StepInput, tensors: list[Tensor]) -> StepInput:
     norm, largest, nonfinite, param_norm, broken, *rest = tensors
     loss = rest.pop(0) if given.loss is not None else None
     divisor = rest.pop(0) if isinstance(given.divisor, Tensor) else given.divisor
-    scale, found_inf, clipped = (None if each is None else rest.pop(0) for each in (*given.outer[:2], given.clipped))
+    optional = (*given.outer[:2], given.clipped, given.was_broken)
+    scale, found_inf, clipped, was_broken = (None if each is None else rest.pop(0) for each in optional)
     statistics = TensorStatistics(norm, largest, nonfinite)
     return replace(
         given,
@@ -134,6 +136,7 @@ def _with_tensors(given: StepInput, tensors: list[Tensor]) -> StepInput:
         own={},
         outer=given.outer._replace(scale=scale, found_inf=found_inf),
         clipped=clipped,
+        was_broken=was_broken,
     )
 
 

@@ -60,9 +60,16 @@ def settled_state(state: LiveGuardState) -> GuardState:
     return {**state, "results": settled(state["results"])}
 
 
+def in_present_format(state: Mapping[str, Any], what: str = "the state of the guard") -> dict[str, Any]:
+    """A saved state, brought to the present format if an earlier version has written it."""
+    return STABILIZER_STATE.read(state, what, SettingError)
+
+
 def load_state(guard: GuardContext, results: StepResults, state: Mapping[str, Any]) -> None:
-    """Continue from a saved state; the models are loaded first. A part with other settings starts anew."""
-    state = STABILIZER_STATE.read(state, "the state of the guard", SettingError)
+    """Continue from a state of the present format; the models are loaded first.
+
+    A part with other settings starts anew.
+    """
     load_rules(guard, state)
     norm = state["param_norm"]
     guard.guarded.measurer.param_norm = None if norm is None else norm.to(guard.layout.home)
@@ -71,6 +78,5 @@ def load_state(guard: GuardContext, results: StepResults, state: Mapping[str, An
 
 def load_rules(guard: GuardContext, state: Mapping[str, Any]) -> None:
     """Only what belongs to the weights: what the rules, the clipper and the loss scale have learned."""
-    state = STABILIZER_STATE.read(state, "the state of the guard", SettingError)
     guard.policy.load_state_dict(state["policy"])
     guard.guarded.forget_recordings()

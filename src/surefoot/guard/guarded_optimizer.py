@@ -78,6 +78,8 @@ class StepFacts:
     """What the learning rates are multiplied by for this step."""
     clipped: Tensor | None = None
     """What the caller has multiplied the gradients by already, to clip them."""
+    was_broken: Tensor | None = None
+    """Whether the gradients were not finite before the caller clipped them by value."""
 
 
 @dataclass(frozen=True)
@@ -289,6 +291,7 @@ class GuardedOptimizer:
             self.layout.positions if self.decider.policy.clipper is not None else None,
             outer_scaling(self.optimizer),
             facts.clipped,
+            facts.was_broken,
         )
 
     def _broken(self, settings: SettingsOfStep) -> Scalar:

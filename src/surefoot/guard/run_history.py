@@ -445,6 +445,8 @@ class RunHistory:
                 return f"the weights themselves are not finite, so every step from here on is: {where}", evidence
             return f"{where}; the loss is {loss}", evidence
         if "nonfinite" in record.reasons:
+            if signals.nonfinite:
+                return f"a gradient was not finite before it was clipped by value; the loss is {loss}", evidence
             if signals.loss is not None and math.isfinite(signals.loss):
                 return f"another rank's loss or gradient is not finite; here the loss is {loss}", evidence
             return f"the loss is {loss}, though every gradient is finite", evidence

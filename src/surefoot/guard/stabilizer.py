@@ -21,15 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.act.apply import ClosureRefused
-from surefoot.core.formats import STABILIZER_STATE
 from surefoot.core.state_tree import unpack
 from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.detect.checker import StabilityChecker
-from surefoot.errors import SettingError, UsageError
+from surefoot.errors import UsageError
 from surefoot.guard.backward import GradientWarnings, GradientWindow
 from surefoot.guard.context import GuardContext, build_guard, call_each
 from surefoot.guard.dead_layers import DeadLayers
-from surefoot.guard.guard_state import load_rules, load_state, read_state
+from surefoot.guard.guard_state import in_present_format, load_rules, load_state, read_state
 from surefoot.guard.guarded_optimizer import ClosureStep, StepFacts
 from surefoot.guard.incident_capture import IncidentCapture, RunToCapture, keeper_for
 from surefoot.guard.persistence import RunPersistence
@@ -235,15 +234,15 @@ class StabilizedRun:
 
     def load_own_state(self, state: StabilizerState) -> None:
         """Continue from a saved state; the models are loaded first. A part with other settings starts anew."""
-        state = STABILIZER_STATE.read(state, "the state of the stabilizer", SettingError)
-        load_state(self.guard, self.results, state)
-        self.window.load_state_dict(state["window"], self.results.steps)
+        present = in_present_format(state, "the state of the stabilizer")
+        load_state(self.guard, self.results, present)
+        self.window.load_state_dict(present["window"], self.results.steps)
         if self.capture is not None:
             self.capture.moved_to(self.results.steps, self.window.sums.count > 0)
 
     def _load_rules(self, state: StabilizerState) -> None:
         """Only what belongs to the weights: what the rules, the clipper and the loss scale have learned."""
-        load_rules(self.guard, state)
+        load_rules(self.guard, in_present_format(state))
 
     # ---- for a replay -----------------------------------------------------------------------------------------------
 

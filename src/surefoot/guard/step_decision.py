@@ -65,6 +65,8 @@ class StepInput:
     """The loss scale of a `GradScaler` that steps the optimizer itself, and what it has found."""
     clipped: Tensor | None = None
     """What the caller has multiplied the gradients by to clip them: they are judged as they were before."""
+    was_broken: Tensor | None = None
+    """Whether a gradient was not finite before the caller clipped by value, which makes an Inf finite."""
 
 
 @dataclass(frozen=True)
@@ -265,8 +267,9 @@ class StepDecider:
         divide, outer_scale = self._divide_by(given.divisor), given.outer.scale
         unscale = outer_scale if divide is None else divide if outer_scale is None else divide * outer_scale
         statistics = given.statistics if unscale is None else given.statistics.rescaled(1 / unscale)
-        if given.clipped is not None:
-            statistics = statistics.rescaled(1 / given.clipped)
+        clipped = None if given.clipped is None else _known_factor(given.clipped)
+        if clipped is not None:
+            statistics = statistics.rescaled(1 / clipped)
         signals = self._signals(given, statistics)
         skip, overflow, flags = self._verdict(signals, given)
         seen = statistics
@@ -274,8 +277,8 @@ class StepDecider:
             seen, divide = reshape(unscale), None
         factor = self._clip(seen, given.positions, skip)
         smallest: Scalar = 1.0 if factor is None else factor.min()
-        if factor is None and given.clipped is not None:
-            smallest = given.clipped
+        if factor is None and clipped is not None:
+            smallest = clipped
         used = self._advance_scale(overflow, outer_scale if given.outer.is_loss_scale else None)
         if not self._tensors:
             smallest, used = float(smallest), float(used)
@@ -304,6 +307,8 @@ class StepDecider:
 
     def _signals(self, given: StepInput, statistics: TensorStatistics) -> Signals:
         total, broken = total_norm(statistics.norm), statistics.nonfinite.sum()
+        if given.was_broken is not None:  # in one entry at least
+            broken = torch.maximum(broken, given.was_broken.to(broken.dtype))
         if self._tensors:
             loss = None if given.loss is None else given.loss.to(self._home)
             return Signals(given.step, loss, total, broken, extra=given.own, param_norm=given.param_norm)
@@ -395,6 +400,12 @@ class StepDecider:
         used = scaler.scale_of(policy.scale_state).clone()
         policy.scale_state = scaler.update(policy.scale_state, torch.as_tensor(overflow, device=self._home))
         return used
+
+
+def _known_factor(factor: Tensor) -> Tensor:
+    """What gradients were multiplied by; 1 if they cannot be divided by it again. Reads nothing."""
+    inverse = (1 / factor).to(torch.float32)
+    return torch.where(torch.isfinite(inverse) & (inverse > 0), factor, 1.0)
 
 
 # ---- the result on its way to the host ------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from surefoot.act.apply import HOOKED_STEP, has_torchs_step
-from surefoot.core.device import is_capturing
+from surefoot.core.device import has_streams, is_capturing
 from surefoot.core.weak_reference import IdentityMap
 from surefoot.errors import TrainingHalted, UsageError
 from surefoot.guard.guarded_optimizer import ClosureStep, GuardedOptimizer, OpenStep, StepFacts
@@ -80,6 +80,7 @@ class StepAccount:
         self._evaluated: Scalar | None = None
         self._own: dict[str, Scalar] = {}
         self._clipped: Tensor | None = None
+        self._was_broken: Tensor | None = None
 
     def observe(self, loss: Any, signals: dict[str, Scalar]) -> None:
         """Keep a loss, unless it is `None` or no number, and signals of the user's own for the next step."""
@@ -90,9 +91,33 @@ class StepAccount:
                 raise UsageError(f"signal {name!r} must be one number; got a tensor of shape {tuple(value.shape)}.")
             self._own[name] = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
 
-    def clipped(self, factor: Tensor) -> None:
-        """The gradients of the next step have been multiplied by `factor`, and perhaps by others before it."""
-        self._clipped = factor if self._clipped is None else self._clipped * factor
+    def clipped(self, factor: Tensor | float) -> None:
+        """The gradients of the next step have just been multiplied by `factor`; what it was before no longer counts.
+
+        Nothing is read off a device. A tensor that cannot be divided by again counts as unknown.
+        """
+        if isinstance(factor, Tensor) and factor.numel() != 1:
+            raise UsageError(f"`clip_factor` must be one number; got a tensor of shape {tuple(factor.shape)}.")
+        home = self._guarded.layout.home
+        is_number = isinstance(factor, (int, float)) and math.isfinite(factor) and factor > 0
+        if not isinstance(factor, Tensor) and not is_number:
+            raise UsageError(f"`clip_factor` must be a finite number above 0, or a tensor with one; got {factor!r}.")
+        if isinstance(factor, Tensor) and (has_streams(factor.device) or not has_streams(home)):
+            self._clipped = factor.detach().reshape(()).to(home)
+        else:  # from the host, by a launch: a copy would wait
+            self._clipped = torch.full((), float(factor), dtype=torch.float32, device=home)
+
+    def was_broken(self, flag: Tensor) -> None:
+        """Whether the gradients of the next step were not finite before somebody clipped them by value."""
+        flag = flag.to(self._guarded.layout.home)
+        self._was_broken = flag if self._was_broken is None else self._was_broken | flag
+
+    def forget(self) -> None:
+        """The gradients that the next step was to have are gone, and what was known of them goes too.
+
+        Signals of the user's own stay: they may be given at any time.
+        """
+        self._loss = self._evaluated = self._clipped = self._was_broken = None
 
     def evaluated(self, loss: Any) -> None:
         """A closure has returned a loss, which counts unless the step was given one."""
@@ -105,7 +130,8 @@ class StepAccount:
         loss_now = self._evaluated if self._loss is None else self._loss
         if isinstance(loss_now, float):
             loss_now = torch.full((), loss_now, device=self._guarded.layout.home)
-        return StepFacts(self.results.steps, loss_now, 1.0, self._own, self.results.lr_factor, self._clipped)
+        lr_factor = self.results.lr_factor
+        return StepFacts(self.results.steps, loss_now, 1.0, self._own, lr_factor, self._clipped, self._was_broken)
 
     def before_update(self) -> None:
         """The optimizer is about to write."""
@@ -134,7 +160,7 @@ class StepAccount:
     def take(self, numbers: StepNumbers) -> None:
         """A step is over. Raises `TrainingHalted` when the budgets are used up."""
         self.close()
-        self._loss = self._evaluated = self._clipped = None
+        self.forget()
         self._own = {}
         with WithoutHooks():
             if self._capture is not None:

@@ -10,6 +10,7 @@ another shape by now, such as a cache, is left as it is.
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -18,16 +19,18 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 from torch import Tensor
 
-from surefoot.core.device import has_streams, total_bytes
+from surefoot.core.device import has_streams, total_bytes, unreserved_bytes
 from surefoot.core.save_restore import is_writable, write_all
 from surefoot.core.weak_reference import weak_reference
 from surefoot.keep.checkpoint.tree import local_part
 from surefoot.keep.staging import Place, Staged, bytes_of, laid_like, map_tensors, sharded_like, stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torch import nn
+
+log = logging.getLogger("surefoot")
 
 UNUSUAL = 2.0
 """How many times further than usual the weights must have moved, all together, to be damaged rather than trained …"""
@@ -39,7 +42,9 @@ LEAST = 1e-3
 """… and how far each step, as a share of the norm of all weights: where they hardly ever moved, any move is unusual."""
 CHUNK_ENTRIES = 1 << 24
 SHARE_OF_DEVICE = 0.1
-"""How much of a GPU's memory snapshots take if nothing else is said."""
+"""How much of a GPU's memory snapshots take at most if nothing else is said …"""
+SHARE_OF_UNRESERVED = 0.5
+"""… and how much of what nobody has reserved there when the first one is made."""
 
 
 class StateTree(TypedDict):
@@ -217,6 +222,7 @@ class SnapshotRing:
         self._place: Place | None = None
         self._outline: list[Any] = []
         self._at_onset: tuple[Snapshot, int, Tensor] | None = None
+        self._lacks_memory = False
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -232,16 +238,31 @@ class SnapshotRing:
             self.take(step)
 
     def take(self, step: int) -> None:
-        """Copy the state before `step`, in the memory of the oldest one when there are enough."""
-        self._drop_misfits()
-        tree = self._state.tree()
-        if self._place is None:
-            self._place = _choose_place(tree, self._keep, self._device_bytes)
-        moved = self._moved_by(step)
-        if len(self._kept) >= self._keep:
-            self._spare.append(self._kept.pop(0).staged)
-        staged = stage(tree, self._place, self._spare.pop() if self._spare else None)
-        self._kept.append(Snapshot(step, staged, moved))
+        """Copy the state before `step`, in the memory of the oldest one when there are enough.
+
+        If there is no memory for it, all states are dropped, none is kept any more, and training goes on.
+        """
+        if self._lacks_memory:
+            return
+        try:
+            self._drop_misfits()
+            tree = self._state.tree()
+            if self._place is None:
+                self._place = _choose_place(tree, self._keep, self._device_bytes)
+            moved = self._moved_by(step)
+            if len(self._kept) >= self._keep:
+                self._spare.append(self._kept.pop(0).staged)
+            staged = stage(tree, self._place, self._spare.pop() if self._spare else None)
+            self._kept.append(Snapshot(step, staged, moved))
+        except torch.OutOfMemoryError:
+            self.clear()
+            self._lacks_memory = True
+            log.warning(
+                "surefoot: no memory was left for a copy of the weights before step %d. Earlier copies are dropped, "
+                "and there is no recovery any more: broken steps are skipped, and damaged weights stay. "
+                "`sf.TrainingRecovery(device_bytes=0)` keeps copies in host memory.",
+                step,
+            )
 
     def _moved_by(self, step: int) -> Tensor | None:
         """How far the weights moved in a step since the last snapshot; not measured where that would be slow."""
@@ -341,10 +362,17 @@ class SnapshotRing:
 
 
 def _choose_place(tree: StateTree, keep: int, limit: int | None) -> Place:
-    """On the device if all copies fit into `limit` bytes there, by default a share of its memory."""
+    """On the device if all copies fit into `limit` bytes there, by default `bytes_for_copies`."""
     devices = {tensor.device for tensor in tree["tensors"] if has_streams(tensor.device)}
     if not devices:
         return "device"
     if limit is None:
-        limit = int(SHARE_OF_DEVICE * min(map(total_bytes, devices)))
+        limit = bytes_for_copies(devices)
     return "device" if keep * bytes_of(tree) <= limit else "pinned"
+
+
+def bytes_for_copies(devices: Iterable[torch.device]) -> int:
+    """How much memory of each device copies may take if nothing else is said."""
+    return int(
+        min(min(SHARE_OF_DEVICE * total_bytes(each), SHARE_OF_UNRESERVED * unreserved_bytes(each)) for each in devices)
+    )

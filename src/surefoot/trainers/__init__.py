@@ -23,7 +23,8 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             if (error.name or "surefoot").startswith("surefoot"):
                 raise
-            raise ImportError(f"sf.trainers.{name} needs {error.name}: pip install 'surefoot[{name}]'") from error
+            # Not an ImportError: `hasattr` and `inspect.getmembers` must work where a framework is not installed.
+            raise AttributeError(f"sf.trainers.{name} needs {error.name}: pip install 'surefoot[{name}]'") from error
     raise AttributeError(f"module 'surefoot.trainers' has no attribute {name!r}; it has {', '.join(FRAMEWORKS)}")
 
 

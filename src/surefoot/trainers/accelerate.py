@@ -4,15 +4,17 @@
 
 takes the place of `accelerator.prepare`, and returns the same. The guard is attached to the optimizer. It learns the
 loss from `accelerator.backward`, the mean over the microbatches of a step, and does the clipping of
-`accelerator.clip_grad_norm_`. Its state is registered with `register_for_checkpointing`, and its numbers go where
-`accelerator.log` goes. `accelerator.end_training()` ends it, or the end of the program.
+`accelerator.clip_grad_norm_`. Its state is part of what `save_state` writes and `load_state` reads, and its numbers go
+where `accelerator.log` goes. `accelerator.end_training()` ends it, or the end of the program.
 """
 
 from __future__ import annotations
 
 import atexit
 import weakref
+from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelerate.optimizer import AcceleratedOptimizer
@@ -21,7 +23,7 @@ from torch.optim.optimizer import Optimizer
 
 from surefoot.errors import UsageError
 from surefoot.trainers.accelerator_methods import engine_of, follow_clipping, follow_losses
-from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, require_guard
+from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, load_from, require_guard, save_into
 from surefoot.trainers.watched_engine import WatchedEngine
 
 if TYPE_CHECKING:
@@ -80,7 +82,7 @@ def prepare(
         if scaler is not None and number is not None:  # it skips steps without calling the optimizer
             _after_steps(training, optimizer, partial(training.count_if_skipped, scaler, number))
     _follow_the_rest(training, accelerator)
-    accelerator.register_for_checkpointing(training)
+    _keep_in_checkpoints(training, accelerator)
     _keep(accelerator, training)
     return prepared
 
@@ -112,7 +114,6 @@ def end(accelerator: Any) -> None:
     found = _TRAININGS.pop(accelerator, None)
     if found is not None:
         found.finish()
-        accelerator._custom_objects = [each for each in accelerator._custom_objects if each is not found]
 
 
 def _inner(optimizer: Any) -> Any:
@@ -123,30 +124,69 @@ def _inner(optimizer: Any) -> Any:
 
 def _after_steps(training: GuardedTraining | WatchedEngine, optimizer: Any, call: Callable[[], None]) -> None:
     """Call a function after each step of one of Accelerate's optimizers that ends an accumulation."""
-    step = optimizer.step
+    state = optimizer.gradient_state
 
-    def followed(*args: Any, **kwargs: Any) -> Any:
-        result = step(*args, **kwargs)
-        if optimizer.gradient_state.sync_gradients:
+    def followed(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = own(*args, **kwargs)
+        if state.sync_gradients:
             call()
         return result
 
-    training.replaced.put(optimizer, "step", followed)
+    training.replaced.follow(optimizer, "step", followed)
 
 
 def _follow_the_rest(training: GuardedTraining, accelerator: Any) -> None:
     """Add our numbers to what goes to the trackers, and end with `accelerator.end_training()`."""
-    log, end_training, reference = accelerator.log, accelerator.end_training, weakref.ref(accelerator)
+    reference = weakref.ref(accelerator)
 
-    def followed_log(values: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        return log(values | training.numbers(), *args, **kwargs)
+    def followed_log(own: Callable[..., Any], values: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        return own(values | training.numbers(), *args, **kwargs)
 
-    def followed_end() -> Any:
+    def followed_end(own: Callable[..., Any]) -> Any:
         end(reference())
-        return end_training()
+        return own()
 
-    training.replaced.put(accelerator, "log", followed_log)
-    training.replaced.put(accelerator, "end_training", followed_end)
+    training.replaced.follow(accelerator, "log", followed_log)
+    training.replaced.follow(accelerator, "end_training", followed_end)
+
+
+class _Hook:
+    """A hook of an accelerator. A copy of it, or one from a file, carries one that does nothing."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> None:
+        self._call(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")
+
+
+def _keep_in_checkpoints(training: GuardedTraining, accelerator: Any) -> None:
+    """Save the state of the guard with the accelerator's, and load it when model and optimizer have been loaded.
+
+    It is no custom object of the accelerator's, whose checkpoints could then be loaded with the guard only, or without.
+    """
+    folders: list[Path] = []
+
+    def save(models: Any, weights: Any, folder: str) -> None:
+        if training.is_attached:
+            save_into(training, Path(folder))
+
+    def load_state(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        folders.clear()
+        result = own(*args, **kwargs)
+        for folder in folders:
+            if training.is_attached:
+                load_from(training, folder)
+        return result
+
+    training.hooks += [
+        accelerator.register_save_state_pre_hook(_Hook(save)),
+        accelerator.register_load_state_pre_hook(_Hook(lambda models, folder: folders.append(Path(folder)))),
+    ]
+    training.replaced.follow(accelerator, "load_state", load_state)
 
 
 @atexit.register

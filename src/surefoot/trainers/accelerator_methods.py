@@ -6,6 +6,7 @@ Shared by the adapters for Accelerate and Transformers, whose Trainer has an Acc
 from __future__ import annotations
 
 import math
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator
@@ -36,54 +37,50 @@ def follow_losses(training: GuardedTraining | WatchedEngine, accelerator: Any, *
 
     `is_share` says whether the losses are divided for accumulation already.
     """
-    backward = accelerator.backward
 
-    def followed(loss: Tensor, **kwargs: Any) -> Any:
-        training.add_loss(loss, is_share=is_share)
-        return backward(loss, **kwargs)
+    def followed(own: Callable[..., Any], loss: Tensor, **kwargs: Any) -> Any:
+        training.add_loss(loss, is_share=is_share, is_propagated=True)
+        return own(loss, **kwargs)
 
-    training.replaced.put(accelerator, "backward", followed)
+    training.replaced.follow(accelerator, "backward", followed)
 
 
 def follow_clipping(training: GuardedTraining, accelerator: Any) -> None:
     """Do the clipping of `accelerator.clip_grad_norm_` and `clip_grad_value_`, until `training` ends.
 
-    A method that a subclass has written anew stays as it is.
+    A method that a subclass has written anew stays as it is. Where nothing may be changed, and for values, Accelerate
+    clips, and the guard notes what it did.
     """
-    clip_norm, by_value = accelerator.clip_grad_norm_, accelerator.clip_grad_value_
+    reference = weakref.ref(accelerator)
 
-    def safe_clip_norm(parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2) -> Any:
+    def safe_clip_norm(
+        own: Callable[..., Any], parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2
+    ) -> Any:
         given = list(parameters)  # of a single tensor the rows, which have no gradients: as Accelerate does
-        if _is_sharded(accelerator, given):
-            return _noted(training, given, clip_norm, max_norm, norm_type)
+        accelerator: Any = reference()
+        if training.watches or _is_sharded(accelerator, given):
+            norm = own(given, max_norm, norm_type=norm_type)
+            if norm is not None and not math.isinf(max_norm) and accelerator.sync_gradients:
+                training.clipped(given, limit_factor(norm, max_norm))
+            return norm
         accelerator.unscale_gradients()
-        return training.clip_norm(given, max_norm, norm_type)
+        return training.clip_norm(given, max_norm, norm_type, is_last=accelerator.sync_gradients)
 
-    def safe_clip_value(parameters: Iterable[Tensor] | Tensor, clip_value: float) -> None:
+    def safe_clip_value(own: Callable[..., Any], parameters: Iterable[Tensor] | Tensor, clip_value: float) -> None:
         given = listed(parameters)
-        if _is_sharded(accelerator, given):
-            by_value(given, clip_value)
-            return
-        accelerator.unscale_gradients()
-        training.clip_value(given, clip_value)
+        accelerator: Any = reference()
+        if not _is_sharded(accelerator, given):
+            accelerator.unscale_gradients()  # a second time does nothing
+            training.clips_value(given, clip_value)
+        own(given, clip_value)
 
     if type(accelerator).clip_grad_norm_ is Accelerator.clip_grad_norm_:
-        training.replaced.put(accelerator, "clip_grad_norm_", safe_clip_norm)
+        training.replaced.follow(accelerator, "clip_grad_norm_", safe_clip_norm)
     if type(accelerator).clip_grad_value_ is Accelerator.clip_grad_value_:
-        training.replaced.put(accelerator, "clip_grad_value_", safe_clip_value)
+        training.replaced.follow(accelerator, "clip_grad_value_", safe_clip_value)
 
 
 def _is_sharded(accelerator: Any, parameters: list[Tensor]) -> bool:
     """Whether the norm takes communication that Accelerate knows how to do."""
     plain = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
     return accelerator.distributed_type not in plain or any(hasattr(each, "to_local") for each in parameters)
-
-
-def _noted(
-    training: GuardedTraining, parameters: list[Tensor], clip: Callable[..., Any], max_norm: float, norm_type: float
-) -> Any:
-    """Accelerate's own clipping; the guard learns what it multiplied by."""
-    norm = clip(parameters, max_norm, norm_type=norm_type)
-    if norm is not None and not math.isinf(max_norm):
-        training.clipped(parameters, limit_factor(norm, max_norm))
-    return norm

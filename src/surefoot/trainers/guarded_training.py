@@ -9,26 +9,29 @@ the loss. `Replacements` puts them back.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import shutil
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from surefoot.act.torch_clip import clip_grad_norm, clip_grad_value
+from surefoot.act.torch_clip import any_nonfinite, clip_grad_norm, norm_and_factor
 from surefoot.core import end_of_run
-from surefoot.core.device import has_streams, total_bytes
+from surefoot.core.device import has_streams
 from surefoot.core.weak_reference import weak_reference
 from surefoot.decide.agreement import Ranks, find_group
 from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.errors import CheckpointError, SettingError, UsageError
-from surefoot.guard.attach import AttachSettings, attach_with
+from surefoot.guard.attach import AttachSettings, account_of, attach_with
 from surefoot.keep.checkpoint import storage
-from surefoot.keep.snapshots import SHARE_OF_DEVICE
+from surefoot.keep.snapshots import bytes_for_copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
     from torch import nn
     from torch.optim.optimizer import Optimizer
+    from torch.utils.hooks import RemovableHandle
 
     from surefoot.detect.checker import StabilityChecker
     from surefoot.guard.attach import Attachment, Mode
@@ -83,6 +87,40 @@ class GuardOptions:
             raise SettingError(f"`recovery` must be a TrainingRecovery, 'auto' or None; got {self.recovery!r}.")
 
 
+class _Followed:
+    """A method of one object with something around it. Does not keep the object alive.
+
+    A copy of the object, or one from a file, has the method of its class: whoever loads it may not have surefoot.
+    """
+
+    before: Any = None
+    is_over = False
+
+    def __init__(self, thing: Any, name: str, function: Callable[..., Any]) -> None:
+        self._thing, self._name, self._function = weak_reference(thing), name, function
+
+    @property
+    def own(self) -> Callable[..., Any]:
+        """What would be called without us."""
+        if self.before is not None:
+            return self.before  # type: ignore[no-any-return]
+        thing = self._thing()
+        return getattr(type(thing), self._name).__get__(thing)  # type: ignore[no-any-return]
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.own)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.own(*args, **kwargs) if self.is_over else self._function(self.own, *args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.before is not None:
+            return partial, (self.before,)
+        thing = self._thing()
+        return getattr, (nullcontext(), "__exit__") if thing is None else (thing, self._name)
+
+
 class Replacements:
     """Methods that are replaced on single objects, which are not kept alive, and put back."""
 
@@ -94,6 +132,13 @@ class Replacements:
         function.before, function.is_over = vars(thing).get(name), False  # type: ignore[attr-defined]
         self._done.append((weak_reference(thing), name, weak_reference(function)))
         setattr(thing, name, function)
+
+    def follow(self, thing: Any, name: str, function: Callable[..., Any]) -> None:
+        """Have `function(own, *args, **kwargs)` called for a method of one object; `own` is the method itself.
+
+        The function must not hold the object, which would then be kept alive by itself.
+        """
+        self.put(thing, name, _Followed(thing, name, function))
 
     def undo(self) -> None:
         """Put back what was there, unless somebody else has replaced it since."""
@@ -114,6 +159,41 @@ class Replacements:
                 setattr(thing, name, now)
 
 
+class LossWindow:
+    """The losses of the microbatches since the last step, of which the loss of the next one is made."""
+
+    def __init__(self) -> None:
+        self._sum: Tensor | None = None
+        self._microbatches = 0
+        self.was_propagated = False
+        """Whether one of them has been propagated back, so that `zero_grad` ends the window."""
+
+    def __len__(self) -> int:
+        return self._microbatches
+
+    def add(self, loss: Tensor, *, is_share: bool, is_propagated: bool) -> Tensor:
+        """Add the loss of a microbatch; returns that of the step so far.
+
+        It is their mean, or their sum if each `is_share`, divided for accumulation already.
+        """
+        if is_propagated:
+            self.was_propagated = True
+        elif loss.requires_grad:
+            loss.register_hook(self._propagated)
+        loss = loss.detach()
+        loss = (loss if loss.numel() == 1 else loss.mean()).float()
+        self._sum = loss if self._sum is None else self._sum + loss
+        self._microbatches += 1
+        return self._sum if is_share or self._microbatches == 1 else self._sum / self._microbatches
+
+    def clear(self) -> None:
+        """The next loss is the first one of a step."""
+        self._sum, self._microbatches, self.was_propagated = None, 0, False
+
+    def _propagated(self, gradient: Tensor) -> None:
+        self.was_propagated = self._microbatches > 0
+
+
 class GuardedTraining:
     """The guard of one training run, with one attachment per optimizer."""
 
@@ -121,6 +201,8 @@ class GuardedTraining:
         self, options: GuardOptions, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], framework: str
     ) -> None:
         self._options, self._framework = options, framework
+        self.watches = options.mode == "watch"
+        """Whether nothing may be changed, so that the framework's own methods do all the work."""
         self._latest: StepRecord | None = None
         self._counts = dict.fromkeys(("skipped", "clipped", "overflows", "alarms"), 0)
         self.ranks = Ranks(find_group(models) if options.mode == "guard" else None, home_of(models))
@@ -135,6 +217,8 @@ class GuardedTraining:
         )  # fmt: skip
         self.attachments: list[Attachment] = []
         self.replaced = Replacements()
+        self.hooks: list[RemovableHandle] = []
+        """Hooks of the framework's that end with the training."""
         self._is_over = False
         try:
             for optimizer in optimizers:
@@ -144,9 +228,9 @@ class GuardedTraining:
             raise
         self._counted = [0] * len(self.attachments)
         """How many steps each had when the framework last said that it had taken one."""
-        self._sum: Tensor | None = None
-        self._microbatches = 0
-        self._window_began = 0
+        self._window, self._window_began = LossWindow(), 0
+        for attachment in self.attachments:
+            _follow_zero_grad(self.replaced, self._window, attachment, self.attachments)
 
     # ---- what the framework knows -----------------------------------------------------------------------------------
 
@@ -160,18 +244,20 @@ class GuardedTraining:
         """Whether steps still go through the guard, which then has a state."""
         return all(attachment.attached for attachment in self.attachments)
 
-    def add_loss(self, loss: Tensor, *, is_share: bool = False) -> None:
-        """The loss of one microbatch is about to be propagated back, or was.
+    def add_loss(self, loss: Tensor, *, is_share: bool = False, is_propagated: bool = False) -> None:
+        """The loss of one microbatch, which is propagated back now if `is_propagated`, and else at some time.
 
-        Several of them make the loss of the step: their mean, or their sum if each `is_share`, divided already.
+        Several of them make the loss of the step: their mean, or their sum if each `is_share`, divided already. Those
+        whose gradients are gone belong to a step that was left out.
         """
+        window = self._window
         if self._window_began != self.steps:
-            self._window_began, self._sum, self._microbatches = self.steps, None, 0
-        loss = loss.detach()
-        loss = (loss if loss.numel() == 1 else loss.mean()).float()
-        self._sum = loss if self._sum is None else self._sum + loss
-        self._microbatches += 1
-        whole = self._sum if is_share or self._microbatches == 1 else self._sum / self._microbatches
+            self._window_began = self.steps
+            window.clear()
+        elif window.was_propagated and not any(map(_has_gradient, self.attachments)):
+            window.clear()
+            _forget_gradients(*self.attachments)
+        whole = window.add(loss, is_share=is_share, is_propagated=is_propagated)
         for attachment in self.attachments:
             attachment.observe(loss=whole)
 
@@ -192,30 +278,38 @@ class GuardedTraining:
 
     # ---- the framework's clipping -----------------------------------------------------------------------------------
 
-    def clip_norm(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Do the framework's clipping, with the same bits; returns the norm before it.
+    def clip_norm(
+        self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2.0, *, is_last: bool = True
+    ) -> Tensor:
+        """Do the framework's clipping, with the same bits; returns the norm before it. While it watches, only measure.
 
         Gradients whose norm is not finite are left as they are, and every step is judged by its gradients before the
-        clip.
+        clip. A clip that is not the last one before the step says nothing about the gradients of the step.
         """
         given = listed(parameters)
-        norm, factor = clip_grad_norm(given, float(max_norm), float(norm_type))
+        clip = norm_and_factor if self.watches else clip_grad_norm
+        norm, factor = clip(given, float(max_norm), float(norm_type))
         if factor is not None:
             _refuse_two_clippers(self._options.clip, self._framework, f"clips gradients to the norm {max_norm:g}")
-            self.clipped(given, factor)
+            if is_last:
+                self.clipped(given, factor)
         return norm
 
-    def clip_value(self, parameters: Iterable[Tensor] | Tensor, value: float) -> None:
-        """Do the framework's clipping by value, with the same bits, unless a gradient is not finite."""
+    def clips_value(self, parameters: Sequence[Tensor], value: float) -> None:
+        """The framework is about to clip these gradients by value: note whether they are finite before."""
         _refuse_two_clippers(self._options.clip, self._framework, f"clips gradients to the value {value:g}")
-        clip_grad_value(listed(parameters), float(value))
+        numbers = {id(parameter) for parameter in parameters}
+        for attachment in self.attachments:
+            own = [each.grad for each in _trained(attachment) if each.grad is not None and id(each) in numbers]
+            account = account_of(attachment)
+            if own and account is not None:
+                account.was_broken(any_nonfinite(own))
 
     def clipped(self, parameters: Sequence[Tensor], factor: Tensor) -> None:
         """The framework has multiplied the gradients of these parameters by `factor`."""
         numbers = {id(parameter) for parameter in parameters}
         for attachment in self.attachments:
-            groups = [] if attachment.optimizer is None else attachment.optimizer.param_groups
-            own = [each for group in groups for each in group["params"] if each.grad is not None]
+            own = [each for each in _trained(attachment) if each.grad is not None]
             if own and all(id(each) in numbers for each in own):
                 attachment.observe(clip_factor=factor)
 
@@ -272,6 +366,8 @@ class GuardedTraining:
     def finish(self, diagnose: bool = True) -> None:
         """Training has ended: detach, write the log, and say what it shows."""
         self.replaced.undo()
+        while self.hooks:
+            self.hooks.pop().remove()
         if self._is_over:
             return
         self._is_over = True
@@ -297,6 +393,37 @@ def report_diagnosis(folder: Path) -> None:
         logger.warning("surefoot: no diagnosis: %s: %s", type(error).__name__, error)
     else:
         logger.log(logging.INFO if verdict in ("healthy", "unknown") else logging.WARNING, "%s", text)
+
+
+def _trained(attachment: Attachment) -> list[Tensor]:
+    groups = [] if attachment.optimizer is None else attachment.optimizer.param_groups
+    return [parameter for group in groups for parameter in group["params"]]
+
+
+def _has_gradient(attachment: Attachment) -> bool:
+    return any(parameter.grad is not None for parameter in _trained(attachment))
+
+
+def _forget_gradients(*attachments: Attachment) -> None:
+    for attachment in attachments:
+        account = account_of(attachment)
+        if account is not None:
+            account.forget()
+
+
+def _follow_zero_grad(
+    replaced: Replacements, window: LossWindow, attachment: Attachment, all_of_them: Sequence[Attachment]
+) -> None:
+    """End the window of losses where the user drops gradients without a step, as after a norm that is too large."""
+
+    def followed(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if window.was_propagated:
+            _forget_gradients(attachment)
+            if not any(_has_gradient(each) for each in all_of_them if each is not attachment):
+                window.clear()
+        return own(*args, **kwargs)
+
+    replaced.follow(attachment.optimizer, "zero_grad", followed)
 
 
 def _refuse_two_clippers(ours: object, framework: str, what: str) -> None:
@@ -417,12 +544,12 @@ def home_of(models: Sequence[nn.Module]) -> torch.device:
 
 
 def _copies_fit(models: Sequence[nn.Module], optimizer: Optimizer, keep: int) -> bool:
-    """Whether copies fit into a share of the device's memory, or of the free host memory."""
+    """Whether copies fit into the device's memory, or into a share of the free host memory."""
     tensors = {id(each): each for model in models for each in (*model.parameters(), *model.buffers())}
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     size = sum(each.nbytes for each in tensors.values()) + 2 * sum(each.nbytes for each in trained)
     home = trained[0].device if trained else None
-    if home is not None and has_streams(home) and keep * size <= SHARE_OF_DEVICE * total_bytes(home):
+    if home is not None and has_streams(home) and keep * size <= bytes_for_copies([home]):
         return True
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -10,6 +10,7 @@ state in every checkpoint. Works with manual optimization too, and with several 
 from __future__ import annotations
 
 import logging
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.callbacks import Callback
@@ -20,6 +21,7 @@ from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions
 from surefoot.trainers.watched_engine import WatchedEngine
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from os import PathLike
 
     from torch import Tensor
@@ -30,6 +32,10 @@ logger = logging.getLogger("surefoot")
 
 ENGINES = {"DeepSpeedStrategy": "DeepSpeed"}
 """Strategies that own the step, so that there is none of torch's optimizers to guard."""
+
+
+def _nothing() -> None:
+    """No module has been trained yet."""
 
 
 class StabilizerCallback(Callback):  # type: ignore[misc]
@@ -46,6 +52,8 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
         """The guard, from the beginning of the last training on."""
         self._saved: dict[str, Any] | None = None
         self._at_end: dict[str, Any] = {}
+        self._trained: Callable[[], Any] = _nothing
+        """The module of the last training."""
         self._steps = 0
 
     # ---- begin and end ----------------------------------------------------------------------------------------------
@@ -56,7 +64,7 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Attach the guard, and continue from its state in the checkpoint that training resumes from."""
-        self._steps, self._at_end = trainer.global_step, {}
+        carried, self._steps, self._at_end = self._at_end, trainer.global_step, {}
         engine = ENGINES.get(type(trainer.strategy).__name__)
         if engine is not None:
             self.training = WatchedEngine(self._options, engine, trainer.global_step)
@@ -69,10 +77,12 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
             training.load_state_dict(self._saved)
         elif trainer.ckpt_path is not None:
             logger.warning("surefoot: the checkpoint has no state of the guard, so that its rules start anew.")
-        self._saved = None
+        elif trainer.global_step and carried and self._trained() is pl_module:
+            training.load_state_dict(carried)  # a second `fit` goes on where the first has ended
+        self._saved, self._trained = None, weakref.ref(pl_module)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "training": None}
+        return {**self.__dict__, "training": None, "_trained": _nothing}
 
     def _refuse_two_clippers(self, trainer: Any) -> None:
         if self._options.clip is not None and trainer.gradient_clip_val:
@@ -87,16 +97,21 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
         A method that a plugin has written anew stays as it is, such as the norm over shards of `FSDPPrecision`.
         """
 
-        def by_norm(optimizer: Any, clip_val: float) -> None:
-            training.clip_norm(precision.main_params(optimizer), clip_val)
+        reference = weakref.ref(precision)
 
-        def by_value(optimizer: Any, clip_val: float) -> None:
-            training.clip_value(precision.main_params(optimizer), clip_val)
+        def by_norm(own: Callable[..., Any], optimizer: Any, clip_val: float) -> None:
+            training.clip_norm(reference().main_params(optimizer), clip_val)
+            if training.watches:  # has only been measured
+                own(optimizer, clip_val)
+
+        def by_value(own: Callable[..., Any], optimizer: Any, clip_val: float) -> None:
+            training.clips_value(list(reference().main_params(optimizer)), clip_val)
+            own(optimizer, clip_val)
 
         if type(precision).clip_grad_by_norm is Precision.clip_grad_by_norm:
-            training.replaced.put(precision, "clip_grad_by_norm", by_norm)
+            training.replaced.follow(precision, "clip_grad_by_norm", by_norm)
         if type(precision).clip_grad_by_value is Precision.clip_grad_by_value:
-            training.replaced.put(precision, "clip_grad_by_value", by_value)
+            training.replaced.follow(precision, "clip_grad_by_value", by_value)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Detach the guard, write the log, and say what it shows."""
@@ -106,6 +121,7 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """The same, for a training that was interrupted or has failed."""
+        self._at_end = self.state_dict()  # a checkpoint may be saved after the exception
         if self.training is not None:
             self.training.finish()
 
@@ -119,7 +135,7 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
             loss = loss.detach()
             if scaler is not None and scaler.is_enabled() and scaler._scale is not None:
                 loss = loss / scaler._scale.to(loss.device)  # Lightning has scaled it by now
-            self.training.add_loss(loss * divided if divided > 1 else loss)
+            self.training.add_loss(loss * divided if divided > 1 else loss, is_propagated=True)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:
         """Count a step that the loss scaler has skipped without calling the optimizer, and log our numbers."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 import sys
+import weakref
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,16 +49,48 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
         self.training: GuardedTraining | WatchedEngine | None = None
         """The guard, from the beginning of the last training on."""
         self._trainer: Trainer | None = None
+        self._begin: Callable[[], None] | None = None
+        """Attaches the guard, once the other callbacks have seen training begin."""
+        self._ended: tuple[weakref.ref[Any], dict[str, Any]] | None = None
+        """The model of the last training and the state of the guard at its end."""
 
     # ---- begin and end ----------------------------------------------------------------------------------------------
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Attach the guard, and continue from its state in the checkpoint that training resumes from."""
+        """Have the guard attached when the other callbacks have seen training begin: one of them may raise."""
         if self.training is not None:
             self.training.finish(diagnose=False)  # a training that raised has not ended it
         trainer, resumed_from = _find_trainer(self)
+        callbacks = trainer.callback_handler.callbacks
+        callbacks[:] = [each for each in callbacks if not isinstance(each, _AfterOthers) or each.owner is not self]
+        self._begin = partial(self._attach, trainer, resumed_from, args, state)
+        callbacks.append(_AfterOthers(self, callbacks))  # the handler comes to it last
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Attach the guard if that has not been done."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Attach the guard to the training that is about to begin, if there is one."""
+        begin, self._begin = self._begin, None
+        if begin is None:
+            return
+        try:
+            begin()
+        except BaseException:
+            if self.training is not None:
+                self.training.finish(diagnose=False)
+            self._trainer = None
+            raise
+
+    def _attach(
+        self, trainer: Any, resumed_from: str | PathLike[str] | None, args: TrainingArguments, state: TrainerState
+    ) -> None:
+        """Attach the guard, and continue from its state in the checkpoint that training resumes from."""
         engine = engine_of(trainer.accelerator)
         if engine is not None:
             self.training = WatchedEngine(self._options, engine, state.global_step)
@@ -71,6 +105,9 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
         self._end_with_errors(training, trainer)
         if state.global_step:
             load_from(training, Path(resumed_from) if resumed_from else self._checkpoint(args, state))
+        elif self._ended is not None and self._ended[0]() is trainer.model:
+            training.load_state_dict(self._ended[1])  # a second `train` goes on with the model of the first
+        self._ended = None
 
     def _end_with_errors(self, training: GuardedTraining, trainer: Trainer) -> None:
         """End the guard when an epoch or a callback raises: the trainer calls no callback then."""
@@ -91,7 +128,7 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
                 training.replaced.put(owner, name, ending_with(getattr(owner, name)))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "training": None, "_trainer": None}
+        return {**self.__dict__, "training": None, "_trainer": None, "_begin": None, "_ended": None}
 
     def _refuse_two_clippers(self, args: TrainingArguments) -> None:
         if self._options.clip is not None and args.max_grad_norm:
@@ -104,6 +141,8 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Detach the guard, write the log, and say what it shows."""
+        if isinstance(self.training, GuardedTraining) and self.training.is_attached and self._trainer is not None:
+            self._ended = weakref.ref(self._trainer.model), self.training.state_dict()
         if self.training is not None:
             self.training.finish()
         self._trainer = None
@@ -154,6 +193,20 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
             return log(logs, *args, **kwargs)
 
         training.replaced.put(trainer, "log", followed)
+
+
+class _AfterOthers(TrainerCallback):  # type: ignore[misc]
+    """The last callback of the handler while training begins."""
+
+    def __init__(self, owner: StabilizerCallback, callbacks: list[Any]) -> None:
+        self.owner, self._callbacks = owner, callbacks
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The others have not raised."""
+        self._callbacks.remove(self)
+        self.owner.begin()
 
 
 def policy_signals(logs: dict[str, float]) -> dict[str, float]:

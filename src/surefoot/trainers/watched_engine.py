@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
+from surefoot.core.device_copies import begin_reading_number
 from surefoot.decide.agreement import Ranks
 from surefoot.guard.log_rows import open_log
 from surefoot.record.messages import StepRow
-from surefoot.trainers.guarded_training import Replacements, report_diagnosis
+from surefoot.trainers.guarded_training import LossWindow, Replacements, report_diagnosis
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from surefoot.core.device_copies import ArrivingNumber, KnownNumber
     from surefoot.trainers.guarded_training import GuardOptions
 
 logger = logging.getLogger("surefoot")
@@ -40,28 +43,43 @@ class WatchedEngine:
         self.log = open_log(options.log, Ranks(dist.group.WORLD if several else None, torch.device("cpu")))
         self.replaced = Replacements()
         self._step = step
-        self._losses: list[Tensor] = []
-        self._are_shares = False
+        self._window = LossWindow()
+        self._loss: Tensor | None = None
+        self._arriving: deque[tuple[int, float, ArrivingNumber | KnownNumber]] = deque()
+        """Steps whose losses are on their way to the host, with the time at which they ended."""
 
-    def add_loss(self, loss: Tensor, *, is_share: bool = False) -> None:
+    def add_loss(self, loss: Tensor, *, is_share: bool = False, is_propagated: bool = True) -> None:
         """The loss of one microbatch; `is_share` says whether it is divided for accumulation already."""
-        self._losses.append(loss.detach())
-        self._are_shares = is_share
+        if self.log is not None:
+            self._loss = self._window.add(loss, is_share=is_share, is_propagated=True)
 
     def stepped(self) -> None:
-        """A step is over: log it. Waits for the loss."""
-        whole = sum(float(loss) for loss in self._losses)
-        loss = None if not self._losses else whole if self._are_shares else whole / len(self._losses)
-        self._losses.clear()
-        if self.log is not None:
-            self.log.take(StepRow(self._step, time.time(), loss=loss))
+        """A step is over: log it once its loss has arrived. Waits for nothing."""
+        step, loss = self._step, self._loss
         self._step += 1
+        self._loss = None
+        self._window.clear()
+        if self.log is None:
+            return
+        if loss is None:
+            self._write(wait=True)
+            self.log.take(StepRow(step, time.time()))
+            return
+        self._arriving.append((step, time.time(), begin_reading_number(loss)))
+        self._write(wait=False)
+
+    def _write(self, wait: bool) -> None:
+        """Log the steps whose losses have arrived, in their order, or all of them."""
+        while self.log is not None and self._arriving and (wait or self._arriving[0][2].has_arrived()):
+            step, when, loss = self._arriving.popleft()
+            self.log.take(StepRow(step, when, loss=loss.wait()))
 
     def finish(self, diagnose: bool = True) -> None:
         """Training has ended: write the log, and say what the losses show."""
         self.replaced.undo()
         if self.log is None or self.log is self._options.log or self.log.closed:  # the user's own is closed by the user
             return
+        self._write(wait=True)
         self.log.close()
         if diagnose and self._options.diagnose:
             report_diagnosis(self.log.folder)
