@@ -227,6 +227,8 @@ class Decision:
     """For a return: the step that the state returned to must be older than."""
     only_if_moved: bool = False
     """For a return: whether it is called for only if the weights had moved further than they usually do."""
+    only_repeat: bool = False
+    """For a return: whether it is called for only if it repeats the steps since. The trouble of a repeat came back."""
 
 
 @dataclass(frozen=True)
@@ -269,7 +271,8 @@ class StepRecord:
     overflow: bool = False
     """Whether fp16 gradients overflowed, which costs a step and lowers the loss scale, and is no incident."""
     notices: tuple[str, ...] = ()
-    """What all ranks were sent about the step besides its verdict: `setback`, `stop`."""
+    """What else is known about the step. All ranks were sent `setback` and `stop`; the batches of one that is `left_out`
+    were drawn and not trained on, when steps were repeated."""
     settings: tuple[OptimizerSetting, ...] = ()
     """Settings of the optimizer that are not finite, on this rank: such a step is not applied."""
 

@@ -210,6 +210,12 @@ class LogRows:
         evidence = {"checkpoint": str(folder)}
         self.log.event("resume", step, f"goes on from the checkpoint of step {step:,}", evidence=evidence)
 
+    def went_back(self, step: int) -> None:
+        """The run has gone back to `step`: rows of that step and later ones that are in the log are superseded."""
+        self.release()
+        self._recent.clear()
+        self.log.begin_session()
+
     def _write_layers(self, signals: Signals) -> None:
         layers = signals.layers
         assert layers is not None

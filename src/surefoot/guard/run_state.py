@@ -6,6 +6,7 @@ streams and the place in the data. A state is loaded as a whole or not at all.
 
 from __future__ import annotations
 
+import copy
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, cast
@@ -79,6 +80,17 @@ class LoadedTree(ModelsAndOptimizer):
     """`state_dict()` of whatever else is saved with the run; of another stabilizer a `RunTree`."""
     stabilizer: LiveStabilizerState | StabilizerState
     """Live until `settle` has waited for the numbers of the last steps."""
+
+
+class MomentTree(TypedDict):
+    """What a moment in memory holds beside the weights and the moments of the optimizer."""
+
+    groups: list[dict[str, Any]]
+    """The settings of the optimizer's parameter groups."""
+    scheduler: object
+    also: dict[str, Any]
+    stabilizer: LiveStabilizerState | StabilizerState
+    streams: RandomStreams
 
 
 class RunTree(LoadedTree):
@@ -214,6 +226,50 @@ class RunState:
         if isinstance(thing, torch.optim.Optimizer):
             return optimizer_faults(thing, saved, then, self._modules)
         return _scheduler_faults(thing, then) if _is_scheduler(thing) and then is not None else []
+
+    def gather_moment(self) -> MomentTree:
+        """Everything of the run but the weights, the optimizer's moments and the place in the data."""
+        parts = self.parts
+        return {
+            "groups": [
+                {key: value for key, value in group.items() if key != "params"}
+                for group in parts.optimizer.param_groups
+            ],
+            "scheduler": None if parts.scheduler is None else parts.scheduler.state_dict(),
+            "also": {name: full_state(thing) for name, thing in parts.also.items() if has_state(thing)},
+            "stabilizer": parts.own.read(),
+            "streams": read_streams(),
+        }
+
+    def load_moment(self, tree: MomentTree) -> None:
+        """Load what `gather_moment` gave. The random streams are set by the caller, once the data are in place."""
+        parts = self.parts
+        for group, saved in zip(parts.optimizer.param_groups, tree["groups"], strict=False):
+            for key in group.keys() - saved.keys() - {"params"}:
+                del group[key]
+            for key, value in saved.items():
+                if isinstance(now := group.get(key), torch.Tensor) and isinstance(value, torch.Tensor):
+                    now.copy_(value)  # compiled steps and CUDA graphs hold the tensor itself
+                else:
+                    group[key] = value
+        # What is loaded may go on with the very objects it is given, and the moment may be returned to once more.
+        if parts.scheduler is not None and tree["scheduler"] is not None:
+            parts.scheduler.load_state_dict(copy.deepcopy(tree["scheduler"]))
+        for name, saved in tree["also"].items():
+            self._load_also(name, saved)
+        own = parts.own.settle(cast("LiveStabilizerState", tree["stabilizer"]))
+        parts.own.load(copy.deepcopy(own))
+
+    def _load_also(self, name: str, saved: Any) -> None:
+        thing = self.parts.also[name]
+        if is_stabilizer(thing):
+            other, saved = run_state_of(thing), {**saved, "also": dict(saved["also"])}
+            other.settle(saved)
+            other.load(copy.deepcopy(saved))
+        elif isinstance(thing, torch.optim.Optimizer):
+            load_optimizer(thing, saved)
+        else:
+            thing.load_state_dict(copy.deepcopy(saved))
 
     def to_put_back(self) -> LoadedTree:
         """What `load` is given when it failed before: the state of all that surefoot and torch know how to read.

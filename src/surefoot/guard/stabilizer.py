@@ -105,12 +105,17 @@ class StabilizedRun:
             on_stop_point=lambda: stop_if_asked(self.results, self.persistence, ranks),
             on_begin=lambda: partial(self._close_last_window, self.window.closed.count),
             on_resume=rows.resumed if rows else None,
+            history=history,
+            leave_out=self._leave_out,
+            on_back=rows.went_back if rows else None,
         )
         self._keeps_steps = checkpoints is not None or recovery is not None
         self._actions = RunActions(guard.guarded.measurer, history, self.persistence, self.capture, ranks)
         self._dead_layers = DeadLayers(models, history)
         on_step = call_each(guard.on_step, self._dead_layers.take)
         self.results = StepResults(models, history, lag, respond=self._actions.respond, on_step=on_step)
+        if self.persistence.repeats is not None:
+            self.persistence.repeats.follow(self.results)
         if guard.log is not None and rows is not None:
             guard.log.before_close(self.results.report_rest)
             guard.log.before_close(rows.release)
@@ -185,6 +190,11 @@ class StabilizedRun:
             self.guard.decider.stop_wanted = self.persistence.data.interrupts.received is not None
         if self.capture is not None:
             self.capture.before_step()
+
+    def _leave_out(self) -> None:
+        """Count a step whose batches are drawn and not trained on. The schedule goes on: it follows the data."""
+        signals = Signals(self.results.steps, lr=self.guard.guarded.lr(self.results.lr_factor))
+        self._close_step(StepNumbers(StepRecord(signals, skipped=True, notices=("left_out",))))
 
     def _close_step(self, numbers: StepNumbers) -> Outcome:
         step = self.results.steps

@@ -162,8 +162,10 @@ class StepResults:
         step = record.signals.step
         if "stop" in record.notices and self.stop_at is None:
             self.stop_at = step + self._lag_steps + 1  # whenever this rank came to read of it
-        if step < self._stale_before:  # taken on weights that the run has left since
+        # One was taken on weights that the run has left since, the other was not taken at all.
+        if step < self._stale_before or "left_out" in record.notices:
             self.history.count(record)
+            self.buffers.settle(step)
             return
         if self.buffers.has_any:
             if record.skipped and (self._restore_after_overflow or not record.overflow):

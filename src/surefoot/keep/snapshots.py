@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import nn
+
+    from surefoot.keep.position.data import Place as PlaceInData
 
 UNUSUAL = 2.0
 """How many times further than usual the weights must have moved, all together, to be damaged rather than trained …"""
@@ -204,6 +206,17 @@ class Snapshot:
     staged: Staged
     moved: Tensor | None
     """How far each parameter moved in a step on the way here from the snapshot before; `None` if nobody measured."""
+    moment: Moment | None = None
+    """What else belongs to the moment; `None` if only the weights can be returned to."""
+
+
+class Moment(NamedTuple):
+    """What a run consists of beside its weights and moments, at the time of a snapshot."""
+
+    rest: Staged
+    """Settings of the optimizer, schedule, what is saved with the run, the stabilizer's own state, random streams."""
+    place: PlaceInData
+    """The place in the data."""
 
 
 class SnapshotRing:
@@ -228,20 +241,35 @@ class SnapshotRing:
 
     def take_if_due(self, step: int) -> None:
         """Copy the state before `step` if it is time to. Call when the run is healthy."""
-        if not self._kept or step - self._kept[-1].step >= self._every:
+        if self.is_due(step):
             self.take(step)
 
-    def take(self, step: int) -> None:
-        """Copy the state before `step`, in the memory of the oldest one when there are enough."""
+    def is_due(self, step: int) -> bool:
+        """Whether it is time to copy the state."""
+        return not self._kept or step - self._kept[-1].step >= self._every
+
+    @property
+    def newest(self) -> Snapshot | None:
+        """The last one that was taken."""
+        return self._kept[-1] if self._kept else None
+
+    def take(self, step: int, moment: Callable[[Place], Moment] | None = None) -> None:
+        """Copy the state before `step`, in the memory of the oldest one when there are enough.
+
+        `moment` copies what else belongs to the moment, given the place where copies lie.
+        """
         self._drop_misfits()
         tree = self._state.tree()
         if self._place is None:
             self._place = _choose_place(tree, self._keep, self._device_bytes)
         moved = self._moved_by(step)
-        if len(self._kept) >= self._keep:
+        if self._kept and self._kept[-1].step == step:  # the same state once more, with more to it
+            moved = self._kept[-1].moved
+            self._spare.append(self._kept.pop().staged)
+        elif len(self._kept) >= self._keep:
             self._spare.append(self._kept.pop(0).staged)
         staged = stage(tree, self._place, self._spare.pop() if self._spare else None)
-        self._kept.append(Snapshot(step, staged, moved))
+        self._kept.append(Snapshot(step, staged, moved, None if moment is None else moment(self._place)))
 
     def _moved_by(self, step: int) -> Tensor | None:
         """How far the weights moved in a step since the last snapshot; not measured where that would be slow."""
@@ -258,6 +286,8 @@ class SnapshotRing:
         """Make the device finish the last copy before what is launched next."""
         if self._kept and self._place == "pinned":
             self._kept[-1].staged.hold_updates()
+            if self._kept[-1].moment is not None:
+                self._kept[-1].moment.rest.hold_updates()
 
     def note_trouble(self, step: int, before: int) -> None:
         """The run is not healthy: if it was until now, note how far the weights have moved. Reads nothing.
@@ -308,6 +338,19 @@ class SnapshotRing:
         chosen.staged.hold_updates()
         self._state.put_back(chosen.staged.tree)
         return chosen.step
+
+    def moments_before(self, step: int) -> list[Snapshot]:
+        """The snapshots that are whole moments, not younger than `step`, newest first."""
+        self._drop_misfits()
+        return [each for each in reversed(self._kept) if each.step <= step and each.moment is not None]
+
+    def write_back(self, snapshot: Snapshot) -> None:
+        """Write a snapshot back. Those that are younger are dropped: they belong to steps that are undone."""
+        self._spare += [each.staged for each in self._kept if each.step > snapshot.step]
+        self._kept = [each for each in self._kept if each.step <= snapshot.step]
+        self._abandoned = self._at_onset = None
+        snapshot.staged.hold_updates()
+        self._state.put_back(snapshot.staged.tree)
 
     def keep_abandoned(self) -> None:
         """Keep the present state aside, to have it back with `take_back`."""

@@ -13,6 +13,10 @@ The process's random streams are saved by whoever saves the model. They are set 
 called once the position is reached: after the last of the passes under way is taken up again or, between passes, when
 the next one begins. If nothing was drawn between the end of a pass and the save, that end is where they are set.
 
+A run that returns to an earlier moment goes back in the same process: `place` notes where the data are, and `rewind`
+goes back there. The loop that draws the batches is the same one, and gets them again. So a place can be returned to as
+long as the loops over the passes that were under way then are still running (`why_not_back_to`).
+
 Left out: a position inside a batch; what a wrapper around `follow` has fetched ahead (it counts as handed out); state
 of a data set that is not a random generator. A loader with a state of its own is trusted with it: torchdata's does not
 keep the random streams of its workers, nor, between two passes, those that it draws for workers it keeps alive.
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 log = logging.getLogger("surefoot")
+_MOST_PASSES = 64
+"""How many of the last passes can be returned to."""
 
 
 class PositionState(TypedDict):
@@ -67,6 +73,8 @@ class DataPosition:
         self._streams_at_end: RandomStreams | None = None
         self._target: PositionState | None = None
         self._waiting: set[int] = set()
+        self._drawn_by: dict[int, tuple[Callable[[], FollowedPasses | None], int]] = {}
+        """The iterator of each of the last passes, and which of its passes it was."""
 
     @property
     def pending(self) -> bool:
@@ -158,6 +166,47 @@ class DataPosition:
             self._generators.set(mark.generators)
         return same
 
+    # ---- back to an earlier place, in the same process ------------------------------------------------------------
+
+    def place(self) -> Place:
+        """Where the data are now, between two batches."""
+        return Place(self.state_dict(), self._next, self._generators.read())
+
+    def why_not_again(self) -> str | None:
+        """Why the batches under way cannot be drawn once more; `None` if they can."""
+        owners = [owner for each in self._open.values() if (owner := each.owner()) is not None]
+        if self._target is not None or not owners:
+            return "batches are not drawn from `stabilizer.resume(loader)`"
+        return next((reason for owner in owners if (reason := owner.why_not_again()) is not None), None)
+
+    def why_not_back_to(self, state: PositionState) -> str | None:
+        """Why a noted place cannot be returned to; `None` if it can."""
+        if (reason := self.why_not_again()) is not None:
+            return reason
+        then = {saved["number"]: self._drawn_by.get(saved["number"], (lambda: None, 0))[0]() for saved in state["open"]}
+        if not then or None in then.values():
+            return "the loop over the data that was running then has ended"
+        for each in self._open.values():
+            owner = each.owner()
+            if owner is not None and owner not in then.values():
+                return "a loop over the data has begun since"
+        return None
+
+    def rewind(self, place: Place) -> None:
+        """Go back to a noted place: the iterators that are in use give the batches after it once more.
+
+        The random streams of the process are left wherever that takes them.
+        """
+        state, self._open, self._streams_at_end = place.state, {}, None
+        for saved in state["open"]:
+            find, epoch = self._drawn_by[saved["number"]]
+            owner = find()
+            assert owner is not None
+            current, loader = owner.take_up_again(saved, epoch)
+            self._open[saved["number"]] = _Open(current, owner, loader)
+        self._next, self._started = place.next, state["started"]
+        self._generators.set(place.generators)
+
     # ---- called by the iterators ----------------------------------------------------------------------------------
 
     def left(self, offset: int, length: int) -> int:
@@ -169,7 +218,7 @@ class DataPosition:
         return 0 if saved is None else max(0, length - saved["count"])
 
     def begin(
-        self, loader: Any, owner: Any, after_positioning: Callable[[], None] | None
+        self, loader: Any, owner: FollowedPasses, after_positioning: Callable[[], None] | None
     ) -> tuple[LoaderPass, Iterator[Any]] | None:
         """Begin the next pass, or take it up again; `None` if it was complete when the state was saved."""
         number = self._next
@@ -191,6 +240,9 @@ class DataPosition:
         current, iterator = begin(loader, number, workers) if saved is None else take_up(loader, saved)
         self._started = max(self._started, number + 1)
         self._open[number] = _Open(current, owner, loader)
+        self._drawn_by[number] = weakref.ref(owner), owner.epoch
+        for old in sorted(self._drawn_by)[:-_MOST_PASSES]:
+            del self._drawn_by[old]
         if saved is not None:
             self._waiting.discard(number)
             if not self._waiting:
@@ -221,6 +273,15 @@ class DataPosition:
         self._generators.put_back()
         if after_positioning is not None:
             after_positioning()
+
+
+class Place(NamedTuple):
+    """A position that can be returned to in the same process."""
+
+    state: PositionState
+    next: int
+    """The number of the pass that would begin next."""
+    generators: dict[int, Any]
 
 
 class Mark(NamedTuple):
@@ -281,6 +342,35 @@ class FollowedPasses:
             self.current.handed_out()
             return batch
         raise StopIteration
+
+    def why_not_again(self) -> str | None:
+        """Why the batches cannot be drawn once more; `None` if they can."""
+        current = self.current
+        if current is None or self._loader is None:
+            return "the data are at their end"
+        kind = current.loader["kind"]
+        if kind != "stateful" and kind != "map" and not isinstance(self._loader, (list, tuple, range)):
+            return (
+                f"a {current.loader['type']} cannot begin in the middle; a DataLoader over a map-style data set can, and "
+                "so can a loader with state_dict(), such as torchdata's StatefulDataLoader"
+            )
+        if current.untracked_workers:
+            return "the loader's workers were started before `resume(loader)` was first called"
+        if current.loader["workers"] > 0 and not current.loader["in_order"]:
+            return "with in_order=False it is not known which batches are out"
+        shared = {*current.shared, *(current.watch.shared if current.watch else ())}
+        if shared:
+            return f"the sampler and the training loop draw from the same random stream ({', '.join(sorted(shared))})"
+        return None
+
+    def take_up_again(self, saved: PassState, epoch: int) -> tuple[LoaderPass, Any]:
+        """Go back to where a pass of this iterator was; gives the pass and its loader."""
+        self._inner = self.current = None  # its workers end before new ones begin
+        self.epoch = epoch
+        if self._epochs > 1:
+            _set_epoch(self._loader, epoch)
+        self.current, self._inner = take_up(self._loader, saved)
+        return self.current, self._loader
 
     def _finish(self) -> None:
         assert self.current is not None
