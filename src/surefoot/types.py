@@ -202,13 +202,14 @@ class LossScaler(Protocol):
         """The next state, after a step whose gradients did or did not overflow."""
 
 
-Action: TypeAlias = Literal["none", "skip", "back_off", "roll_back", "reset_moments", "take_back", "halt"]
+Action: TypeAlias = Literal["none", "skip", "back_off", "roll_back", "repeat", "reset_moments", "take_back", "halt"]
 
 _DONE: dict[Action, str] = {
     "none": "left alone",
     "skip": "step skipped",
     "back_off": "step skipped, learning rate cut",
     "roll_back": "back to an earlier state, learning rate cut",
+    "repeat": "back to an earlier moment, steps repeated",
     "reset_moments": "optimizer state cleared, learning rate cut",
     "take_back": "the return was taken back",
     "halt": "halted",

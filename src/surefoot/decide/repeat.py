@@ -5,9 +5,11 @@ what caused it:
 
 1. The first time every step is repeated as it was. Weights, moments or gradients that were damaged by accident are not
    damaged again, and the run is where it would have been.
-2. If the trouble comes back at the same place, the step that it began with is left out: a bad batch.
-3. If it still comes back, the step before it and every step up to the last unhealthy one are left out: several bad
-   batches, or one whose harm showed a step later.
+2. If the trouble comes back at the same place, the step that it began with is left out: a bad batch. That is the first
+   step with a loss or a gradient norm far above those before it (`first_outlier`), since harm may take some steps to
+   show, or else the first unhealthy one.
+3. If it still comes back, the step before that and every step up to the last unhealthy one are left out: several bad
+   batches, or one that looked like any other.
 
 After that the data are not to blame, and the caller does what it does without a repeat. A trouble that comes back is
 noticed after a few unhealthy steps, since its place is known. Each trouble takes one of `attempts`; calm stretches give
@@ -16,7 +18,15 @@ them back. Pure functions: each gives the next state.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+import statistics
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from surefoot.types import StepRecord
 
 MOST_TRIES = 3
 """How often the same steps are repeated."""
@@ -26,6 +36,10 @@ SAME_TROUBLE_STEPS = 10
 """An onset so many steps after the last repeated step is still of the same trouble."""
 MOST_LEFT_OUT = 32
 """Steps that are left out at most for one trouble."""
+OUTLIER_WINDOW, LEAST_COMPARED = 64, 8
+"""How many steps before it a step is compared with, at most and at least."""
+OUTLIER_SPREADS = 12.0
+"""How many median deviations above the median an outlier is; for normal noise that is 8 standard deviations."""
 
 
 class RepeatState(NamedTuple):
@@ -59,10 +73,40 @@ def observe(state: RepeatState, step: int, unhealthy: bool, calm_steps: int) -> 
     return state._replace(calm=calm, troubles=max(state.troubles - given_back, 0)), False
 
 
-def plan(state: RepeatState, onset: int, last: int, reached: int, attempts: int) -> RepeatState | None:
+def first_outlier(records: Iterable[StepRecord], first: int, last: int) -> int | None:
+    """Of the steps from `first` to `last` that were applied, the first with a loss or a gradient far above the others.
+
+    A value is compared with the median of the steps before, in units of their median deviation from it.
+    """
+    before: dict[str, deque[float]] = {name: deque(maxlen=OUTLIER_WINDOW) for name in ("loss", "grad_norm")}
+    for record in records:
+        if record.skipped:
+            continue
+        for name, window in before.items():
+            value = getattr(record.signals, name)
+            if value is None or not math.isfinite(value):
+                continue
+            if first <= record.signals.step <= last and _is_outlier(float(value), window):
+                return record.signals.step
+            window.append(float(value))
+    return None
+
+
+def _is_outlier(value: float, window: deque[float]) -> bool:
+    if len(window) < LEAST_COMPARED:
+        return False
+    middle = statistics.median(window)
+    spread = statistics.median(abs(each - middle) for each in window)
+    return value > middle + max(OUTLIER_SPREADS * spread, abs(middle))
+
+
+def plan(
+    state: RepeatState, onset: int, last: int, reached: int, attempts: int, suspect: int | None = None
+) -> RepeatState | None:
     """The state for repeating the steps around a trouble; `None` if they were repeated often enough.
 
-    `onset` and `last` are the first and the last unhealthy step, and `reached` steps were taken.
+    `onset` and `last` are the first and the last unhealthy step, `suspect` is the step that may have caused it, and
+    `reached` steps were taken.
     """
     same = state.tries > 0 and onset <= state.until + SAME_TROUBLE_STEPS
     tries = state.tries + 1 if same else 1
@@ -70,12 +114,13 @@ def plan(state: RepeatState, onset: int, last: int, reached: int, attempts: int)
     if tries > MOST_TRIES or troubles > attempts:
         return None
     first = min(onset, state.onset) if same else onset
+    begins = first if suspect is None else min(suspect, first)
     last = max(last, state.last if same else last)
     blamed: tuple[int, ...] = ()
     if tries == 2:
-        blamed = (first,)
+        blamed = (begins,)
     elif tries > 2:
-        begin = max(first - 1, 0)
+        begin = max(min(begins, *state.left_out) - 1, 0)
         blamed = tuple(range(begin, min(last + 1, begin + MOST_LEFT_OUT)))
     kept = () if same else state.left_out
     # Steps long gone are never met again.

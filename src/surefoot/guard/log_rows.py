@@ -46,6 +46,7 @@ _EVENTS: dict[str, EventName] = {
     "skip": "skip",
     "back_off": "skip",
     "roll_back": "rollback",
+    "repeat": "rollback",
     "reset_moments": "rollback",
     "take_back": "rollback",
     "halt": "halt",

@@ -133,9 +133,12 @@ class Repeats:
     def begin(self, results: StepResults, record: StepRecord, decision: Decision) -> str | None:
         """Begin a return to an earlier moment; returns it in words, or `None` if the steps are not repeated."""
         data, budgets = self._persistence.data, self._history.budgets
-        plan = budgets.plan_repeat(decision, record.signals.step, results.steps)
+        before, ring = cast("int", decision.before), self._persistence.weights.ring
+        oldest = min(before, *ring.steps) if ring is not None and len(ring) else before
+        plan = budgets.plan_repeat(decision, record.signals.step, results.steps, oldest, self._history.history)
         if plan is None:
             return None
+        before = min(before, *plan.left_out) if plan.left_out else before
         why_not = data.why_not_repeated() or self._persistence.run_state.position.why_not_again()
         if why_not is None and plan.left_out and not data.one_step_a_window:
             why_not = "several steps are taken on one batch, so that none can be left out by itself"
@@ -143,7 +146,7 @@ class Repeats:
         if self._ranks.any(why_not is not None):
             self._explain(record, why_not or "another rank cannot rewind its data")
             return None
-        target = self._target(plan.onset, cast("int", decision.before))
+        target = self._target(min(plan.onset, *plan.left_out) if plan.left_out else plan.onset, before)
         step = -1 if target is None else target.step
         if self._ranks.any(target is None) or not self._ranks.same(step):
             self._explain(record, "there is no moment from before the trouble in the loop over the data that is running")

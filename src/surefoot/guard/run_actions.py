@@ -77,7 +77,7 @@ class RunActions:
             results.returned()
             self._measurer.param_norm = None
             self._history.note(
-                record.signals, "recovery", "warning", f"{decision.reason}: back to {repeated}", decision.action
+                record.signals, "recovery", "warning", f"{decision.reason}: back to {repeated}", "repeat"
             )
             return
         if decision.only_repeat:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from surefoot.core.state_tree import pack, settings_of, unpack
-from surefoot.decide.repeat import RepeatState, give_up, observe, plan
+from surefoot.decide.repeat import RepeatState, first_outlier, give_up, observe, plan
 from surefoot.detect.combine import Combined, sustained, tolerated
 from surefoot.detect.step_rules import Limit, Spike
 from surefoot.guard.step_decision import BROKEN_SETTING
@@ -263,15 +263,19 @@ class Budgets:
         before = self.repeat_state.onset - self.recovery.margin_steps
         return replace(advice, action="roll_back", reason=reason, before=before, only_repeat=True)
 
-    def plan_repeat(self, decision: Decision, step: int, reached: int) -> RepeatState | None:
+    def plan_repeat(
+        self, decision: Decision, step: int, reached: int, oldest: int, records: Iterable[StepRecord]
+    ) -> RepeatState | None:
         """How to repeat the steps that a return would undo; `None` if it is to be one to earlier weights.
 
-        The return was decided about `step`, and `reached` steps were taken.
+        The return was decided about `step`, and `reached` steps were taken. `oldest` is the first step that could be
+        repeated, and `records` are those of the last steps.
         """
         if self.repeat_state is None or self.recovery is None or decision.before is None:
             return None
         onset = decision.before + self.recovery.margin_steps
-        return plan(self.repeat_state, onset, step, reached, self.recovery.attempts)
+        suspect = first_outlier(records, oldest, onset)
+        return plan(self.repeat_state, onset, step, reached, self.recovery.attempts, suspect)
 
     def give_up_repeat(self) -> None:
         """The steps of the trouble under way cannot be repeated once more."""

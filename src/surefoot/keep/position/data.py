@@ -223,6 +223,9 @@ class DataPosition:
         """Begin the next pass, or take it up again; `None` if it was complete when the state was saved."""
         number = self._next
         self._next += 1
+        self._drawn_by[number] = weakref.ref(owner), owner.epoch
+        for old in sorted(self._drawn_by)[:-_MOST_PASSES]:
+            del self._drawn_by[old]
         self._loops.settle()
         # A pass whose iterator is gone was broken off, and is done now. One that is alive is under way beside this one.
         self._open = {each: entry for each, entry in self._open.items() if entry.owner() is not None}
@@ -240,9 +243,6 @@ class DataPosition:
         current, iterator = begin(loader, number, workers) if saved is None else take_up(loader, saved)
         self._started = max(self._started, number + 1)
         self._open[number] = _Open(current, owner, loader)
-        self._drawn_by[number] = weakref.ref(owner), owner.epoch
-        for old in sorted(self._drawn_by)[:-_MOST_PASSES]:
-            del self._drawn_by[old]
         if saved is not None:
             self._waiting.discard(number)
             if not self._waiting:
