@@ -164,8 +164,7 @@ class TrainingRecovery:
     repeat: bool = field(default=False, repr=False)
     """Whether a return goes back to an earlier moment and repeats the steps since: the place in the data, the random
     streams, the schedule and the step count return too. Needs batches that are drawn from `stabilizer.resume(loader)`,
-    and a loader that can be taken up in the middle; elsewhere a return is to earlier weights. See `decide/repeat.py` for
-    which batches are left out."""
+    and a loader that can be taken up in the middle; elsewhere a return is to earlier weights."""
 
     def __post_init__(self) -> None:
         for name in ("every_steps", "keep", "patience_steps", "patience_refused", "cut_steps", "calm_steps"):

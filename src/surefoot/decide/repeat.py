@@ -1,7 +1,7 @@
 """Which steps are repeated after a return, and which of them without their batches.
 
-A return to an earlier moment undoes steps, and the same data can be fed again. Whether the trouble comes back then tells
-what caused it:
+A return to an earlier moment undoes steps, and the same data can be fed again. Whether the trouble comes back then
+shows what caused it:
 
 1. The first time every step is repeated as it was. Weights, moments or gradients that were damaged by accident are not
    damaged again, and the run is where it would have been.

@@ -105,10 +105,11 @@ class EarlierWeights:
                 yield step, tree
 
     def load_weights(self, tree: RunTree) -> None:
-        """Load weights, moments and rule states of a checkpoint, and nothing else of it."""
+        """Load weights, moments and rule states of a checkpoint, and what follows the weights; nothing else of it."""
         assert self._run_state is not None
         load_models(self._run_state.parts.models, tree["models"])
         load_moments(self._run_state.parts.optimizer, tree["optimizer"])
+        self._run_state.following.load_from(tree["also"])
         self._run_state.parts.own.load_rules(cast("StabilizerState", tree["stabilizer"]))
 
     def _loaded(self, step: int, run_state: RunState) -> Any:

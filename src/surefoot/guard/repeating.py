@@ -149,7 +149,9 @@ class Repeats:
         target = self._target(min(plan.onset, *plan.left_out) if plan.left_out else plan.onset, before)
         step = -1 if target is None else target.step
         if self._ranks.any(target is None) or not self._ranks.same(step):
-            self._explain(record, "there is no moment from before the trouble in the loop over the data that is running")
+            self._explain(
+                record, "there is no moment from before the trouble in the loop over the data that is running"
+            )
             return None
         assert target is not None
         self._persistence.undo_saves(target.step)

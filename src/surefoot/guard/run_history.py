@@ -253,7 +253,7 @@ class Budgets:
         return replace(advice, lr_factor=decision.lr_factor)
 
     def _repeated(self, step: int, unhealthy: bool, advice: Decision) -> Decision:
-        """A return at once if the trouble has come back among the steps that are being repeated; else what is advised."""
+        """A return at once if the trouble has come back among the repeated steps; else what is advised."""
         if self.repeat_state is None or self.recovery is None:
             return advice
         self.repeat_state, comes_back = observe(self.repeat_state, step, unhealthy, self.recovery.calm_steps)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
 
+from surefoot.core.nested import leaves
 from surefoot.core.random_state import RandomStreams, read_streams, set_streams
 from surefoot.errors import CheckpointError, SettingError
 from surefoot.guard.guard_state import GuardState, LiveGuardState
@@ -23,6 +25,7 @@ from surefoot.keep.replicated_state import ModelsAndOptimizer
 from surefoot.keep.restore import (
     describe_optimizer,
     load_models,
+    load_moments,
     load_optimizer,
     model_faults,
     optimizer_faults,
@@ -136,6 +139,8 @@ class RunState:
         self.position = DataPosition()
         """The place in the data."""
         self._streams: RandomStreams | None = None
+        self.following = FollowingWeights(parts.also, parts.optimizer)
+        """What goes back with the weights."""
         self.unchecked = _unchecked(parts)
         """Paths in a checkpoint under which NaN and Inf are no damage."""
 
@@ -236,7 +241,12 @@ class RunState:
                 for group in parts.optimizer.param_groups
             ],
             "scheduler": None if parts.scheduler is None else parts.scheduler.state_dict(),
-            "also": {name: full_state(thing) for name, thing in parts.also.items() if has_state(thing)},
+            # Modules are in the snapshot of the weights.
+            "also": {
+                name: full_state(thing)
+                for name, thing in parts.also.items()
+                if has_state(thing) and not isinstance(thing, torch.nn.Module)
+            },
             "stabilizer": parts.own.read(),
             "streams": read_streams(),
         }
@@ -385,3 +395,55 @@ def _scheduler_faults(scheduler: Any, then: str | None) -> list[str]:
     if then is None:
         return [f"it was saved without a scheduler, and the run has {now}"]
     return [f"its scheduler is {then}, and the run's is {now}"]
+
+
+class FollowingWeights:
+    """What is saved with a run and follows its weights, so that it goes back when they do.
+
+    That is another model (an average of the weights), another optimizer, another stabilizer, and whatever else holds a
+    copy of every trained parameter. A schedule, a loader or a counter goes on: a return is to earlier weights.
+    """
+
+    def __init__(self, also: Mapping[str, Any], optimizer: Any) -> None:
+        self._also, self._optimizer = dict(also), optimizer
+        self._chosen: dict[str, Any] | None = None
+
+    def read(self) -> dict[str, Any]:
+        """The state of each, by name."""
+        if self._chosen is None:
+            self._chosen = {name: thing for name, thing in self._also.items() if self._follows(thing)}
+        return {name: _weights_of(thing) for name, thing in self._chosen.items()}
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Put the states back; learning rates stay."""
+        for name, state in saved.items():
+            thing = self._also[name]
+            if is_stabilizer(thing):
+                parts = run_state_of(thing).parts
+                load_models(parts.models, state["models"])
+                load_moments(parts.optimizer, state["optimizer"])
+            elif isinstance(thing, torch.optim.Optimizer):
+                load_moments(thing, state)
+            else:
+                thing.load_state_dict(state if isinstance(thing, torch.nn.Module) else copy.deepcopy(state))
+
+    def load_from(self, saved: Mapping[str, Any]) -> None:
+        """Put back what a checkpoint holds of them."""
+        self.load({name: saved[name] for name in self.read() if name in saved})
+
+    def _follows(self, thing: Any) -> bool:
+        if is_stabilizer(thing) or isinstance(thing, (torch.nn.Module, torch.optim.Optimizer)):
+            return True
+        # Reading the state of a loader may begin to iterate over it.
+        if not has_state(thing) or _is_scheduler(thing) or hasattr(thing, "__iter__"):
+            return False
+        shapes = Counter(parameter.shape for group in self._optimizer.param_groups for parameter in group["params"])
+        held = Counter(leaf.shape for leaf in leaves(thing.state_dict()) if leaf.is_floating_point())
+        return bool(shapes) and all(held[shape] >= count for shape, count in shapes.items())
+
+
+def _weights_of(thing: Any) -> Any:
+    if is_stabilizer(thing):
+        parts = run_state_of(thing).parts
+        return {"models": [model.state_dict() for model in parts.models], "optimizer": parts.optimizer.state_dict()}
+    return thing.state_dict()

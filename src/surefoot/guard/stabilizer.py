@@ -94,9 +94,10 @@ class StabilizedRun:
             self.capture = IncidentCapture(keeper, run, lag, rows)
         own = OwnState(partial(self.own_state, live=True), settled_own, self.load_own_state, self._load_rules)
         self.run_state = RunState(RunParts(models, optimizer, scheduler, dict(also_save or {}), own))
+        beside = self.run_state.following
         self.persistence = RunPersistence(
             self.run_state,
-            TrainedState(models, optimizer, policy.live_states, policy.put_back),
+            TrainedState(models, optimizer, policy.live_states, policy.put_back, beside.read, beside.load),
             checkpoints,
             recovery,
             lag,

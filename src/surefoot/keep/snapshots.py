@@ -53,6 +53,8 @@ class StateTree(TypedDict):
     """The optimizer's state of each parameter; `None` where it has none."""
     rules: Any
     """The state of the detectors and of what else follows the run."""
+    beside: Any
+    """Weights that follow those of the models, such as an average of them."""
 
 
 class TrainedState:
@@ -67,9 +69,22 @@ class TrainedState:
         optimizer: Any,
         rules: Callable[[], list[Any]],
         set_rules: Callable[[Any], None],
+        beside: Callable[[], Any] = lambda: None,
+        set_beside: Callable[[Any], None] = lambda saved: None,
     ) -> None:
+        """Read and write the state of these models and their optimizer.
+
+        Args:
+            models: what is trained.
+            optimizer: what trains them.
+            rules: gives the state of the detectors and of what else follows the run.
+            set_rules: puts it back.
+            beside: gives weights that follow those of the models.
+            set_beside: puts those back.
+        """
         self._model_references, self._reference = [weak_reference(model) for model in models], weak_reference(optimizer)
         self._rules, self._set_rules = rules, set_rules
+        self._beside, self._set_beside = beside, set_beside
 
     @property
     def _models(self) -> list[nn.Module]:
@@ -100,6 +115,7 @@ class TrainedState:
             "tensors": self._tensors(),
             "optimizer": [dict(states[p]) if p in states else None for p in self._parameters()],
             "rules": self._rules(),
+            "beside": self._beside(),
         }
 
     @torch.no_grad()
@@ -117,6 +133,7 @@ class TrainedState:
                 saved.append(then)
         write_all(live, saved)
         self._set_rules(tree["rules"])
+        self._set_beside(tree["beside"])
 
     def _moments_to_write(self, parameter: Tensor, saved: Mapping[str, Any] | None) -> Iterator[tuple[Tensor, Tensor]]:
         """What is written in place; whatever cannot be is put in its place at once."""

@@ -351,8 +351,8 @@ class FollowedPasses:
         kind = current.loader["kind"]
         if kind != "stateful" and kind != "map" and not isinstance(self._loader, (list, tuple, range)):
             return (
-                f"a {current.loader['type']} cannot begin in the middle; a DataLoader over a map-style data set can, and "
-                "so can a loader with state_dict(), such as torchdata's StatefulDataLoader"
+                f"a {current.loader['type']} cannot begin in the middle; a DataLoader over a map-style data set can, "
+                "and a loader with state_dict(), such as torchdata's StatefulDataLoader"
             )
         if current.untracked_workers:
             return "the loader's workers were started before `resume(loader)` was first called"
