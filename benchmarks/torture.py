@@ -285,7 +285,14 @@ def hidden(place: Path) -> set[str]:
 
 def whole(place: Path) -> int:
     """The newest checkpoint that is in its place; 0 if there is none."""
-    return max((int(name.removeprefix("step-")) for name in listed(place) if not name.startswith(".")), default=0)
+    names = (name for name in listed(place) if not name.startswith(".") and not name.endswith(".evidence"))
+    return max((int(name.removeprefix("step-")) for name in names), default=0)
+
+
+def undone(place: Path) -> int:
+    """The newest checkpoint that a return has set aside; 0 if there is none."""
+    names = (name.removesuffix(".evidence") for name in listed(place) if name.endswith(".evidence"))
+    return max((int(name.removeprefix("step-")) for name in names if not name.startswith(".")), default=0)
 
 
 def listed(place: Path) -> list[str]:
@@ -420,6 +427,8 @@ def count_kill(tally: Tally, book: Book, before: int, place: Path) -> None:
     if returns:  # steps that were undone are not lost
         tally.repeating += steps[-1][0] < max(step for step, _, _ in steps)
         steps, before = steps[returns[-1] :], 0
+    if steps and undone(place) >= steps[-1][0] - 1 > newest:  # the return was under way: its steps are undone
+        steps, before = [], 0
     tally.early += not steps
     tally.writing += bool(hidden(place))
     lost = [writing for step, writing, _ in steps if step > newest]

@@ -125,7 +125,8 @@ def plan(
     kept = () if same else state.left_out
     # Steps long gone are never met again.
     left_out = tuple(sorted({each for each in (*kept, *blamed) if each > reached - 1_000}))
-    return RepeatState(tries, first, last, reached, 0, troubles, 0, left_out)
+    until = max(reached, state.until) if same else reached
+    return RepeatState(tries, first, last, until, 0, troubles, 0, left_out)
 
 
 def give_up(state: RepeatState) -> RepeatState:

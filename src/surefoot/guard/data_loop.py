@@ -52,6 +52,7 @@ class DataLoop:
         on_stop_point: Callable[[], None],
         on_begin: Callable[[], Callable[[int], None]],
         repeats: BetweenBatches | None = None,
+        microbatches: int = 1,
     ) -> None:
         """Follow loaders from here on.
 
@@ -65,8 +66,9 @@ class DataLoop:
             on_begin: called before the first batch of a loop; what it returns is called with the number of batches
                 when the data are at their end.
             repeats: returns to an earlier moment between two batches, and says which steps are left out.
+            microbatches: how many batches a step takes, where none was taken yet.
         """
-        self._repeats = repeats
+        self._repeats, self._microbatches = repeats, microbatches
         self._window: list[weakref.ref[DrawnBatches]] = []  # who has drawn a batch since the last step
         self._last_window: list[weakref.ref[DrawnBatches]] = []
         self._steps, self._last_steps = 0, 0  # steps taken since the last draw between two batches
@@ -135,7 +137,7 @@ class DataLoop:
         while repeats is not None and self._in_loop and repeats.leaves_out_next():
             left = 0
             try:
-                for owner in [reference() for reference in self._last_window] or [drawn]:
+                for owner in [reference() for reference in self._last_window] or [drawn] * self._microbatches:
                     if owner is not None:
                         self.draw(owner.batches, between=False)
                         left += 1

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from surefoot.guard.run_state import RunState, RunTree, StabilizerState
     from surefoot.guard.step_results import StepResults
     from surefoot.keep.checkpoint.manager import CheckpointManager
+    from surefoot.keep.restore import OptimizerState
     from surefoot.keep.snapshots import TrainedState
     from surefoot.types import Decision, StepRecord
 
@@ -108,7 +109,7 @@ class EarlierWeights:
         """Load weights, moments and rule states of a checkpoint, and what follows the weights; nothing else of it."""
         assert self._run_state is not None
         load_models(self._run_state.parts.models, tree["models"])
-        load_moments(self._run_state.parts.optimizer, tree["optimizer"])
+        load_moments(self._run_state.parts.optimizer, cast("OptimizerState", tree["optimizer"]))
         self._run_state.following.load_from(tree["also"])
         self._run_state.parts.own.load_rules(cast("StabilizerState", tree["stabilizer"]))
 
@@ -157,6 +158,7 @@ class RunPersistence:
         history: RunHistory,
         leave_out: Callable[[], None],
         on_back: Callable[[int], None] | None,
+        microbatches: int,
     ) -> None:
         """Look after the run from here on.
 
@@ -174,6 +176,7 @@ class RunPersistence:
             history: decides which steps are repeated.
             leave_out: counts the next step as one that was left out of a repeat.
             on_back: called with the step that the run has returned to, to repeat those after it.
+            microbatches: how many batches a step takes.
         """
         self.run_state, self.checkpoints, self._on_resume = run_state, checkpoints, on_resume
         self.saver = CheckpointSaver(run_state, checkpoints, lag_steps, ranks, owner=self)
@@ -191,6 +194,7 @@ class RunPersistence:
             on_stop_point=on_stop_point,
             on_begin=on_begin,
             repeats=self.repeats,
+            microbatches=microbatches,
         )
         self._restored = False
 

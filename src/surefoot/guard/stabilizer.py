@@ -109,6 +109,7 @@ class StabilizedRun:
             history=history,
             leave_out=self._leave_out,
             on_back=rows.went_back if rows else None,
+            microbatches=accumulate,
         )
         self._keeps_steps = checkpoints is not None or recovery is not None
         self._actions = RunActions(guard.guarded.measurer, history, self.persistence, self.capture, ranks)
