@@ -256,10 +256,12 @@ class Reference:
     """What the training is when nobody kills it."""
 
     digests: dict[int, list[str]]
-    losses: dict[int, set[float]]
+    losses: dict[int, set[str]]
     end: str
     repeated: int
     """Steps that were taken more than once."""
+    returns: set[int]
+    """How many steps were taken when the run went back."""
 
 
 def reference(folder: Path, epochs: int, repeats: bool) -> Reference:
@@ -271,11 +273,13 @@ def reference(folder: Path, epochs: int, repeats: bool) -> Reference:
     for module in found["modules"]:  # so that no life has to import them again
         with suppress(ImportError):
             importlib.import_module(module)
-    losses: dict[int, set[float]] = {}
+    losses: dict[int, set[str]] = {}
     for step, _, loss in book.steps():
-        losses.setdefault(step, set()).add(loss)
+        losses.setdefault(step, set()).add(str(loss))
     digests = {int(step): each for step, each in found["digests"].items()}
-    return Reference(digests, losses, book.end.read_text(), len(book.steps()) - len(losses))
+    numbers = [step for step, _, _ in book.steps()]
+    returns = {then for then, now in pairwise(numbers) if now <= then}
+    return Reference(digests, losses, book.end.read_text(), len(numbers) - len(losses), returns)
 
 
 def hidden(place: Path) -> set[str]:
@@ -287,12 +291,6 @@ def whole(place: Path) -> int:
     """The newest checkpoint that is in its place; 0 if there is none."""
     names = (name for name in listed(place) if not name.startswith(".") and not name.endswith(".evidence"))
     return max((int(name.removeprefix("step-")) for name in names), default=0)
-
-
-def undone(place: Path) -> int:
-    """The newest checkpoint that a return has set aside; 0 if there is none."""
-    names = (name.removesuffix(".evidence") for name in listed(place) if name.endswith(".evidence"))
-    return max((int(name.removeprefix("step-")) for name in names if not name.startswith(".")), default=0)
 
 
 def listed(place: Path) -> list[str]:
@@ -384,7 +382,7 @@ def torture(folder: Path, epochs: int, kills: int, seed: int, seconds: float, re
         killed = killed and os.WIFSIGNALED(status)  # it may have come to its end just then
         examine(tally, expected, book, before, life)
         if killed:
-            count_kill(tally, book, before, place)
+            count_kill(tally, expected, book, before, place)
             continue
         tally.check(status == 0, f"life {life} failed with status {status}")
         if status == 0:
@@ -409,7 +407,7 @@ def examine(tally: Tally, expected: Reference, book: Book, before: int, life: in
         tally.check(same, f"life {life}: the state it loaded is not that after step {start['step']}")
     steps = book.steps()
     tally.taken += len(steps)
-    differ = [step for step, _, loss in steps if loss not in expected.losses.get(step, ())]
+    differ = [step for step, _, loss in steps if str(loss) not in expected.losses.get(step, ())]  # NaN equals nothing
     tally.check(not differ, f"life {life}: the losses of steps {differ[:5]} differ")
     numbers = [before, *(step for step, _, _ in steps)]
     follow = all(
@@ -419,7 +417,7 @@ def examine(tally: Tally, expected: Reference, book: Book, before: int, life: in
     tally.check(follow, f"life {life}: steps are left out")
 
 
-def count_kill(tally: Tally, book: Book, before: int, place: Path) -> None:
+def count_kill(tally: Tally, expected: Reference, book: Book, before: int, place: Path) -> None:
     """What the kill cost. A next life begins with the newest whole checkpoint: `examine` sees to that."""
     tally.kills += 1
     steps, newest = book.steps(), whole(place)
@@ -427,7 +425,7 @@ def count_kill(tally: Tally, book: Book, before: int, place: Path) -> None:
     if returns:  # steps that were undone are not lost
         tally.repeating += steps[-1][0] < max(step for step, _, _ in steps)
         steps, before = steps[returns[-1] :], 0
-    if steps and undone(place) >= steps[-1][0] - 1 > newest:  # the return was under way: its steps are undone
+    if steps and steps[-1][0] in expected.returns:  # the return may be under way: its steps are undone
         steps, before = [], 0
     tally.early += not steps
     tally.writing += bool(hidden(place))
@@ -435,7 +433,8 @@ def count_kill(tally: Tally, book: Book, before: int, place: Path) -> None:
     tally.lost.append(len(lost))
     tally.idle.append(lost.count(False))
     tally.check(newest >= before, f"step {before} was there before a kill, and {newest} after it")
-    tally.check(lost.count(False) <= EVERY, f"a kill cost {lost.count(False)} steps without any being written")
+    cost = f"a kill cost {lost.count(False)} steps without any being written: the newest is {newest}, the steps were "
+    tally.check(lost.count(False) <= EVERY, cost + ", ".join(f"{step}{'w' * writing}" for step, writing, _ in steps))
 
 
 def report(tally: Tally, epochs: int, seconds: float) -> None:

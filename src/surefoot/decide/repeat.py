@@ -36,6 +36,8 @@ SAME_TROUBLE_STEPS = 10
 """An onset so many steps after the last repeated step is still of the same trouble."""
 MOST_LEFT_OUT = 32
 """Steps that are left out at most for one trouble."""
+LONGEST_WAY_BACK = 100_000
+"""How many steps back the steps are remembered that were left out: no checkpoint to return to is older."""
 OUTLIER_WINDOW, LEAST_COMPARED = 64, 8
 """How many steps before it a step is compared with, at most and at least."""
 OUTLIER_SPREADS = 12.0
@@ -61,6 +63,8 @@ class RepeatState(NamedTuple):
     """Healthy steps in a row after the repeated ones."""
     left_out: tuple[int, ...] = ()
     """Steps whose batches are drawn and not trained on."""
+    begins: int = -1
+    """The first step that the trouble may have begun with: a moment must be older."""
 
 
 def observe(state: RepeatState, step: int, unhealthy: bool, calm_steps: int) -> tuple[RepeatState, bool]:
@@ -115,18 +119,19 @@ def plan(
         return None
     first = min(onset, state.onset) if same else onset
     begins = first if suspect is None else min(suspect, first)
+    if same and state.left_out:
+        begins = min(begins, state.begins)
     last = max(last, state.last if same else last)
     blamed: tuple[int, ...] = ()
     if tries == 2:
         blamed = (begins,)
     elif tries > 2:
-        begin = max(min(begins, *state.left_out) - 1, 0)
-        blamed = tuple(range(begin, min(last + 1, begin + MOST_LEFT_OUT)))
-    kept = () if same else state.left_out
-    # Steps long gone are never met again.
-    left_out = tuple(sorted({each for each in (*kept, *blamed) if each > reached - 1_000}))
+        begins = max(begins - 1, 0)
+        blamed = tuple(range(begins, min(last + 1, begins + MOST_LEFT_OUT)))
+    # Bad batches of earlier troubles stay out; steps long gone are never met again.
+    left_out = tuple(sorted({each for each in (*state.left_out, *blamed) if each > reached - LONGEST_WAY_BACK}))
     until = max(reached, state.until) if same else reached
-    return RepeatState(tries, first, last, until, 0, troubles, 0, left_out)
+    return RepeatState(tries, first, last, until, 0, troubles, 0, left_out, begins if blamed else first)
 
 
 def give_up(state: RepeatState) -> RepeatState:

@@ -138,7 +138,6 @@ class Repeats:
         plan = budgets.plan_repeat(decision, record.signals.step, results.steps, oldest, self._history.history)
         if plan is None:
             return None
-        before = min(before, *plan.left_out) if plan.left_out else before
         why_not = data.why_not_repeated() or self._persistence.run_state.position.why_not_again()
         if why_not is None and plan.left_out and not data.one_step_a_window:
             why_not = "several steps are taken on one batch, so that none can be left out by itself"
@@ -146,7 +145,7 @@ class Repeats:
         if self._ranks.any(why_not is not None):
             self._explain(record, why_not or "another rank cannot rewind its data")
             return None
-        target = self._target(min(plan.onset, *plan.left_out) if plan.left_out else plan.onset, before)
+        target = self._target(plan.begins, min(before, plan.begins))
         step = -1 if target is None else target.step
         if self._ranks.any(target is None) or not self._ranks.same(step):
             self._explain(
