@@ -1,6 +1,5 @@
 """`TrainingRecovery(repeat=True)`: steps that a return undoes are taken once more, and the run is where it would be."""
 
-import json
 import random
 
 import numpy as np
@@ -295,8 +294,9 @@ def test_the_log_shows_each_step_once_with_the_numbers_of_the_run_that_counts(tm
         step: pytest.approx(loss) for step, loss in expected.items() if step != FAULT_AT
     }
     assert [step for step, skipped in zip(rows["step"], rows["skipped"], strict=True) if skipped] == [FAULT_AT]
-    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    assert [each["action"] for each in events if each["event"] == "rollback"] == ["repeat", "repeat"]
+    returns = [event for event in run.events if event.event == "rollback"]
+    assert [(event.step, event.action) for event in returns] == [(59, "repeat"), (59, "repeat")]
+    assert "without the batches of step 70" in returns[1].summary
 
 
 def test_checkpoints_of_undone_steps_are_evidence(tmp_path):

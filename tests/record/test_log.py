@@ -334,8 +334,8 @@ def test_a_run_that_goes_back_supersedes_its_own_rows(tmp_path):
     with QuietLog(tmp_path) as log:
         for step in range(30):
             log.take(StepRow(step, float(step), loss=1.0))
-        log.event("rollback", 29, "back to step 20")
         log.begin_session()
+        log.event("rollback", 19, "back to step 20")
         for step in range(20, 25):
             log.take(StepRow(step, 100.0 + step, loss=2.0))
     run = load_run(tmp_path)
