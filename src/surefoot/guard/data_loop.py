@@ -38,6 +38,38 @@ class BetweenBatches(Protocol):
         """Count the next step as one that was left out: its batches are drawn."""
 
 
+class DrawnWindows:
+    """Which iterators drew a batch for each step: what one step of the loop consists of."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        """Steps taken on the batches of the window under way."""
+        self._last_steps = 0
+        self._drawn: list[weakref.ref[DrawnBatches]] = []
+        self._last: list[weakref.ref[DrawnBatches]] = []
+
+    def drew(self, drawn: DrawnBatches) -> None:
+        """One of the iterators is about to draw a batch."""
+        self._drawn.append(weakref.ref(drawn))
+
+    def close(self) -> None:
+        """The next batch belongs to another step."""
+        # At the end of the data a window may be short.
+        if len(self._drawn) >= len(self._last) or any(each() is None for each in self._last):
+            self._last = self._drawn
+        self._last_steps = self.steps if self._drawn else 0
+        self._drawn, self.steps = [], 0
+
+    def drawn_by(self) -> list[DrawnBatches]:
+        """The iterators that drew the batches of a whole window, in order; none before the first one."""
+        return [drawn for reference in self._last if (drawn := reference()) is not None]
+
+    @property
+    def have_one_step_each(self) -> bool:
+        """Whether each step has batches of its own, so that a step can be left out with them. Asked inside a step."""
+        return self.steps == 0 and self._last_steps in (0, 1)
+
+
 class DataLoop:
     """Follows the loaders of a run."""
 
@@ -69,9 +101,7 @@ class DataLoop:
             microbatches: how many batches a step takes, where none was taken yet.
         """
         self._repeats, self._microbatches = repeats, microbatches
-        self._window: list[weakref.ref[DrawnBatches]] = []  # who has drawn a batch since the last step
-        self._last_window: list[weakref.ref[DrawnBatches]] = []
-        self._steps, self._last_steps = 0, 0  # steps taken since the last draw between two batches
+        self.windows = DrawnWindows()
         self._run_state, self._saver, self._several_ranks = run_state, saver, several_ranks
         self._quick_streams = QuickStreams() if checkpoints is not None else None
         self.interrupts = StopSignals(checkpoints.signals if checkpoints else ())
@@ -105,7 +135,7 @@ class DataLoop:
     def step_over(self) -> None:
         """All that a step calls for is done."""
         self._drawn, self._stepper = False, threading.get_ident()
-        self._steps += 1
+        self.windows.steps += 1
 
     def before_draw(self, drawn: DrawnBatches) -> bool:
         """The next batch is requested; returns whether this is a moment between two."""
@@ -113,19 +143,15 @@ class DataLoop:
         if between:
             self._between_batches()
         self._drawer, self._drawn = threading.get_ident(), True
-        self._window.append(weakref.ref(drawn))
+        self.windows.drew(drawn)
         return between
 
     def _between_batches(self) -> None:
-        # At the end of the data a window may be short.
-        if len(self._window) >= len(self._last_window) or any(each() is None for each in self._last_window):
-            self._last_window = self._window
-        self._last_steps = self._steps if self._window else 0
-        self._window, self._steps = [], 0
-        if self._repeats is not None and self._in_loop:
+        self.windows.close()
+        if self._repeats is not None and self._stepper in (None, threading.get_ident()):
             self._repeats.go_back()
         self.stop_here()
-        if self._repeats is not None and self._in_loop:
+        if self._repeats is not None and self._stepper in (None, threading.get_ident()):
             self._repeats.take_moment()
 
     def leave_out_steps(self, drawn: DrawnBatches) -> None:
@@ -134,22 +160,16 @@ class DataLoop:
         Raises `StopIteration` where that takes the data to their end.
         """
         repeats = self._repeats
-        while repeats is not None and self._in_loop and repeats.leaves_out_next():
+        while repeats is not None and self._stepper in (None, threading.get_ident()) and repeats.leaves_out_next():
             left = 0
             try:
-                for owner in [reference() for reference in self._last_window] or [drawn] * self._microbatches:
-                    if owner is not None:
-                        self.draw(owner.batches, between=False)
-                        left += 1
+                for owner in self.windows.drawn_by() or [drawn] * self._microbatches:
+                    self.draw(owner.batches, between=False)
+                    left += 1
             finally:
                 if left:
                     repeats.leave_out()
             self.before_draw(drawn)
-
-    @property
-    def _in_loop(self) -> bool:
-        """Whether batches are drawn in the thread that trains, and not ahead of it."""
-        return self._stepper in (None, threading.get_ident())
 
     def why_not_repeated(self) -> str | None:
         """Why steps cannot be repeated as the loop draws its batches; `None` if they can."""
@@ -158,12 +178,6 @@ class DataLoop:
         if self._drawer != threading.get_ident():
             return "batches are drawn in another thread, ahead of the one that trains"
         return None
-
-    @property
-    def one_step_a_window(self) -> bool:
-        """Whether each step has batches of its own, so that a step can be left out with them."""
-        steps = self._steps + 1  # the one under way
-        return steps == 1 and self._last_steps in (0, 1)
 
     def draw(self, batches: Iterator[Any], between: bool) -> Any:
         """The next batch. A stop signal that comes while it is waited for is acted upon as if it had come before."""

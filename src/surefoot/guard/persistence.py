@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from surefoot.errors import UsageError
@@ -139,6 +140,26 @@ class EarlierWeights:
         return self.ring is not None and self.ring.take_back()
 
 
+@dataclass(frozen=True)
+class LoopHooks:
+    """What a run calls in the course of its loop."""
+
+    on_draw: Callable[[Any], None] | None
+    """Called with each batch that was drawn from `resume`."""
+    on_stop_point: Callable[[], None]
+    """Called where the run can stop; saves and exits if it was asked to."""
+    on_begin: Callable[[], Callable[[int], None]]
+    """Called before the first batch of a loop; what it returns is called at the end of the data."""
+    on_resume: Callable[[int, Path], None] | None
+    """Called with the step and the folder when the run continues from a checkpoint."""
+    leave_out: Callable[[], None]
+    """Counts the next step as one that was left out of a repeat."""
+    on_back: Callable[[int], None] | None
+    """Called with the step that the run has returned to, to repeat those after it."""
+    microbatches: int
+    """How many batches a step takes."""
+
+
 class RunPersistence:
     """Snapshots, checkpoints, data position and signals of one run."""
 
@@ -150,15 +171,8 @@ class RunPersistence:
         recovery: TrainingRecovery | None,
         lag_steps: int,
         ranks: Ranks,
-        *,
-        on_draw: Callable[[Any], None] | None,
-        on_stop_point: Callable[[], None],
-        on_begin: Callable[[], Callable[[int], None]],
-        on_resume: Callable[[int, Path], None] | None,
         history: RunHistory,
-        leave_out: Callable[[], None],
-        on_back: Callable[[int], None] | None,
-        microbatches: int,
+        loop: LoopHooks,
     ) -> None:
         """Look after the run from here on.
 
@@ -169,32 +183,26 @@ class RunPersistence:
             recovery: how often to take snapshots.
             lag_steps: how many steps later the result of a step is read.
             ranks: the processes that train together.
-            on_draw: called with each batch that was drawn from `resume`.
-            on_stop_point: called where the run can stop; saves and exits if it was asked to.
-            on_begin: called before the first batch of a loop; what it returns is called at the end of the data.
-            on_resume: called with the step and the folder when the run continues from a checkpoint.
             history: decides which steps are repeated.
-            leave_out: counts the next step as one that was left out of a repeat.
-            on_back: called with the step that the run has returned to, to repeat those after it.
-            microbatches: how many batches a step takes.
+            loop: what is called in the course of the loop.
         """
-        self.run_state, self.checkpoints, self._on_resume = run_state, checkpoints, on_resume
+        self.run_state, self.checkpoints, self._on_resume = run_state, checkpoints, loop.on_resume
         self.saver = CheckpointSaver(run_state, checkpoints, lag_steps, ranks, owner=self)
         self.weights = EarlierWeights(run_state, trained, checkpoints, recovery, lag_steps, ranks)
         self.repeats: Repeats | None = None
         """Repeats the steps that a return undoes, if that is asked for."""
         if recovery is not None and recovery.repeat:
-            self.repeats = Repeats(self, history, ranks, leave_out=leave_out, on_back=on_back)
+            self.repeats = Repeats(self, history, ranks, leave_out=loop.leave_out, on_back=loop.on_back)
         self.data = DataLoop(
             run_state,
             self.saver,
             checkpoints,
             several_ranks=ranks.several,
-            on_draw=on_draw,
-            on_stop_point=on_stop_point,
-            on_begin=on_begin,
+            on_draw=loop.on_draw,
+            on_stop_point=loop.on_stop_point,
+            on_begin=loop.on_begin,
             repeats=self.repeats,
-            microbatches=microbatches,
+            microbatches=loop.microbatches,
         )
         self._restored = False
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from surefoot.core.random_state import set_streams
-from surefoot.keep.position.data import Place as PlaceInData
-from surefoot.keep.snapshots import Moment, Snapshot
+from surefoot.keep.position.data import DataPlace, place_of, rewind, why_not_again, why_not_back_to
+from surefoot.keep.snapshots import Moment, Snapshot, moments_before, newest_of, write_back
 from surefoot.keep.staging import stage
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ log = logging.getLogger("surefoot")
 
 
 @dataclass(frozen=True)
-class Target:
+class MomentTarget:
     """A moment to return to: a snapshot in memory, or a checkpoint."""
 
     step: int
@@ -61,7 +61,7 @@ class Target:
 class PendingReturn:
     """A return that was decided: the rest of it is done when the next batch is requested."""
 
-    target: Target
+    target: MomentTarget
     plan: RepeatState
 
 
@@ -107,17 +107,17 @@ class Repeats:
         ring, position = self._persistence.weights.ring, self._persistence.run_state.position
         if ring is None or self._results is None or position.pending or not self._history.healthy:
             return
-        step, newest = self._results.steps, ring.newest
-        can_return = position.why_not_again() is None
-        is_left = newest is not None and (
-            newest.moment is None or position.why_not_back_to(newest.moment.place.state) is not None
-        )
-        if ring.is_due(step) or (is_left and can_return):
-            ring.take(step, self._moment if can_return else None)
+        step, newest = self._results.steps, newest_of(ring)
+        if why_not_again(position) is not None:
+            ring.take_if_due(step)
+        elif newest is None or newest.moment is None or why_not_back_to(position, newest.moment.place.state):
+            ring.take(step, self._moment)
+        else:
+            ring.take_if_due(step, self._moment)
 
     def _moment(self, place: Place) -> Moment:
         state = self._persistence.run_state
-        return Moment(stage(state.gather_moment(), place), state.position.place())
+        return Moment(stage(state.gather_moment(), place), place_of(state.position))
 
     def leaves_out_next(self) -> bool:
         """Whether the batches of the next step are to be left out."""
@@ -138,8 +138,8 @@ class Repeats:
         plan = budgets.plan_repeat(decision, record.signals.step, results.steps, oldest, self._history.history)
         if plan is None:
             return None
-        why_not = data.why_not_repeated() or self._persistence.run_state.position.why_not_again()
-        if why_not is None and plan.left_out and not data.one_step_a_window:
+        why_not = data.why_not_repeated() or why_not_again(self._persistence.run_state.position)
+        if why_not is None and plan.left_out and not data.windows.have_one_step_each:
             why_not = "several steps are taken on one batch, so that none can be left out by itself"
         # Every rank gets here, and none may go back alone.
         if self._ranks.any(why_not is not None):
@@ -159,25 +159,25 @@ class Repeats:
         without = f" without the batches of {_steps(plan.left_out)}" if plan.left_out else ""
         return f"{target.where}; steps {target.step} to {results.steps - 1} are repeated{without}"
 
-    def _target(self, onset: int, before: int) -> Target | None:
+    def _target(self, onset: int, before: int) -> MomentTarget | None:
         """The newest moment that is old enough; a younger one, still before the trouble, if there is no other."""
         position, ring = self._persistence.run_state.position, self._persistence.weights.ring
         in_memory = [
-            Target(each.step, each, None)
-            for each in (ring.moments_before(onset) if ring is not None else [])
-            if each.moment is not None and position.why_not_back_to(each.moment.place.state) is None
+            MomentTarget(each.step, each, None)
+            for each in (moments_before(ring, onset) if ring is not None else [])
+            if each.moment is not None and why_not_back_to(position, each.moment.place.state) is None
         ]
         old_enough = [each for each in in_memory if each.step <= before]
         if not self._ranks.any(not old_enough):
             return old_enough[0]
         return self._saved(before) or next(iter(in_memory), None)
 
-    def _saved(self, before: int) -> Target | None:
+    def _saved(self, before: int) -> MomentTarget | None:
         """The newest good checkpoint that is old enough, and whose place in the data can be returned to."""
         position = self._persistence.run_state.position
         for step, tree in self._persistence.weights.good_checkpoints(before):
-            if not self._ranks.any(position.why_not_back_to(tree["data"]) is not None):
-                return Target(step, None, tree)
+            if not self._ranks.any(why_not_back_to(position, tree["data"]) is not None):
+                return MomentTarget(step, None, tree)
         return None
 
     def _explain(self, record: StepRecord, why_not: str) -> None:
@@ -187,10 +187,10 @@ class Repeats:
             f"a return goes back to earlier weights and repeats no steps: {why_not}",
         )
 
-    def _write_weights(self, target: Target) -> None:
+    def _write_weights(self, target: MomentTarget) -> None:
         weights = self._persistence.weights
         if target.snapshot is not None and weights.ring is not None:
-            weights.ring.write_back(target.snapshot)
+            write_back(weights.ring, target.snapshot)
         elif target.tree is not None:
             weights.load_weights(target.tree)
 
@@ -209,15 +209,16 @@ class Repeats:
             self._put_back(moment.rest, moment.place)
         elif target.tree is not None:
             self._load_checkpoint(target.tree)
-        self._history.gone_back(target.step, reached, counts, by_kind, pending.plan)
+        _count_anew(self._history, target.step, reached, counts, by_kind)
+        self._history.budgets.repeat_state = pending.plan._replace(until=max(pending.plan.until, reached))
         if self._on_back is not None:
             self._on_back(target.step)
 
-    def _put_back(self, rest: Staged, place: PlaceInData) -> None:
+    def _put_back(self, rest: Staged, place: DataPlace) -> None:
         tree: MomentTree = rest.tree
         state = self._persistence.run_state
         state.load_moment(tree)
-        state.position.rewind(place)
+        rewind(state.position, place)
         set_streams(tree["streams"])
 
     def _load_checkpoint(self, tree: RunTree) -> None:
@@ -226,8 +227,20 @@ class Repeats:
         state.load(tree)
         saved: dict[Any, Any] = tree["data"]["generators"]["saved"]
         generators = {int(entry): each for entry, each in saved.items()}
-        state.position.rewind(PlaceInData(tree["data"], tree["data"]["started"], generators))
+        rewind(state.position, DataPlace(tree["data"], tree["data"]["started"], generators))
         set_streams(tree["streams"])
+
+
+def _count_anew(history: RunHistory, step: int, reached: int, counts: dict[str, int], by_kind: dict[str, int]) -> None:
+    """The run has gone back to `step`, whose state is loaded, and takes the steps up to `reached` once more.
+
+    `counts` and `by_kind` are those of before: what was seen has been seen, and the rest is counted anew.
+    """
+    while history.history and history.history[-1].signals.step >= step:
+        history.history.pop()
+    history.by_kind = by_kind
+    history.counts["alarms"] = counts["alarms"]
+    history.counts["repeated"] = counts.get("repeated", 0) + reached - step
 
 
 def _steps(steps: tuple[int, ...]) -> str:

@@ -437,18 +437,6 @@ class RunHistory:
             log.warning("surefoot: %s%s", incident, last)
         return incident
 
-    def gone_back(self, step: int, reached: int, counts: dict[str, int], by_kind: dict[str, int], plan: Any) -> None:
-        """The run has gone back to `step`, whose state is loaded, and takes the steps up to `reached` once more.
-
-        `counts` and `by_kind` are those of before: what was seen has been seen, and the rest is counted anew.
-        """
-        while self.history and self.history[-1].signals.step >= step:
-            self.history.pop()
-        self.by_kind = by_kind
-        self.counts["alarms"] = counts["alarms"]
-        self.counts["repeated"] = counts.get("repeated", 0) + reached - step
-        self.budgets.repeat_state = plan._replace(until=max(plan.until, reached))
-
     def warn_once(self, signals: Signals, kind: str, summary: str) -> None:
         """Record a warning the first time only."""
         if kind not in self.by_kind:

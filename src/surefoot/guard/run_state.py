@@ -266,20 +266,9 @@ class RunState:
         if parts.scheduler is not None and tree["scheduler"] is not None:
             parts.scheduler.load_state_dict(copy.deepcopy(tree["scheduler"]))
         for name, saved in tree["also"].items():
-            self._load_also(name, saved)
+            _load_also(parts.also[name], saved)
         own = parts.own.settle(cast("LiveStabilizerState", tree["stabilizer"]))
         parts.own.load(copy.deepcopy(own))
-
-    def _load_also(self, name: str, saved: Any) -> None:
-        thing = self.parts.also[name]
-        if is_stabilizer(thing):
-            other, saved = run_state_of(thing), {**saved, "also": dict(saved["also"])}
-            other.settle(saved)
-            other.load(copy.deepcopy(saved))
-        elif isinstance(thing, torch.optim.Optimizer):
-            load_optimizer(thing, saved)
-        else:
-            thing.load_state_dict(copy.deepcopy(saved))
 
     def to_put_back(self) -> LoadedTree:
         """What `load` is given when it failed before: the state of all that surefoot and torch know how to read.
@@ -379,6 +368,18 @@ def full_state(thing: Any) -> Any:
     if is_stabilizer(thing):
         return run_state_of(thing).gather()
     return thing.state_dict() if has_state(thing) else as_plain(thing)
+
+
+def _load_also(thing: Any, saved: Any) -> None:
+    """Load all of a thing that is saved with a run, from a moment that may be returned to once more."""
+    if is_stabilizer(thing):
+        other, saved = run_state_of(thing), {**saved, "also": dict(saved["also"])}
+        other.settle(saved)
+        other.load(copy.deepcopy(saved))
+    elif isinstance(thing, torch.optim.Optimizer):
+        load_optimizer(thing, saved)
+    else:
+        thing.load_state_dict(copy.deepcopy(saved))
 
 
 def _is_scheduler(thing: Any) -> bool:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from surefoot.keep.position.data import Place as PlaceInData
+    from surefoot.keep.position.data import DataPlace
 
 UNUSUAL = 2.0
 """How many times further than usual the weights must have moved, all together, to be damaged rather than trained …"""
@@ -232,7 +232,7 @@ class Moment(NamedTuple):
 
     rest: Staged
     """Settings of the optimizer, schedule, what is saved with the run, the stabilizer's own state, random streams."""
-    place: PlaceInData
+    place: DataPlace
     """The place in the data."""
 
 
@@ -256,19 +256,10 @@ class SnapshotRing:
         """The steps of the kept states, oldest first."""
         return [snapshot.step for snapshot in self._kept]
 
-    def take_if_due(self, step: int) -> None:
+    def take_if_due(self, step: int, moment: Callable[[Place], Moment] | None = None) -> None:
         """Copy the state before `step` if it is time to. Call when the run is healthy."""
-        if self.is_due(step):
-            self.take(step)
-
-    def is_due(self, step: int) -> bool:
-        """Whether it is time to copy the state."""
-        return not self._kept or step - self._kept[-1].step >= self._every
-
-    @property
-    def newest(self) -> Snapshot | None:
-        """The last one that was taken."""
-        return self._kept[-1] if self._kept else None
+        if not self._kept or step - self._kept[-1].step >= self._every:
+            self.take(step, moment)
 
     def take(self, step: int, moment: Callable[[Place], Moment] | None = None) -> None:
         """Copy the state before `step`, in the memory of the oldest one when there are enough.
@@ -356,19 +347,6 @@ class SnapshotRing:
         self._state.put_back(chosen.staged.tree)
         return chosen.step
 
-    def moments_before(self, step: int) -> list[Snapshot]:
-        """The snapshots that are whole moments, not younger than `step`, newest first."""
-        self._drop_misfits()
-        return [each for each in reversed(self._kept) if each.step <= step and each.moment is not None]
-
-    def write_back(self, snapshot: Snapshot) -> None:
-        """Write a snapshot back. Those that are younger are dropped: they belong to steps that are undone."""
-        self._spare += [each.staged for each in self._kept if each.step > snapshot.step]
-        self._kept = [each for each in self._kept if each.step <= snapshot.step]
-        self._abandoned = self._at_onset = None
-        snapshot.staged.hold_updates()
-        self._state.put_back(snapshot.staged.tree)
-
     def keep_abandoned(self) -> None:
         """Keep the present state aside, to have it back with `take_back`."""
         self._abandoned = stage(self._state.tree())
@@ -408,3 +386,26 @@ def _choose_place(tree: StateTree, keep: int, limit: int | None) -> Place:
     if limit is None:
         limit = int(SHARE_OF_DEVICE * min(map(total_bytes, devices)))
     return "device" if keep * bytes_of(tree) <= limit else "pinned"
+
+
+# ---- whole moments ------------------------------------------------------------------------------------------------
+
+
+def newest_of(ring: SnapshotRing) -> Snapshot | None:
+    """The snapshot that was taken last."""
+    return ring._kept[-1] if ring._kept else None
+
+
+def moments_before(ring: SnapshotRing, step: int) -> list[Snapshot]:
+    """The snapshots that are whole moments, not younger than `step`, newest first."""
+    ring._drop_misfits()
+    return [each for each in reversed(ring._kept) if each.step <= step and each.moment is not None]
+
+
+def write_back(ring: SnapshotRing, snapshot: Snapshot) -> None:
+    """Write a snapshot back. Those that are younger are dropped: they belong to steps that are undone."""
+    ring._spare += [each.staged for each in ring._kept if each.step > snapshot.step]
+    ring._kept = [each for each in ring._kept if each.step <= snapshot.step]
+    ring._abandoned = ring._at_onset = None
+    snapshot.staged.hold_updates()
+    ring._state.put_back(snapshot.staged.tree)

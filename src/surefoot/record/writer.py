@@ -199,25 +199,23 @@ class Writer:
         flushes = [self._flushes.popleft() for _ in range(len(self._flushes))]
         self._ask_sources(closing)
         self.layer_rows = 0
-        *earlier, last = _by_session(self.waiting.popleft() for _ in range(len(self.waiting)))
-        for messages in earlier:
-            self._write(messages, patient=not (closing or flushes))
-            self._disk.begin_session()
-            self._batches.begin_session()
-        self._write(last, patient=not (closing or flushes), closing=closing)
+        sessions = _by_session(self.waiting.popleft() for _ in range(len(self.waiting)))
+        for number, waiting in enumerate(sessions):
+            if number:
+                self._disk.begin_session()
+                self._batches.begin_session()
+            batch, unknown = self._batches.build(waiting)
+            self.count_drop(unknown)
+            ends = closing and number == len(sessions) - 1
+            if self._disk.works:
+                batch = self._batches.with_drops(batch, self.dropped, ends)
+            batch = _redacted(self._batches.with_end(batch, self._error) if ends else batch)
+            if any((batch.steps, batch.layers, batch.histograms, batch.devices, batch.events)):
+                self.count_drop(self._disk.write(batch, patient=not (closing or flushes)))
+                for runner in self._runners:
+                    runner.offer(batch)
         for done in flushes:
             done.set()
-
-    def _write(self, waiting: Iterable[tuple[str, Any]], patient: bool, closing: bool = False) -> None:
-        batch, unknown = self._batches.build(waiting)
-        self.count_drop(unknown)
-        if self._disk.works:
-            batch = self._batches.with_drops(batch, self.dropped, closing)
-        batch = _redacted(self._batches.with_end(batch, self._error) if closing else batch)
-        if any((batch.steps, batch.layers, batch.histograms, batch.devices, batch.events)):
-            self.count_drop(self._disk.write(batch, patient=patient))
-            for runner in self._runners:
-                runner.offer(batch)
 
     def _ask_sources(self, closing: bool) -> None:
         now = time.monotonic()

@@ -13,7 +13,7 @@ The process's random streams are saved by whoever saves the model. They are set 
 called once the position is reached: after the last of the passes under way is taken up again or, between passes, when
 the next one begins. If nothing was drawn between the end of a pass and the save, that end is where they are set.
 
-A run that returns to an earlier moment goes back in the same process: `place` notes where the data are, and `rewind`
+A run that returns to an earlier moment goes back in the same process: `place_of` notes where the data are, and `rewind`
 goes back there. The loop that draws the batches is the same one, and gets them again. So a place can be returned to as
 long as the loops over the passes that were under way then are still running (`why_not_back_to`).
 
@@ -166,47 +166,6 @@ class DataPosition:
             self._generators.set(mark.generators)
         return same
 
-    # ---- back to an earlier place, in the same process ------------------------------------------------------------
-
-    def place(self) -> Place:
-        """Where the data are now, between two batches."""
-        return Place(self.state_dict(), self._next, self._generators.read())
-
-    def why_not_again(self) -> str | None:
-        """Why the batches under way cannot be drawn once more; `None` if they can."""
-        owners = [owner for each in self._open.values() if (owner := each.owner()) is not None]
-        if self._target is not None or not owners:
-            return "batches are not drawn from `stabilizer.resume(loader)`"
-        return next((reason for owner in owners if (reason := owner.why_not_again()) is not None), None)
-
-    def why_not_back_to(self, state: PositionState) -> str | None:
-        """Why a noted place cannot be returned to; `None` if it can."""
-        if (reason := self.why_not_again()) is not None:
-            return reason
-        then = {saved["number"]: self._drawn_by.get(saved["number"], (lambda: None, 0))[0]() for saved in state["open"]}
-        if not then or None in then.values():
-            return "the loop over the data that was running then has ended"
-        for each in self._open.values():
-            owner = each.owner()
-            if owner is not None and owner not in then.values():
-                return "a loop over the data has begun since"
-        return None
-
-    def rewind(self, place: Place) -> None:
-        """Go back to a noted place: the iterators that are in use give the batches after it once more.
-
-        The random streams of the process are left wherever that takes them.
-        """
-        state, self._open, self._streams_at_end = place.state, {}, None
-        for saved in state["open"]:
-            find, epoch = self._drawn_by[saved["number"]]
-            owner = find()
-            assert owner is not None
-            current, loader = owner.take_up_again(saved, epoch)
-            self._open[saved["number"]] = _Open(current, owner, loader)
-        self._next, self._started = place.next, state["started"]
-        self._generators.set(place.generators)
-
     # ---- called by the iterators ----------------------------------------------------------------------------------
 
     def left(self, offset: int, length: int) -> int:
@@ -275,7 +234,7 @@ class DataPosition:
             after_positioning()
 
 
-class Place(NamedTuple):
+class DataPlace(NamedTuple):
     """A position that can be returned to in the same process."""
 
     state: PositionState
@@ -412,3 +371,48 @@ class _Open:
         """The state of a loader that has one of its own."""
         loader = self._loader()
         return None if loader is None else plain(loader.state_dict(), "state_dict()")
+
+
+# ---- back to an earlier place, in the same process ----------------------------------------------------------------
+
+
+def place_of(position: DataPosition) -> DataPlace:
+    """Where the data are now, between two batches."""
+    return DataPlace(position.state_dict(), position._next, position._generators.read())
+
+
+def why_not_again(position: DataPosition) -> str | None:
+    """Why the batches under way cannot be drawn once more; `None` if they can."""
+    owners = [owner for each in position._open.values() if (owner := each.owner()) is not None]
+    if position.pending or not owners:
+        return "batches are not drawn from `stabilizer.resume(loader)`"
+    return next((reason for owner in owners if (reason := owner.why_not_again()) is not None), None)
+
+
+def why_not_back_to(position: DataPosition, state: PositionState) -> str | None:
+    """Why a noted place cannot be returned to; `None` if it can."""
+    if (reason := why_not_again(position)) is not None:
+        return reason
+    drawn_by = position._drawn_by
+    then = [drawn_by[saved["number"]][0]() if saved["number"] in drawn_by else None for saved in state["open"]]
+    if not then or None in then:
+        return "the loop over the data that was running then has ended"
+    if any((owner := each.owner()) is not None and owner not in then for each in position._open.values()):
+        return "a loop over the data has begun since"
+    return None
+
+
+def rewind(position: DataPosition, place: DataPlace) -> None:
+    """Go back to a noted place: the iterators that are in use give the batches after it once more.
+
+    The random streams of the process are left wherever that takes them.
+    """
+    state, position._open, position._streams_at_end = place.state, {}, None
+    for saved in state["open"]:
+        find, epoch = position._drawn_by[saved["number"]]
+        owner = find()
+        assert owner is not None
+        current, loader = owner.take_up_again(saved, epoch)
+        position._open[saved["number"]] = _Open(current, owner, loader)
+    position._next, position._started = place.next, state["started"]
+    position._generators.set(place.generators)
