@@ -215,6 +215,20 @@ class EpochLoop(Loop):
             yield from self.stabilizer.resume(self.loader)
 
 
+def test_a_loop_that_is_left_at_a_return_goes_on_with_the_weights_returned_to():
+    loop = Loop(once(ACCIDENTS["a NaN weight"])).guarded()
+    for _ in range(2):
+        for x, y in loop.stabilizer.resume(loop.loader, epochs=2):
+            loop.tamper(loop, loop.stabilizer.steps, x, y)
+            loop.stabilizer.backward(loop.loss(x, y))
+            loop.stabilizer.step()
+            if loop.stabilizer.steps == FAULT_AT + 1:
+                break
+    assert loop.actions == ["repeat"]
+    assert loop.stabilizer.steps == FAULT_AT + 1 + 2 * PASS
+    assert all(bool(each.isfinite().all()) for each in loop.model.parameters())
+
+
 def test_in_a_loop_over_epochs_the_steps_of_the_epoch_are_repeated(clean):
     loop = EpochLoop(once(ACCIDENTS["a layer times -20"])).guarded().run()
     assert loop.actions == ["repeat"]

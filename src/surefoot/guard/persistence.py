@@ -250,6 +250,8 @@ class RunPersistence:
             )
         self.checkpoints.check_owner(self)
         self._restored = True
+        if self.repeats is not None:
+            self.repeats.forget()
         self.saver.forget_due()
         write_copies(self.checkpoints.folder)
         self.weights.selector.check_that_all_save()

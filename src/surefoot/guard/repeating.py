@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from surefoot.guard.run_history import RunHistory
     from surefoot.guard.run_state import MomentTree, RunTree
     from surefoot.guard.step_results import StepResults
+    from surefoot.keep.position.data import PositionState
     from surefoot.keep.staging import Place, Staged
     from surefoot.types import Decision, StepRecord
 
@@ -49,6 +50,14 @@ class MomentTarget:
     step: int
     snapshot: Snapshot | None
     tree: RunTree | None
+
+    @property
+    def data(self) -> PositionState:
+        """The place in the data."""
+        if self.snapshot is not None and self.snapshot.moment is not None:
+            return self.snapshot.moment.place.state
+        assert self.tree is not None
+        return self.tree["data"]
 
     @property
     def where(self) -> str:
@@ -99,6 +108,10 @@ class Repeats:
     def is_returning(self) -> bool:
         """Whether a return was decided, and the next batch has not been requested yet."""
         return self._pending is not None
+
+    def forget(self) -> None:
+        """A checkpoint is loaded: a return that was decided before is not made."""
+        self._pending = None
 
     # ---- between two batches ----------------------------------------------------------------------------------------
 
@@ -200,6 +213,9 @@ class Repeats:
         if pending is None or self._results is None:
             return
         target, reached = pending.target, self._results.steps
+        if why_not_back_to(self._persistence.run_state.position, target.data) is not None:
+            self._history.budgets.give_up_repeat()  # the loop was left, and another one draws: the weights are back
+            return
         self._persistence.undo_saves(target.step)  # the loop may have saved since
         counts, by_kind = dict(self._history.counts), dict(self._history.by_kind)
         if target.snapshot is not None and target.snapshot.moment is not None:
